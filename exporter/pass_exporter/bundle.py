@@ -1,0 +1,139 @@
+"""The files of a bundle beside the trunk: tails, tokenizer, manifest."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx_ir as ir
+from transformers import PreTrainedTokenizerFast
+
+from pass_exporter.families import Geometry
+from pass_exporter.graph import OPSET
+from pass_exporter.load import LoadedModel
+from pass_exporter.lookahead import Lookahead
+from pass_exporter.registry import Source
+from pass_exporter.tail import build_tail
+from pass_runtime import chat, noise
+from pass_runtime.manifest import (
+    FILE_NAME,
+    FileInfo,
+    Graph,
+    LookaheadInfo,
+    Manifest,
+    ModelInfo,
+    NoiseInfo,
+    PlanInfo,
+    Tensor,
+    file_info,
+)
+from pass_runtime.plan import Plan, bundle_plans
+from pass_runtime.sampling import SAMPLERS, Sampler
+
+NOISE_FILE = "tail.noise.data"
+RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "onnxruntime", "tokenizers")
+
+
+def write_tails(directory: Path, lookahead: int, vocab_size: int) -> tuple[PlanInfo, ...]:
+    """tail.<plan>.<sampler>.onnx for every plan; the random tables are in one file that all sampling tails share."""
+    tables = noise.noise_tables(vocab_size)
+    with (directory / NOISE_FILE).open("wb") as file:
+        for table in tables:
+            file.write(table.astype("<i4").tobytes())
+    return tuple(_write_plan(directory, plan, after, vocab_size) for plan, after in bundle_plans(lookahead))
+
+
+def _write_plan(directory: Path, plan: Plan, after: Plan, vocab_size: int) -> PlanInfo:
+    tails: dict[Sampler, Graph] = {}
+    for sampler in SAMPLERS:
+        model = build_tail(plan, after, sampler, vocab_size)
+        _share_noise_tables(model, directory)
+        name = f"tail.{plan.name}.{sampler}.onnx"
+        ir.save(model, directory / name)
+        tails[sampler] = graph_info(model, name)
+    return PlanInfo(name=plan.name, drafts=plan.drafts, groups=plan.groups, next=after.name, tails=tails)
+
+
+def _share_noise_tables(model: ir.Model, directory: Path) -> None:
+    offset = 0
+    for index in (1, 2):
+        value = model.graph.initializers.get(f"noise_table_{index}")
+        if value is None:
+            return
+        tensor = value.const_value
+        assert tensor is not None
+        value.const_value = ir.ExternalTensor(
+            NOISE_FILE, offset, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name, base_dir=directory
+        )
+        offset += tensor.nbytes
+
+
+def graph_info(model: ir.Model, file: str) -> Graph:
+    """The manifest's description of a graph's inputs and outputs."""
+    return Graph(
+        file=file,
+        inputs=tuple(_tensor(value) for value in model.graph.inputs),
+        outputs=tuple(_tensor(value) for value in model.graph.outputs),
+    )
+
+
+def _tensor(value: ir.Value) -> Tensor:
+    assert value.name is not None and value.dtype is not None and value.shape is not None
+    shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
+    return Tensor.model_validate({"name": value.name, "dtype": value.dtype.numpy().name, "shape": shape})
+
+
+def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """tokenizer.json, and the chat template where the model has one."""
+    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
+    if tokenizer.chat_template:
+        template = tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("default") or next(iter(template.values()))
+        (directory / chat.FILE_NAME).write_text(template, encoding="utf-8")
+
+
+def write_manifest(
+    directory: Path, source: Source, loaded: LoadedModel, lookahead: Lookahead, trunk: Graph, plans: tuple[PlanInfo, ...]
+) -> Manifest:
+    """pass_config.json, last: it carries the hash of every other file."""
+    manifest = Manifest(
+        format="pass-bundle",
+        version=1,
+        opset=OPSET,
+        model=_model_info(source, loaded),
+        lookahead=LookaheadInfo(
+            length=len(lookahead.embeddings), trained=lookahead.trained, source=lookahead.source
+        ),
+        trunk=trunk,
+        plans=plans,
+        noise=NoiseInfo(scheme=noise.SCHEME, block=noise.BLOCK, bits=noise.BITS),
+        files=_hash_files(directory),
+        tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},
+    )
+    (directory / FILE_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def _model_info(source: Source, loaded: LoadedModel) -> ModelInfo:
+    sizes: Geometry = loaded.geometry
+    return ModelInfo(
+        name=source.name,
+        source=source.description,
+        family=loaded.model.config.model_type,
+        dtype="float16" if loaded.model.dtype.itemsize == 2 else "float32",
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.hidden_size,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        max_capacity=sizes.max_capacity,
+        bos_token_id=loaded.tokenizer.bos_token_id,
+        eos_token_ids=loaded.eos_token_ids,
+    )
+
+
+def _hash_files(directory: Path) -> dict[str, FileInfo]:
+    return {path.name: file_info(path) for path in sorted(directory.iterdir()) if path.name != FILE_NAME}

@@ -1,0 +1,35 @@
+"""What an export is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pass_runtime.errors import PassError
+from pass_runtime.plan import MAX_LOOKAHEAD
+
+Dtype = Literal["fp32", "fp16"]
+DTYPES: tuple[Dtype, ...] = ("fp32", "fp16")
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """model: registry name, hub id, local directory or .gguf file. lookahead: L, the most drafts per round.
+
+    lookahead_weights: a safetensors file with `lookahead` [>=L, hidden]; None takes the untrained baseline.
+    output: the bundle directory; None names it after the model. force: replace a bundle that is there.
+    """
+
+    model: str
+    lookahead: int = 4
+    lookahead_weights: Path | None = None
+    output: Path | None = None
+    dtype: Dtype = "fp32"
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
+            raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
+        if self.dtype not in DTYPES:
+            raise PassError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")

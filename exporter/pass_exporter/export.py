@@ -1,0 +1,81 @@
+"""One export, start to end: load, trace, write, check."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pass_exporter import bundle as files
+from pass_exporter.config import ExportConfig
+from pass_exporter.graph import save
+from pass_exporter.load import LoadedModel, load_model
+from pass_exporter.lookahead import Lookahead, mean_embedding, read_lookahead
+from pass_exporter.registry import models_directory, resolve
+from pass_exporter.staging import staged_directory
+from pass_exporter.trunk import trace_trunk
+from pass_exporter.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
+from pass_runtime.lossless import Difference
+from pass_runtime.manifest import Manifest
+
+TRUNK_FILE = "trunk.onnx"
+
+
+class Progress(Protocol):
+    """Told when a phase starts; `step(done, total)` inside a phase whose length is known."""
+
+    def phase(self, name: str) -> Callable[[int, int], None]: ...
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written and what the checks found."""
+
+    output: Path
+    manifest: Manifest
+    relative_error: float
+    relative_error_limit: float
+    greedy_tokens: int
+    near_tie: Difference | None
+
+
+def export(config: ExportConfig, progress: Progress) -> ExportReport:
+    """Write a bundle and check it. Raises PassError and leaves nothing behind where anything is wrong."""
+    progress.phase("finding the model")
+    source = resolve(config.model)
+    output = config.output or Path(f"{source.name}-pass{config.lookahead}")
+    with staged_directory(output, force=config.force) as directory:
+        progress.phase(f"loading {source.name}")
+        loaded = load_model(source, config.dtype)
+        lookahead = _lookahead(config, source.name, loaded)
+        progress.phase("running torch for the check")
+        cases = torch_cases(loaded.model, lookahead.embeddings)
+        progress.phase("tracing the trunk")
+        graph = trace_trunk(loaded.model, lookahead.embeddings)
+        save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
+        trunk = files.graph_info(graph, TRUNK_FILE)
+        progress.phase("writing tails, tokenizer and manifest")
+        plans = files.write_tails(directory, config.lookahead, loaded.geometry.vocab_size)
+        files.write_tokenizer(directory, loaded.tokenizer)
+        manifest = files.write_manifest(directory, source, loaded, lookahead, trunk, plans)
+        del loaded, graph  # the checks hold the weights once more, in ONNX Runtime
+        gc.collect()
+        progress.phase("checking the trunk against torch")
+        error = check_trunk(directory, manifest, cases)
+        progress.phase("checking two-pass against plain decoding")
+        tokens, near_tie = check_greedy(directory)
+    limit = RELATIVE_ERROR_LIMIT[manifest.model.dtype]
+    return ExportReport(output, manifest, error, limit, tokens, near_tie)
+
+
+def _lookahead(config: ExportConfig, name: str, loaded: LoadedModel) -> Lookahead:
+    """The file asked for, else the weights shipped for this model, else the untrained baseline."""
+    path = config.lookahead_weights
+    shipped = models_directory() / name / "lookahead.safetensors"
+    if path is None and shipped.is_file():
+        path = shipped
+    if path is None:
+        return mean_embedding(loaded.model, config.lookahead)
+    return read_lookahead(path, config.lookahead, loaded.geometry.hidden_size)

@@ -1,0 +1,85 @@
+"""Work on ONNX IR graphs that does not depend on what they compute: tidy, save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+OPSET = 24
+"""The opset of every graph in a bundle: it is the contract, not an option."""
+
+EXTERNAL_DATA_THRESHOLD = 1024  # bytes; smaller tensors stay inside the .onnx file
+
+
+def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> None:
+    """Name the symbolic dimensions, store weights as MatMul reads them, drop the tracer's metadata."""
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.shape is not None
+        names = dimensions[value.name or ""]
+        value.shape = ir.Shape([old if new is None else new for old, new in zip(value.shape, names, strict=True)])
+    _pretranspose_weights(model.graph)
+    _drop_metadata(model)
+
+
+def _pretranspose_weights(graph: ir.Graph) -> None:
+    """Replace Transpose(weight [out,in]) by a stored [in,out] weight, transposed lazily while it is written.
+
+    A weight with another reader (tied embeddings) keeps its Transpose: one copy in the file.
+    """
+    for node in list(graph):
+        if node.op_type != "Transpose" or node.inputs[0] is None:
+            continue
+        weight, output = node.inputs[0], node.outputs[0]
+        if not weight.is_initializer() or len(weight.uses()) != 1 or weight.name is None:
+            continue
+        tensor = weight.const_value
+        assert tensor is not None
+        permutation = node.attributes["perm"].as_ints()
+        turned = ir.Value(name=f"{weight.name}.transposed", shape=output.shape, type=weight.type)
+        turned.const_value = ir.LazyTensor(
+            lambda tensor=tensor, permutation=permutation: ir.tensor(
+                np.ascontiguousarray(tensor.numpy().transpose(permutation))
+            ),
+            dtype=tensor.dtype,
+            shape=ir.Shape([tensor.shape[axis] for axis in permutation]),
+            name=turned.name,
+        )
+        output.replace_all_uses_with(turned)
+        graph.remove(node, safe=True)
+        graph.initializers.pop(weight.name)
+        graph.register_initializer(turned)
+
+
+def _drop_metadata(model: ir.Model) -> None:
+    """Stack traces of the exporting machine have no place in a bundle."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in model.graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+        for output in node.outputs:
+            output.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+
+
+def save(model: ir.Model, path: Path, progress: Callable[[int, int], None] | None = None) -> None:
+    """Write `path` and its weights beside it as `<name>.data`; `progress(done, total)` counts tensors."""
+
+    def report(_: ir.TensorProtocol, info: ir.external_data.CallbackInfo) -> None:
+        if progress is not None:
+            progress(info.index + 1, info.total)
+
+    ir.save(
+        model,
+        path,
+        external_data=f"{path.name}.data",
+        size_threshold_bytes=EXTERNAL_DATA_THRESHOLD,
+        callback=report,
+        max_workers=1,  # one tensor in memory at a time
+        alignment=4096,  # page-aligned, so that engines can map the file
+        align_threshold=EXTERNAL_DATA_THRESHOLD,
+    )

@@ -1,0 +1,132 @@
+"""Make a Hugging Face decoder trace to the few standard operators of the trunk.
+
+Every supported family goes through the same four hooks, installed only while the graph is traced:
+
+    attention interface      -> Attention        (opset 24; grouped heads, bool mask)
+    duck-typed KV cache      -> TensorScatter    (opset 24; present = past with the window written at `length`)
+    apply_rotary_pos_emb     -> RotaryEmbedding  (opset 23)
+    *RMSNorm.forward         -> RMSNormalization (opset 23)
+
+TensorRT recognises exactly this pattern as an in-place KV cache with fused attention.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.onnx.ops import symbolic
+from transformers import AttentionInterface, PreTrainedModel
+
+ATTENTION_NAME = "pass_onnx"
+
+
+class ScatterCache:
+    """The part of transformers' `Cache` that a decoder layer calls, over static buffers.
+
+    `keys[i]`, `values[i]`: [B,KVH,S,D]. `update` writes a window [B,KVH,Q,D] at `length` ([B] int64).
+    """
+
+    is_compileable = False
+
+    def __init__(
+        self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], length: torch.Tensor
+    ) -> None:
+        self.keys, self.values, self.length = list(keys), list(values), length
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys[layer_idx] = self._scatter(self.keys[layer_idx], key)
+        self.values[layer_idx] = self._scatter(self.values[layer_idx], value)
+        return self.keys[layer_idx], self.values[layer_idx]
+
+    def _scatter(self, past: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+        return symbolic(
+            "TensorScatter",
+            (past, window, self.length),
+            {"axis": -2, "mode": "linear"},
+            dtype=past.dtype,
+            shape=past.shape,
+            version=24,
+        )
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [B,H,Q,D], key/value [B,KVH,S,D], mask [B,1,Q,S] bool -> [B,Q,H,D]."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = symbolic(
+        "Attention",
+        (query, key, value, mask),
+        {"scale": float(scale)},
+        dtype=query.dtype,
+        shape=query.shape,
+        version=24,
+    )
+    return out.transpose(1, 2), None
+
+
+def _rotary(
+    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """query [B,H,Q,D], key [B,KVH,Q,D]; cos/sin [B,Q,R] with R <= D (partial rotary), halves repeated."""
+    rotated = cos.shape[-1]
+    half_cos, half_sin = cos[..., : rotated // 2], sin[..., : rotated // 2]
+    attributes = {} if rotated == query.shape[-1] else {"rotary_embedding_dim": rotated}
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        return symbolic(
+            "RotaryEmbedding", (x, half_cos, half_sin), attributes, dtype=x.dtype, shape=x.shape, version=23
+        )
+
+    return rotate(query), rotate(key)
+
+
+def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+    epsilon = getattr(self, "variance_epsilon", getattr(self, "eps", 1e-6))
+    # Gemma stores the scale as an offset from one.
+    scale = 1.0 + self.weight if type(self).__name__.startswith("Gemma") else self.weight
+    return symbolic(
+        "RMSNormalization",
+        (x, scale),
+        {"axis": -1, "epsilon": float(epsilon)},
+        dtype=x.dtype,
+        shape=x.shape,
+        version=23,
+    )
+
+
+@contextmanager
+def onnx_hooks(model: PreTrainedModel) -> Iterator[None]:
+    """Patch `model`'s modeling module for the duration of the block, then restore it."""
+    AttentionInterface.register(ATTENTION_NAME, _attention)
+    module = importlib.import_module(type(model).__module__)
+    patched: list[tuple[Any, str, Any]] = [(module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb)]
+    module.apply_rotary_pos_emb = _rotary  # type: ignore[attr-defined]
+    for name in dir(module):
+        if name.endswith("RMSNorm"):
+            norm = getattr(module, name)
+            patched.append((norm, "forward", norm.forward))
+            norm.forward = _rms_norm
+    previous = model.config._attn_implementation
+    model.config._attn_implementation = ATTENTION_NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = previous
+        for owner, name, original in patched:
+            setattr(owner, name, original)

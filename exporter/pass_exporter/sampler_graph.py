@@ -1,0 +1,107 @@
+"""The sampler of `pass_runtime.sampling` as ONNX operators, for the tail graphs.
+
+Only operators that TensorRT-RTX takes: no modulo chains, no bitwise operators, TopK with a constant k.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pass_exporter.tape import GraphTape
+from pass_runtime import noise
+from pass_runtime.sampling import MAX_CANDIDATES, Sampler
+
+F32 = np.float32
+TINY_TEMPERATURE = 1e-30
+"""Temperature 0 inside a sampling graph: logits grow until no noise reaches them, which is argmax."""
+
+
+def sample_rows(
+    op: GraphTape, sampler: Sampler, logits: ir.Value, depth: list[int], vocab_size: int
+) -> ir.Value:
+    """logits [B,R,V], `depth` of each row below the root -> [B,R] int64 tokens for the positions after the rows."""
+    if sampler == "greedy":
+        return op("ArgMax", logits, axis=-1, keepdims=0)
+    scaled = op("Mul", logits, op("Reciprocal", op("Max", _per_request(op, "temperature"), op.const(TINY_TEMPERATURE, F32))))
+    offsets = _offsets(op, depth)
+    if sampler == "sample":
+        drawn = _vocabulary_table_sum(op, offsets, len(depth), vocab_size)
+        return op("ArgMax", op("Sub", scaled, _log_exponential(op, drawn)), axis=-1, keepdims=0)
+    candidates = min(MAX_CANDIDATES, vocab_size)
+    values, ids = op.pair("TopK", scaled, op.const([candidates]), axis=-1)
+    scores = op("Sub", values, _log_exponential(op, _candidate_table_sum(op, ids, offsets, vocab_size)))
+    kept = _kept(op, values, scaled, candidates)
+    winner = op("ArgMax", op("Where", kept, scores, op.const(-np.inf, F32)), axis=-1, keepdims=1)
+    return op("Squeeze", op("GatherElements", ids, winner, axis=2), op.const([2]))
+
+
+def _per_request(op: GraphTape, name: str, dtype: type = np.float32) -> ir.Value:
+    """A [B] input as [B,1,1]."""
+    return op("Unsqueeze", op.input(name, dtype, ["batch"]), op.const([1, 2]))
+
+
+def _offsets(op: GraphTape, depth: list[int]) -> ir.Value:
+    """[B,R,2]: the offsets of the position each row predicts, `length + depth + 1`, out of the request's list."""
+    listed = op.input("noise_offsets", np.int64, ["batch", "positions", 2])
+    length = op("Unsqueeze", op.input("length", np.int64, ["batch"]), op.const([1]))
+    position = op("Add", length, op.const([[d + 1 for d in depth]]))  # [B,R]
+    pairs = op("Concat", *[op("Unsqueeze", position, op.const([2]))] * 2, axis=2)
+    return op("GatherElements", listed, pairs, axis=1)
+
+
+def _tables(op: GraphTape, vocab_size: int) -> list[ir.Value]:
+    """[blocks,8] int32 each, stored once for all tails of a bundle."""
+    tables = noise.noise_tables(vocab_size)
+    return [op.const(table, np.int32, f"noise_table_{i + 1}") for i, table in enumerate(tables)]
+
+
+def _vocabulary_table_sum(op: GraphTape, offsets: ir.Value, rows: int, vocab_size: int) -> ir.Value:
+    """T1[8b + i] + T2[8d + i] for every token i: [B,R,V] int32, read block by block."""
+    blocks = noise.vocabulary_blocks(vocab_size)
+    block = op.const(np.arange(blocks))
+    parts = []
+    for i, table in enumerate(_tables(op, vocab_size)):
+        offset = op("Gather", offsets, op.const([i]), axis=2)  # [B,R,1]
+        parts.append(op("Gather", table, op("Add", block, offset), axis=0))  # [B,R,blocks,8]
+    total = op("Reshape", op("Add", *parts), op.const([-1, rows, blocks * noise.BLOCK]))
+    if vocab_size == blocks * noise.BLOCK:
+        return total
+    return op("Slice", total, op.const([0]), op.const([vocab_size]), op.const([2]))
+
+
+def _candidate_table_sum(op: GraphTape, ids: ir.Value, offsets: ir.Value, vocab_size: int) -> ir.Value:
+    """T1[8b + i] + T2[8d + i] for the tokens `ids` [B,R,K]: [B,R,K] int32."""
+    parts = []
+    for i, table in enumerate(_tables(op, vocab_size)):
+        offset = op("Mul", op("Gather", offsets, op.const([i]), axis=2), op.const(noise.BLOCK))
+        flat = op("Reshape", table, op.const([-1]))
+        parts.append(op("Gather", flat, op("Add", ids, offset), axis=0))
+    return op("Add", *parts)
+
+
+def _log_exponential(op: GraphTape, total: ir.Value) -> ir.Value:
+    """int32 table sums (below 2^31, so they never overflow) -> log E, float32."""
+    modulus = op.const(1 << noise.BITS, np.int32)
+    x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))
+    u = op("Mul", op("Add", op("Cast", x, to=int(ir.DataType.FLOAT)), op.const(0.5, F32)), op.const(noise.SCALE, F32))
+    one, half, third = op.const(1, F32), op.const(0.5, F32), op.const(1 / 3, F32)
+    series = op("Mul", u, op("Add", one, op("Mul", u, op("Add", half, op("Mul", u, third)))))
+    exact = op("Neg", op("Log", op("Sub", one, u)))
+    return op("Log", op("Where", op("Less", u, op.const(noise.SERIES_BELOW, F32)), series, exact))
+
+
+def _kept(op: GraphTape, values: ir.Value, scaled: ir.Value, candidates: int) -> ir.Value:
+    """[B,R,K] bool: top-k, then top-p, over `values` [B,R,K] in falling order."""
+    top_k = _per_request(op, "top_k", np.int64)
+    off = op("Equal", top_k, op.const(0))
+    rank = op.const(np.arange(candidates).reshape(1, 1, -1))
+    in_top_k = op("Less", rank, op("Where", off, op.const(candidates), top_k))
+    top = op("Gather", values, op.const([0]), axis=2)
+    weight = op("Where", in_top_k, op("Exp", op("Sub", values, top)), op.const(0, F32))
+    axis = op.const([2])
+    whole = op("ReduceSum", op("Exp", op("Sub", scaled, top)), axis, keepdims=1)  # the vocabulary, with top-k off
+    total = op("Where", off, whole, op("ReduceSum", weight, axis, keepdims=1))
+    probability = op("Div", weight, total)
+    before = op("CumSum", probability, op.const(2), exclusive=1)
+    return op("And", in_top_k, op("Less", before, _per_request(op, "top_p")))

@@ -1,0 +1,142 @@
+"""The exporter's own checks: the trunk against torch, and two-pass decoding against plain decoding.
+
+The torch side runs transformers' unpatched model, before the trunk is written; the ONNX side runs the written
+files afterwards, when torch's copy of the weights is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from pass_exporter.trunk import Trunk, kv_names
+from pass_runtime.errors import PassError
+from pass_runtime.lossless import Difference, first_difference, run_tokens
+from pass_runtime.manifest import Manifest
+from pass_runtime.ort_engine import open_session
+from pass_runtime.plan import Plan, bundle_plans, prefill_plan
+from pass_runtime.session import GenerateOptions, Session, load
+
+RELATIVE_ERROR_LIMIT = {"float32": 1e-4, "float16": 3e-2}
+"""Largest |onnx - torch| over the largest |torch|, for logits and cache."""
+
+GREEDY_TOKENS = 32
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One window after `length` committed tokens, and what torch made of it.
+
+    past, window: per layer and part (keys first), [1,KVH,length,D] and [1,KVH,Q,D]. logits: [1,Q,V].
+    """
+
+    plan: Plan
+    length: int
+    input_ids: Array
+    past: list[Array]
+    window: list[Array]
+    logits: Array
+
+
+def torch_cases(model: PreTrainedModel, lookahead: torch.Tensor, seed: int = 0) -> list[Case]:
+    """A random window of every plan of the bundle, and one of prefill."""
+    rng = np.random.default_rng(seed)
+    plans = [plan for plan, _ in bundle_plans(len(lookahead))]
+    return [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
+
+
+@torch.no_grad()
+def _torch_case(model: PreTrainedModel, lookahead: torch.Tensor, plan: Plan, rng: np.random.Generator) -> Case:
+    trunk, vocab = Trunk(model, lookahead), model.config.vocab_size
+    length = int(rng.integers(3, 40))
+    cache = DynamicCache()
+    prefix = torch.from_numpy(rng.integers(0, vocab, (1, length)))
+    model.model(input_ids=prefix, past_key_values=cache, use_cache=True)
+    past = _entries(cache, slice(0, length))
+    tokens = rng.integers(0, vocab, plan.width - sum(plan.groups))
+    input_ids = np.concatenate([tokens, plan.lookahead_ids(vocab)])[None].astype(np.int64)
+    committed = np.ones((plan.width, length), np.bool_)
+    hidden = model.model(
+        inputs_embeds=trunk.embed(torch.from_numpy(input_ids)),
+        attention_mask=torch.from_numpy(np.concatenate([committed, plan.window_mask], 1))[None, None],
+        position_ids=torch.from_numpy(length + plan.row_position)[None],
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    logits = model.lm_head(hidden).float().numpy()
+    return Case(plan, length, input_ids, past, _entries(cache, slice(length, None)), logits)
+
+
+def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
+    """Copies of the cache's columns: every layer's keys, then every layer's values."""
+    return [getattr(layer, part)[:, :, columns].numpy().copy() for part in ("keys", "values") for layer in cache.layers]
+
+
+def check_trunk(bundle: Path, manifest: Manifest, cases: Iterable[Case]) -> float:
+    """Run `cases` through trunk.onnx; returns the largest relative error, raises PassError beyond the limit."""
+    session = open_session(bundle / manifest.trunk.file, "cpu")
+    limit = RELATIVE_ERROR_LIMIT[manifest.model.dtype]
+    worst = 0.0
+    for case in cases:
+        error = _relative_error(session, case, manifest.model.layers)
+        if not error <= limit:
+            raise PassError(
+                f"trunk.onnx differs from torch by {error:.2g} (limit {limit:g}) on plan {case.plan.name}; "
+                "this model is not exported correctly, please report it"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def _relative_error(session: ort.InferenceSession, case: Case, layers: int, spare: int = 24) -> float:
+    """The cache is filled with junk behind `length`, which must neither matter nor be lost."""
+    width, length = case.plan.width, case.length
+    capacity = -(-(length + width + spare) // 4) * 4
+    junk = np.random.default_rng(1)
+    feed: dict[str, Array] = {
+        "input_ids": case.input_ids,
+        "row_position": case.plan.row_position,
+        "window_mask": case.plan.window_mask,
+        "length": np.array([length]),
+        "logit_rows": np.arange(width),
+    }
+    for name, past in zip(kv_names("past", layers), case.past, strict=True):
+        shape = (*past.shape[:2], capacity, past.shape[3])
+        feed[name] = junk.standard_normal(shape, np.float32).astype(past.dtype)
+        feed[name][:, :, :length] = past
+    logits, *present = session.run(None, feed)
+    errors = [_error(logits, case.logits)]
+    for name, after, window in zip(kv_names("past", layers), present, case.window, strict=True):
+        expected = feed[name].copy()
+        expected[:, :, length : length + width] = window
+        errors.append(_error(after, expected))
+    return max(errors)
+
+
+def _error(actual: Array, expected: Array) -> float:
+    difference = np.abs(actual.astype(np.float32) - expected.astype(np.float32)).max()
+    return float(difference / max(np.abs(expected.astype(np.float32)).max(), 1e-6))
+
+
+def check_greedy(bundle: Path) -> tuple[int, Difference | None]:
+    """Greedy text in `ar` and `two-pass`: the number of tokens compared, and a near-tie if they part at one."""
+    session: Session = load(bundle, "cpu", verify=False)
+    prompt = session.encode("The quick brown fox jumps over")
+    options = [
+        GenerateOptions(max_new_tokens=GREEDY_TOKENS, plan=plan, ignore_eos=True) for plan in ("ar", "two-pass")
+    ]
+    plain, fast = (run_tokens(session, prompt, option).token_ids for option in options)
+    difference = first_difference(session, prompt, options[0], plain, fast)
+    if difference is not None and not difference.is_near_tie:
+        raise PassError(f"two-pass decoding differs from plain decoding at {difference}; please report it")
+    return len(plain) if difference is None else difference.index, difference

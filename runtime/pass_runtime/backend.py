@@ -1,0 +1,124 @@
+"""What an engine must do for the decoding loop. The base class checks, a subclass computes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pass_runtime.errors import PassError
+from pass_runtime.noise import noise_offsets
+from pass_runtime.plan import Plan
+from pass_runtime.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """How engines differ, as data.
+
+    capacities: KV capacities S in rising order; a sequence starts in the smallest that fits and grows.
+    prefill_widths: chunk widths Q in falling order, ending in 1.
+    """
+
+    device: str
+    vocab_size: int
+    capacities: tuple[int, ...]
+    prefill_widths: tuple[int, ...]
+
+    @property
+    def max_capacity(self) -> int:
+        return self.capacities[-1]
+
+
+class Backend(ABC):
+    """One sequence on one device: its KV cache, its window, and the two kinds of graphs."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        self.capacity = 0
+        self.cached: list[int] = []
+        """The tokens whose K/V are in the cache."""
+        self.root = 0
+        """The newest token, not yet in the cache."""
+        self.owner: object = None
+        """Whoever began the current request: a later request takes the cache away from an earlier one."""
+
+    @property
+    def length(self) -> int:
+        """Valid KV entries, which is also the position of the root."""
+        return len(self.cached)
+
+    def begin(self, owner: object, params: SamplingParams, *, keep: int = 0) -> None:
+        """Start a request, keeping the first `keep` entries of the cache."""
+        if keep > self.length:
+            raise ValueError(f"cannot keep {keep} of {self.length} cached entries")
+        self.owner = owner
+        del self.cached[keep:]
+        self._begin(params, noise_offsets(params.seed, self._positions()))
+
+    def _positions(self) -> npt.NDArray[np.int64]:
+        """Every position a window can reach: the last row of the last window predicts one past its own."""
+        return np.arange(self.capabilities.max_capacity + 1, dtype=np.int64)
+
+    def fits(self, width: int) -> bool:
+        """Whether a window of `width` rows fits behind the committed entries, after growing if need be."""
+        return self.length + width <= self.capabilities.max_capacity
+
+    def reserve(self, width: int) -> None:
+        """Make room for a window of `width` rows, growing to the next capacity if need be."""
+        needed = self.length + width
+        if needed > self.capabilities.max_capacity:
+            raise PassError(f"{needed} tokens do not fit the KV capacity of {self.capabilities.max_capacity}")
+        if needed > self.capacity:
+            self.capacity = next(size for size in self.capabilities.capacities if size >= needed)
+            self._grow(self.capacity)
+
+    def prefill(self, tokens: Sequence[int], width: int) -> None:
+        """Write the K/V of `tokens` in a window of `width` rows; rows beyond the tokens are padding."""
+        if not 0 < len(tokens) <= width:
+            raise ValueError(f"{len(tokens)} tokens in a window of {width}")
+        self.reserve(width)
+        self._prefill(tokens, width)
+        self.cached += tokens
+
+    def enter(self, plan: Plan) -> None:
+        """Lay out the window of `plan` at the root; a plan with drafts is entered through the plan that drafts them."""
+        if plan.drafts:
+            raise ValueError(f"{plan.name} cannot be entered without drafts")
+        ids = np.concatenate([[self.root], plan.lookahead_ids(self.capabilities.vocab_size)]).astype(np.int64)
+        self._enter(ids)
+
+    def step(self, plan: Plan) -> list[int]:
+        """Run trunk and tail once; returns the tokens emitted. The next plan's window is in place afterwards."""
+        self.reserve(plan.width)
+        emitted = self._step(plan)
+        self.cached += [self.root, *emitted[:-1]]
+        self.root = emitted[-1]
+        return emitted
+
+    @abstractmethod
+    def _begin(self, params: SamplingParams, offsets: npt.NDArray[np.int64]) -> None:
+        """Take the request's sampling parameters and its noise offsets [N,2]."""
+
+    @abstractmethod
+    def _grow(self, capacity: int) -> None:
+        """Move the first `self.length` entries of the cache into buffers of `capacity`."""
+
+    @abstractmethod
+    def _prefill(self, tokens: Sequence[int], width: int) -> None:
+        """Run the trunk over a causal window of `tokens`, padded to `width`."""
+
+    @abstractmethod
+    def _enter(self, ids: npt.NDArray[np.int64]) -> None:
+        """Write the window `ids` [Q] and the length."""
+
+    @abstractmethod
+    def _step(self, plan: Plan) -> list[int]:
+        """Run trunk and tail of `plan` on the window in place; returns the emitted tokens."""
+
+    @abstractmethod
+    def last_logits(self) -> npt.NDArray[np.float32]:
+        """[R,V] logits of the last plain autoregressive pass, on the host. For checks, not for the loop."""

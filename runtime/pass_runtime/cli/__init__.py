@@ -1,0 +1,1 @@
+"""pass-run: the command line of the runtime."""

@@ -1,0 +1,42 @@
+"""How commands end: one line on stderr and status 2 for what the user can mend, 130 for Ctrl-C."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec, TypeVar
+
+import click
+
+from pass_runtime.errors import PassError
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Decorator for command functions."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except PassError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+        except BrokenPipeError:
+            _end_quietly()
+
+    return wrapper
+
+
+def _end_quietly() -> NoReturn:
+    """The reader of our output went away (`| head`): nothing is wrong."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)

@@ -1,0 +1,145 @@
+"""The decoding loop: prefill, then a cycle of plans until something says stop. It accepts nothing by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pass_runtime.backend import Backend
+from pass_runtime.errors import PassError
+from pass_runtime.plan import Cycle, Plan, make_cycle
+from pass_runtime.sampling import SamplingParams
+from pass_runtime.stats import Stats
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate. `cycle` decides how fast, never what."""
+
+    prompt_ids: tuple[int, ...]
+    cycle: Cycle
+    sampling: SamplingParams
+    max_new_tokens: int
+    stop_token_ids: frozenset[int]
+    reuse_prefix: bool = False
+
+
+class TokenStream:
+    """One generation; iterating runs it and yields the tokens of each pass (at least one).
+
+    Afterwards `finish_reason` is "stop" (`stop_reason` then holds the token or string), "length", or "cancelled"
+    where the consumer went away early. `token_ids` holds every token kept, a stop token included.
+    """
+
+    def __init__(self, backend: Backend, request: Request) -> None:
+        self._backend, self._request = backend, request
+        self._cycle = request.cycle
+        self._plan: Plan | None = None
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.stats = Stats(
+            plan=request.cycle.name,
+            lookahead=request.cycle.lookahead,
+            prompt_tokens=len(request.prompt_ids),
+        )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        decode_started = None
+        try:
+            self._prefill()
+            decode_started = time.perf_counter()
+            while self.finish_reason is None:
+                tokens = self._cut(self._pass())
+                self.token_ids += tokens
+                self.stats.generated_tokens = len(self.token_ids)
+                self.stats.decode_seconds = time.perf_counter() - decode_started
+                if tokens:
+                    yield tokens
+        finally:
+            self.finish_reason = self.finish_reason or "cancelled"
+
+    def stop(self, reason: int | str, keep: int) -> None:
+        """End here, keeping the first `keep` tokens."""
+        del self.token_ids[keep:]
+        self.finish_reason, self.stop_reason = "stop", reason
+        self.stats.generated_tokens = keep
+
+    def _prefill(self) -> None:
+        """Every prompt token but the last, which is the first root."""
+        started = time.perf_counter()
+        backend, request = self._backend, self._request
+        if len(request.prompt_ids) > backend.capabilities.max_capacity:
+            raise PassError(
+                f"the prompt has {len(request.prompt_ids)} tokens, more than the KV capacity of "
+                f"{backend.capabilities.max_capacity}; shorten it"
+            )
+        prompt, kept = request.prompt_ids, 0
+        if request.reuse_prefix:
+            kept = _common_prefix(backend.cached, prompt[:-1])
+        backend.begin(self, request.sampling, keep=kept)
+        for start, stop, width in _chunks(kept, len(prompt) - 1, backend):
+            backend.prefill(prompt[start:stop], width)
+        backend.root = prompt[-1]
+        self.stats.cached_tokens = kept
+        self.stats.prefill_seconds = time.perf_counter() - started
+
+    def _pass(self) -> list[int]:
+        if self._backend.owner is not self:
+            raise PassError("this generation was ended by a newer one on the same session; load a second session")
+        plan = self._next_plan()
+        if plan is None:
+            self.finish_reason = "length"
+            return []
+        tokens = self._backend.step(plan)
+        self._plan = plan
+        self.stats.record(plan, len(tokens))
+        return tokens
+
+    def _next_plan(self) -> Plan | None:
+        """The cycle's next plan; near the end of the capacity a narrower cycle; None when nothing fits."""
+        plan = self._cycle.after(self._plan) if self._plan else None
+        if plan and self._backend.fits(plan.width):
+            return plan
+        while not self._backend.fits(max(p.width for p in self._cycle.plans)):
+            if self._cycle.lookahead == 0:
+                return None
+            self._cycle = make_cycle(self._cycle.name, self._cycle.lookahead - 1)
+        self._backend.enter(self._cycle.plans[0])
+        return self._cycle.plans[0]
+
+    def _cut(self, tokens: list[int]) -> list[int]:
+        """Up to and including a stop token, and no more than max_new_tokens."""
+        for i, token in enumerate(tokens):
+            if token in self._request.stop_token_ids:
+                self.finish_reason, self.stop_reason = "stop", token
+                tokens = tokens[: i + 1]
+                break
+        room = self._request.max_new_tokens - len(self.token_ids)
+        if len(tokens) > room or (len(tokens) == room and self.finish_reason is None):
+            self.finish_reason, self.stop_reason = "length", None
+        return tokens[:room]
+
+
+def _chunks(start: int, stop: int, backend: Backend) -> Iterator[tuple[int, int, int]]:
+    """Prompt ranges and the window width of each: the widest that is filled, then the narrowest that pads."""
+    while start < stop:
+        remaining = stop - start
+        widths = [w for w in backend.capabilities.prefill_widths if backend.fits(w)]
+        filled = [w for w in widths if w <= remaining]
+        padded = [w for w in widths if w > remaining]
+        width = filled[0] if filled and (filled[0] > 1 or remaining == 1 or not padded) else padded[-1]
+        taken = min(width, remaining)
+        yield start, start + taken, width
+        start += taken
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

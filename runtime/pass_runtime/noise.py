@@ -1,0 +1,80 @@
+"""Random numbers that belong to (seed, position, token id), computable in every engine from two host integers.
+
+Token i is drawn at position n by the exponential race `argmin_i E_i / p_i` with E_i = -log(1 - u_i). The u_i come
+from two baked tables T1, T2 of random 30-bit integers:
+
+    x_i = (T1[8 b + i] + T2[8 d + i]) mod 2^30          u_i = (x_i + 1/2) * 2^-30 * (1 - 2^-24)
+
+where the block offsets (b, d), 16 bits each, are drawn for every position by Philox4x32-10 keyed with the seed.
+Within a position every token reads its own pair of entries, so the noise is independent; two positions share
+their noise only if both offsets agree, which has probability 2^-32. Offsets count blocks of 8 entries so that a
+whole vocabulary of noise is read as rows of 32 bytes: a Gather of single entries costs ONNX Runtime 8 times as
+much. (The factor 1 - 2^-24 keeps u below one in float32.)
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+SCHEME = "block-tables-1"
+BITS = 30
+SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
+SERIES_BELOW = np.float32(2.0**-8)
+"""Below this u, -log(1-u) is summed as u + u^2/2 + u^3/3 (relative error under u^3/4 < 2^-25)."""
+
+BLOCK = 8
+_OFFSETS = 1 << 16
+_TABLE_KEYS = (0x50615353_00000001, 0x50615353_00000002)
+
+Words = npt.NDArray[np.uint32]
+
+
+def philox4x32(counter: Words, key: Words, rounds: int = 10) -> Words:
+    """Philox4x32 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+
+    counter [...,4] uint32, key [...,2] uint32 -> [...,4] uint32.
+    """
+    c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
+    k0, k1 = (key[..., i].astype(np.uint64) for i in range(2))
+    low = np.uint64(0xFFFFFFFF)
+    shift = np.uint64(32)
+    for _ in range(rounds):
+        product0, product1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (product1 >> shift) ^ c1 ^ k0, product1 & low, (product0 >> shift) ^ c3 ^ k1, product0 & low
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+    return np.stack([c0, c1, c2, c3], -1).astype(np.uint32)
+
+
+def _random_words(seed: int, counters: npt.NDArray[np.int64]) -> Words:
+    """[N] counters under a 64-bit seed -> [N,4] uint32."""
+    counter = np.zeros((len(counters), 4), np.uint32)
+    counter[:, 0] = counters & 0xFFFFFFFF
+    counter[:, 1] = counters >> 32
+    key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint32)
+    return philox4x32(counter, key)
+
+
+def vocabulary_blocks(vocab_size: int) -> int:
+    """Blocks of BLOCK entries that cover the vocabulary."""
+    return -(-vocab_size // BLOCK)
+
+
+@lru_cache(maxsize=4)
+def noise_tables(vocab_size: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """T1 and T2, [2^16 - 1 + blocks of the vocabulary, 8] int32 each."""
+    blocks = _OFFSETS - 1 + vocabulary_blocks(vocab_size)
+    first, second = (_table(key, blocks) for key in _TABLE_KEYS)
+    return first, second
+
+
+def _table(key: int, blocks: int) -> npt.NDArray[np.int32]:
+    words = _random_words(key, np.arange(blocks * BLOCK // 4, dtype=np.int64))
+    return (words >> np.uint32(32 - BITS)).astype(np.int32).reshape(blocks, BLOCK)
+
+
+def noise_offsets(seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """[N] absolute positions -> [N,2] int64 block offsets (b, d), all that an engine needs from the host."""
+    return (_random_words(seed, positions)[:, :2] >> np.uint32(16)).astype(np.int64)

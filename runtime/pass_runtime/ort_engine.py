@@ -1,0 +1,69 @@
+"""What every ONNX Runtime part of the toolkit shares: devices, sessions, and named device buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from pass_runtime.errors import PassError
+
+PROVIDERS: Mapping[str, tuple[str, str]] = {
+    # device -> execution provider, OrtValue memory
+    "cpu": ("CPUExecutionProvider", "cpu"),
+    "cuda": ("CUDAExecutionProvider", "cuda"),
+}
+
+
+def choose_device(device: str) -> str:
+    """`auto` is CUDA where this onnxruntime has it, else the CPU."""
+    available = ort.get_available_providers()
+    if device == "auto":
+        return "cuda" if PROVIDERS["cuda"][0] in available else "cpu"
+    if device not in PROVIDERS:
+        raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
+    if PROVIDERS[device][0] not in available:
+        raise PassError(f"this onnxruntime has no {PROVIDERS[device][0]}; run: pip install 'pass-toolkit[gpu]'")
+    return device
+
+
+def open_session(path: Path, device: str, threads: int = 0) -> ort.InferenceSession:
+    """A session on `device`; `threads` 0 lets ONNX Runtime choose."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    try:
+        session = ort.InferenceSession(path, options, providers=[PROVIDERS[device][0]])
+    except Exception as error:  # onnxruntime raises bare classes of its own
+        raise PassError(f"onnxruntime cannot load {path}: {' '.join(str(error).split())}") from None
+    if session.get_providers()[0] != PROVIDERS[device][0]:
+        raise PassError(f"onnxruntime could not start {PROVIDERS[device][0]} (is the GPU visible?); use --device cpu")
+    return session
+
+
+class Buffers:
+    """Named device tensors that several graphs are bound to: the same name and shape is the same memory."""
+
+    def __init__(self, device: str) -> None:
+        self._memory = PROVIDERS[device][1]
+        self._values: dict[tuple[str, tuple[int, ...]], ort.OrtValue] = {}
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> ort.OrtValue:
+        key = (name, shape)
+        if key not in self._values:
+            self._values[key] = self.new(np.zeros(shape, dtype))
+        return self._values[key]
+
+    def put(self, name: str, array: npt.NDArray[Any]) -> ort.OrtValue:
+        """Write `array` into its buffer."""
+        value = self.get(name, array.shape, array.dtype)
+        value.update_inplace(np.ascontiguousarray(array))
+        return value
+
+    def new(self, array: npt.NDArray[Any]) -> ort.OrtValue:
+        """A buffer that nobody finds by name."""
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._memory, 0)

@@ -1,0 +1,138 @@
+"""A loaded bundle: `load(path)`, then `generate`, `generate_ids` or `chat`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from pass_runtime.backend import Backend
+from pass_runtime.chat import ChatTemplate, Message, load_chat_template
+from pass_runtime.errors import PassError
+from pass_runtime.loop import Request, TokenStream
+from pass_runtime.manifest import Manifest, read_manifest, verify_files
+from pass_runtime.ort_backend import OrtBackend
+from pass_runtime.plan import MODES, Cycle, make_cycle
+from pass_runtime.sampling import SamplingParams
+from pass_runtime.text import Generation
+
+TOKENIZER_FILE = "tokenizer.json"
+PLANS = (*MODES, "auto")
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Everything a request may ask for.
+
+    plan: "ar", "two-pass", or "auto" (two-pass where the bundle's look-ahead embeddings are trained, else ar).
+    lookahead: drafts per round, at most the bundle's L (None: all of them; 0: plain decoding).
+    stop: strings that end the text and are not part of it. ignore_eos: go on after an end-of-sequence token.
+    reuse_prefix: keep the K/V that the last request on this session has in common with this one.
+    """
+
+    max_new_tokens: int = 128
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    plan: str = "auto"
+    lookahead: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    reuse_prefix: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise PassError(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
+        if self.plan not in PLANS:
+            raise PassError(f"unknown plan {self.plan!r}: choose one of {', '.join(PLANS)}")
+
+
+class Session:
+    """One model and one sequence at a time: a new request ends the one before it."""
+
+    def __init__(
+        self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer, chat_template: ChatTemplate | None = None
+    ) -> None:
+        self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
+        self.chat_template = chat_template
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids with the tokenizer's own special tokens; an empty text becomes the model's start token."""
+        ids = list(self.tokenizer.encode(text).ids)
+        if ids:
+            return ids
+        model = self.manifest.model
+        start = model.bos_token_id if model.bos_token_id is not None else next(iter(model.eos_token_ids), None)
+        if start is None:
+            raise PassError("the prompt is empty and the model has no start token; give it some text")
+        return [start]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The chat template's prompt for the assistant's next turn."""
+        if self.chat_template is None:
+            raise PassError(f"{self.manifest.model.name} has no chat template; use plain prompts")
+        return list(self.tokenizer.encode(self.chat_template.render(messages), add_special_tokens=False).ids)
+
+    def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
+        """Text for `prompt` (a string, or token ids). Iterate over the result for pieces as they come."""
+        options = options or GenerateOptions()
+        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return Generation(self._start(ids, options), ids, self.tokenizer, options.stop)
+
+    def chat(self, messages: Sequence[Message], options: GenerateOptions | None = None) -> Generation:
+        """The assistant's next turn."""
+        return self.generate(self.encode_chat(messages), options)
+
+    def generate_ids(self, prompt_ids: Sequence[int], options: GenerateOptions | None = None) -> TokenStream:
+        """Tokens without text: iterate for the tokens of each pass. Stop strings need `generate`."""
+        options = options or GenerateOptions()
+        if options.stop:
+            raise PassError("stop strings need text: use generate, or stop token ids")
+        return self._start(list(prompt_ids), options)
+
+    def cycle(self, options: GenerateOptions) -> Cycle:
+        """The decoding mode that `options` ask for on this bundle."""
+        available = self.manifest.lookahead.length
+        lookahead = available if options.lookahead is None else options.lookahead
+        if not 0 <= lookahead <= available:
+            raise PassError(f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with")
+        mode = options.plan
+        if mode == "auto":
+            mode = "two-pass" if self.manifest.lookahead.trained else "ar"
+        return make_cycle(mode, lookahead)
+
+    def _start(self, prompt_ids: list[int], options: GenerateOptions) -> TokenStream:
+        model = self.manifest.model
+        if not prompt_ids:
+            raise PassError("the prompt has no tokens")
+        if bad := [token for token in prompt_ids if not 0 <= token < model.vocab_size]:
+            raise PassError(f"token id {bad[0]} is not in the vocabulary of {model.vocab_size}")
+        request = Request(
+            prompt_ids=tuple(prompt_ids),
+            cycle=self.cycle(options),
+            sampling=options.sampling,
+            max_new_tokens=options.max_new_tokens,
+            stop_token_ids=frozenset() if options.ignore_eos else frozenset(model.eos_token_ids),
+            reuse_prefix=options.reuse_prefix,
+        )
+        return TokenStream(self.backend, request)
+
+
+def load(
+    bundle: str | Path, device: str = "auto", *, threads: int = 0, verify: bool = True
+) -> Session:
+    """Open a bundle. `device`: cpu, cuda or auto; `threads`: 0 lets the engine choose; `verify`: check file hashes.
+
+    Raises PassError where the bundle is not whole, not ours, or of another version.
+    """
+    path = Path(bundle)
+    manifest = read_manifest(path)
+    verify_files(path, manifest, hashes=verify)
+    tokenizer = Tokenizer.from_file(str(path / TOKENIZER_FILE))
+    bos, eos = manifest.model.bos_token_id, manifest.model.eos_token_ids
+    template = load_chat_template(
+        path,
+        bos_token=tokenizer.id_to_token(bos) or "" if bos is not None else "",
+        eos_token=tokenizer.id_to_token(eos[0]) or "" if eos else "",
+    )
+    return Session(manifest, OrtBackend.open(path, manifest, device, threads), tokenizer, template)

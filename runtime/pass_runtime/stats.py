@@ -1,0 +1,95 @@
+"""What a generation did, in the figures that vLLM and AIPerf report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from pass_runtime.plan import Plan
+
+
+@dataclass
+class Stats:
+    """Counts of one generation. A step is a draft/accept decision: a pass whose window holds drafts."""
+
+    plan: str = "ar"
+    lookahead: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    passes: int = 0
+    emitted: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    histogram: Counter[int] = field(default_factory=Counter)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    def record(self, plan: Plan, count: int) -> None:
+        """One trunk pass that emitted `count` tokens (before any cut at a stop or at max_new_tokens)."""
+        self.passes += 1
+        self.emitted += count
+        if plan.drafts:
+            self.steps += 1
+            self.drafted += plan.drafts
+            self.accepted += count - 1
+            self.histogram[count - 1] += 1
+
+    @property
+    def tau(self) -> float:
+        """Tokens emitted per trunk pass, bonus tokens included, draft passes counted."""
+        return self.emitted / self.passes if self.passes else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's definition)."""
+        return 1 + self.accepted / self.steps if self.steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted drafts / drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """[L]: the fraction of steps in which draft i was accepted, for i = 1..L (so it never rises)."""
+        if not self.steps:
+            return []
+        return [
+            sum(times for accepted, times in self.histogram.items() if accepted > i) / self.steps
+            for i in range(self.lookahead)
+        ]
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """[L+1]: steps that accepted exactly 0..L drafts."""
+        return [self.histogram[i] for i in range(self.lookahead + 1)] if self.steps else []
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Generated tokens / seconds from the end of prefill to the last token."""
+        return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure, for JSON."""
+        return {
+            "plan": self.plan,
+            "lookahead": self.lookahead,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "generated_tokens": self.generated_tokens,
+            "passes": self.passes,
+            "tau": self.tau,
+            "steps": self.steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "acceptance_histogram": self.acceptance_histogram,
+            "acceptance_per_position": self.acceptance_per_position,
+            "prefill_seconds": self.prefill_seconds,
+            "decode_seconds": self.decode_seconds,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+        }
