@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sys
@@ -36,6 +37,7 @@ def main(**options: Any) -> None:
     signal.signal(signal.SIGTERM, _interrupt)  # leave nothing half-made then either
     console = Console(stderr=True)
     console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: our progress lines are the only ones
     # torch takes seconds to import: --help and bad options should not wait for it.
     with _Terminal(console) as progress:
         progress.phase("importing torch")

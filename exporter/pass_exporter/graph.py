@@ -7,15 +7,28 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common as passes
+from onnxscript.optimizer import fold_constants
 
 OPSET = 24
 """The opset of every graph in a bundle: it is the contract, not an option."""
 
 EXTERNAL_DATA_THRESHOLD = 1024  # bytes; smaller tensors stay inside the .onnx file
 
+_TIDY = ir.passes.Sequential(
+    passes.IdentityEliminationPass(),
+    passes.RemoveUnusedNodesPass(),
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+    passes.DeduplicateInitializersPass(),
+    passes.CommonSubexpressionEliminationPass(),
+    passes.RemoveUnusedNodesPass(),
+)
+
 
 def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> None:
-    """Name the symbolic dimensions, store weights as MatMul reads them, drop the tracer's metadata."""
+    """Fold constants, name the symbolic dimensions, store weights as MatMul reads them, drop the tracer's metadata."""
+    fold_constants(model, onnx_shape_inference=False)
+    _TIDY(model)
     for value in (*model.graph.inputs, *model.graph.outputs):
         assert value.shape is not None
         names = dimensions[value.name or ""]

@@ -109,7 +109,7 @@ def trace_trunk(model: PreTrainedModel, lookahead: torch.Tensor) -> ir.Model:
             inputs,
             dynamo=True,
             opset_version=OPSET,
-            optimize=True,
+            optimize=False,  # onnxscript's pattern matchers keep the graph, and so the weights, alive; see graph.clean
             verbose=False,
             input_names=[*WINDOW_INPUTS, *kv_names("past", layers)],
             output_names=["logits", *kv_names("present", layers)],

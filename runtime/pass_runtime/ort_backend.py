@@ -110,7 +110,8 @@ class OrtBackend(Backend):
         graph = info.tails[self._params.sampler]
         sizes = {"batch": 1, "positions": self.capabilities.max_capacity + 1}
         shared = {"next_ids": "input_ids", "next_length": "length"}
-        session = open_session(self._bundle / graph.file, self.capabilities.device, threads=0)
+        # One thread: a second pool would spin on the cores that the trunk's next pass needs (it doubled a pass).
+        session = open_session(self._bundle / graph.file, self.capabilities.device, threads=1)
         binding = session.io_binding()
         values: dict[str, ort.OrtValue] = {}
         for tensor in (*graph.inputs, *graph.outputs):

@@ -1,0 +1,194 @@
+"""pass-run bench: plans side by side on the same prompts, in alternation, so that a noisy machine is fair to all."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import onnxruntime as ort
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from pass_runtime.errors import PassError
+from pass_runtime.lossless import first_difference, run_tokens
+from pass_runtime.plan import MODES
+from pass_runtime.sampling import SamplingParams
+from pass_runtime.session import GenerateOptions, Session
+from pass_runtime.stats import Stats
+
+PROMPTS = (
+    "The history of the Roman Empire begins with",
+    "def quicksort(items):\n    ",
+    "To bake a loaf of bread, first",
+    "Photosynthesis is the process by which",
+)
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    sampling: SamplingParams
+    prompts: tuple[str, ...] = ()
+    prompt_file: Path | None = None
+    max_new_tokens: int = 64
+    plans: tuple[str, ...] = ()
+    lookahead: tuple[int, ...] = ()
+    repeat: int = 3
+
+
+@dataclass
+class Contender:
+    """One plan and its measurements: for every round, a `Stats` for every prompt."""
+
+    name: str
+    options: GenerateOptions
+    rounds: list[list[Stats]] = field(default_factory=list)
+    texts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens/s of every round: decoded tokens over decoding seconds, prefill excluded."""
+        return [sum(s.generated_tokens for s in r) / sum(s.decode_seconds for s in r) for r in self.rounds]
+
+    def as_dict(self, baseline: Contender) -> dict[str, Any]:
+        total = sum_stats(self.rounds[0])  # every round decodes the same tokens
+        seconds = [sum(s.decode_seconds for s in r) / sum(s.passes for s in r) for r in self.rounds]
+        return {
+            "plan": self.name,
+            "tokens_per_second": statistics.median(self.rates),
+            "ratio": statistics.median(a / b for a, b in zip(self.rates, baseline.rates, strict=True)),
+            "milliseconds_per_pass": 1e3 * statistics.median(seconds),
+            "tau": total.tau,
+            "mean_acceptance_length": total.mean_acceptance_length,
+            "draft_acceptance_rate": total.draft_acceptance_rate,
+            "acceptance_per_position": total.acceptance_per_position,
+        }
+
+
+def sum_stats(parts: Sequence[Stats]) -> Stats:
+    """The counts of several generations of one plan, as of one."""
+    total = Stats(plan=parts[0].plan, lookahead=parts[0].lookahead)
+    for stats in parts:
+        for name in ("generated_tokens", "passes", "emitted", "steps", "drafted", "accepted"):
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
+        total.histogram += stats.histogram
+    return total
+
+
+def run_bench(session: Session, request: BenchOptions, *, as_json: bool, output: Path | None) -> None:
+    """Measure, then print a table or JSON."""
+    if request.repeat < 1:
+        raise PassError(f"--repeat must be at least 1, not {request.repeat}")
+    prompts = [session.encode(text) for text in _prompts(request)]
+    contenders = _contenders(session, request)
+    near_ties = _measure(session, prompts, contenders, request.repeat)
+    report = {
+        "bundle": session.manifest.model.name,
+        "dtype": session.manifest.model.dtype,
+        "lookahead_source": session.manifest.lookahead.source,
+        "device": session.backend.capabilities.device,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {ort.__version__}",
+        "prompts": len(prompts),
+        "max_new_tokens": request.max_new_tokens,
+        "sampling": asdict(request.sampling),
+        "repeat": request.repeat,
+        "near_ties": near_ties,
+        "plans": [contender.as_dict(contenders[0]) for contender in contenders],
+    }
+    text = json.dumps(report, indent=2)
+    if output is not None:
+        _write(output, text + "\n")
+    if as_json:
+        click.echo(text)
+    else:
+        print_table(report)
+
+
+def _measure(session: Session, prompts: list[list[int]], contenders: list[Contender], repeat: int) -> list[str]:
+    """Round 0 warms up; then every round runs every plan. Checks that all plans wrote the same text."""
+    near_ties = []
+    console = Console(stderr=True)
+    for number in track(range(repeat + 1), "bench", console=console, disable=not console.is_terminal, transient=True):
+        for contender in contenders:
+            streams = [run_tokens(session, prompt, contender.options) for prompt in prompts]
+            if number == 0:
+                contender.texts = [stream.token_ids for stream in streams]
+            else:
+                contender.rounds.append([stream.stats for stream in streams])
+    for contender in contenders[1:]:
+        for prompt, ours, theirs in zip(prompts, contender.texts, contenders[0].texts, strict=True):
+            difference = first_difference(session, prompt, contender.options, theirs, ours)
+            if difference is not None and not difference.is_near_tie:
+                raise PassError(f"{contender.name} wrote another text than {contenders[0].name}: {difference}")
+            if difference is not None:
+                near_ties.append(f"{contender.name}: {difference}")
+    return near_ties
+
+
+def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
+    lookaheads = request.lookahead or (session.manifest.lookahead.length,)
+    contenders = []
+    for plan in request.plans or MODES:
+        for lookahead in lookaheads:
+            options = GenerateOptions(
+                max_new_tokens=request.max_new_tokens,
+                sampling=request.sampling,
+                plan=plan,
+                lookahead=lookahead,
+                ignore_eos=True,
+            )
+            cycle = session.cycle(options)
+            name = f"{cycle.name} L={cycle.lookahead}" if cycle.lookahead else cycle.name
+            if name not in [contender.name for contender in contenders]:
+                contenders.append(Contender(name, options))
+    return contenders
+
+
+def _prompts(request: BenchOptions) -> tuple[str, ...]:
+    if request.prompt_file is None:
+        return request.prompts or PROMPTS
+    try:
+        lines = request.prompt_file.read_text(encoding="utf-8").splitlines()
+        return (*request.prompts, *(json.loads(line)["prompt"] for line in lines if line.strip()))
+    except OSError as error:
+        raise PassError(f"cannot read {request.prompt_file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise PassError(f'{request.prompt_file}: every line must be a JSON object with a "prompt"') from None
+
+
+def _write(path: Path, text: str) -> None:
+    """Beside, then renamed."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise PassError(f"cannot write {path}: {error.strerror}") from None
+
+
+def print_table(report: dict[str, Any]) -> None:
+    """The report for people: acceptance is per draft position, 1..L."""
+    table = Table(title=f"{report['bundle']} on {report['device']}: {report['machine']}", title_justify="left")
+    for heading in ("plan", "tokens/s", "ratio", "ms/pass", "tau", "acceptance by position"):
+        table.add_column(heading, justify="left" if heading in ("plan", "acceptance by position") else "right")
+    for plan in report["plans"]:
+        table.add_row(
+            plan["plan"],
+            f"{plan['tokens_per_second']:.1f}",
+            f"{plan['ratio']:.2f}",
+            f"{plan['milliseconds_per_pass']:.1f}",
+            f"{plan['tau']:.2f}",
+            " ".join(f"{rate:.2f}" for rate in plan["acceptance_per_position"]) or "-",
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"look-ahead embeddings: {report['lookahead_source']}", highlight=False)
+    same = "token for token" if not report["near_ties"] else "up to near-ties: " + "; ".join(report["near_ties"])
+    console.print(f"every plan wrote the same text, {same}", highlight=False)

@@ -1,0 +1,91 @@
+"""Flags that several commands share, and their way into the runtime's dataclasses."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from pass_runtime.errors import PassError
+from pass_runtime.sampling import MAX_CANDIDATES, SamplingParams
+from pass_runtime.session import PLANS, GenerateOptions, Session, load
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
+
+
+def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    return lambda command: functools.reduce(lambda f, decorate: decorate(f), reversed(decorators), command)
+
+
+def engine_options(command: F) -> F:
+    """--device --threads --trust-bundle"""
+    return apply(
+        click.option("--device", default="auto", show_default=True, help="cpu, cuda or auto."),
+        click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
+        click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
+    )(command)
+
+
+def sampling_options(command: F) -> F:
+    """--temperature --top-k --top-p --seed"""
+    return apply(
+        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+        click.option("--top-k", type=int, default=0, show_default=True, help=f"0 is off; at most {MAX_CANDIDATES}."),
+        click.option("--top-p", type=float, default=1.0, show_default=True, help="1 is off."),
+        click.option("--seed", type=int, help="Same seed, same text, whatever the plan.  [default: random]"),
+    )(command)
+
+
+def generation_options(command: F) -> F:
+    """--max-new-tokens --plan --lookahead --stop --ignore-eos, and the sampling options."""
+    return apply(
+        click.option("--max-new-tokens", type=int, default=128, show_default=True),
+        sampling_options,
+        click.option("--plan", default="auto", show_default=True, help=f"{', '.join(PLANS)}: how, never what."),
+        click.option("--lookahead", type=int, help="Drafts per round; 0 is plain decoding.  [default: the bundle's L]"),
+        click.option("--stop", multiple=True, help="End before this text. May be given several times."),
+        click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token."),
+    )(command)
+
+
+def open_bundle(bundle: Path, device: str, threads: int, trust_bundle: bool) -> Session:
+    if threads < 0:
+        raise PassError(f"--threads must be 0 (the engine's choice) or more, not {threads}")
+    return load(bundle, device, threads=threads, verify=not trust_bundle)
+
+
+def sampling_params(temperature: float, top_k: int, top_p: float, seed: int | None) -> SamplingParams:
+    """Without a seed, sampling takes one from the system; it is reported, so that a run can be repeated."""
+    if seed is None:
+        seed = int.from_bytes(os.urandom(4)) if temperature > 0 else 0
+    return SamplingParams(temperature, top_k, top_p, seed)
+
+
+def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> GenerateOptions:
+    """Takes its own keys out of a command's `options`."""
+    sampling = sampling_params(*(options.pop(key) for key in ("temperature", "top_k", "top_p", "seed")))
+    own = {key: options.pop(key) for key in ("max_new_tokens", "plan", "lookahead", "stop", "ignore_eos")}
+    return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own)
+
+
+def given(name: str) -> bool:
+    """Whether the flag was written on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE
+
+
+def interrupt_on_sigterm() -> None:
+    """SIGTERM ends a command the way Ctrl-C does: what is finished is kept."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
