@@ -95,7 +95,12 @@ def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None
 
 
 def write_manifest(
-    directory: Path, source: Source, loaded: LoadedModel, lookahead: Lookahead, trunk: Graph, plans: tuple[PlanInfo, ...]
+    directory: Path,
+    source: Source,
+    loaded: LoadedModel,
+    lookahead: Lookahead,
+    trunk: Graph,
+    plans: tuple[PlanInfo, ...],
 ) -> Manifest:
     """pass_config.json, last: it carries the hash of every other file."""
     manifest = Manifest(
@@ -103,9 +108,7 @@ def write_manifest(
         version=1,
         opset=OPSET,
         model=_model_info(source, loaded),
-        lookahead=LookaheadInfo(
-            length=len(lookahead.embeddings), trained=lookahead.trained, source=lookahead.source
-        ),
+        lookahead=LookaheadInfo(length=len(lookahead.embeddings), trained=lookahead.trained, source=lookahead.source),
         trunk=trunk,
         plans=plans,
         noise=NoiseInfo(scheme=noise.SCHEME, block=noise.BLOCK, bits=noise.BITS),

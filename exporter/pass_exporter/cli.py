@@ -47,7 +47,9 @@ def main(**options: Any) -> None:
     lookahead = report.manifest.lookahead
     console.print(f"look-ahead embeddings   {lookahead.source}")
     if not lookahead.trained:
-        console.print("[yellow]  drafts will rarely be accepted until they are trained; the text is exact either way[/]")
+        console.print(
+            "[yellow]  drafts will rarely be accepted until they are trained; the text is exact either way[/]"
+        )
     console.print(
         f"trunk against torch     max relative error {report.relative_error:.1e} (limit {report.relative_error_limit:.0e})"
     )
@@ -65,7 +67,11 @@ class _Terminal:
     """A line per phase: a spinner or a bar while it runs, its time when it is done."""
 
     def __init__(self, console: Console) -> None:
-        columns = (SpinnerColumn(finished_text="[green]✓[/]"), TextColumn("{task.description}"), BarColumn(bar_width=24))
+        columns = (
+            SpinnerColumn(finished_text="[green]✓[/]"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+        )
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
         self._task: TaskID | None = None
 

@@ -32,9 +32,7 @@ class ScatterCache:
 
     is_compileable = False
 
-    def __init__(
-        self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], length: torch.Tensor
-    ) -> None:
+    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], length: torch.Tensor) -> None:
         self.keys, self.values, self.length = list(keys), list(values), length
 
     def update(

@@ -17,13 +17,13 @@ TINY_TEMPERATURE = 1e-30
 """Temperature 0 inside a sampling graph: logits grow until no noise reaches them, which is argmax."""
 
 
-def sample_rows(
-    op: GraphTape, sampler: Sampler, logits: ir.Value, depth: list[int], vocab_size: int
-) -> ir.Value:
+def sample_rows(op: GraphTape, sampler: Sampler, logits: ir.Value, depth: list[int], vocab_size: int) -> ir.Value:
     """logits [B,R,V], `depth` of each row below the root -> [B,R] int64 tokens for the positions after the rows."""
     if sampler == "greedy":
         return op("ArgMax", logits, axis=-1, keepdims=0)
-    scaled = op("Mul", logits, op("Reciprocal", op("Max", _per_request(op, "temperature"), op.const(TINY_TEMPERATURE, F32))))
+    scaled = op(
+        "Mul", logits, op("Reciprocal", op("Max", _per_request(op, "temperature"), op.const(TINY_TEMPERATURE, F32)))
+    )
     offsets = _offsets(op, depth)
     if sampler == "sample":
         drawn = _vocabulary_table_sum(op, offsets, len(depth), vocab_size)

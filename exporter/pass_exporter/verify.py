@@ -132,9 +132,7 @@ def check_greedy(bundle: Path) -> tuple[int, Difference | None]:
     """Greedy text in `ar` and `two-pass`: the number of tokens compared, and a near-tie if they part at one."""
     session: Session = load(bundle, "cpu", verify=False)
     prompt = session.encode("The quick brown fox jumps over")
-    options = [
-        GenerateOptions(max_new_tokens=GREEDY_TOKENS, plan=plan, ignore_eos=True) for plan in ("ar", "two-pass")
-    ]
+    options = [GenerateOptions(max_new_tokens=GREEDY_TOKENS, plan=plan, ignore_eos=True) for plan in ("ar", "two-pass")]
     plain, fast = (run_tokens(session, prompt, option).token_ids for option in options)
     difference = first_difference(session, prompt, options[0], plain, fast)
     if difference is not None and not difference.is_near_tie:

@@ -66,7 +66,9 @@ def first_difference(
     return Difference(index, (first, second), abs(float(scores[first] - scores[second])), tolerance)
 
 
-def token_scores(session: Session, prefix: Sequence[int], options: GenerateOptions) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def token_scores(
+    session: Session, prefix: Sequence[int], options: GenerateOptions
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """[V] scores of the token after `prefix`, from a plain autoregressive pass; the token drawn is their argmax."""
     one = GenerateOptions(max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True)
     run_tokens(session, prefix, one)

@@ -119,7 +119,9 @@ def read_manifest(bundle: Path) -> Manifest:
         raise PassError(f"{path}: {_first_problem(error)}") from None
     expected = NoiseInfo(scheme=noise.SCHEME, block=noise.BLOCK, bits=noise.BITS)
     if manifest.noise != expected:
-        raise PassError(f"{path}: noise scheme {manifest.noise.scheme!r} is not this version's {noise.SCHEME!r}; export again")
+        raise PassError(
+            f"{path}: noise scheme {manifest.noise.scheme!r} is not this version's {noise.SCHEME!r}; export again"
+        )
     return manifest
 
 
@@ -132,7 +134,9 @@ def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True) -> No
         if not path.is_file():
             raise PassError(f"{path} is missing; export the bundle again")
         if path.stat().st_size != info.bytes:
-            raise PassError(f"{path} has {path.stat().st_size} bytes instead of {info.bytes}; copy or export the bundle again")
+            raise PassError(
+                f"{path} has {path.stat().st_size} bytes instead of {info.bytes}; copy or export the bundle again"
+            )
         if hashes and file_info(path) != info:
             raise PassError(f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again")
     listed = {graph.file for graph in _graphs(manifest)}

@@ -42,7 +42,9 @@ class OrtTrunk:
             self._buffers.put(f"{plan.name}.logit_rows", logit_rows)
         binding = self._bindings.get(plan.name)
         if binding is None:
-            binding = self._bindings[plan.name] = self._bind(plan, plan.logit_rows if logit_rows is None else logit_rows)
+            binding = self._bindings[plan.name] = self._bind(
+                plan, plan.logit_rows if logit_rows is None else logit_rows
+            )
         self._session.run_with_iobinding(binding)
 
     def _bind(self, plan: Plan, logit_rows: npt.NDArray[np.int64]) -> ort.IOBinding:

@@ -95,7 +95,9 @@ class Session:
         available = self.manifest.lookahead.length
         lookahead = available if options.lookahead is None else options.lookahead
         if not 0 <= lookahead <= available:
-            raise PassError(f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with")
+            raise PassError(
+                f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with"
+            )
         mode = options.plan
         if mode == "auto":
             mode = "two-pass" if self.manifest.lookahead.trained else "ar"
@@ -118,9 +120,7 @@ class Session:
         return TokenStream(self.backend, request)
 
 
-def load(
-    bundle: str | Path, device: str = "auto", *, threads: int = 0, verify: bool = True
-) -> Session:
+def load(bundle: str | Path, device: str = "auto", *, threads: int = 0, verify: bool = True) -> Session:
     """Open a bundle. `device`: cpu, cuda or auto; `threads`: 0 lets the engine choose; `verify`: check file hashes.
 
     Raises PassError where the bundle is not whole, not ours, or of another version.

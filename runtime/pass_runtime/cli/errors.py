@@ -12,7 +12,6 @@ import click
 
 from pass_runtime.errors import PassError
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -1,0 +1,110 @@
+"""Shared fixtures: a tiny tokenizer, tiny random models, and bundles exported from them by the real exporter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never reach for a model hub
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "def add(a, b):\n    return a + b\n",
+    "Über Straßen läuft der Fuchs 12345 times, naïve café.",
+    "import numpy as np\nfor i in range(10):\n    print(i)\n",
+]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+VOCAB_SIZE = 320
+BOS, EOS = 0, 1
+
+
+class SilentProgress:
+    """pass_exporter.export.Progress for tests."""
+
+    def phase(self, _name: str) -> Callable[[int, int], None]:
+        return lambda _done, _total: None
+
+
+def make_tokenizer():
+    """A byte-level BPE tokenizer of at most VOCAB_SIZE tokens, <bos> 0 and <eos> 1: every byte has a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=["<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>")
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
+    """Save a tiny random model with a tokenizer in `directory`. Its logits are spread enough to have few near-ties."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 768,
+        "initializer_range": 0.3,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": EOS,
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(sizes | overrides)))
+    model.save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def export_bundle(model: Path, output: Path, **options) -> Path:
+    """Run the real export, checks included."""
+    from pass_exporter.config import ExportConfig
+    from pass_exporter.export import export
+
+    return export(ExportConfig(str(model), output=output, **options), SilentProgress()).output
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama directory."""
+    return make_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama exported with L=6 and the untrained baseline. Shared: tests must not change it."""
+    return export_bundle(tiny_model, tmp_path_factory.mktemp("bundles") / "tiny", lookahead=6)
+
+
+@pytest.fixture(scope="session")
+def random_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama exported with L=6 and random look-ahead vectors, large enough to draft nonsense."""
+    import torch
+    from safetensors.torch import save_file
+
+    weights = tmp_path_factory.mktemp("weights") / "random.safetensors"
+    save_file({"lookahead": torch.randn(6, 64, generator=torch.Generator().manual_seed(1)) * 3}, weights)
+    output = tmp_path_factory.mktemp("bundles") / "random"
+    return export_bundle(tiny_model, output, lookahead=6, lookahead_weights=weights)
