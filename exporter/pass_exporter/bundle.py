@@ -64,7 +64,13 @@ def _share_noise_tables(model: ir.Model, directory: Path) -> None:
         tensor = value.const_value
         assert tensor is not None
         value.const_value = ir.ExternalTensor(
-            NOISE_FILE, offset, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name, base_dir=directory
+            NOISE_FILE,
+            offset,
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=tensor.name or "",
+            base_dir=directory,
         )
         offset += tensor.nbytes
 

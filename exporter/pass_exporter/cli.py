@@ -50,9 +50,8 @@ def main(**options: Any) -> None:
         console.print(
             "[yellow]  drafts will rarely be accepted until they are trained; the text is exact either way[/]"
         )
-    console.print(
-        f"trunk against torch     max relative error {report.relative_error:.1e} (limit {report.relative_error_limit:.0e})"
-    )
+    limit = f"(limit {report.relative_error_limit:.0e})"
+    console.print(f"trunk against torch     max relative error {report.relative_error:.1e} {limit}")
     note = f", then {report.near_tie}" if report.near_tie else ""
     console.print(f"two-pass against ar     {report.greedy_tokens} greedy tokens equal{note}")
     console.print(f"peak memory             {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")

@@ -34,7 +34,7 @@ def geometry(config: PretrainedConfig) -> Geometry:
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in STATIC_ROPE:
         raise PassError(
-            f"rotary type {rope['rope_type']!r} changes with the sequence length; supported are {', '.join(STATIC_ROPE)}"
+            f"rotary type {rope['rope_type']!r} changes with the sequence; supported are {', '.join(STATIC_ROPE)}"
         )
     capacity = config.max_position_embeddings
     window = getattr(config, "sliding_window", None)

@@ -50,20 +50,20 @@ def _pretranspose_weights(graph: ir.Graph) -> None:
             continue
         tensor = weight.const_value
         assert tensor is not None
-        permutation = node.attributes["perm"].as_ints()
         turned = ir.Value(name=f"{weight.name}.transposed", shape=output.shape, type=weight.type)
-        turned.const_value = ir.LazyTensor(
-            lambda tensor=tensor, permutation=permutation: ir.tensor(
-                np.ascontiguousarray(tensor.numpy().transpose(permutation))
-            ),
-            dtype=tensor.dtype,
-            shape=ir.Shape([tensor.shape[axis] for axis in permutation]),
-            name=turned.name,
-        )
+        turned.const_value = _turned(tensor, node.attributes["perm"].as_ints(), f"{weight.name}.transposed")
         output.replace_all_uses_with(turned)
         graph.remove(node, safe=True)
         graph.initializers.pop(weight.name)
         graph.register_initializer(turned)
+
+
+def _turned(tensor: ir.TensorProtocol, permutation: Sequence[int], name: str) -> ir.LazyTensor:
+    def compute() -> ir.TensorProtocol:
+        return ir.tensor(np.ascontiguousarray(tensor.numpy().transpose(permutation)))
+
+    shape = ir.Shape([int(tensor.shape.numpy()[axis]) for axis in permutation])
+    return ir.LazyTensor(compute, dtype=tensor.dtype, shape=shape, name=name)
 
 
 def _drop_metadata(model: ir.Model) -> None:

@@ -57,7 +57,7 @@ class ScatterCache:
 
 
 def _attention(
-    module: torch.nn.Module,
+    _module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -84,7 +84,7 @@ def _rotary(
     """query [B,H,Q,D], key [B,KVH,Q,D]; cos/sin [B,Q,R] with R <= D (partial rotary), halves repeated."""
     rotated = cos.shape[-1]
     half_cos, half_sin = cos[..., : rotated // 2], sin[..., : rotated // 2]
-    attributes = {} if rotated == query.shape[-1] else {"rotary_embedding_dim": rotated}
+    attributes: dict[str, Any] = {} if rotated == query.shape[-1] else {"rotary_embedding_dim": rotated}
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
         return symbolic(

@@ -81,8 +81,9 @@ def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -
     inside = (column >= 0) & (column < width)
     row = column.clamp(min=0).minimum(torch.tensor(width - 1))
     # index_select, not indexing: GatherND would keep the graph out of CUDA graphs.
-    window = window_mask.index_select(1, row.flatten()).unflatten(1, (-1, capacity)).permute(1, 0, 2)  # [B,Q,S]
-    return ((window & inside[:, None]) | (column < 0)[:, None])[:, None]
+    window = window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)  # [B,Q,S]
+    mask: torch.Tensor = (window & inside[:, None]) | (column < 0)[:, None]
+    return mask[:, None]
 
 
 def trace_trunk(model: PreTrainedModel, lookahead: torch.Tensor) -> ir.Model:

@@ -57,7 +57,8 @@ def race_noise(ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], vocab
     u = ((x & ((1 << noise.BITS) - 1)).astype(np.float32) + np.float32(0.5)) * noise.SCALE
     series = u * (1 + u * (np.float32(0.5) + u * np.float32(1 / 3)))
     exponential = np.where(u < noise.SERIES_BELOW, series, -np.log(1 - u))
-    return np.log(exponential).astype(np.float32)
+    log: npt.NDArray[np.float32] = np.log(exponential).astype(np.float32)
+    return log
 
 
 def race_scores(
@@ -83,7 +84,8 @@ def sample(
     logits: npt.NDArray[np.float32], positions: npt.NDArray[np.int64], params: SamplingParams
 ) -> npt.NDArray[np.int64]:
     """[N,V] logits -> [N] token ids."""
-    return race_scores(logits, positions, params).argmax(-1)
+    tokens: npt.NDArray[np.int64] = race_scores(logits, positions, params).argmax(-1)
+    return tokens
 
 
 def _kept(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.bool_]:

@@ -134,7 +134,7 @@ def _measure(session: Session, prompts: list[list[int]], contenders: list[Conten
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
-    contenders = []
+    contenders: list[Contender] = []
     for plan in request.plans or MODES:
         for lookahead in lookaheads:
             options = GenerateOptions(

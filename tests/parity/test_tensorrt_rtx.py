@@ -1,0 +1,71 @@
+"""The portability gate: the operator pattern must keep building in TensorRT-RTX, which needs no GPU for that."""
+
+from pathlib import Path
+
+import pytest
+
+from pass_exporter.portability import build_graph, trunk_profiles
+from pass_runtime.manifest import Graph, read_manifest
+
+pytestmark = pytest.mark.tensorrt
+pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt]'")
+
+SMOLLM2_SHAPE = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
+
+def test_tiny_fp32_trunk_builds_for_every_plan_width(tiny_bundle: Path):
+    manifest = read_manifest(tiny_bundle)
+    assert build_graph(tiny_bundle, manifest.trunk, trunk_profiles(manifest)) > 0
+
+
+def test_every_tail_builds(tiny_bundle: Path):
+    manifest = read_manifest(tiny_bundle)
+    for plan in manifest.plans:
+        for graph in plan.tails.values():
+            profiles = [{"batch": batch, "positions": 513} for batch in (1, 4)]
+            assert build_graph(tiny_bundle, graph, profiles) > 0, graph.file
+
+
+@pytest.fixture(scope="module")
+def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Graph]:
+    """A trunk of SmolLM2's shape in fp16: the weights do not matter to a builder, so they are random."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from pass_exporter.bundle import graph_info
+    from pass_exporter.graph import save
+    from pass_exporter.trunk import trace_trunk
+
+    config = AutoConfig.for_model("llama", **SMOLLM2_SHAPE)
+    model = AutoModelForCausalLM.from_config(config).half().eval().requires_grad_(False)
+    graph = trace_trunk(model, torch.zeros(4, 576))
+    directory = tmp_path_factory.mktemp("smollm2-shaped")
+    save(graph, directory / "trunk.onnx")
+    return directory, graph_info(graph, "trunk.onnx")
+
+
+@pytest.mark.parametrize("target", ["SM75", "SM120"])
+def test_smollm2_shaped_trunk_builds(smollm2_shaped: tuple[Path, Graph], target: str):
+    directory, graph = smollm2_shaped
+    decode = [{"batch": 1, "width": width, "logit_rows": width} for width in (1, 5)]
+    prefill = {"batch": 1, "width": 64, "logit_rows": 1}
+    assert build_graph(directory, graph, [*decode, prefill], target) > 0
+
+
+def test_smollm2_sized_tails_build(tmp_path: Path):
+    """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show."""
+    from pass_exporter.bundle import write_tails
+
+    for plan in write_tails(tmp_path, lookahead=4, vocab_size=SMOLLM2_SHAPE["vocab_size"]):
+        for graph in plan.tails.values():
+            assert build_graph(tmp_path, graph, [{"batch": 1, "positions": 8193}]) > 0, graph.file
