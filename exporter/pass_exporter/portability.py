@@ -92,7 +92,7 @@ class _Errors:
     def __init__(self, trt: Any) -> None:
         messages: list[str] = []
 
-        class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+        class Logger(trt.ILogger):  # type: ignore[misc]
             def __init__(self) -> None:
                 trt.ILogger.__init__(self)
 
