@@ -18,6 +18,7 @@ from pass_exporter.tail import build_tail
 from pass_runtime import chat, noise
 from pass_runtime.manifest import (
     FILE_NAME,
+    TOKENIZER_FILE,
     FileInfo,
     Graph,
     LookaheadInfo,
@@ -92,7 +93,7 @@ def _tensor(value: ir.Value) -> Tensor:
 
 def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """tokenizer.json, and the chat template where the model has one."""
-    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_FILE))
     if tokenizer.chat_template:
         template = tokenizer.chat_template
         if isinstance(template, dict):

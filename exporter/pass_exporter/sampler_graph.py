@@ -10,30 +10,56 @@ import onnx_ir as ir
 
 from pass_exporter.tape import GraphTape
 from pass_runtime import noise
-from pass_runtime.sampling import MAX_CANDIDATES, Sampler
+from pass_runtime.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, Sampler
 
 F32 = np.float32
-TINY_TEMPERATURE = 1e-30
-"""Temperature 0 inside a sampling graph: logits grow until no noise reaches them, which is argmax."""
+GROUP = 8
+"""Tokens in a group of the two-step cut to the candidates."""
 
 
 def sample_rows(op: GraphTape, sampler: Sampler, logits: ir.Value, depth: list[int], vocab_size: int) -> ir.Value:
     """logits [B,R,V], `depth` of each row below the root -> [B,R] int64 tokens for the positions after the rows."""
     if sampler == "greedy":
         return op("ArgMax", logits, axis=-1, keepdims=0)
-    scaled = op(
-        "Mul", logits, op("Reciprocal", op("Max", _per_request(op, "temperature"), op.const(TINY_TEMPERATURE, F32)))
-    )
+    temperature = op("Max", _per_request(op, "temperature"), op.const(MIN_TEMPERATURE, F32))
+    scaled = op("Div", logits, temperature)
     offsets = _offsets(op, depth)
     if sampler == "sample":
         drawn = _vocabulary_table_sum(op, offsets, len(depth), vocab_size)
-        return op("ArgMax", op("Sub", scaled, _log_exponential(op, drawn)), axis=-1, keepdims=0)
-    candidates = min(MAX_CANDIDATES, vocab_size)
-    values, ids = op.pair("TopK", scaled, op.const([candidates]), axis=-1)
-    scores = op("Sub", values, _log_exponential(op, _candidate_table_sum(op, ids, offsets, vocab_size)))
-    kept = _kept(op, values, scaled, candidates)
-    winner = op("ArgMax", op("Where", kept, scores, op.const(-np.inf, F32)), axis=-1, keepdims=1)
+        return op("ArgMax", _race(op, scaled, _exponential(op, drawn)), axis=-1, keepdims=0)
+    values, ids = _candidates(op, scaled, len(depth), vocab_size)
+    drawn = _candidate_table_sum(op, ids, offsets, vocab_size)
+    kept = _kept(op, values, scaled, min(MAX_CANDIDATES, vocab_size))
+    race = op("Where", kept, _race(op, values, _exponential(op, drawn)), op.const(-1, F32))
+    winner = op("ArgMax", race, axis=-1, keepdims=1)
     return op("Squeeze", op("GatherElements", ids, winner, axis=2), op.const([2]))
+
+
+def _race(op: GraphTape, scaled: ir.Value, exponential: ir.Value) -> ir.Value:
+    """p_i / E_i up to a factor of its row: the largest wins.
+
+    Tokens so unlikely that exp underflows (below e^-87 of the best) could not win: E spans less than e^25.
+    """
+    best = op("ReduceMax", scaled, op.const([2]), keepdims=1)
+    return op("Div", op("Exp", op("Sub", scaled, best)), exponential)
+
+
+def _candidates(op: GraphTape, scaled: ir.Value, rows: int, vocab_size: int) -> tuple[ir.Value, ir.Value]:
+    """The most likely tokens of each row in falling order: values and ids [B,R,K], K = min(MAX_CANDIDATES, V).
+
+    A large vocabulary is cut in two steps, since TopK over all of it is the slowest node of the graph: the best K
+    groups of tokens, by their best member, hold the best K tokens.
+    """
+    k = min(MAX_CANDIDATES, vocab_size)
+    if vocab_size % GROUP or vocab_size <= 2 * GROUP * k:
+        return op.pair("TopK", scaled, op.const([k]), axis=-1)
+    groups = vocab_size // GROUP  # group g holds the ids g, g + groups, g + 2 groups, ...
+    best = op("ReduceMax", op("Reshape", scaled, op.const([-1, rows, GROUP, groups])), op.const([2]), keepdims=0)
+    _, chosen = op.pair("TopK", best, op.const([k]), axis=-1)
+    members = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(groups * np.arange(GROUP)[:, None]))
+    ids = op("Reshape", members, op.const([-1, rows, GROUP * k]))
+    values, order = op.pair("TopK", op("GatherElements", scaled, ids, axis=2), op.const([k]), axis=-1)
+    return values, op("GatherElements", ids, order, axis=2)
 
 
 def _per_request(op: GraphTape, name: str, dtype: type = np.float32) -> ir.Value:
@@ -80,15 +106,18 @@ def _candidate_table_sum(op: GraphTape, ids: ir.Value, offsets: ir.Value, vocab_
     return op("Add", *parts)
 
 
-def _log_exponential(op: GraphTape, total: ir.Value) -> ir.Value:
-    """int32 table sums (below 2^31, so they never overflow) -> log E, float32."""
+def _exponential(op: GraphTape, total: ir.Value) -> ir.Value:
+    """int32 table sums (below 2^31, so they never overflow) -> E, float32."""
     modulus = op.const(1 << noise.BITS, np.int32)
     x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))
-    u = op("Mul", op("Add", op("Cast", x, to=int(ir.DataType.FLOAT)), op.const(0.5, F32)), op.const(noise.SCALE, F32))
+    # In a batch, a request of temperature 0 has no noise: all its u are equal, and the lower id wins a tie.
+    noisy = op("Greater", _per_request(op, "temperature"), op.const(0, F32))
+    scale = op("Where", noisy, op.const(noise.SCALE, F32), op.const(0, F32))
+    u = op("Add", op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale), op.const(0.5 * noise.SCALE, F32))
     one, half, third = op.const(1, F32), op.const(0.5, F32), op.const(1 / 3, F32)
     series = op("Mul", u, op("Add", one, op("Mul", u, op("Add", half, op("Mul", u, third)))))
     exact = op("Neg", op("Log", op("Sub", one, u)))
-    return op("Log", op("Where", op("Less", u, op.const(noise.SERIES_BELOW, F32)), series, exact))
+    return op("Where", op("Less", u, op.const(noise.SERIES_BELOW, F32)), series, exact)
 
 
 def _kept(op: GraphTape, values: ir.Value, scaled: ir.Value, candidates: int) -> ir.Value:

@@ -57,11 +57,11 @@ class Backend(ABC):
             raise ValueError(f"cannot keep {keep} of {self.length} cached entries")
         self.owner = owner
         del self.cached[keep:]
-        self._begin(params, noise_offsets(params.seed, self._positions()))
+        self._begin(params)
 
-    def _positions(self) -> npt.NDArray[np.int64]:
-        """Every position a window can reach: the last row of the last window predicts one past its own."""
-        return np.arange(self.capabilities.max_capacity + 1, dtype=np.int64)
+    def _noise_offsets(self, seed: int) -> npt.NDArray[np.int64]:
+        """[N,2] for every position a window can reach: its last row predicts one past the capacity."""
+        return noise_offsets(seed, np.arange(self.capabilities.max_capacity + 1, dtype=np.int64))
 
     def fits(self, width: int) -> bool:
         """Whether a window of `width` rows fits behind the committed entries, after growing if need be."""
@@ -100,8 +100,8 @@ class Backend(ABC):
         return emitted
 
     @abstractmethod
-    def _begin(self, params: SamplingParams, offsets: npt.NDArray[np.int64]) -> None:
-        """Take the request's sampling parameters and its noise offsets [N,2]."""
+    def _begin(self, params: SamplingParams) -> None:
+        """Take the request's sampling parameters."""
 
     @abstractmethod
     def _grow(self, capacity: int) -> None:

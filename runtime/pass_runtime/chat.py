@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pass_runtime.errors import PassError
@@ -18,11 +20,29 @@ Message = Mapping[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
 
 
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name is jinja's
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(value: Any, **options: Any) -> str:
+    """Hugging Face's `tojson`: plain JSON, not escaped for HTML."""
+    return json.dumps(value, ensure_ascii=False, **options)
+
+
 class ChatTemplate:
     """A sandboxed template over `messages`, `add_generation_prompt`, `bos_token` and `eos_token`."""
 
     def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
+        environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
@@ -35,7 +55,7 @@ class ChatTemplate:
         """The prompt that asks for the assistant's next turn."""
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens, **variables)
-        except TemplateError as error:
+        except Exception as error:  # a template is a program of its own
             raise PassError(f"the chat template refuses these messages: {error}") from None
 
 
@@ -48,4 +68,8 @@ def load_chat_template(bundle: Path, bos_token: str, eos_token: str) -> ChatTemp
     path = bundle / FILE_NAME
     if not path.is_file():
         return None
-    return ChatTemplate(path.read_text(encoding="utf-8"), bos_token, eos_token)
+    try:
+        source = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PassError(f"{path} is not UTF-8 text; export the bundle again") from None
+    return ChatTemplate(source, bos_token, eos_token)

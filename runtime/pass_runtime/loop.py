@@ -105,7 +105,7 @@ class TokenStream:
         plan = self._cycle.after(self._plan) if self._plan else None
         if plan and self._backend.fits(plan.width):
             return plan
-        while not self._backend.fits(max(p.width for p in self._cycle.plans)):
+        while not self._backend.fits(_reach(self._cycle)):
             if self._cycle.lookahead == 0:
                 return None
             self._cycle = make_cycle(self._cycle.name, self._cycle.lookahead - 1)
@@ -136,6 +136,11 @@ def _chunks(start: int, stop: int, backend: Backend) -> Iterator[tuple[int, int,
         taken = min(width, remaining)
         yield start, start + taken, width
         start += taken
+
+
+def _reach(cycle: Cycle) -> int:
+    """How far one round of `cycle` writes behind the root when no draft is accepted."""
+    return max(i + plan.width for i, plan in enumerate(cycle.plans))
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

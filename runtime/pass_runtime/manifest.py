@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pass_runtime import noise
 from pass_runtime.errors import PassError
@@ -15,11 +16,22 @@ from pass_runtime.plan import MAX_LOOKAHEAD
 from pass_runtime.sampling import Sampler
 
 FILE_NAME = "pass_config.json"
+TOKENIZER_FILE = "tokenizer.json"
 VERSION = 1
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _plain_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
+        raise ValueError(f"{name!r} is not a plain file name, so it could point outside the bundle")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_plain_name)]
+"""A bundle is flat."""
 
 
 class Tensor(_Strict):
@@ -94,7 +106,7 @@ class Manifest(_Strict):
     trunk: Graph
     plans: tuple[PlanInfo, ...] = Field(strict=False)
     noise: NoiseInfo
-    files: dict[str, FileInfo]
+    files: dict[FileName, FileInfo]
     tools: dict[str, str]
 
     def plan(self, name: str) -> PlanInfo:
@@ -129,8 +141,6 @@ def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True) -> No
     """Check that every file of the bundle is there, whole and the one that was exported."""
     for name, info in manifest.files.items():
         path = bundle / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise PassError(f"{bundle / FILE_NAME}: file name {name!r} points outside the bundle")
         if not path.is_file():
             raise PassError(f"{path} is missing; export the bundle again")
         if path.stat().st_size != info.bytes:
@@ -139,7 +149,7 @@ def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True) -> No
             )
         if hashes and file_info(path) != info:
             raise PassError(f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again")
-    listed = {graph.file for graph in _graphs(manifest)}
+    listed = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
     if missing := sorted(listed - set(manifest.files)):
         raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")
 
@@ -164,7 +174,7 @@ def _graphs(manifest: Manifest) -> Iterable[Graph]:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
+    where = " ".join(".".join(str(part) for part in problem["loc"]).split())
     if problem["type"] == "extra_forbidden":
         return f"unknown key {where!r} (made by a newer pass-export? upgrade, or export again)"
     if where == "version":

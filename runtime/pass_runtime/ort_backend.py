@@ -22,7 +22,7 @@ from pass_runtime.ort_trunk import OrtTrunk
 from pass_runtime.plan import Plan, prefill_plan
 from pass_runtime.sampling import SamplingParams
 
-FIRST_CAPACITY = 512
+FIRST_CAPACITY = 256
 PREFILL_WIDTHS = (256, 64, 16, 1)
 
 
@@ -67,9 +67,11 @@ class OrtBackend(Backend):
         buffers = Buffers(device)
         return cls(bundle, manifest, OrtTrunk(bundle, manifest, buffers, device, threads), buffers, device)
 
-    def _begin(self, params: SamplingParams, offsets: npt.NDArray[np.int64]) -> None:
+    def _begin(self, params: SamplingParams) -> None:
         self._params = params
-        self._buffers.put("noise_offsets", offsets[None])
+        if params.sampler == "greedy":
+            return
+        self._buffers.put("noise_offsets", self._noise_offsets(params.seed)[None])
         self._buffers.put("temperature", np.array([params.temperature], np.float32))
         self._buffers.put("top_k", np.array([params.top_k], np.int64))
         self._buffers.put("top_p", np.array([params.top_p], np.float32))

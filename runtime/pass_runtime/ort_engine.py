@@ -27,7 +27,9 @@ def choose_device(device: str) -> str:
     if device not in PROVIDERS:
         raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
     if PROVIDERS[device][0] not in available:
-        raise PassError(f"this onnxruntime has no {PROVIDERS[device][0]}; run: pip install 'pass-toolkit[gpu]'")
+        raise PassError(
+            f"this onnxruntime has no {PROVIDERS[device][0]}; run: pip uninstall onnxruntime; pip install onnxruntime-gpu"
+        )
     return device
 
 

@@ -14,6 +14,9 @@ from pass_runtime.errors import PassError
 MAX_CANDIDATES = 1024
 """Truncated sampling looks at this many of the most likely tokens; `top_k` is at most this."""
 
+MIN_TEMPERATURE = 1e-30
+"""Lower temperatures, 0 apart, are taken as this one, so that float32 does not overflow."""
+
 Sampler = Literal["greedy", "sample", "truncated"]
 SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
 
@@ -54,7 +57,7 @@ def race_noise(ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], vocab
     """log E for token `ids` [N,C] at positions with `offsets` [N,2] -> [N,C] float32. See `pass_runtime.noise`."""
     first, second = (table.ravel() for table in noise.noise_tables(vocab_size))
     x = first[ids + noise.BLOCK * offsets[:, :1]] + second[ids + noise.BLOCK * offsets[:, 1:]]
-    u = ((x & ((1 << noise.BITS) - 1)).astype(np.float32) + np.float32(0.5)) * noise.SCALE
+    u = (x & ((1 << noise.BITS) - 1)).astype(np.float32) * noise.SCALE + np.float32(0.5) * noise.SCALE
     series = u * (1 + u * (np.float32(0.5) + u * np.float32(1 / 3)))
     exponential = np.where(u < noise.SERIES_BELOW, series, -np.log(1 - u))
     log: npt.NDArray[np.float32] = np.log(exponential).astype(np.float32)
@@ -71,7 +74,7 @@ def race_scores(
     vocab = logits.shape[1]
     if params.temperature == 0:
         return logits
-    scaled = logits / np.float32(params.temperature)
+    scaled = logits / np.float32(max(params.temperature, MIN_TEMPERATURE))
     ids = np.broadcast_to(np.arange(vocab, dtype=np.int64), logits.shape)
     offsets = noise.noise_offsets(params.seed, positions)
     scores = scaled - race_noise(ids, offsets, vocab)

@@ -12,13 +12,12 @@ from pass_runtime.backend import Backend
 from pass_runtime.chat import ChatTemplate, Message, load_chat_template
 from pass_runtime.errors import PassError
 from pass_runtime.loop import Request, TokenStream
-from pass_runtime.manifest import Manifest, read_manifest, verify_files
+from pass_runtime.manifest import TOKENIZER_FILE, Manifest, read_manifest, verify_files
 from pass_runtime.ort_backend import OrtBackend
 from pass_runtime.plan import MODES, Cycle, make_cycle
 from pass_runtime.sampling import SamplingParams
 from pass_runtime.text import Generation
 
-TOKENIZER_FILE = "tokenizer.json"
 PLANS = (*MODES, "auto")
 
 
@@ -120,6 +119,13 @@ class Session:
         return TokenStream(self.backend, request)
 
 
+def _load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise PassError(f"cannot read {path}: {error}; export the bundle again") from None
+
+
 def load(bundle: str | Path, device: str = "auto", *, threads: int = 0, verify: bool = True) -> Session:
     """Open a bundle. `device`: cpu, cuda or auto; `threads`: 0 lets the engine choose; `verify`: check file hashes.
 
@@ -128,7 +134,7 @@ def load(bundle: str | Path, device: str = "auto", *, threads: int = 0, verify: 
     path = Path(bundle)
     manifest = read_manifest(path)
     verify_files(path, manifest, hashes=verify)
-    tokenizer = Tokenizer.from_file(str(path / TOKENIZER_FILE))
+    tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
     bos, eos = manifest.model.bos_token_id, manifest.model.eos_token_ids
     template = load_chat_template(
         path,

@@ -28,11 +28,11 @@ class StopFilter:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """-> (text to show, the stop string that ended it). The earliest stop string wins, and is not shown."""
+        """-> (text to show, the stop string that ended it). The stop that is complete first wins, and is not shown."""
         self._held += text
         found = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
         if found:
-            at, stop = min(found)
+            at, stop = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
             shown, self._held = self._held[:at], ""
             return shown, stop
         held = max((_overlap(self._held, stop) for stop in self._stops), default=0)
@@ -51,6 +51,15 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
+def _context(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """The prompt's last tokens, which decide whether the first piece begins with a space.
+
+    None where they end inside a character: the decoder would show them again once it is whole.
+    """
+    context = list(prompt_ids[-8:])
+    return [] if tokenizer.decode(context).endswith("\ufffd") else context
+
+
 class Generation:
     """A running generation as text. Iterate for pieces; the other attributes are final when it is exhausted.
 
@@ -65,8 +74,7 @@ class Generation:
         self.text = ""
         self._stream, self._tokenizer = stream, tokenizer
         self._filter = StopFilter(stop)
-        # The prompt's last tokens decide whether the first piece begins with a space.
-        self._decode = DecodeStream(ids=self.prompt_ids[-8:], skip_special_tokens=True)
+        self._decode = DecodeStream(ids=_context(prompt_ids, tokenizer), skip_special_tokens=True)
 
     @property
     def token_ids(self) -> list[int]:

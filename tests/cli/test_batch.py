@@ -1,0 +1,164 @@
+"""pass-run batch: a result for every line, in order, failures included."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+from pass_run import PASS_RUN, assert_refused, output, pass_run, refusal
+
+from pass_runtime import GenerateOptions, load
+
+FLAGS = ("--max-new-tokens", "6", "--ignore-eos")
+
+
+def write(path: Path, *requests: object) -> Path:
+    path.write_text("".join(json.dumps(request) + "\n" for request in requests), encoding="utf-8")
+    return path
+
+
+def answers(bundle: Path, tmp_path: Path, *requests: object, flags: tuple[str, ...] = FLAGS) -> list[dict]:
+    results = tmp_path / "out.jsonl"
+    output("batch", bundle, write(tmp_path / "in.jsonl", *requests), results, *flags)
+    return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_line_is_answered_in_order(tiny_bundle: Path, tmp_path: Path):
+    prompts = [f"{i} " * (1 + 7 * i % 5) for i in range(9)]
+    results = answers(tiny_bundle, tmp_path, *({"prompt": p, "id": f"r{i}"} for i, p in enumerate(prompts)))
+    assert [result["line"] for result in results] == list(range(1, 10))
+    assert [result["id"] for result in results] == [f"r{i}" for i in range(9)]
+    session = load(tiny_bundle, "cpu")
+    for prompt, result in zip(prompts, results, strict=True):
+        alone = session.generate(prompt, GenerateOptions(max_new_tokens=6, ignore_eos=True)).run()
+        assert (result["text"], result["token_ids"]) == (alone.text, alone.token_ids)
+        assert result["finish_reason"] == "length" and result["stats"]["generated_tokens"] == 6
+
+
+def test_a_line_overrides_the_flags(random_bundle: Path, tmp_path: Path):
+    hot = {"prompt": "fox", "temperature": 1, "top_k": 50, "top_p": 0.9, "max_new_tokens": 20}
+    results = answers(
+        random_bundle,
+        tmp_path,
+        {"prompt": "fox"},
+        {"prompt": "fox", "max_new_tokens": 3, "plan": "two-pass", "lookahead": 2},
+        hot | {"seed": 1, "plan": "ar"},
+        hot | {"seed": 1, "plan": "two-pass"},
+        hot | {"seed": 2},
+        {"messages": [{"role": "user", "content": "fox"}]},
+        {"prompt": "fox"},
+    )
+    plain, short, seed1, fast1, seed2, chat, again = (result["token_ids"] for result in results)
+    assert plain == again and len(plain) == 6  # an override ends with its line
+    assert short == plain[:3] and results[1]["stats"]["lookahead"] == 2
+    assert seed1 == fast1 and len(seed1) == 20 and results[3]["stats"]["plan"] == "two-pass"
+    assert seed2 != seed1
+    assert (
+        chat
+        == load(random_bundle, "cpu")
+        .chat([{"role": "user", "content": "fox"}], GenerateOptions(max_new_tokens=6, ignore_eos=True))
+        .run()
+        .token_ids
+    )
+
+
+def test_stop_and_eos_overrides(tiny_bundle: Path, tmp_path: Path):
+    text = answers(tiny_bundle, tmp_path, {"prompt": "fox", "max_new_tokens": 20})[0]["text"]
+    (tmp_path / "out.jsonl").unlink()
+    stop = text[4:6]
+    one, several = answers(
+        tiny_bundle,
+        tmp_path,
+        {"prompt": "fox", "max_new_tokens": 20, "stop": stop},
+        {"prompt": "fox", "max_new_tokens": 20, "stop": ["no such text", stop]},
+    )
+    assert one["text"] == several["text"] == text[: text.index(stop)]
+    assert one["finish_reason"] == "stop"
+
+
+BAD_LINES = {
+    "not JSON": "hello",
+    "no object": "[1]",
+    "no prompt": "{}",
+    "both": '{"prompt": "a", "messages": []}',
+    "unknown key": '{"prompt": "a", "max_tokens": 5}',
+    "prompt not text": '{"prompt": 5}',
+    "half a character": '{"prompt": "\\ud83e"}',
+    "messages not a list": '{"messages": "a"}',
+    "message without content": '{"messages": [{"role": "user"}]}',
+    "too long": json.dumps({"prompt": "12 " * 800}),
+    "lookahead too large": '{"prompt": "a", "plan": "two-pass", "lookahead": 7}',
+    "unknown plan": '{"prompt": "a", "plan": "warp"}',
+    "negative temperature": '{"prompt": "a", "temperature": -1}',
+    "temperature not a number": '{"prompt": "a", "temperature": "hot"}',
+    "temperature NaN": '{"prompt": "a", "temperature": NaN}',
+    "top_k not whole": '{"prompt": "a", "temperature": 1, "top_k": 1.5}',
+    "seed not whole": '{"prompt": "a", "temperature": 1, "seed": 1.5}',
+    "max_new_tokens not whole": '{"prompt": "a", "max_new_tokens": 2.5}',
+    "max_new_tokens null": '{"prompt": "a", "max_new_tokens": null}',
+    "lookahead not a number": '{"prompt": "a", "plan": "two-pass", "lookahead": "3"}',
+    "stop a number": '{"prompt": "a", "stop": 5}',
+    "stop of numbers": '{"prompt": "a", "stop": [5]}',
+    "plan a list": '{"prompt": "a", "plan": ["ar"]}',
+    "ignore_eos not a boolean": '{"prompt": "a", "ignore_eos": "no"}',
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_a_bad_line_is_recorded_and_the_next_one_answered(tiny_bundle: Path, tmp_path: Path, case: str):
+    requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text(BAD_LINES[case] + '\n{"prompt": "a"}\n', encoding="utf-8")
+    done = pass_run("batch", tiny_bundle, requests, results, *FLAGS)
+    assert done.exit_code == 0
+    assert "2 results" in done.stderr and "1 failed" in done.stderr
+    bad, good = (json.loads(line) for line in results.read_text().splitlines())
+    assert bad["line"] == 1 and bad["error"] and "\n" not in bad["error"] and "text" not in bad
+    assert good["line"] == 2 and len(good["token_ids"]) == 6
+
+
+def test_blank_lines_are_skipped_and_an_empty_file_is_no_error(tiny_bundle: Path, tmp_path: Path):
+    requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text('\n{"prompt": "a"}\n   \n{"prompt": "b"}')
+    output("batch", tiny_bundle, requests, results, *FLAGS)
+    assert len(results.read_text().splitlines()) == 2
+    requests.write_text("")
+    output("batch", tiny_bundle, requests, tmp_path / "empty.jsonl", *FLAGS)
+    assert (tmp_path / "empty.jsonl").read_bytes() == b""
+
+
+def test_unreadable_requests_and_unwritable_results(tiny_bundle: Path, tmp_path: Path):
+    requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    assert "in.jsonl" in refusal("batch", tiny_bundle, requests, results)
+    requests.write_bytes(b'{"prompt": "\xff"}\n')
+    assert "not UTF-8" in refusal("batch", tiny_bundle, requests, results)
+    assert not results.exists()
+    write(requests, {"prompt": "a"})
+    assert "cannot write" in refusal("batch", tiny_bundle, requests, tmp_path / "no" / "out.jsonl")
+    assert "cannot write" in refusal("batch", tiny_bundle, requests, tmp_path)
+
+
+@pytest.mark.parametrize("flags", [["--plan", "warp"], ["--top-p", "0"]], ids=" ".join)
+def test_refused_flags(tiny_bundle: Path, tmp_path: Path, flags: list[str]):
+    refusal("batch", tiny_bundle, write(tmp_path / "in.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl", *flags)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_full_disk(tiny_bundle: Path, tmp_path: Path):
+    """One line on stderr, and whole lines in the file, as far as it got."""
+    requests = write(tmp_path / "in.jsonl", *({"prompt": f"{i}"} for i in range(40)))
+    results = tmp_path / "out.jsonl"
+    done = subprocess.run(
+        [*PASS_RUN, "batch", str(tiny_bundle), str(requests), str(results), *FLAGS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)),
+    )
+    line = assert_refused(done.returncode, done.stdout, done.stderr)
+    assert "out.jsonl" in line
+    output("batch", tiny_bundle, requests, results, *FLAGS)
+    assert [json.loads(line)["line"] for line in results.read_text().splitlines()] == list(range(1, 41))

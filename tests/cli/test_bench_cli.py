@@ -1,0 +1,86 @@
+"""pass-run bench: the shape of its report; the figures themselves belong to the machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pass_run import output, refusal
+
+QUICK = ("--max-new-tokens", "8", "--repeat", "2")
+
+
+def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
+    file = tmp_path / "bench.json"
+    file.write_text("of an earlier run")
+    report = json.loads(output("bench", tiny_bundle, *QUICK, "--json", "-o", file))
+    assert json.loads(file.read_text()) == report
+    assert list(tmp_path.iterdir()) == [file]
+    assert report["prompts"] == 4 and report["repeat"] == 2 and report["max_new_tokens"] == 8
+    assert "untrained" in report["lookahead_source"]
+    plain, fast = report["plans"]
+    assert plain["plan"] == "ar" and fast["plan"] == "two-pass L=6"
+    assert plain["ratio"] == 1.0 and plain["tau"] == 1.0 and plain["acceptance_per_position"] == []
+    assert fast["ratio"] > 0 and len(fast["acceptance_per_position"]) == 6
+    assert all(plan["tokens_per_second"] > 0 and plan["milliseconds_per_pass"] > 0 for plan in report["plans"])
+
+
+def test_table(tiny_bundle: Path):
+    table = output("bench", tiny_bundle, *QUICK, "-p", "hello", "--lookahead", "2", "--lookahead", "4")
+    for word in ("plan", "tokens/s", "ratio", "tau", "ar", "two-pass L=2", "two-pass L=4", "same text"):
+        assert word in table
+    assert table.count("two-pass L=") == 2
+
+
+def test_sampling_and_plans(random_bundle: Path):
+    flags = ("--temperature", "1", "--seed", "3", "--plan", "two-pass", "--plan", "ar", "--plan", "two-pass")
+    report = json.loads(output("bench", random_bundle, *QUICK, *flags, "--json"))
+    assert [plan["plan"] for plan in report["plans"]] == ["two-pass L=6", "ar"]
+    assert report["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3}
+
+
+def test_prompt_file(tiny_bundle: Path, tmp_path: Path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one"}\n\n{"prompt": "Zwei 🦊", "id": 2}\n', encoding="utf-8")
+    flags = ("--prompt-file", file, "-p", "three")
+    assert json.loads(output("bench", tiny_bundle, *QUICK, *flags, "--json"))["prompts"] == 3
+
+
+# "not text" and "empty" must not end in a traceback either.
+BAD_FILES = {
+    "not JSON": b"hello\n",
+    "no prompt": b'{"text": "x"}\n',
+    "no object": b"[1]\n",
+    "not UTF-8": b'{"prompt": "\xff"}\n',
+    "prompt is no text": b'{"prompt": 5}\n',
+    "empty": b"\n",
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_refused_prompt_files(tiny_bundle: Path, tmp_path: Path, case: str):
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(BAD_FILES[case])
+    assert "prompts.jsonl" in refusal("bench", tiny_bundle, *QUICK, "--prompt-file", file)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--repeat", "0"], ["--plan", "warp"], ["--lookahead", "7"], ["--max-new-tokens", "0"], ["--top-k", "-1"]],
+    ids=" ".join,
+)
+def test_refused_flags(tiny_bundle: Path, flags: list[str]):
+    refusal("bench", tiny_bundle, *flags)
+
+
+def test_unwritable_output(tiny_bundle: Path, tmp_path: Path):
+    assert "cannot write" in refusal("bench", tiny_bundle, *QUICK, "-o", tmp_path / "no" / "bench.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prompt_that_fills_the_capacity(tiny_bundle: Path):
+    """768 tokens leave room for one pass of one row: two-pass falls back to it, and nothing divides by zero."""
+    prompt = "<bos>" * 768
+    report = json.loads(output("bench", tiny_bundle, "--repeat", "1", "-p", prompt, "--json"))
+    assert report["prompts"] == 1

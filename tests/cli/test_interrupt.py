@@ -1,0 +1,76 @@
+"""Ctrl-C and SIGTERM: what was written stays, the status is 130, and nobody sees a traceback."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from pass_run import SLOW_PASS_RUN, output
+
+
+def started(*arguments: object) -> subprocess.Popen[bytes]:
+    command = [*SLOW_PASS_RUN, *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
+    flags = ("generate", tiny_bundle, "-p", "The quick brown fox", "--ignore-eos", "--max-new-tokens", "300")
+    with started(*flags) as running:
+        assert running.stdout is not None
+        first = running.stdout.read(8)
+        running.send_signal(number)
+        rest, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert errors.decode() == "interrupted\n"
+    whole = output(*flags).encode()
+    text = first + rest
+    assert len(text) < len(whole) - 100
+    assert whole.startswith(text)
+
+
+def test_chat_stops_the_answer_and_goes_on(tiny_bundle: Path):
+    with started("chat", tiny_bundle, "--ignore-eos", "--max-new-tokens", "300") as running:
+        assert running.stdin is not None and running.stdout is not None
+        running.stdin.write(b"hello\n")
+        running.stdin.flush()
+        assert running.stdout.read(4)
+        running.send_signal(signal.SIGINT)
+        running.stdin.write(b"/quit\n")
+        _, errors = running.communicate(timeout=30)
+    assert running.returncode == 0
+    assert errors.decode() == " [stopped]"
+
+
+def test_sigterm_ends_a_chat(tiny_bundle: Path):
+    """Not only its answer: whoever sends SIGTERM wants the process to end."""
+    with started("chat", tiny_bundle, "--ignore-eos", "--max-new-tokens", "300") as running:
+        assert running.stdin is not None and running.stdout is not None
+        running.stdin.write(b"hello\n")
+        running.stdin.flush()
+        assert running.stdout.read(4)
+        running.send_signal(signal.SIGTERM)
+        try:
+            running.wait(timeout=5)  # standard input stays open: it would wait for the next line
+        except subprocess.TimeoutExpired:
+            running.kill()
+    assert running.returncode == 130
+
+
+def test_batch_keeps_what_is_done(tiny_bundle: Path, tmp_path: Path):
+    requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(20)))
+    with started("batch", tiny_bundle, requests, results, "--max-new-tokens", "5", "--ignore-eos") as running:
+        while not results.is_file() or results.read_bytes().count(b"\n") < 2:
+            assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert errors.decode() == "interrupted\n"
+    lines = results.read_text().splitlines()
+    assert 2 <= len(lines) < 20
+    assert [json.loads(line)["line"] for line in lines] == list(range(1, len(lines) + 1))

@@ -1,0 +1,220 @@
+"""pass-run generate: its outputs, and what it does with everything it cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from pass_run import PASS_RUN, assert_refused, bundle_copy, output, pass_run, process, refusal
+
+PROMPT = "The quick brown fox"
+STATS = {
+    "plan",
+    "passes",
+    "mean_acceptance_length",
+    "acceptance_per_position",
+    "prefill_seconds",
+    "decode_seconds",
+    "decode_tokens_per_second",
+}
+
+
+def generated(bundle: Path, *arguments: object, stdin: str = "") -> dict:
+    return json.loads(output("generate", bundle, "--json", "--ignore-eos", *arguments, stdin=stdin))
+
+
+def test_json_has_the_documented_keys(tiny_bundle: Path):
+    answer = generated(tiny_bundle, "-p", PROMPT, "--max-new-tokens", 9, "--plan", "two-pass")
+    assert {"prompt_ids", "token_ids", "text", "finish_reason", "stats"} <= answer.keys()
+    assert answer["stats"].keys() >= STATS
+    assert len(answer["token_ids"]) == answer["stats"]["generated_tokens"] == 9
+    assert answer["finish_reason"] == "length"
+    assert answer["stats"]["plan"] == "two-pass"
+    assert len(answer["stats"]["acceptance_per_position"]) == answer["stats"]["lookahead"] == 6
+    assert 1 <= answer["stats"]["mean_acceptance_length"] <= 7
+    assert answer["stats"]["prefill_seconds"] > 0 and answer["stats"]["decode_seconds"] > 0
+
+
+def test_as_a_process(tiny_bundle: Path, tmp_path: Path):
+    """The rest of this file runs the command in the test's process: here is the same through the operating system."""
+    done = process("generate", tiny_bundle, "--json", "--max-new-tokens", 4, stdin=PROMPT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)["token_ids"]) <= 4
+    done = process("generate", tmp_path, "-p", PROMPT)
+    assert "is not a bundle" in assert_refused(done.returncode, done.stdout, done.stderr)
+
+
+def test_text_is_the_text_of_the_json(tiny_bundle: Path):
+    text = output("generate", tiny_bundle, "-p", PROMPT, "--max-new-tokens", 20, "--ignore-eos")
+    assert text == generated(tiny_bundle, "-p", PROMPT, "--max-new-tokens", 20)["text"] + "\n"
+
+
+def test_a_prompt_is_the_same_from_every_source(tiny_bundle: Path, tmp_path: Path):
+    prompt = "Über naïve 🦊\nsecond line"
+    file = tmp_path / "prompt.txt"
+    file.write_text(prompt, encoding="utf-8")
+    answers = [
+        generated(tiny_bundle, "-p", prompt, "--max-new-tokens", 4),
+        generated(tiny_bundle, "--prompt-file", file, "--max-new-tokens", 4),
+        generated(tiny_bundle, "--max-new-tokens", 4, stdin=prompt),
+    ]
+    ids = [answer["prompt_ids"] for answer in answers]
+    assert ids[0] == ids[1] == ids[2] and len(ids[0]) > 4
+    assert answers[0]["text"] == answers[1]["text"] == answers[2]["text"]
+
+
+def test_an_empty_prompt_begins_at_the_start_token(tiny_bundle: Path):
+    assert generated(tiny_bundle, "-p", "", "--max-new-tokens", 1)["prompt_ids"] == [0]
+
+
+def test_every_plan_writes_the_same_text(random_bundle: Path):
+    flags = ("-p", PROMPT, "--temperature", 1, "--seed", 5, "--max-new-tokens", 24)
+    plain = generated(random_bundle, *flags, "--plan", "ar")
+    fast = generated(random_bundle, *flags, "--plan", "two-pass", "--lookahead", 3)
+    assert fast["stats"]["lookahead"] == 3
+    assert fast["token_ids"] == plain["token_ids"]
+
+
+def test_a_reported_seed_repeats_the_text(tiny_bundle: Path):
+    flags = ("-p", PROMPT, "--temperature", 1, "--max-new-tokens", 24)
+    first, second = generated(tiny_bundle, *flags), generated(tiny_bundle, *flags)
+    assert first["seed"] != second["seed"] and first["token_ids"] != second["token_ids"]
+    assert generated(tiny_bundle, *flags, "--seed", first["seed"])["token_ids"] == first["token_ids"]
+
+
+def test_stop_ends_the_text_before_it(tiny_bundle: Path):
+    whole = generated(tiny_bundle, "-p", PROMPT, "--max-new-tokens", 30)["text"]
+    stop = whole[10:13]
+    answer = generated(tiny_bundle, "-p", PROMPT, "--max-new-tokens", 30, "--stop", stop)
+    assert answer["text"] == whole[: whole.index(stop)]
+    assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", stop)
+
+
+def test_chat_flag_uses_the_template(tiny_bundle: Path):
+    templated = generated(tiny_bundle, "-p", "<bos>[user]hello\n[assistant]", "--max-new-tokens", 1)
+    assert (
+        generated(tiny_bundle, "-p", "hello", "--chat", "--max-new-tokens", 1)["prompt_ids"]
+        == (templated["prompt_ids"])
+    )
+
+
+REFUSED_FLAGS = {
+    "unknown plan": (["--plan", "warp"], "ar, two-pass, auto"),
+    "lookahead beyond the bundle": (["--lookahead", "7"], "0 to 6"),
+    "negative lookahead": (["--lookahead", "-1"], "0 to 6"),
+    "negative temperature": (["--temperature", "-1"], "temperature"),
+    "temperature not a number": (["--temperature", "nan"], "temperature"),
+    "top-p 0": (["--top-p", "0"], "top-p"),
+    "top-k too large": (["--top-k", "1025"], "1024"),
+    "negative seed": (["--seed", "-1"], "seed"),
+    "no tokens": (["--max-new-tokens", "0"], "max-new-tokens"),
+    "unknown device": (["--device", "abacus"], "abacus"),
+    "negative threads": (["--threads", "-1"], "--threads"),
+    "two prompts": (["--prompt-file", "x"], "not both"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_FLAGS)
+def test_refused_flags(tiny_bundle: Path, case: str):
+    flags, expected = REFUSED_FLAGS[case]
+    assert expected in refusal("generate", tiny_bundle, "-p", PROMPT, *flags)
+
+
+def test_refused_prompts(tiny_bundle: Path, tmp_path: Path):
+    latin1 = tmp_path / "latin1.txt"
+    latin1.write_bytes("Straße".encode("latin-1"))
+    assert "not UTF-8" in refusal("generate", tiny_bundle, "--prompt-file", latin1)
+    assert "missing.txt" in refusal("generate", tiny_bundle, "--prompt-file", tmp_path / "missing.txt")
+    assert str(tmp_path) in refusal("generate", tiny_bundle, "--prompt-file", tmp_path)
+    assert "more than the KV capacity of 768" in refusal("generate", tiny_bundle, "-p", "12 " * 800)
+
+
+def test_non_utf8_standard_input(tiny_bundle: Path):
+    assert (
+        refusal("generate", tiny_bundle, stdin=b"\xff\xfe") == "error: the prompt in standard input is not UTF-8 text\n"
+    )
+
+
+def test_a_prompt_that_is_not_utf8(tiny_bundle: Path):
+    """Python hands bytes that are no UTF-8 to the command as half characters, which no tokenizer takes."""
+    command = [*PASS_RUN, "generate", str(tiny_bundle), "-p", b"Stra\xdfe"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "UTF-8" in assert_refused(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_directory_that_is_no_bundle(tmp_path: Path):
+    assert "is not a bundle" in refusal("generate", tmp_path, "-p", PROMPT)
+    assert "is not a bundle" in refusal("generate", tmp_path / "nowhere", "-p", PROMPT)
+
+
+@pytest.mark.parametrize("name", ["trunk.onnx", "trunk.onnx.data", "tokenizer.json", "tail.ar.greedy.onnx"])
+def test_one_flipped_byte(tiny_bundle: Path, tmp_path: Path, name: str):
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
+    content = bytearray((tiny_bundle / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(content)
+    line = refusal("generate", copy, "-p", PROMPT)
+    assert name in line and "SHA-256" in line
+
+
+def test_a_missing_and_a_short_file(tiny_bundle: Path, tmp_path: Path):
+    name = "trunk.onnx.data"
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
+    assert "is missing" in refusal("generate", copy, "-p", PROMPT, "--trust-bundle")
+    (copy / name).write_bytes((tiny_bundle / name).read_bytes()[:-1])
+    assert "bytes instead of" in refusal("generate", copy, "-p", PROMPT, "--trust-bundle")
+
+
+MANIFEST_CHANGES = {
+    "version": ({"version": 2}, "version 2 is not 1"),
+    "unknown key": ({"speed": "warp"}, "unknown key 'speed'"),
+    "noise": ({"noise": {"scheme": "other", "block": 8, "bits": 30}}, "noise scheme 'other'"),
+    "format": ({"format": "zip"}, "format"),
+}
+
+
+@pytest.mark.parametrize("case", MANIFEST_CHANGES)
+def test_a_manifest_of_another_kind(tiny_bundle: Path, tmp_path: Path, case: str):
+    change, expected = MANIFEST_CHANGES[case]
+    name = "pass_config.json"
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
+    manifest = json.loads((tiny_bundle / name).read_text())
+    (copy / name).write_text(json.dumps(manifest | change))
+    line = refusal("generate", copy, "-p", PROMPT)
+    assert expected in line and name in line
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff"], ids=repr)
+def test_a_manifest_that_is_no_manifest(tiny_bundle: Path, tmp_path: Path, content: bytes):
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="pass_config.json")
+    (copy / "pass_config.json").write_bytes(content)
+    assert "pass_config.json" in refusal("generate", copy, "-p", PROMPT)
+
+
+def test_unknown_flag_is_a_usage_error(tiny_bundle: Path):
+    done = pass_run("generate", tiny_bundle, "--wrap")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Usage: ") and "--wrap" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+def test_a_reader_that_goes_away(tiny_bundle: Path, flags: list[str]):
+    """Like `| head -c 1`, without a race: the pipe has no reader from the start."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [*PASS_RUN, "generate", str(tiny_bundle), "-p", PROMPT, "--max-new-tokens", "9", *flags]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 141  # what the shell reports for SIGPIPE
+
+
+def test_output_on_a_full_disk(tiny_bundle: Path):
+    command = [*PASS_RUN, "generate", str(tiny_bundle), "-p", PROMPT, "--max-new-tokens", "9"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr

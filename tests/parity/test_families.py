@@ -1,0 +1,117 @@
+"""Every supported family through the whole export, against the Hugging Face model it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SilentProgress, make_model
+
+from pass_exporter.config import ExportConfig
+from pass_exporter.export import ExportReport, export
+from pass_exporter.families import SUPPORTED
+from pass_runtime import GenerateOptions, load
+from pass_runtime.lossless import first_difference, run_tokens
+
+PROMPT = "The quick brown fox"
+RELATIVE_ERROR = 2e-5  # five times under the exporter's own limit; float32 kernels in another order give about 2e-6
+WINDOW = 64
+
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 192}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+MHA, MQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 1}
+
+# name -> (model_type, config). The variants are folded together: one export takes seconds.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"tie_word_embeddings": False}),
+    "llama tied llama3-rope MQA": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3} | MQA),
+    "llama biases linear-rope MHA": ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LINEAR} | MHA),
+    "llama yarn-rope": ("llama", {"rope_parameters": YARN}),
+    "mistral window": ("mistral", {"sliding_window": WINDOW}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16}),
+    "qwen3": ("qwen3", {}),
+    "phi3": ("phi3", {} | MHA),
+    "phi3 partial rotary": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "gemma": ("gemma", {"hidden_activation": "gelu_pytorch_tanh"} | MQA),
+    "olmo2": ("olmo2", {}),
+}
+
+
+def test_every_supported_family_is_here():
+    assert {family for family, _ in MODELS.values()} == set(SUPPORTED)
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda name: name.replace(" ", "-"))
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport]:
+    family, config = MODELS[request.param]
+    directory = tmp_path_factory.mktemp(family)
+    model = make_model(directory / "model", family, **config)
+    randomize_vectors(model)
+    return model, export(ExportConfig(str(model), lookahead=2, output=directory / "bundle"), SilentProgress())
+
+
+def randomize_vectors(directory: Path) -> None:
+    """New models have biases of 0 and norm scales of 1, with which a lost bias would go unseen."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += torch.randn(parameter.shape, generator=generator) * 0.3
+    model.save_pretrained(directory)
+
+
+def reference(model: Path, prompt: list[int], tokens: int) -> list[int]:
+    """Hugging Face's greedy continuation, end-of-sequence ignored."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    torch_model.generation_config.eos_token_id = None
+    ids = torch.tensor([prompt])
+    out = torch_model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens)
+    return out[0, len(prompt) :].tolist()
+
+
+def test_trunk_and_text_equal_torch(exported: tuple[Path, ExportReport]):
+    model, report = exported
+    assert report.relative_error < RELATIVE_ERROR
+    session = load(report.output, "cpu")
+    prompt = session.encode(PROMPT)
+    # Where the capacity is short, write to its end: the last token is drawn from the last cache entry.
+    tokens = min(24, report.manifest.model.max_capacity - len(prompt) + 1)
+    if report.manifest.model.family == "mistral":
+        tokens = WINDOW - len(prompt) + 1
+    expected = reference(model, prompt, tokens)
+    for plan in ("ar", "two-pass"):
+        options = GenerateOptions(max_new_tokens=tokens + 1, plan=plan, ignore_eos=True)
+        ours = run_tokens(session, prompt, options).token_ids[:tokens]
+        difference = first_difference(session, prompt, options, expected, ours)
+        assert difference is None or difference.is_near_tie, f"{plan}: {difference}"
+
+
+def test_geometry_is_the_configs(exported: tuple[Path, ExportReport]):
+    import json
+
+    model, report = exported
+    config = json.loads((model / "config.json").read_text())
+    info = report.manifest.model
+    assert info.family == config["model_type"]
+    assert (info.layers, info.heads, info.head_dim) == (2, 4, 16)
+    assert info.kv_heads == config["num_key_value_heads"]
+    assert info.max_capacity == (WINDOW if info.family == "mistral" else 768)

@@ -1,0 +1,153 @@
+"""The promise: whatever the plan, the tokens are those of plain decoding with the same seed.
+
+The tiny bundle drafts the same token everywhere, the random one drafts nonsense; both must not change the text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.lossless import first_difference, run_tokens
+
+SAMPLING = [(0.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 0.9), (1.0, 50, 0.8)]
+SEEDS = (0, 7, 2**63 + 1)
+PROMPTS = {
+    "one token": "a",
+    "text": "The quick brown fox jumps over",
+    "code": "def add(a, b):\n    return",
+    "bytes": "Über 12345 naïve 🦊",
+    "long": "The quick brown fox jumps over the lazy dog. def add(a, b): " * 15,
+}
+TOKENS = 32
+
+
+@pytest.fixture(scope="module", params=["tiny_bundle", "random_bundle"])
+def bundle(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def session(bundle: Path) -> Session:
+    return load(bundle, "cpu")
+
+
+def options(sampling: SamplingParams, plan: str, lookahead: int | None = None, **more) -> GenerateOptions:
+    more = {"max_new_tokens": TOKENS, "ignore_eos": True} | more
+    return GenerateOptions(sampling=sampling, plan=plan, lookahead=lookahead, **more)
+
+
+def assert_same_text(session: Session, prompt: list[int], plain: list[int], fast: GenerateOptions) -> None:
+    tokens = run_tokens(session, prompt, fast).token_ids
+    difference = first_difference(session, prompt, fast, plain, tokens)
+    if difference is not None:
+        print(f"\n{fast.plan} L={fast.lookahead} {fast.sampling}: {difference}")
+        assert difference.is_near_tie, str(difference)
+
+
+def test_the_long_prompt_spans_prefill_chunks(session: Session):
+    assert len(session.encode(PROMPTS["long"])) > 300
+    assert len(session.encode(PROMPTS["one token"])) == 1
+
+
+@pytest.mark.parametrize("values", SAMPLING, ids=str)
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_two_pass_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
+    ids = session.encode(PROMPTS[prompt])
+    for seed in SEEDS[:2] if values[0] == 0 or prompt == "long" else SEEDS:
+        sampling = SamplingParams(*values, seed)
+        plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
+        assert len(plain) == TOKENS
+        for lookahead in range(1, 7):
+            assert_same_text(session, ids, plain, options(sampling, "two-pass", lookahead))
+
+
+@pytest.mark.parametrize("values", [(1.0, 0, 1.0), (1.0, 50, 0.8)], ids=str)
+def test_the_seed_decides_the_text(session: Session, values: tuple[float, int, float]):
+    prompt = session.encode(PROMPTS["text"])
+
+    def text(seed: int) -> tuple[int, ...]:
+        return tuple(run_tokens(session, prompt, options(SamplingParams(*values, seed), "two-pass")).token_ids)
+
+    texts = [text(seed) for seed in range(6)]
+    assert len(set(texts)) == 6
+    assert [text(seed) for seed in range(6)] == texts
+
+
+def test_greedy_ignores_the_seed(session: Session):
+    prompt = session.encode(PROMPTS["text"])
+    texts = {
+        tuple(run_tokens(session, prompt, options(SamplingParams(seed=seed), "ar")).token_ids) for seed in range(3)
+    }
+    assert len(texts) == 1
+
+
+def test_other_requests_in_between_change_nothing(session: Session):
+    """One session serves one request after another: what an earlier one left in the buffers must not matter."""
+    jobs = [
+        (session.encode(prompt), options(SamplingParams(*values, seed=3), plan, lookahead))
+        for prompt in PROMPTS.values()
+        for values, plan, lookahead in [
+            ((0.0, 0, 1.0), "two-pass", 6),
+            ((1.0, 0, 1.0), "ar", None),
+            ((1.0, 50, 0.8), "two-pass", 2),
+        ]
+    ]
+    forwards = [run_tokens(session, *job).token_ids for job in jobs]
+    backwards = [run_tokens(session, *job).token_ids for job in reversed(jobs)]
+    assert backwards[::-1] == forwards
+
+
+def test_a_request_ended_early_leaves_no_trace(session: Session):
+    prompt = session.encode(PROMPTS["text"])
+    request = options(SamplingParams(1.0, seed=5), "two-pass")
+    expected = run_tokens(session, prompt, request).token_ids
+    for passes in range(1, 5):  # ends after a draft pass and after a verify pass
+        running = iter(session.generate_ids(session.encode(PROMPTS["bytes"]), request))
+        for _ in range(passes):
+            next(running)
+        running.close()
+        assert run_tokens(session, prompt, request).token_ids == expected
+
+
+@pytest.mark.parametrize("values", [(0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 50, 0.8)], ids=str)
+def test_a_reused_prefix_changes_nothing(bundle: Path, session: Session, values: tuple[float, int, float]):
+    """A conversation: each turn's prompt is the turn before, its answer, and something new."""
+    sampling = SamplingParams(*values, seed=11)
+    fast = options(sampling, "two-pass", reuse_prefix=True)
+    prompt = session.encode(PROMPTS["code"])
+    for turn in range(4):
+        plain = run_tokens(session, prompt, options(sampling, "ar")).token_ids
+        assert_same_text(session, prompt, plain, fast)
+        # Behind the answer the cache now holds K/V of refused drafts: the next turn must not read them.
+        kept = len(prompt)
+        prompt = [*prompt, *plain, *session.encode(f"turn {turn}")]
+        plain = run_tokens(load(bundle, "cpu"), prompt, options(sampling, "ar")).token_ids
+        reusing = run_tokens(session, prompt, fast)
+        assert reusing.stats.cached_tokens >= kept
+        difference = first_difference(session, prompt, fast, plain, reusing.token_ids)
+        assert difference is None or difference.is_near_tie, str(difference)
+
+
+def test_a_prefix_that_parts_is_cut(session: Session):
+    fast = options(SamplingParams(1.0, seed=4), "two-pass", reuse_prefix=True)
+    prompt = session.encode(PROMPTS["long"])
+    other = [*prompt[:100], 5, 6, 7]
+    plain = run_tokens(session, other, options(fast.sampling, "ar")).token_ids
+    run_tokens(session, prompt, fast)
+    reusing = run_tokens(session, other, fast)
+    assert reusing.stats.cached_tokens == 100
+    assert reusing.token_ids == plain
+
+
+def test_growing_the_cache_changes_nothing(bundle: Path):
+    """600 new tokens cross two capacities, where the cache moves to larger buffers."""
+    session = load(bundle, "cpu")
+    prompt = session.encode(PROMPTS["text"])
+    for sampling in (SamplingParams(), SamplingParams(1.0, seed=2)):
+        plain = run_tokens(session, prompt, options(sampling, "ar", max_new_tokens=600)).token_ids
+        assert len(prompt) + len(plain) > 512
+        fresh = load(bundle, "cpu")  # starts in the smallest capacity again
+        assert_same_text(fresh, prompt, plain, options(sampling, "two-pass", 3, max_new_tokens=600))

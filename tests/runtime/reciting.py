@@ -1,0 +1,53 @@
+"""Sessions over the tiny bundle's tails and tokenizer whose model recites what a test wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from pass_runtime.manifest import read_manifest
+from pass_runtime.scripted import scripted_backend
+from pass_runtime.session import Session
+
+BOS, EOS = 0, 1
+Script = Callable[[int], int]
+
+
+def words(position: int) -> int:
+    """A text without repeats nearby and without special tokens; every script here is a function of the position."""
+    return 2 + (position * 37 + position // 7) % 317
+
+
+def wrong(position: int) -> int:
+    """Never the word at that position."""
+    return 2 + (words(position) - 1) % 317
+
+
+def right_unless(misses: Callable[[int], bool]) -> Script:
+    return lambda position: wrong(position) if misses(position) else words(position)
+
+
+def reciting_session(bundle: Path, target: Script = words, drafter: Script | None = None) -> Session:
+    manifest = read_manifest(bundle)
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    return Session(manifest, scripted_backend(bundle, manifest, target, drafter or target), tokenizer)
+
+
+def recite(ids: Sequence[int], start: int = 1) -> Script:
+    """`ids` from position `start` on, then end-of-sequence."""
+    return lambda position: ids[position - start] if 0 <= position - start < len(ids) else EOS
+
+
+def plans_run(session: Session) -> list[str]:
+    """A list that grows by the name of every plan that runs."""
+    names: list[str] = []
+    step = session.backend.step
+
+    def recorded(plan):
+        names.append(plan.name)
+        return step(plan)
+
+    session.backend.step = recorded  # type: ignore[method-assign]
+    return names

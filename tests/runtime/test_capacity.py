@@ -1,0 +1,141 @@
+"""The end of the KV capacity, and the way there: buckets, narrower windows, finish_reason "length"."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from reciting import plans_run, reciting_session, right_unless, words
+
+from pass_runtime.errors import PassError
+from pass_runtime.lossless import first_difference
+from pass_runtime.ort_backend import FIRST_CAPACITY, doubling_capacities
+from pass_runtime.sampling import SamplingParams
+from pass_runtime.session import GenerateOptions, Session, load
+
+CAPACITY = 768  # the tiny model's
+SHAPES = [("ar", 0), ("two-pass", 1), ("two-pass", 3), ("two-pass", 6)]
+
+
+def run(
+    session: Session,
+    prompt: list[int],
+    plan: str = "two-pass",
+    lookahead: int = 6,
+    tokens: int = 2000,
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+):
+    options = GenerateOptions(tokens, sampling, plan=plan, lookahead=lookahead, ignore_eos=True)
+    stream = session.generate_ids(prompt, options)
+    for _ in stream:
+        pass
+    return stream
+
+
+@pytest.mark.parametrize("maximum", [4, FIRST_CAPACITY - 4, FIRST_CAPACITY, FIRST_CAPACITY + 4, 768, 4096, 131072])
+def test_capacities_double_up_to_the_models_own(maximum):
+    sizes = doubling_capacities(maximum)
+    assert sizes[0] == min(FIRST_CAPACITY, maximum)
+    assert sizes[-1] == maximum
+    for smaller, larger in itertools.pairwise(sizes):
+        assert larger == 2 * smaller or (larger == maximum and smaller < larger < 2 * smaller)
+
+
+@pytest.mark.parametrize(("plan", "lookahead"), SHAPES)
+@pytest.mark.parametrize("room", range(1, 17))
+def test_running_into_the_capacity(tiny_bundle, plan, lookahead, room):
+    """Every plan fills the capacity to its last entry: the last token is drawn from a cache of all 768."""
+    session = reciting_session(tiny_bundle)
+    prompt = [5] * (CAPACITY - room)
+    stream = run(session, prompt, plan, lookahead)
+    assert stream.token_ids == [words(len(prompt) + i) for i in range(room + 1)]
+    assert (stream.finish_reason, stream.stop_reason) == ("length", None)
+    assert session.backend.length == CAPACITY
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(0.9, seed=1), SamplingParams(0.9, 50, 0.9)], ids=["plain", "truncated"]
+)
+@pytest.mark.parametrize("room", [1, 2, 6, 7, 8, 9])
+def test_there_is_noise_up_to_the_last_position(tiny_bundle, room, params):
+    """The sampling tails look up noise by position, the last of which is one past the cache."""
+    stream = run(reciting_session(tiny_bundle), [5] * (CAPACITY - room), sampling=params)
+    assert stream.token_ids == [words(CAPACITY - room + i) for i in range(room + 1)]
+
+
+@pytest.mark.parametrize("misses", [lambda p: True, lambda p: p % 3 == 0], ids=["hostile", "middling"])
+def test_bad_drafts_do_not_move_the_end(tiny_bundle, misses):
+    session = reciting_session(tiny_bundle, drafter=right_unless(misses))
+    assert run(session, [5] * 755).token_ids == [words(755 + i) for i in range(14)]
+
+
+def test_the_last_windows_are_narrower(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    names = plans_run(session)
+    run(session, [5] * (CAPACITY - 13))
+    # 754 cached entries; a round of L = 6 leads to 762, where a draft and 5 rows to verify fill the last 6.
+    assert names == ["draft-6", "verify-6", "draft-4", "verify-4"]
+
+
+def test_the_last_entry_of_the_cache_takes_one_row(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    names = plans_run(session)
+    run(session, [5] * (CAPACITY - 1))
+    assert names == ["ar", "ar"]
+
+
+@pytest.mark.parametrize(("plan", "lookahead"), SHAPES)
+def test_a_prompt_of_the_whole_capacity_has_one_answer(tiny_bundle, plan, lookahead):
+    session = reciting_session(tiny_bundle)
+    stream = run(session, [5] * CAPACITY, plan, lookahead)
+    assert stream.token_ids == [words(CAPACITY)]
+    assert stream.finish_reason == "length"
+
+
+def test_a_prompt_beyond_the_capacity_is_refused(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    with pytest.raises(PassError, match=r"769 tokens.* 768"):
+        run(session, [5] * (CAPACITY + 1))
+    assert run(session, [5], tokens=3).token_ids == [words(i) for i in (1, 2, 3)]  # no harm done
+
+
+def test_max_new_tokens_at_the_end_of_the_capacity(tiny_bundle):
+    for tokens in (3, 4, 5, 6):
+        stream = run(reciting_session(tiny_bundle), [5] * (CAPACITY - 4), tokens=tokens)
+        assert len(stream.token_ids) == min(tokens, 5)
+        assert stream.finish_reason == "length"
+
+
+def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    small, large = session.backend.capabilities.capacities[-2:]
+    capacities, before = [], small - 23
+    for _ in session.generate_ids([5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)):
+        # A window of 7 rows was written behind `before` entries.
+        assert session.backend.capacity == (large if before + 7 > small else small)
+        before = session.backend.length
+        capacities.append(session.backend.capacity)
+    assert set(capacities) == {small, large}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_growing_keeps_the_cache(tiny_bundle, temperature):
+    """The real model: a cache moved to a larger one on the way, against the larger one from the start."""
+    asked = GenerateOptions(40, SamplingParams(temperature, seed=1), plan="two-pass", ignore_eos=True)
+    session = load(tiny_bundle, "cpu", threads=1)
+    small, large = session.backend.capabilities.capacities[-2:]
+    prompt = np.random.default_rng(4).integers(2, 300, small - 17).tolist()
+
+    def tokens() -> list[int]:
+        return [token for piece in session.generate_ids(prompt, asked) for token in piece]
+
+    stream = iter(session.generate_ids(prompt, asked))
+    next(stream)
+    assert session.backend.capacity == small
+    stream.close()
+    grown, wide = tokens(), tokens()
+    assert session.backend.capacity == large
+    assert len(grown) == 40
+    difference = first_difference(session, prompt, asked, grown, wide)
+    assert difference is None or difference.is_near_tie, difference

@@ -1,0 +1,243 @@
+"""pass_config.json and the files it lists: whatever is wrong is a one-line PassError that names the file."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pass_runtime.errors import PassError
+from pass_runtime.manifest import FILE_NAME, Manifest, file_info, read_manifest, verify_files
+from pass_runtime.session import load
+
+QUICK = settings(derandomize=True, deadline=None, max_examples=60)
+FREE_KEYS = {"files", "tools"}
+"""Objects of the manifest whose keys are names that it makes up itself."""
+
+
+@pytest.fixture(scope="module")
+def document(tiny_bundle) -> dict:
+    """The real manifest as JSON; tests change copies."""
+    return json.loads((tiny_bundle / FILE_NAME).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory) -> Path:
+    """A directory for manifests alone (hypothesis rewrites it for every example)."""
+    return tmp_path_factory.mktemp("manifest")
+
+
+@pytest.fixture
+def bundle(tiny_bundle, tmp_path) -> Path:
+    """A bundle of links to the shared one's files, which a test replaces one at a time."""
+    for path in tiny_bundle.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+def replace(path: Path, data: bytes) -> None:
+    path.unlink()
+    path.write_bytes(data)
+
+
+def refusal(call, *args, **options) -> str:
+    """The message of the PassError that `call` must raise: one line."""
+    with pytest.raises(PassError) as error:
+        call(*args, **options)
+    message = str(error.value)
+    assert message == message.strip() != ""
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+def refusal_of(document: dict, scratch: Path) -> str:
+    (scratch / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
+    message = refusal(read_manifest, scratch)
+    assert str(scratch / FILE_NAME) in message
+    return message
+
+
+def objects(node, path=()) -> list[tuple]:
+    """Paths of all JSON objects with fixed keys."""
+    found = []
+    if isinstance(node, dict) and not FREE_KEYS & set(path[-1:]):
+        found.append(path)
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in children:
+        found += objects(child, (*path, key))
+    return found
+
+
+def at(document: dict, path: tuple):
+    for key in path:
+        document = document[key]
+    return document
+
+
+def test_the_real_manifest_is_read(tiny_bundle):
+    manifest = read_manifest(tiny_bundle)
+    verify_files(tiny_bundle, manifest)
+    assert manifest.lookahead.length == 6
+    assert {plan.name for plan in manifest.plans} >= {"ar", "draft-6", "verify-6"}
+    assert set(manifest.files) == {path.name for path in tiny_bundle.iterdir()} - {FILE_NAME}
+
+
+def test_round_trip(tiny_bundle):
+    manifest = read_manifest(tiny_bundle)
+    assert Manifest.model_validate_json(manifest.model_dump_json()) == manifest
+
+
+@QUICK
+@given(data=st.data(), key=st.text(min_size=1, max_size=8), value=st.one_of(st.none(), st.integers(), st.just({})))
+def test_unknown_keys_are_refused_at_every_level(document, scratch, data, key, value):
+    changed = copy.deepcopy(document)
+    target = at(changed, data.draw(st.sampled_from(objects(changed))))
+    key = key if key not in target else key + "?"
+    target[key] = value
+    refusal_of(changed, scratch)
+
+
+def test_an_unknown_key_is_named(document, scratch):
+    assert "model.rope" in refusal_of(document | {"model": document["model"] | {"rope": 1}}, scratch)
+
+
+@QUICK
+@given(data=st.data())
+def test_missing_keys_are_refused_at_every_level(document, scratch, data):
+    changed = copy.deepcopy(document)
+    paths = [path for path in objects(changed) if path[-1:] != ("tails",)]  # a plan may have fewer samplers
+    target = at(changed, data.draw(st.sampled_from(paths)))
+    key = data.draw(st.sampled_from(sorted(target)))
+    del target[key]
+    assert key in refusal_of(changed, scratch)
+
+
+@QUICK
+@given(data=st.data())
+def test_values_of_another_type_are_refused(document, scratch, data):
+    changed = copy.deepcopy(document)
+    target = at(changed, data.draw(st.sampled_from(objects(changed))))
+    key = data.draw(st.sampled_from(sorted(target)))
+    wrong = {"x": []} if not isinstance(target[key], dict) else 7
+    target[key] = data.draw(st.sampled_from([wrong, 1.5, [[None]]]))
+    refusal_of(changed, scratch)
+
+
+@pytest.mark.parametrize("version", [0, 2, 99, "1", None, 1.5])
+def test_other_versions_are_refused(document, scratch, version):
+    """Before anything else: a newer manifest has newer keys too, and the version is what explains them."""
+    message = refusal_of(document | {"version": version, "news": 1}, scratch)
+    assert "version" in message
+    assert repr(version) in message
+
+
+@pytest.mark.parametrize("change", [{"format": "pass"}, {"format": None}, {"opset": "24"}])
+def test_other_formats_are_refused(document, scratch, change):
+    assert next(iter(change)) in refusal_of(document | change, scratch)
+
+
+@pytest.mark.parametrize("change", [{"scheme": "other"}, {"block": 16}, {"bits": 31}])
+def test_another_noise_scheme_is_refused(document, scratch, change):
+    """Its tails would draw other tokens than this version's tests and sampler know."""
+    assert "noise" in refusal_of(document | {"noise": document["noise"] | change}, scratch)
+
+
+@QUICK
+@given(cut=st.integers(0, 10**6))
+def test_a_truncated_manifest_is_refused(tiny_bundle, scratch, cut):
+    whole = (tiny_bundle / FILE_NAME).read_bytes().rstrip()
+    (scratch / FILE_NAME).write_bytes(whole[: cut % len(whole)])
+    assert FILE_NAME in refusal(read_manifest, scratch)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"\x80", b"not json", b"{}", b"[" * 5000])
+def test_what_is_not_a_manifest_is_refused(scratch, data):
+    (scratch / FILE_NAME).write_bytes(data)
+    assert str(scratch / FILE_NAME) in refusal(read_manifest, scratch)
+
+
+def test_no_bundle_there(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "odd" / FILE_NAME).mkdir(parents=True)
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file", tmp_path / "odd"):
+        assert str(path) in refusal(load, path)
+
+
+@QUICK
+@given(data=st.data())
+def test_a_flipped_byte_is_found(tiny_bundle, tmp_path_factory, data):
+    bundle = tmp_path_factory.mktemp("flipped")
+    manifest = read_manifest(tiny_bundle)
+    small = sorted(name for name, info in manifest.files.items() if info.bytes < 500_000)
+    name = data.draw(st.sampled_from(small))
+    for path in tiny_bundle.iterdir():
+        if path.name != name:
+            (bundle / path.name).symlink_to(path)
+    content = bytearray((tiny_bundle / name).read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    (bundle / name).write_bytes(content)
+    assert str(bundle / name) in refusal(verify_files, bundle, manifest)
+    verify_files(bundle, manifest, hashes=False)  # what `hashes` turns off, and nothing else
+
+
+@pytest.mark.parametrize("hashes", [True, False])
+@pytest.mark.parametrize("name", ["trunk.onnx.data", "tail.ar.greedy.onnx", "tokenizer.json", "chat_template.jinja"])
+def test_missing_truncated_and_swapped_files_are_found(bundle, name, hashes):
+    manifest, path = read_manifest(bundle), bundle / name
+    replace(path, path.read_bytes()[:-1])
+    assert str(path) in refusal(verify_files, bundle, manifest, hashes=hashes)
+    replace(path, b"")
+    assert str(path) in refusal(load, bundle, "cpu", verify=hashes)
+    path.unlink()
+    assert str(path) in refusal(verify_files, bundle, manifest, hashes=hashes)
+    path.mkdir()
+    assert str(path) in refusal(load, bundle, "cpu", verify=hashes)
+
+
+def test_a_foreign_file_of_the_same_size_is_found(bundle, tiny_bundle):
+    """A graph that loads and runs, in the place of another."""
+    name, other = "tail.draft-5.greedy.onnx", "tail.draft-6.greedy.onnx"
+    replace(bundle / name, (tiny_bundle / other).read_bytes())
+    assert (bundle / name).stat().st_size == read_manifest(bundle).files[name].bytes
+    assert str(bundle / name) in refusal(load, bundle, "cpu")
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../secret", "..", "x/.."])
+def test_names_that_leave_the_bundle_are_refused(bundle, document, name):
+    (bundle.parent / "secret").write_bytes(b"x")
+    files = document["files"] | {name: {"sha256": "0" * 64, "bytes": 1}}
+    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
+    message = refusal(load, bundle, "cpu")
+    assert "outside the bundle" in message
+    assert repr(name) in message
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "two\nlines", "nul\0", "tail.ar.greedy.onnx/inside"])
+def test_odd_file_names_are_missing_files(bundle, document, name):
+    files = document["files"] | {name: {"sha256": "0" * 64, "bytes": 1}}
+    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
+    refusal(load, bundle, "cpu")
+
+
+@pytest.mark.parametrize("file", ["trunk.onnx", "tail.verify-3.sample.onnx", "tokenizer.json"])
+def test_files_in_use_must_be_listed(bundle, document, file):
+    """Or nobody would check them."""
+    files = {name: info for name, info in document["files"].items() if name != file}
+    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
+    (bundle / file).unlink()
+    assert file in refusal(load, bundle, "cpu")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "trunk.onnx", "chat_template.jinja"])
+def test_a_file_that_is_the_exported_one_but_broken(bundle, document, name):
+    """The hash is right and the content is not: an engine's complaint is a PassError too."""
+    broken = b"{% broken \xff"
+    replace(bundle / name, broken)
+    info = file_info(bundle / name)
+    files = document["files"] | {name: {"sha256": info.sha256, "bytes": info.bytes}}
+    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
+    assert name in refusal(load, bundle, "cpu")

@@ -1,0 +1,125 @@
+"""The random numbers: Philox against its published answers, offsets as functions of seed and position, the tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from pass_runtime import noise
+
+BELOW_2_64 = st.integers(0, 2**64 - 1)
+ONES = 0xFFFFFFFF
+
+# kat_vectors of Random123, lines "philox4x32 10".
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((ONES, ONES, ONES, ONES), (ONES, ONES), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
+def test_known_answers(counter, key, answer):
+    words = noise.philox4x32(np.array(counter, np.uint32), np.array(key, np.uint32))
+    assert words.dtype == np.uint32
+    assert words.tolist() == list(answer)
+
+
+def test_vectorised_over_counters():
+    counters = np.array([counter for counter, _, _ in KNOWN_ANSWERS], np.uint32)
+    keys = np.array([key for _, key, _ in KNOWN_ANSWERS], np.uint32)
+    assert noise.philox4x32(counters, keys).tolist() == [list(answer) for _, _, answer in KNOWN_ANSWERS]
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(seed=BELOW_2_64, position=st.integers(0, 2**40))
+def test_offsets_are_the_top_halves_of_two_philox_words(seed, position):
+    """The definition that other runtimes (C++) must repeat: counter = position, key = seed, both low word first."""
+    counter = np.array([position & ONES, position >> 32, 0, 0], np.uint32)
+    key = np.array([seed & ONES, seed >> 32], np.uint32)
+    expected = [int(word) >> 16 for word in noise.philox4x32(counter, key)[:2]]
+    assert noise.noise_offsets(seed, np.array([position])).tolist() == [expected]
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(seed=BELOW_2_64, start=st.integers(0, 2**33))
+def test_offsets_are_in_range_and_belong_to_the_position_alone(seed, start):
+    positions = np.arange(start, start + 64, dtype=np.int64)
+    offsets = noise.noise_offsets(seed, positions)
+    assert offsets.shape == (64, 2)
+    assert offsets.dtype == np.int64
+    assert offsets.min() >= 0
+    assert offsets.max() < 2**16
+    # Asking for other positions beside it, in another order, changes nothing.
+    assert np.array_equal(noise.noise_offsets(seed, positions[::-3]), offsets[::-3])
+
+
+def test_offsets_use_their_whole_range_evenly():
+    offsets = noise.noise_offsets(7, np.arange(200_000, dtype=np.int64))
+    for column in offsets.T:
+        for bins in (np.bincount(column >> 8, minlength=256), np.bincount(column & 255, minlength=256)):
+            assert chisquare(bins).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("flipped", [0, 1, 31, 32, 33, 63])
+def test_every_bit_of_the_seed_matters(flipped):
+    positions = np.arange(1000, dtype=np.int64)
+    seed = 0x0123456789ABCDEF
+    same = (noise.noise_offsets(seed, positions) == noise.noise_offsets(seed ^ (1 << flipped), positions)).mean()
+    assert same < 0.01  # by chance: 2^-16
+
+
+def test_positions_have_offsets_of_their_own():
+    offsets = noise.noise_offsets(3, np.arange(10_000, dtype=np.int64))
+    assert len(np.unique(offsets, axis=0)) >= 9_999  # a shared pair has probability 2^-32 for each of 5e7 pairs
+
+
+def test_positions_beyond_32_bits_do_not_wrap():
+    low, high = noise.noise_offsets(3, np.array([5, 5 + 2**32], np.int64))
+    assert low.tolist() != high.tolist()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 320, 1501])
+def test_tables_reach_every_token_from_every_offset(vocab_size):
+    blocks = -(-vocab_size // 8)
+    for table in noise.noise_tables(vocab_size):
+        assert table.shape == (2**16 - 1 + blocks, 8)
+        assert table.dtype == np.int32
+        # The last offset's block of the last token is the last row.
+        assert (2**16 - 1) * 8 + vocab_size - 1 < table.size <= (2**16 - 1) * 8 + vocab_size + 7
+
+
+def test_tables_hold_uniform_30_bit_integers():
+    for table in noise.noise_tables(320):
+        values = table.ravel().astype(np.int64)
+        assert values.min() >= 0
+        assert values.max() < 2**30
+        for bits in (values >> 20, (values >> 10) & 1023, values & 1023):
+            assert chisquare(np.bincount(bits, minlength=1024)).pvalue > 1e-3
+
+
+def test_tables_differ_and_do_not_depend_on_the_vocabulary():
+    """A larger vocabulary only appends rows: one token's noise is the same in every bundle."""
+    first, second = noise.noise_tables(320)
+    assert (first == second).mean() < 1e-4
+    for small, large in zip(noise.noise_tables(320), noise.noise_tables(1501), strict=True):
+        assert np.array_equal(small, large[: len(small)])
+
+
+def test_tables_are_not_correlated_along_rows_columns_or_with_each_other():
+    first, second = (table.astype(np.float64) for table in noise.noise_tables(320))
+    pairs = {
+        "next row": (first[1:], first[:-1]),
+        "next entry": (first.ravel()[1:], first.ravel()[:-1]),
+        "other table": (first, second),
+    }
+    for name, (a, b) in pairs.items():
+        correlation = np.corrcoef(a.ravel(), b.ravel())[0, 1]
+        assert abs(correlation) < 4 / np.sqrt(a.size), name

@@ -1,0 +1,175 @@
+"""Plans: the mask and the positions, each against a definition in words written out a second time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pass_runtime.errors import PassError
+from pass_runtime.plan import (
+    MAX_LOOKAHEAD,
+    MODES,
+    Plan,
+    RowKind,
+    ar_plan,
+    bundle_plans,
+    draft_plan,
+    make_cycle,
+    prefill_plan,
+    verify_plan,
+)
+
+QUICK = settings(derandomize=True, deadline=None, max_examples=60)
+LENGTHS = st.integers(1, MAX_LOOKAHEAD)
+
+
+@st.composite
+def any_plan(draw) -> Plan:
+    """Any drafts and any groups, the fused shapes (a group behind every prefix of the drafts) among them."""
+    drafts = draw(st.integers(0, 8))
+    groups = draw(st.lists(st.integers(0, 6), max_size=drafts + 1))
+    return Plan("any", drafts, tuple(groups))
+
+
+def ancestors(plan: Plan, row: int) -> set[int]:
+    seen = set()
+    while row >= 0:
+        seen.add(row)
+        row = plan.rows[row].parent
+    return seen
+
+
+def group_rows(plan: Plan) -> list[range]:
+    """The row indices of each look-ahead group."""
+    starts = np.cumsum([1 + plan.drafts, *plan.groups])
+    return [range(a, a + size) for a, size in zip(starts, plan.groups, strict=False)]
+
+
+@QUICK
+@given(plan=any_plan())
+def test_a_row_sees_itself_and_its_ancestors_only(plan):
+    mask = plan.window_mask
+    assert mask.dtype == np.bool_
+    assert mask.shape == (plan.width, plan.width)
+    for i in range(plan.width):
+        assert set(np.flatnonzero(mask[i])) == ancestors(plan, i)
+
+
+@QUICK
+@given(plan=any_plan())
+def test_position_is_the_number_of_rows_seen_before(plan):
+    """A row's position is its depth below the root, which is how many window rows it attends to besides itself."""
+    assert plan.row_position.dtype == np.int64
+    assert plan.row_position.tolist() == [row.depth for row in plan.rows]
+    assert plan.row_position.tolist() == (plan.window_mask.sum(1) - 1).tolist()
+
+
+@QUICK
+@given(plan=any_plan())
+def test_rows_stand_in_order_root_drafts_groups(plan):
+    kinds = [row.kind for row in plan.rows]
+    assert kinds == [RowKind.ROOT] + [RowKind.DRAFT] * plan.drafts + [RowKind.LOOKAHEAD] * sum(plan.groups)
+    assert plan.width == 1 + plan.drafts + sum(plan.groups)
+    assert plan.max_emitted == 1 + plan.drafts
+    assert plan.logit_rows.tolist() == list(range(plan.width))
+    assert all(row.parent < i for i, row in enumerate(plan.rows))
+
+
+@QUICK
+@given(plan=any_plan())
+def test_drafts_are_a_causal_chain(plan):
+    """Chain rows are written at length, length+1, ...: accepted K/V are in place only if row i is at position i."""
+    chain = 1 + plan.drafts
+    assert np.array_equal(plan.window_mask[:chain, :chain], np.tri(chain, dtype=bool))
+    assert not plan.window_mask[:chain, chain:].any()
+    assert plan.row_position[:chain].tolist() == list(range(chain))
+
+
+@QUICK
+@given(plan=any_plan())
+def test_group_a_sees_the_root_the_first_a_drafts_and_itself(plan):
+    for a, rows in enumerate(group_rows(plan)):
+        for i, row in enumerate(rows):
+            assert set(np.flatnonzero(plan.window_mask[row])) == {*range(a + 1), *rows[: i + 1]}
+            assert plan.row_position[row] == a + 1 + i
+
+
+@QUICK
+@given(plan=any_plan(), vocab=st.integers(1, 300_000))
+def test_lookahead_ids_begin_behind_the_vocabulary_in_every_group(plan, vocab):
+    ids = plan.lookahead_ids(vocab)
+    assert ids.dtype == np.int64
+    rows = [row for rows in group_rows(plan) for row in rows]
+    assert len(ids) == len(rows)
+    starts = [start for rows in group_rows(plan) for start in [rows.start] * len(rows)]
+    assert ids.tolist() == [vocab + row - start for row, start in zip(rows, starts, strict=True)]
+
+
+@QUICK
+@given(length=LENGTHS)
+def test_named_plans(length):
+    assert ar_plan() == Plan("ar", 0, ())
+    assert draft_plan(length) == Plan(f"draft-{length}", 0, (length,))
+    assert verify_plan(length) == Plan(f"verify-{length}", length, ())
+    assert (draft_plan(length).max_emitted, verify_plan(length).max_emitted) == (1, length + 1)
+    assert prefill_plan(length).width == length
+    assert np.array_equal(prefill_plan(length).window_mask, np.tri(length, dtype=bool))
+
+
+@QUICK
+@given(length=LENGTHS)
+def test_a_bundles_plans_are_closed(length):
+    """Whatever plan runs, the next is there too, and finds as many drafts as it verifies."""
+    pairs = bundle_plans(length)
+    plans = {plan.name: plan for plan, _ in pairs}
+    assert set(plans) == {"ar"} | {f"{kind}-{i}" for kind in ("draft", "verify") for i in range(1, length + 1)}
+    assert len(pairs) == len(plans)
+    for plan, after in pairs:
+        assert plans[after.name] == after
+        assert after.drafts == 0 or plan.groups == (after.drafts,)
+        assert after.groups == () or after.drafts == 0
+
+
+@QUICK
+@given(length=LENGTHS)
+def test_cycles_repeat_and_are_in_the_bundle(length):
+    bundle = {plan.name: after for plan, after in bundle_plans(length)}
+    for mode in MODES:
+        cycle = make_cycle(mode, length)
+        assert cycle.lookahead == (0 if mode == "ar" else length)
+        for i, plan in enumerate(cycle.plans):
+            assert cycle.after(plan) == cycle.plans[(i + 1) % len(cycle.plans)]
+            assert bundle[plan.name] == cycle.after(plan)
+        assert cycle.plans[0].drafts == 0, "a cycle is entered without drafts"
+
+
+def test_two_pass_alternates_draft_and_verify():
+    assert [plan.name for plan in make_cycle("two-pass", 3).plans] == ["draft-3", "verify-3"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_lookahead_is_plain_decoding(mode):
+    assert make_cycle(mode, 0).name == "ar"
+    assert make_cycle(mode, 0).plans == (ar_plan(),)
+
+
+@pytest.mark.parametrize("length", [-1, 17, 1000])
+@pytest.mark.parametrize("make", [draft_plan, verify_plan, lambda n: make_cycle("two-pass", n)])
+def test_lookahead_out_of_range_is_refused(make, length):
+    with pytest.raises(PassError, match=f"1 to 16, not {length}$"):
+        make(length)
+
+
+@pytest.mark.parametrize("make", [draft_plan, verify_plan])
+def test_a_plan_without_lookahead_is_refused(make):
+    with pytest.raises(PassError, match=r"1 to 16, not 0$"):
+        make(0)
+
+
+@pytest.mark.parametrize("mode", ["", "AR", "two_pass", "nothing"])
+def test_unknown_modes_are_refused_by_name_with_the_choice(mode):
+    with pytest.raises(PassError, match="choose one of ar, two-pass") as error:
+        make_cycle(mode, 3)
+    assert repr(mode) in str(error.value)

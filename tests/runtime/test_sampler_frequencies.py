@@ -1,0 +1,202 @@
+"""The sampler draws what the probabilities say, position after position independently.
+
+Every check is a chi-square test at fixed seeds; the same functions must catch samplers that are biased on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy.stats import chi2_contingency, chisquare, norm
+
+from pass_runtime import noise
+from pass_runtime.sampling import SamplingParams, race_noise, sample
+
+POSITIONS = 400_000
+CHUNK = 20_000
+PASS, CAUGHT = 1e-3, 1e-6
+"""A sound sampler's p-value is above the one, a planted bias' is below the other: no result is in between."""
+
+Draw = Callable[[np.ndarray, np.ndarray, SamplingParams], np.ndarray]
+
+
+def spread_logits(vocab: int = 24) -> np.ndarray:
+    """[V] float32: probabilities from 0.3 down to about 1e-3 in an order that is not the ids'."""
+    tail = np.geomspace(0.2, 1e-3, vocab - 1)
+    probability = np.concatenate([[0.3], tail * 0.7 / tail.sum()])
+    order = np.random.default_rng(5).permutation(vocab)
+    return np.log(probability[order]).astype(np.float32) + np.float32(2.5)  # logits are not normalised
+
+
+def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Temperature, top-k, top-p one after the other, in float64."""
+    p = np.exp(logits.astype(np.float64) / params.temperature)
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    if params.top_k:
+        p[order[params.top_k :]] = 0
+        p /= p.sum()
+    kept, mass = [], 0.0
+    for token in order:
+        if mass >= params.top_p and params.top_p < 1:
+            break
+        kept.append(token)
+        mass += p[token]
+    cut = np.zeros_like(p)
+    cut[kept] = p[kept]
+    return cut / cut.sum()
+
+
+def draw_tokens(draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS) -> np.ndarray:
+    """[positions] tokens for one row of logits at positions 0, 1, ..."""
+    chunks = []
+    for start in range(0, positions, CHUNK):
+        at = np.arange(start, min(start + CHUNK, positions), dtype=np.int64)
+        chunks.append(draw(np.broadcast_to(logits, (len(at), len(logits))), at, params))
+    return np.concatenate(chunks)
+
+
+def frequency_pvalue(draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS) -> float:
+    """Tokens counted against their exact probabilities; tokens expected fewer than 10 times are one group.
+
+    Chi-square sees a bias that is spread over tokens, the largest single deviation one that is not; each gets half.
+    """
+    probability = exact_probabilities(logits, params)
+    counts = np.bincount(draw_tokens(draw, logits, params, positions), minlength=len(logits))
+    assert counts[probability == 0].sum() == 0, "a removed token was drawn"
+    expected = probability * positions
+    rare = expected < 10
+    counts, expected = [
+        np.append(values[~rare], values[rare].sum()) if expected[rare].sum() else values[~rare]
+        for values in (counts, expected)
+    ]
+    if len(expected) == 1:
+        return 1.0
+    deviation = np.abs(counts - expected) / np.sqrt(expected * (1 - expected / positions))
+    single = 2 * norm.sf(deviation.max()) * len(counts)
+    return float(min(1.0, 2 * min(single, chisquare(counts, expected).pvalue)))
+
+
+def dependence_pvalue(draw: Draw, logits: np.ndarray, params: SamplingParams, lag: int) -> float:
+    """The contingency table of (token at n, token at n + lag)."""
+    tokens = draw_tokens(draw, logits, params)
+    vocab = len(logits)
+    pairs = np.bincount(tokens[:-lag] * vocab + tokens[lag:], minlength=vocab * vocab).reshape(vocab, vocab)
+    common = exact_probabilities(logits, params) > 0.02  # cells of some hundred counts and more
+    return float(chi2_contingency(pairs[common][:, common]).pvalue)
+
+
+CASES = {
+    "plain": SamplingParams(temperature=1.0, seed=1),
+    "cool": SamplingParams(temperature=0.6, seed=2),
+    "hot": SamplingParams(temperature=1.7, seed=3),
+    "seed of 64 bits": SamplingParams(temperature=1.0, seed=2**64 - 12345),
+    "top-k": SamplingParams(temperature=1.0, top_k=5, seed=4),
+    "top-k 1": SamplingParams(temperature=1.0, top_k=1, seed=4),
+    "top-p": SamplingParams(temperature=0.9, top_p=0.8, seed=5),
+    "top-k and top-p": SamplingParams(temperature=1.3, top_k=12, top_p=0.7, seed=6),
+}
+
+
+@pytest.mark.parametrize("params", CASES.values(), ids=CASES.keys())
+def test_frequencies(params):
+    assert frequency_pvalue(sample, spread_logits(), params) > PASS
+
+
+@pytest.mark.parametrize(
+    ("params", "positions"),
+    [
+        (SamplingParams(temperature=1.0, seed=7), 20_000),
+        (SamplingParams(temperature=1.0, top_p=0.95, seed=8), 8_000),
+        (SamplingParams(temperature=1.5, top_k=200, seed=9), 8_000),
+    ],
+    ids=["plain", "top-p", "top-k"],
+)
+def test_frequencies_of_a_large_vocabulary(params, positions):
+    """More tokens than MAX_CANDIDATES, and not a multiple of the table's block; the rare ones are counted together."""
+    logits = np.random.default_rng(11).normal(0, 2.5, 1501).astype(np.float32)
+    assert frequency_pvalue(sample, logits, params, positions) > PASS
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+@pytest.mark.parametrize("params", [CASES["plain"], CASES["top-k and top-p"]], ids=["plain", "truncated"])
+def test_positions_are_independent(params, lag):
+    assert dependence_pvalue(sample, spread_logits(), params, lag) > PASS
+
+
+def test_seeds_are_independent():
+    """Two requests at the same positions draw unrelated tokens."""
+    logits = spread_logits()
+    a, b = (draw_tokens(sample, logits, SamplingParams(temperature=1.0, seed=seed)) for seed in (1, 2))
+    common = exact_probabilities(logits, CASES["plain"]) > 0.02
+    pairs = np.bincount(a * 24 + b, minlength=24 * 24).reshape(24, 24)[common][:, common]
+    assert chi2_contingency(pairs).pvalue > PASS
+
+
+# Planted faults, each caught by the functions above.
+
+
+def tilted(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The likeliest token gets 2 % more than its due."""
+    logits = logits.copy()
+    logits[:, logits[0].argmax()] += np.float32(params.temperature * np.log(1.02 / (1 - 0.02 * 0.3 / 0.7)))
+    return sample(logits, positions, params)
+
+
+def uniform_race(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """A race of u / p instead of -log(1-u) / p: nearly right for rare tokens only."""
+    ids = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
+    exponential = np.exp(race_noise(ids, noise.noise_offsets(params.seed, positions), logits.shape[1]))
+    return (logits / params.temperature - np.log(-np.expm1(-exponential))).argmax(-1)
+
+
+def shifted_by_a_block(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Tokens i and i + 8 share their noise, as with a block offset that forgets to advance."""
+    ids = np.broadcast_to(np.arange(logits.shape[1]) % 8, logits.shape)
+    noise_of_block = race_noise(ids, noise.noise_offsets(params.seed, positions), logits.shape[1])
+    return (logits / params.temperature - noise_of_block).argmax(-1)
+
+
+@pytest.mark.parametrize("fault", [tilted, uniform_race, shifted_by_a_block])
+def test_biased_samplers_are_caught(fault):
+    assert frequency_pvalue(fault, spread_logits(), CASES["plain"]) < CAUGHT
+
+
+def test_wrong_temperature_is_caught():
+    def colder(logits, positions, params):
+        return sample(logits, positions, SamplingParams(params.temperature * 0.98, seed=params.seed))
+
+    assert frequency_pvalue(colder, spread_logits(), CASES["plain"]) < CAUGHT
+
+
+@pytest.mark.parametrize(
+    ("lag", "repeat"),
+    [
+        (1, lambda at: at - at % 2),  # 0 0 2 2 4 4: every second position repeats the one before
+        (2, lambda at: at - 2 * (at // 2 % 2)),  # 0 1 0 1 4 5 4 5
+    ],
+    ids=["neighbour", "one apart"],
+)
+def test_repeated_noise_is_caught(lag, repeat):
+    def repeating(logits, positions, params):
+        return sample(logits, repeat(positions), params)
+
+    assert dependence_pvalue(repeating, spread_logits(), CASES["plain"], lag) < CAUGHT
+
+
+def test_rarely_repeated_noise_is_caught():
+    """One position in fifty takes its neighbour's noise."""
+
+    def repeating(logits, positions, params):
+        return sample(logits, positions - (positions % 50 == 1), params)
+
+    assert dependence_pvalue(repeating, spread_logits(), CASES["plain"], 1) < CAUGHT
+
+
+def test_every_token_can_be_drawn_without_truncation():
+    """No truncation means the whole vocabulary, also beyond MAX_CANDIDATES."""
+    logits = np.zeros(1501, np.float32)
+    tokens = draw_tokens(sample, logits, SamplingParams(temperature=1.0, seed=3), 20_000)
+    assert len(np.unique(tokens)) == 1501  # each is expected 13 times; one missing has probability 2e-3

@@ -1,0 +1,187 @@
+"""The decoding loop around a model that recites: acceptance counted by hand, and a text no drafter can change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reciting import EOS, plans_run, reciting_session, right_unless, words, wrong
+
+from pass_runtime.errors import PassError
+from pass_runtime.manifest import read_manifest
+from pass_runtime.ort_backend import OrtBackend
+from pass_runtime.ort_engine import Buffers
+from pass_runtime.plan import RowKind
+from pass_runtime.sampling import SamplingParams
+from pass_runtime.session import GenerateOptions, Session
+
+LENGTHS = range(1, 7)
+TEMPERATURES = [0.0, 0.9]
+
+
+def options(tokens: int, lookahead: int | None = None, temperature: float = 0.0, **more) -> GenerateOptions:
+    return GenerateOptions(tokens, SamplingParams(temperature, seed=3), plan="two-pass", lookahead=lookahead, **more)
+
+
+def run(session: Session, prompt: list[int], asked: GenerateOptions):
+    stream = session.generate_ids(prompt, asked)
+    for tokens in stream:
+        assert tokens
+    return stream
+
+
+def recited(start: int, count: int) -> list[int]:
+    return [words(position) for position in range(start, start + count)]
+
+
+@pytest.mark.parametrize("lookahead", LENGTHS)
+def test_perfect_drafter(tiny_bundle, lookahead):
+    """A round is two passes: 1 token from the draft pass, L accepted drafts and the bonus from the other."""
+    rounds = 5
+    stream = run(reciting_session(tiny_bundle), [7, 8, 9], options(rounds * (lookahead + 2), lookahead))
+    stats = stream.stats
+    assert stream.token_ids == recited(3, rounds * (lookahead + 2))
+    assert stats.passes == 2 * rounds
+    assert stats.tau == (1 + lookahead + 1) / 2
+    assert stats.draft_acceptance_rate == 1
+    assert stats.acceptance_per_position == [1] * lookahead
+    assert stats.acceptance_histogram == [0] * lookahead + [rounds]
+    assert stats.mean_acceptance_length == lookahead + 1
+
+
+@pytest.mark.parametrize("lookahead", LENGTHS)
+def test_hostile_drafter(tiny_bundle, lookahead):
+    stream = run(reciting_session(tiny_bundle, drafter=wrong), [7, 8, 9], options(20, lookahead))
+    assert stream.token_ids == recited(3, 20)
+    assert stream.stats.tau == 1
+    assert stream.stats.accepted == 0
+    assert stream.stats.acceptance_histogram == [10] + [0] * lookahead
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "misses", "accepted"),
+    [
+        # From a root at r the drafts are for r+2 .. r+1+L, and the next root is r+2+accepted. The prompt's is at 0.
+        (3, lambda p: p % 7 == 0, [3, 0] * 4),  # r = 0, 5, 7, 12, 14, ...
+        (4, lambda p: p % 5 == 4, [2, 3, 3, 3, 3]),  # r = 0, 4, 9, 14, ...
+        (6, lambda p: p % 4 == 0, [2] * 6),  # r = 0, 4, 8, ...
+        (2, lambda p: p % 3 != 0, [0, 0, 1, 1, 1]),  # right at every third only: r = 0, 2, 4, 7, 10, ...
+        (5, lambda p: p == 9, [5, 0, 5, 5]),  # r = 0, 7, 9, 16
+    ],
+)
+def test_drafter_right_at_some_positions(tiny_bundle, lookahead, misses, accepted):
+    session = reciting_session(tiny_bundle, drafter=right_unless(misses))
+    emitted = sum(count + 2 for count in accepted)
+    stream = run(session, [5], options(emitted, lookahead))
+    stats = stream.stats
+    assert stream.token_ids == recited(1, emitted)
+    assert stats.passes == 2 * len(accepted)
+    assert stats.tau == pytest.approx(emitted / (2 * len(accepted)))
+    assert stats.acceptance_histogram == [accepted.count(i) for i in range(lookahead + 1)]
+    rates = [sum(count > i for count in accepted) / len(accepted) for i in range(lookahead)]
+    assert stats.acceptance_per_position == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@settings(derandomize=True, deadline=None, max_examples=15)
+@given(misses=st.sets(st.integers(0, 40)), lookahead=st.integers(0, 6), prompt=st.integers(1, 9))
+def test_no_drafter_changes_the_text(tiny_bundle, temperature, misses, lookahead, prompt):
+    session = reciting_session(tiny_bundle, drafter=right_unless(lambda position: position in misses))
+    stream = run(session, list(range(2, 2 + prompt)), options(25, lookahead, temperature))
+    assert stream.token_ids == recited(prompt, 25)
+
+
+class BlurredTrunk:
+    """Soft logits that belong to the position; look-ahead rows see them blurred, so that they often draft well."""
+
+    def __init__(self, buffers: Buffers, vocab: int, blur: float) -> None:
+        self.buffers, self.vocab, self.blur = buffers, vocab, blur
+
+    def grow(self, capacity, keep):
+        pass
+
+    def run(self, plan, logit_rows=None):
+        length = int(self.buffers.get("length", (1,), np.int64).numpy()[0])
+        logits = np.empty((1, plan.width, self.vocab), np.float32)
+        for i, row in enumerate(plan.rows):
+            random = np.random.default_rng(length + row.depth)
+            logits[0, i] = random.normal(0, 2, self.vocab)
+            if row.kind is RowKind.LOOKAHEAD:
+                logits[0, i] += random.normal(0, self.blur, self.vocab)
+        self.buffers.put("logits", logits)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(), SamplingParams(0.9, seed=2**63), SamplingParams(1.2, top_k=40, top_p=0.9, seed=5)],
+    ids=["greedy", "sample", "truncated"],
+)
+def test_sampled_drafts_are_accepted_and_the_text_is_that_of_plain_decoding(tiny_bundle, params):
+    manifest = read_manifest(tiny_bundle)
+    texts, rates = [], []
+    for plan, blur in [("ar", 0.0), ("two-pass", 0.0), ("two-pass", 0.3), ("two-pass", 5.0)]:
+        buffers = Buffers("cpu")
+        trunk = BlurredTrunk(buffers, manifest.model.vocab_size, blur)
+        session = Session(manifest, OrtBackend(tiny_bundle, manifest, trunk, buffers, "cpu"), None)
+        stream = run(session, [2, 3], GenerateOptions(90, params, plan=plan, ignore_eos=True))
+        texts.append(stream.token_ids)
+        rates.append(stream.stats.draft_acceptance_rate)
+    assert texts[1:] == texts[:1] * 3
+    assert len(set(texts[0])) > 20
+    # A draft sees the same noise as the target: with the same logits it is always the same token.
+    assert rates[1] == 1.0
+    assert 1.0 > rates[2] > 0.2 > rates[3]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("end", [1, 2, 4, 7, 8, 9])
+def test_end_of_sequence_anywhere_in_a_window(tiny_bundle, end, temperature):
+    """Position 1 is a draft pass' token, 2 to 8 a verify pass': what was accepted behind the end is dropped."""
+    session = reciting_session(tiny_bundle, lambda position: EOS if position == end else words(position))
+    stream = run(session, [5], options(30, 6, temperature))
+    assert stream.token_ids == [*recited(1, end - 1), EOS]
+    assert (stream.finish_reason, stream.stop_reason) == ("stop", EOS)
+    assert stream.stats.generated_tokens == end
+    ignoring = run(session, [5], options(30, 6, temperature, ignore_eos=True))
+    assert ignoring.token_ids == [*recited(1, end - 1), EOS, *recited(end + 1, 30 - end)]
+    assert (ignoring.finish_reason, ignoring.stop_reason) == ("length", None)
+
+
+@pytest.mark.parametrize("tokens", range(1, 12))
+def test_max_new_tokens_cuts_a_window(tiny_bundle, tokens):
+    stream = run(reciting_session(tiny_bundle), [5, 6], options(tokens, 6))
+    assert stream.token_ids == recited(2, tokens)
+    assert (stream.finish_reason, stream.stop_reason) == ("length", None)
+
+
+@pytest.mark.parametrize(("tokens", "reason"), [(3, "length"), (4, "stop"), (5, "stop")])
+def test_end_of_sequence_at_the_limit(tiny_bundle, tokens, reason):
+    """An end beyond max_new_tokens was never reached; one at it was."""
+    session = reciting_session(tiny_bundle, lambda position: EOS if position == 5 else words(position))
+    stream = run(session, [5, 6], options(tokens, 6))
+    assert stream.token_ids == [*recited(2, 3), EOS][:tokens]
+    assert stream.finish_reason == reason
+    assert stream.stop_reason == (EOS if reason == "stop" else None)
+
+
+def test_pieces_are_those_of_the_passes(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    names = plans_run(session)
+    pieces = list(session.generate_ids([5], options(16, 6)))
+    assert [len(piece) for piece in pieces] == [1, 7, 1, 7]
+    assert names == ["draft-6", "verify-6"] * 2
+
+
+def test_lookahead_0_is_plain_decoding(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    names = plans_run(session)
+    stream = run(session, [5], options(6, 0))
+    assert names == ["ar"] * 6
+    assert stream.stats.plan == "ar"
+
+
+@pytest.mark.parametrize("lookahead", [-1, 7])
+def test_lookahead_beyond_the_bundle_is_refused(tiny_bundle, lookahead):
+    with pytest.raises(PassError, match=f"look-ahead {lookahead} is not 0 to 6"):
+        reciting_session(tiny_bundle).generate_ids([5], options(6, lookahead))

@@ -1,0 +1,94 @@
+"""The figures, from numbers counted by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pass_runtime.plan import ar_plan, draft_plan, verify_plan
+from pass_runtime.stats import Stats
+
+
+def two_pass_stats(accepted: list[int], lookahead: int = 4) -> Stats:
+    """Whole rounds: a draft pass, then a verify pass that accepts so many."""
+    stats = Stats(plan="two-pass", lookahead=lookahead)
+    for count in accepted:
+        stats.record(draft_plan(lookahead), 1)
+        stats.record(verify_plan(lookahead), count + 1)
+    return stats
+
+
+def test_two_pass_figures():
+    stats = two_pass_stats([4, 0, 2, 2, 1])
+    assert stats.passes == 10
+    assert stats.steps == 5
+    assert stats.drafted == 20
+    assert stats.accepted == 9
+    assert stats.emitted == 5 + 9 + 5  # a token per draft pass, the accepted drafts, a bonus token per verify pass
+    assert stats.tau == pytest.approx(1.9)
+    assert stats.mean_acceptance_length == pytest.approx(1 + 9 / 5)
+    assert stats.draft_acceptance_rate == pytest.approx(9 / 20)
+    assert stats.acceptance_histogram == [1, 1, 2, 0, 1]
+    assert stats.acceptance_per_position == pytest.approx([4 / 5, 3 / 5, 1 / 5, 1 / 5])
+
+
+def test_per_position_rates_never_rise_and_add_up():
+    stats = two_pass_stats([0, 3, 1, 4, 4, 2])
+    rates = stats.acceptance_per_position
+    assert rates == sorted(rates, reverse=True)
+    assert 1 + sum(rates) == pytest.approx(stats.mean_acceptance_length)
+    assert sum(rates) / 4 == pytest.approx(stats.draft_acceptance_rate)
+
+
+def test_all_and_nothing_accepted():
+    every, none = two_pass_stats([4, 4, 4]), two_pass_stats([0, 0])
+    assert (every.tau, every.draft_acceptance_rate) == (3.0, 1.0)
+    assert every.acceptance_histogram == [0, 0, 0, 0, 3]
+    assert (none.tau, none.draft_acceptance_rate, none.mean_acceptance_length) == (1.0, 0.0, 1.0)
+    assert none.acceptance_per_position == [0, 0, 0, 0]
+
+
+def test_plain_decoding_has_no_steps():
+    stats = Stats()
+    for _ in range(7):
+        stats.record(ar_plan(), 1)
+    assert (stats.passes, stats.steps, stats.tau) == (7, 0, 1.0)
+    assert stats.mean_acceptance_length == 1.0
+    assert stats.acceptance_per_position == []
+    assert stats.acceptance_histogram == []
+
+
+def test_narrower_windows_at_the_end_count_under_the_requested_lookahead():
+    stats = two_pass_stats([3], lookahead=3)
+    stats.record(draft_plan(1), 1)
+    stats.record(verify_plan(1), 2)
+    assert stats.drafted == 4
+    assert stats.acceptance_histogram == [0, 1, 0, 1]
+    assert stats.acceptance_per_position == pytest.approx([1.0, 0.5, 0.5])
+
+
+def test_nothing_has_run():
+    stats = Stats()
+    assert (stats.tau, stats.draft_acceptance_rate, stats.decode_tokens_per_second) == (0.0, 0.0, 0.0)
+
+
+def test_speed_counts_kept_tokens():
+    """Tokens cut off behind a stop were emitted, but nobody got them."""
+    stats = two_pass_stats([4])
+    stats.generated_tokens, stats.decode_seconds = 3, 0.5
+    assert stats.emitted == 6
+    assert stats.decode_tokens_per_second == pytest.approx(6.0)
+
+
+def test_as_dict_is_json_and_agrees():
+    stats = two_pass_stats([4, 0])
+    figures = json.loads(json.dumps(stats.as_dict()))
+    for name, value in figures.items():
+        assert value == getattr(stats, name), name
+    assert {"tau", "acceptance_per_position", "decode_tokens_per_second", "cached_tokens"} <= set(figures)
+
+
+def test_generations_do_not_share_a_histogram():
+    two_pass_stats([1])
+    assert Stats().histogram == {}

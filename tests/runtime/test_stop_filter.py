@@ -1,0 +1,103 @@
+"""StopFilter: stop strings are cut out of text that comes in pieces of any length, and nothing else is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pass_runtime.text import StopFilter
+
+QUICK = settings(derandomize=True, deadline=None, max_examples=300)
+TEXT = st.text("ab ", max_size=24)  # few letters: stops begin, fail and overlap all the time
+STOPS = st.lists(st.text("ab ", min_size=1, max_size=5), max_size=3)
+
+
+def chunked(text: str, cuts: list[int]) -> list[str]:
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def run_filter(pieces: list[str], stops: list[str]) -> tuple[list[str], str | None]:
+    """-> (everything shown, piece by piece; the stop that ended it)."""
+    filter_, shown = StopFilter(stops), []
+    for piece in pieces:
+        text, stop = filter_.push(piece)
+        shown.append(text)
+        if stop is not None:
+            return shown, stop
+    return [*shown, filter_.flush()], None
+
+
+@QUICK
+@given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
+def test_shows_the_text_before_the_earliest_stop(text, stops, cuts):
+    # A stop inside another can end before the outer one does: see the test below.
+    assume(not any(inner in outer[1:-1] for inner in stops for outer in stops))
+    shown, stop = run_filter(chunked(text, cuts), stops)
+    at = min((text.index(s) for s in stops if s in text), default=None)
+    assert "".join(shown) == text[:at]
+    assert (stop is None) == (at is None)
+    assert stop is None or text.startswith(stop, at)
+    # Nothing is taken back, so no prefix of what was shown may hold a stop either.
+    assert not any(s in "".join(shown) for s in stops)
+
+
+@QUICK
+@given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
+def test_the_text_does_not_depend_on_the_pieces(text, stops, cuts):
+    """The same generation stops at the same place however its tokens fall into pieces; stops may nest here."""
+    shown, _ = run_filter(chunked(text, cuts), stops)
+    single, _ = run_filter(list(text), stops)
+    assert "".join(shown) == "".join(single)
+
+
+@QUICK
+@given(text=TEXT, stops=STOPS)
+def test_no_more_is_held_back_than_may_become_a_stop(text, stops):
+    filter_, shown, seen = StopFilter(stops), "", ""
+    for character in text:
+        seen += character
+        piece, stop = filter_.push(character)
+        shown += piece
+        if stop is not None:
+            return
+        held = seen[len(shown) :]
+        assert seen.startswith(shown)
+        assert held == "" or any(s != held and s.startswith(held) for s in stops), held
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "shown"),
+    [
+        (["Hello E", "ND", ". more"], ["END."], "Hello "),  # across three pieces
+        (["END. more"], ["END."], ""),  # at the very start
+        (["E", "N", "D", "."], ["END."], ""),
+        (["one", " EN", "ergy"], ["END."], "one ENergy"),  # held back, then released
+        (["one EN"], ["END."], "one EN"),  # released at the end
+        (["aaa", "ab"], ["aab"], "aa"),  # the held-back prefix slides along
+        (["x\n", "\ny"], ["\n\n", "\n"], "x"),  # one stop begins another
+        (["ab", "cd"], ["bcd", "cde"], "a"),  # two that overlap: the earlier
+        (["ab", "cx", "de"], ["bcd", "cxd"], "ab"),  # the earlier fails, the later does not
+        (["a", "", "b"], [""], "ab"),  # an empty stop is none
+        (["ü😀", "世界"], ["😀世"], "ü"),
+        (["abc"], [], "abc"),
+    ],
+)
+def test_examples(pieces, stops, shown):
+    assert "".join(run_filter(pieces, stops)[0]) == shown
+
+
+def test_without_stops_nothing_waits():
+    filter_ = StopFilter([])
+    assert [filter_.push(piece) for piece in ("a", "bc")] == [("a", None), ("bc", None)]
+    assert filter_.flush() == ""
+
+
+def test_flush_gives_what_was_held_once():
+    filter_ = StopFilter(["END"])
+    assert filter_.push("the EN") == ("the ", None)
+    assert filter_.flush() == "EN"
+    assert filter_.flush() == ""

@@ -1,0 +1,164 @@
+"""Text as it comes: whole characters only, stop strings cut out, and the pieces joined are the decoded whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reciting import BOS, EOS, recite, reciting_session
+from tokenizers import Tokenizer
+
+from pass_runtime.session import GenerateOptions
+from pass_runtime.text import Generation
+
+TEXTS = {
+    "emoji": "a👩‍👩‍👧 b🇺🇳 c😀😀",
+    "cjk": "世界你好，日本語テキスト",
+    "combining": "e\u0301 o\u0308\u0323 नमस्ते ไทย",
+    "mixed": "Über Straßen 12345 naïve — «café» 𝔘𝔫𝔦",
+    "literal replacement": "a\ufffdb",
+    "spaces": "  two  spaces\n\n\ttab ",
+}
+PLANS = [("ar", 0), ("two-pass", 1), ("two-pass", 6)]
+PRINTABLE = st.text(st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="\ufffd"), max_size=12)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_bundle) -> Tokenizer:
+    return Tokenizer.from_file(str(tiny_bundle / "tokenizer.json"))
+
+
+def say(bundle, ids: list[int], prompt=(BOS,), plan: str = "two-pass", lookahead: int = 6, **more) -> Generation:
+    """A generation that recites `ids` after `prompt`, then ends the sequence."""
+    session = reciting_session(bundle, recite(ids, len(prompt)))
+    options = GenerateOptions(**({"max_new_tokens": 500} | more), plan=plan, lookahead=lookahead)
+    return session.generate(list(prompt), options)
+
+
+@pytest.mark.parametrize(("plan", "lookahead"), PLANS)
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_whole_characters(tiny_bundle, tokenizer, text, plan, lookahead):
+    ids = tokenizer.encode(text).ids
+    generation = say(tiny_bundle, ids, plan=plan, lookahead=lookahead)
+    pieces = list(generation)
+    assert generation.text == "".join(piece.text for piece in pieces) == tokenizer.decode(ids) == text
+    assert generation.token_ids == [token for piece in pieces for token in piece.token_ids] == [*ids, EOS]
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece.text for piece in pieces)
+        assert len(ids) > len(text) or text.isascii(), "the fixture no longer splits characters"
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(text=PRINTABLE, before=PRINTABLE, plan=st.sampled_from(PLANS))
+def test_any_text_after_any_prompt(tiny_bundle, tokenizer, text, before, plan):
+    """Only the answer is shown, whatever characters the prompt's last tokens are cut from."""
+    prompt = [BOS, *tokenizer.encode(before).ids]
+    generation = say(tiny_bundle, tokenizer.encode(text).ids, prompt, *plan).run()
+    assert generation.text == text
+
+
+def test_a_prompt_that_ends_in_half_a_character(tiny_bundle, tokenizer):
+    """Given as token ids: the answer completes the character, and the prompt is not shown again."""
+    ids = tokenizer.encode("abc😀").ids
+    assert tokenizer.decode(ids[:-1]).endswith("\ufffd")
+    generation = say(tiny_bundle, [ids[-1], *tokenizer.encode(" ok").ids], ids[:-1]).run()
+    assert "abc" not in generation.text
+    assert generation.text.endswith(" ok")
+
+
+def test_a_prompt_that_ends_in_a_replacement_character(tiny_bundle, tokenizer):
+    generation = say(tiny_bundle, tokenizer.encode("ok").ids, tokenizer.encode("abc\ufffd").ids).run()
+    assert generation.text == "ok"
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_incomplete_trailing_bytes_are_left_out(tiny_bundle, tokenizer, kept):
+    emoji = tokenizer.encode("😀").ids
+    assert len(emoji) == 4
+    ids = [*tokenizer.encode("ab").ids, *emoji[:kept]]
+    generation = say(tiny_bundle, ids).run()
+    assert generation.text == "ab"
+    assert generation.token_ids == [*ids, EOS]
+    cut = say(tiny_bundle, [*tokenizer.encode("ab").ids, *emoji], max_new_tokens=len(ids)).run()
+    assert (cut.text, cut.token_ids, cut.finish_reason) == ("ab", ids, "length")
+
+
+def test_special_tokens_are_not_text(tiny_bundle, tokenizer):
+    ids = [*tokenizer.encode("a").ids, BOS, *tokenizer.encode("b").ids]
+    generation = say(tiny_bundle, ids).run()
+    assert generation.text == "ab"
+    assert generation.token_ids == [*ids, EOS]
+    assert (generation.finish_reason, generation.stop_reason) == ("stop", EOS)
+
+
+@pytest.mark.parametrize(("plan", "lookahead"), PLANS)
+@pytest.mark.parametrize(
+    ("text", "stops", "shown"),
+    [
+        ("Hello END. more", ("END.",), "Hello "),
+        ("END. more", ("END.",), ""),
+        ("one ENergy", ("END.",), "one ENergy"),
+        ("ends with EN", ("END.",), "ends with EN"),
+        ("ab\n\ncd", ("\n\n", "\n"), "ab"),
+        ("x 世界 y", ("界",), "x 世"),
+        ("a😀b", ("😀b", "b"), "a"),
+        ("aaab", ("aab",), "a"),
+        ("nothing", ("",), "nothing"),
+    ],
+)
+def test_stop_strings(tiny_bundle, tokenizer, text, stops, shown, plan, lookahead):
+    ids = tokenizer.encode(text).ids
+    generation = say(tiny_bundle, ids, plan=plan, lookahead=lookahead, stop=stops)
+    pieces = list(generation)
+    assert generation.text == "".join(piece.text for piece in pieces) == shown
+    assert generation.finish_reason == "stop"
+    hit = [stop for stop in stops if stop and stop in text]
+    if not hit:
+        assert generation.stop_reason == EOS
+        assert generation.token_ids == [*ids, EOS]
+        return
+    assert generation.stop_reason in hit
+    # The tokens kept end with the one that completes the stop: one fewer does not hold it yet.
+    kept = generation.token_ids
+    assert kept == ids[: len(kept)]
+    assert any(stop in tokenizer.decode(kept) for stop in hit)
+    assert not any(stop in tokenizer.decode(kept[:-1]) for stop in hit)
+    assert [token for piece in pieces for token in piece.token_ids] == kept
+    assert generation.stats.generated_tokens == len(kept)
+
+
+def test_a_stop_in_the_prompt_is_none(tiny_bundle, tokenizer):
+    """Also where the prompt's end and the answer's beginning form it together."""
+    generation = say(tiny_bundle, tokenizer.encode("D. yes").ids, tokenizer.encode("END. EN").ids, stop=("END.",)).run()
+    assert generation.text == "D. yes"
+
+
+def test_an_end_of_sequence_before_the_stop_wins(tiny_bundle, tokenizer):
+    ids = [*tokenizer.encode("ab").ids, EOS, *tokenizer.encode("STOP").ids]
+    generation = say(tiny_bundle, ids, stop=("STOP",)).run()
+    assert (generation.text, generation.stop_reason) == ("ab", EOS)
+
+
+def test_text_held_back_is_released_at_max_new_tokens(tiny_bundle, tokenizer):
+    ids = tokenizer.encode("abSTO").ids
+    generation = say(tiny_bundle, [*ids, *ids], stop=("STOP",), max_new_tokens=len(ids))
+    assert "".join(piece.text for piece in generation) == generation.text == "abSTO"
+    assert (generation.finish_reason, generation.stop_reason) == ("length", None)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(
+    text=st.text("abé😀 ", max_size=20),
+    stop=st.text("abé😀 ", min_size=1, max_size=3),
+    misses=st.sets(st.integers(0, 60)),
+    plan=st.sampled_from(PLANS),
+)
+def test_any_stop_at_any_acceptance(tiny_bundle, tokenizer, text, stop, misses, plan):
+    ids = tokenizer.encode(text).ids
+    target = recite(ids)
+    session = reciting_session(
+        tiny_bundle, target, lambda position: 2 if position in misses and target(position) != 2 else target(position)
+    )
+    generation = session.generate([BOS], GenerateOptions(200, plan=plan[0], lookahead=plan[1], stop=(stop,))).run()
+    assert generation.text == text.partition(stop)[0]
+    assert generation.stop_reason == (stop if stop in text else EOS)
