@@ -77,19 +77,19 @@ def _offsets(op: GraphTape, depth: list[int]) -> ir.Value:
 
 
 def _tables(op: GraphTape, vocab_size: int) -> list[ir.Value]:
-    """[blocks,8] int32 each, stored once for all tails of a bundle."""
+    """[blocks,16] int32 each, stored once for all tails of a bundle."""
     tables = noise.noise_tables(vocab_size)
     return [op.const(table, np.int32, f"noise_table_{i + 1}") for i, table in enumerate(tables)]
 
 
 def _vocabulary_table_sum(op: GraphTape, offsets: ir.Value, rows: int, vocab_size: int) -> ir.Value:
-    """T1[8b + i] + T2[8d + i] for every token i: [B,R,V] int32, read block by block."""
+    """T1[16b + i] + T2[16d + i] for every token i: [B,R,V] int32, read block by block."""
     blocks = noise.vocabulary_blocks(vocab_size)
     block = op.const(np.arange(blocks))
     parts = []
     for i, table in enumerate(_tables(op, vocab_size)):
         offset = op("Gather", offsets, op.const([i]), axis=2)  # [B,R,1]
-        parts.append(op("Gather", table, op("Add", block, offset), axis=0))  # [B,R,blocks,8]
+        parts.append(op("Gather", table, op("Add", block, offset), axis=0))  # [B,R,blocks,16]
     total = op("Reshape", op("Add", *parts), op.const([-1, rows, blocks * noise.BLOCK]))
     if vocab_size == blocks * noise.BLOCK:
         return total
@@ -97,7 +97,7 @@ def _vocabulary_table_sum(op: GraphTape, offsets: ir.Value, rows: int, vocab_siz
 
 
 def _candidate_table_sum(op: GraphTape, ids: ir.Value, offsets: ir.Value, vocab_size: int) -> ir.Value:
-    """T1[8b + i] + T2[8d + i] for the tokens `ids` [B,R,K]: [B,R,K] int32."""
+    """T1[16b + i] + T2[16d + i] for the tokens `ids` [B,R,K]: [B,R,K] int32."""
     parts = []
     for i, table in enumerate(_tables(op, vocab_size)):
         offset = op("Mul", op("Gather", offsets, op.const([i]), axis=2), op.const(noise.BLOCK))
