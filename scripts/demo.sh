@@ -16,4 +16,4 @@ printf '\n> %s\n' "$prompt"
 pass-run generate "$bundle" --chat --prompt "$prompt" --plan two-pass --max-new-tokens 96
 
 printf '\nThe same bundle, plain (ar) and PaSS (two-pass) in alternation:\n'
-pass-run bench "$bundle" --max-new-tokens 48 --repeat 2
+pass-run bench "$bundle" --max-new-tokens 32 --repeat 2

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from pass_runtime.errors import PassError
 from pass_runtime.sampling import MAX_CANDIDATES, SamplingParams
@@ -74,12 +73,6 @@ def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> 
     sampling = sampling_params(*(options.pop(key) for key in ("temperature", "top_k", "top_p", "seed")))
     own = {key: options.pop(key) for key in ("max_new_tokens", "plan", "lookahead", "stop", "ignore_eos")}
     return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own)
-
-
-def given(name: str) -> bool:
-    """Whether the flag was written on the command line."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is ParameterSource.COMMANDLINE
 
 
 def interrupt_on_sigterm() -> None:
