@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -19,6 +21,9 @@ from pass_exporter.registry import Source
 from pass_runtime.errors import PassError
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16}
+
+LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, IndexError, struct.error, SafetensorError)
+"""What damaged or foreign files make transformers, safetensors and gguf raise."""
 
 
 @dataclass
@@ -51,7 +56,7 @@ def load_model(source: Source, dtype: Dtype) -> LoadedModel:
             if source.is_gguf:
                 kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
             model = AutoModelForCausalLM.from_pretrained(location, dtype=TORCH_DTYPES[dtype], **kwargs)
-    except (OSError, ValueError) as error:
+    except LOAD_ERRORS as error:
         raise PassError(_explain(source, error)) from None
     model.eval().requires_grad_(False)
     return LoadedModel(model, tokenizer, sizes)

@@ -16,22 +16,23 @@ from pass_runtime.manifest import FILE_NAME
 def staged_directory(destination: Path, *, force: bool) -> Iterator[Path]:
     """Yields an empty directory that becomes `destination` when the block succeeds; otherwise nothing is left."""
     destination = destination.absolute()
+    _recover(destination)
     _check(destination, force)
-    _remove_abandoned(destination)
-    staging = destination.with_name(f".{destination.name}.partial-{os.getpid()}")
+    staging = _sibling(destination, "partial", os.getpid())
     try:
         staging.mkdir(parents=True)
         yield staging
         _check(destination, force)
         if destination.exists():
-            old = destination.with_name(f".{destination.name}.replaced-{os.getpid()}")
+            old = _sibling(destination, "replaced", os.getpid())
             destination.rename(old)
             staging.rename(destination)
             shutil.rmtree(old)
         else:
             staging.rename(destination)
     except OSError as error:
-        raise PassError(f"cannot write {destination}: {error.strerror or error}") from None
+        reason = error.strerror or f"{error} (is the disk full?)"
+        raise PassError(f"cannot write {destination}: {reason}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -45,9 +46,23 @@ def _check(destination: Path, force: bool) -> None:
         raise PassError(f"{destination} is not a bundle, so --force will not replace it")
 
 
-def _remove_abandoned(destination: Path) -> None:
-    """What a killed export left here earlier."""
-    for path in destination.parent.glob(f".{destination.name}.partial-*"):
-        pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+def _sibling(destination: Path, kind: str, pid: int | str) -> Path:
+    return destination.with_name(f".{destination.name}.{kind}-{pid}")
+
+
+def _recover(destination: Path) -> None:
+    """Put right what a killed export left: a bundle it had set aside goes back, unless a new one stands."""
+    for path in _abandoned(destination, "replaced"):
+        if destination.exists():
             shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(destination)
+    for path in _abandoned(destination, "partial"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _abandoned(destination: Path, kind: str) -> list[Path]:
+    """Siblings whose process is gone."""
+    found = destination.parent.glob(_sibling(destination, kind, "*").name)
+    pids = {path: path.name.rpartition("-")[2] for path in found}
+    return [path for path, pid in pids.items() if pid.isdigit() and not Path(f"/proc/{pid}").exists()]

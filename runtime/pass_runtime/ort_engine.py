@@ -28,7 +28,7 @@ def choose_device(device: str) -> str:
         raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
     if PROVIDERS[device][0] not in available:
         raise PassError(
-            f"this onnxruntime has no {PROVIDERS[device][0]}; run: pip uninstall onnxruntime; pip install onnxruntime-gpu"
+            f"this onnxruntime has no {PROVIDERS[device][0]}: uninstall onnxruntime and install onnxruntime-gpu"
         )
     return device
 

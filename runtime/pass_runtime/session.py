@@ -57,7 +57,7 @@ class Session:
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the tokenizer's own special tokens; an empty text becomes the model's start token."""
-        ids = list(self.tokenizer.encode(text).ids)
+        ids = list(self.tokenizer.encode(_valid(text)).ids)
         if ids:
             return ids
         model = self.manifest.model
@@ -70,7 +70,7 @@ class Session:
         """The chat template's prompt for the assistant's next turn."""
         if self.chat_template is None:
             raise PassError(f"{self.manifest.model.name} has no chat template; use plain prompts")
-        return list(self.tokenizer.encode(self.chat_template.render(messages), add_special_tokens=False).ids)
+        return list(self.tokenizer.encode(_valid(self.chat_template.render(messages)), add_special_tokens=False).ids)
 
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
         """Text for `prompt` (a string, or token ids). Iterate over the result for pieces as they come."""
@@ -117,6 +117,15 @@ class Session:
             reuse_prefix=options.reuse_prefix,
         )
         return TokenStream(self.backend, request)
+
+
+def _valid(text: str) -> str:
+    """Python strings can hold halves of characters, for instance from an argument that was not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PassError(f"the prompt is not valid UTF-8 text at character {error.start}") from None
+    return text
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

@@ -98,7 +98,7 @@ BAD_LINES = {
     "top_k not whole": '{"prompt": "a", "temperature": 1, "top_k": 1.5}',
     "seed not whole": '{"prompt": "a", "temperature": 1, "seed": 1.5}',
     "max_new_tokens not whole": '{"prompt": "a", "max_new_tokens": 2.5}',
-    "max_new_tokens null": '{"prompt": "a", "max_new_tokens": null}',
+    "max_new_tokens a truth value": '{"prompt": "a", "max_new_tokens": true}',
     "lookahead not a number": '{"prompt": "a", "plan": "two-pass", "lookahead": "3"}',
     "stop a number": '{"prompt": "a", "stop": 5}',
     "stop of numbers": '{"prompt": "a", "stop": [5]}',

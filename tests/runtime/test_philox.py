@@ -44,7 +44,7 @@ def test_offsets_are_the_top_halves_of_two_philox_words(seed, position):
     """The definition that other runtimes (C++) must repeat: counter = position, key = seed, both low word first."""
     counter = np.array([position & ONES, position >> 32, 0, 0], np.uint32)
     key = np.array([seed & ONES, seed >> 32], np.uint32)
-    expected = [int(word) >> 16 for word in noise.philox4x32(counter, key)[:2]]
+    expected = [int(word) >> 17 for word in noise.philox4x32(counter, key)[:2]]
     assert noise.noise_offsets(seed, np.array([position])).tolist() == [expected]
 
 
@@ -56,7 +56,7 @@ def test_offsets_are_in_range_and_belong_to_the_position_alone(seed, start):
     assert offsets.shape == (64, 2)
     assert offsets.dtype == np.int64
     assert offsets.min() >= 0
-    assert offsets.max() < 2**16
+    assert offsets.max() < 2**15
     # Asking for other positions beside it, in another order, changes nothing.
     assert np.array_equal(noise.noise_offsets(seed, positions[::-3]), offsets[::-3])
 
@@ -64,7 +64,7 @@ def test_offsets_are_in_range_and_belong_to_the_position_alone(seed, start):
 def test_offsets_use_their_whole_range_evenly():
     offsets = noise.noise_offsets(7, np.arange(200_000, dtype=np.int64))
     for column in offsets.T:
-        for bins in (np.bincount(column >> 8, minlength=256), np.bincount(column & 255, minlength=256)):
+        for bins in (np.bincount(column >> 7, minlength=256), np.bincount(column & 255, minlength=256)):
             assert chisquare(bins).pvalue > 1e-3
 
 
@@ -73,12 +73,12 @@ def test_every_bit_of_the_seed_matters(flipped):
     positions = np.arange(1000, dtype=np.int64)
     seed = 0x0123456789ABCDEF
     same = (noise.noise_offsets(seed, positions) == noise.noise_offsets(seed ^ (1 << flipped), positions)).mean()
-    assert same < 0.01  # by chance: 2^-16
+    assert same < 0.01  # by chance: 2^-15
 
 
 def test_positions_have_offsets_of_their_own():
     offsets = noise.noise_offsets(3, np.arange(10_000, dtype=np.int64))
-    assert len(np.unique(offsets, axis=0)) >= 9_999  # a shared pair has probability 2^-32 for each of 5e7 pairs
+    assert len(np.unique(offsets, axis=0)) >= 9_999  # a shared pair has probability 2^-30 for each of 5e7 pairs
 
 
 def test_positions_beyond_32_bits_do_not_wrap():
@@ -88,12 +88,12 @@ def test_positions_beyond_32_bits_do_not_wrap():
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 320, 1501])
 def test_tables_reach_every_token_from_every_offset(vocab_size):
-    blocks = -(-vocab_size // 8)
+    blocks = -(-vocab_size // 16)
     for table in noise.noise_tables(vocab_size):
-        assert table.shape == (2**16 - 1 + blocks, 8)
+        assert table.shape == (2**15 - 1 + blocks, 16)
         assert table.dtype == np.int32
         # The last offset's block of the last token is the last row.
-        assert (2**16 - 1) * 8 + vocab_size - 1 < table.size <= (2**16 - 1) * 8 + vocab_size + 7
+        assert (2**15 - 1) * 16 + vocab_size - 1 < table.size <= (2**15 - 1) * 16 + vocab_size + 15
 
 
 def test_tables_hold_uniform_30_bit_integers():

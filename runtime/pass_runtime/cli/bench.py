@@ -156,11 +156,14 @@ def _prompts(request: BenchOptions) -> tuple[str, ...]:
         return request.prompts or PROMPTS
     try:
         lines = request.prompt_file.read_text(encoding="utf-8").splitlines()
-        return (*request.prompts, *(json.loads(line)["prompt"] for line in lines if line.strip()))
+        prompts = (*request.prompts, *(json.loads(line)["prompt"] for line in lines if line.strip()))
     except OSError as error:
         raise PassError(f"cannot read {request.prompt_file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise PassError(f'{request.prompt_file}: every line must be a JSON object with a "prompt"') from None
+    if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+        raise PassError(f'{request.prompt_file}: it needs at least one line, and every "prompt" must be text')
+    return prompts
 
 
 def _write(path: Path, text: str) -> None:

@@ -29,13 +29,16 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(130)
-        except BrokenPipeError:
-            _end_quietly()
+        except BrokenPipeError:  # the reader of our output went away (`| head`): nothing is wrong
+            _drop_output(141)
+        except OSError as error:
+            click.echo(f"error: {error.strerror or error}", err=True)
+            _drop_output(2)
 
     return wrapper
 
 
-def _end_quietly() -> NoReturn:
-    """The reader of our output went away (`| head`): nothing is wrong."""
+def _drop_output(status: int) -> NoReturn:
+    """End without the interpreter trying to write what is still buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(141)
+    sys.exit(status)

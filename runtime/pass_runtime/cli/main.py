@@ -78,6 +78,8 @@ def _read_line() -> str | None:
     """The next line, or None at the end of input (Ctrl-D, Ctrl-C at the prompt)."""
     try:
         return input("> " if sys.stdin.isatty() else "")
+    except opts.Terminated:
+        raise
     except (EOFError, KeyboardInterrupt):
         return None
 
@@ -87,6 +89,8 @@ def _answer(session: Session, messages: list[dict[str, str]], request: GenerateO
     try:
         for piece in generation:
             click.echo(piece.text, nl=False)
+    except opts.Terminated:
+        raise
     except KeyboardInterrupt:
         click.echo(" [stopped]", nl=False, err=True)
     click.echo()
@@ -157,10 +161,12 @@ def batch(bundle: Path, requests: Path, results: Path, **options: Any) -> None:
     """Answer every line of a .jsonl file, in order. A stopped run continues where it was.
 
     A request is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of max_new_tokens,
-    temperature, top_k, top_p, seed, stop, plan, lookahead, ignore_eos in place of the flags.
+    temperature, top_k, top_p, seed, stop, plan, lookahead, ignore_eos in place of the flags. Line n is sampled with
+    --seed + n - 1 (default 0 + n - 1), so that equal prompts differ and a run can be repeated.
     """
     from pass_runtime.cli.batch import run_batch
 
+    options["seed"] = options["seed"] or 0
     request = opts.generate_options(options)
     run_batch(lambda: opts.open_bundle(bundle, **options), requests, results, request)
 

@@ -75,10 +75,14 @@ def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> 
     return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command also where Ctrl-C only stops an answer."""
+
+
 def interrupt_on_sigterm() -> None:
     """SIGTERM ends a command the way Ctrl-C does: what is finished is kept."""
 
     def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
+        raise Terminated
 
     signal.signal(signal.SIGTERM, interrupt)

@@ -1,0 +1,153 @@
+"""The manifest says what the files are: checked against the files as onnxruntime and the file system see them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import re
+from pathlib import Path
+
+import onnxruntime as ort
+import pytest
+
+from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
+from pass_exporter.registry import registry
+from pass_runtime import GenerateOptions, Manifest, SamplingParams, load, read_manifest
+from pass_runtime.lossless import first_difference, run_tokens
+from pass_runtime.plan import bundle_plans
+
+ORT_TYPES = {
+    "tensor(int64)": "int64",
+    "tensor(bool)": "bool",
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+}
+
+
+@pytest.fixture(scope="module")
+def manifest(tiny_bundle: Path) -> Manifest:
+    return read_manifest(tiny_bundle)
+
+
+@pytest.fixture(scope="module")
+def half_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_bundle(tiny_model, tmp_path_factory.mktemp("bundles") / "half", lookahead=3, dtype="fp16")
+
+
+def test_every_file_is_listed_with_its_hash(tiny_bundle: Path, manifest: Manifest):
+    files = {path.name: path for path in tiny_bundle.iterdir() if path.name != "pass_config.json"}
+    assert set(manifest.files) == set(files)
+    assert {"trunk.onnx", "trunk.onnx.data", "tail.noise.data", "tokenizer.json", "chat_template.jinja"} <= set(files)
+    for name, info in manifest.files.items():
+        content = files[name].read_bytes()
+        assert (info.bytes, info.sha256) == (len(content), hashlib.sha256(content).hexdigest()), name
+
+
+@pytest.mark.parametrize("bundle", ["tiny_bundle", "half_bundle"])
+def test_every_graph_is_as_described(request: pytest.FixtureRequest, bundle: str):
+    directory: Path = request.getfixturevalue(bundle)
+    manifest = read_manifest(directory)
+    graphs = [manifest.trunk, *(graph for plan in manifest.plans for graph in plan.tails.values())]
+    assert {graph.file for graph in graphs} == {path.name for path in directory.glob("*.onnx")}
+    for graph in graphs:
+        session = ort.InferenceSession(directory / graph.file, providers=["CPUExecutionProvider"])
+        for described, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
+            expected = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in described]
+            assert [(arg.name, ORT_TYPES[arg.type], arg.shape) for arg in found] == expected, graph.file
+
+
+def test_plans_are_the_runtimes(manifest: Manifest):
+    expected = [(plan.name, plan.drafts, plan.groups, after.name) for plan, after in bundle_plans(6)]
+    assert [(plan.name, plan.drafts, plan.groups, plan.next) for plan in manifest.plans] == expected
+    for plan in manifest.plans:
+        files = {sampler: graph.file for sampler, graph in plan.tails.items()}
+        assert files == {s: f"tail.{plan.name}.{s}.onnx" for s in ("greedy", "sample", "truncated")}
+
+
+def test_model_info(manifest: Manifest, tiny_model: Path):
+    model = manifest.model
+    assert (model.name, model.source) == (tiny_model.name, f"directory:{tiny_model.name}")
+    assert (model.family, model.dtype, model.vocab_size, model.hidden_size) == ("llama", "float32", VOCAB_SIZE, 64)
+    assert (model.layers, model.heads, model.kv_heads, model.head_dim) == (2, 4, 2, 16)
+    assert (model.max_capacity, model.bos_token_id, model.eos_token_ids) == (768, BOS, (EOS,))
+
+
+def test_lookahead_info(manifest: Manifest, random_bundle: Path):
+    assert (manifest.lookahead.length, manifest.lookahead.trained) == (6, False)
+    assert manifest.lookahead.source.startswith("untrained: ")
+    trained = read_manifest(random_bundle).lookahead
+    assert (trained.length, trained.trained, trained.source) == (6, True, "file:random.safetensors")
+
+
+def test_auto_plan_follows_the_training(tiny_bundle: Path, random_bundle: Path):
+    for bundle, mode in ((tiny_bundle, "ar"), (random_bundle, "two-pass")):
+        assert load(bundle, "cpu").cycle(GenerateOptions()).name == mode
+
+
+def test_tools_are_the_installed_ones(manifest: Manifest):
+    assert {"python", "torch", "transformers", "onnxruntime", "pass-toolkit"} <= set(manifest.tools)
+    for name, version in manifest.tools.items():
+        if name != "python":
+            assert version == importlib.metadata.version(name)
+
+
+def test_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny_model: Path):
+    for name in ("pass_config.json", "tokenizer.json"):
+        content = (tiny_bundle / name).read_text(encoding="utf-8")
+        assert str(tiny_model.parent) not in content and str(tiny_bundle.parent) not in content
+        assert str(Path(__file__).parents[2]) not in content and not re.search(r"partial-\d+", content)
+
+
+def test_tokenizer_and_template(tiny_bundle: Path):
+    session, original = load(tiny_bundle, "cpu"), make_tokenizer()
+    for text in ("The quick brown fox", "Über 🦊\n\t x", "<bos>a<eos>", ""):
+        assert session.tokenizer.encode(text).ids == original(text)["input_ids"]
+    assert (tiny_bundle / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]
+    expected = original.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert session.encode_chat(messages) == original(expected, add_special_tokens=False)["input_ids"]
+
+
+def test_exporting_again_gives_the_same_bytes(tiny_bundle: Path, tiny_model: Path, tmp_path: Path):
+    again = export_bundle(tiny_model, tmp_path / "again", lookahead=6)
+    names = {path.name for path in tiny_bundle.iterdir()}
+    assert {path.name for path in again.iterdir()} == names
+    differing = [name for name in sorted(names) if (again / name).read_bytes() != (tiny_bundle / name).read_bytes()]
+    assert differing == []
+
+
+def test_half_precision(half_bundle: Path, tiny_bundle: Path):
+    manifest = read_manifest(half_bundle)
+    cache = {t.dtype for t in manifest.trunk.inputs if t.name.startswith("past_")}
+    assert (manifest.model.dtype, cache) == ("float16", {"float16"})
+    assert {t.name: t.dtype for t in manifest.trunk.outputs}["logits"] == "float32"  # what the tails read
+    sizes = [(bundle / "trunk.onnx.data").stat().st_size for bundle in (half_bundle, tiny_bundle)]
+    assert sizes[0] < 0.6 * sizes[1]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0, seed=3), SamplingParams(0.8, 40, 0.9, 3)])
+def test_half_precision_is_lossless_too(half_bundle: Path, sampling: SamplingParams):
+    session = load(half_bundle, "cpu")
+    prompt = session.encode("The quick brown fox")
+    ar = GenerateOptions(max_new_tokens=32, sampling=sampling, plan="ar", ignore_eos=True)
+    plain = run_tokens(session, prompt, ar).token_ids
+    for lookahead in (1, 2, 3):
+        options = GenerateOptions(
+            max_new_tokens=32, sampling=sampling, plan="two-pass", lookahead=lookahead, ignore_eos=True
+        )
+        difference = first_difference(session, prompt, ar, plain, run_tokens(session, prompt, options).token_ids)
+        assert difference is None or difference.is_near_tie, str(difference)
+
+
+def test_registry():
+    entries = registry()
+    assert "smollm2-135m" in entries  # the quick start's model
+    for name, entry in entries.items():
+        assert re.fullmatch(r"[a-z0-9.-]+", name)
+        assert len({"hub", "pypi"} & entry.keys()) == 1, name
+        assert entry.keys() <= {"about", "hub", "pypi"} and entry["about"]
+        if "hub" in entry:
+            assert entry["hub"].count("/") == 1
+        else:
+            assert entry["pypi"].keys() == {"requirement", "file", "sha256"}
+            assert "==" in entry["pypi"]["requirement"] and re.fullmatch("[0-9a-f]{64}", entry["pypi"]["sha256"])

@@ -1,0 +1,174 @@
+"""The graphs of a bundle: the operator pattern that TensorRT recognises, and nothing of the machine they came from."""
+
+from __future__ import annotations
+
+import getpass
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from conftest import export_bundle, make_model
+
+LAYERS = 2
+HIDDEN, VOCAB = 64, 320
+# The trunk may use these and no others. GatherND and ScatterND stay out of CUDA graphs; NonZero, CumProd and If do not
+# build in TensorRT-RTX.
+PATTERN = {"Attention", "RMSNormalization", "RotaryEmbedding", "TensorScatter", "MatMul", "Sigmoid", "Mul", "Add"}
+SHAPES = {"Reshape", "Transpose", "Shape", "Unsqueeze", "Squeeze", "Slice", "Concat", "Cast", "Range"}
+MASK_AND_POSITIONS = {"Sub", "Less", "GreaterOrEqual", "And", "Or", "Where", "Min", "Clip", "Gather", "Cos", "Sin"}
+
+
+def graphs(bundle: Path) -> list[Path]:
+    return sorted(bundle.glob("*.onnx"))
+
+
+@pytest.fixture(scope="module")
+def trunk(tiny_bundle: Path) -> onnx.ModelProto:
+    return onnx.load(tiny_bundle / "trunk.onnx")
+
+
+@pytest.fixture(scope="module")
+def tied_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tied")
+    model = make_model(directory / "model", tie_word_embeddings=True)
+    return export_bundle(model, directory / "bundle", lookahead=1)
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+def test_only_standard_operators_of_opset_24(tiny_bundle: Path):
+    assert len(graphs(tiny_bundle)) == 1 + 3 * 13  # the trunk; three tails of ar, draft-1..6, verify-1..6
+    for path in graphs(tiny_bundle):
+        model = onnx.load(path, load_external_data=False)
+        assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 24)], path.name
+        assert {node.domain for node in model.graph.node} == {""}, path.name
+        assert len(model.functions) == 0, path.name
+
+
+def test_every_graph_passes_the_full_check(tiny_bundle: Path):
+    for path in graphs(tiny_bundle):
+        onnx.checker.check_model(path, full_check=True)
+
+
+def test_trunk_operators(trunk: onnx.ModelProto):
+    counts = Counter(node.op_type for node in trunk.graph.node)
+    assert set(counts) <= PATTERN | SHAPES | MASK_AND_POSITIONS
+    assert counts["Attention"] == LAYERS
+    assert counts["TensorScatter"] == 2 * LAYERS
+    assert counts["RotaryEmbedding"] == 2 * LAYERS
+    assert counts["RMSNormalization"] == 2 * LAYERS + 1
+    assert counts["MatMul"] == 7 * LAYERS + 1
+    assert counts["Cos"] == counts["Sin"] == 1  # once per step, not once per layer
+
+
+def test_attention_has_no_attribute_that_an_engine_ignores(trunk: onnx.ModelProto):
+    for node in trunk.graph.node:
+        if node.op_type == "Attention":
+            assert [a.name for a in node.attribute] == ["scale"]
+            assert len(node.input) == 4  # q, k, v, mask: no past, no nonpad_kv_seqlen
+        if node.op_type == "TensorScatter":
+            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            assert attributes == {"axis": -2, "mode": b"linear"}
+
+
+def test_the_mask_is_built_once(trunk: onnx.ModelProto):
+    masks = {node.input[3] for node in trunk.graph.node if node.op_type == "Attention"}
+    assert len(masks) == 1
+
+
+def test_past_feeds_only_the_scatter_and_present_comes_from_it(trunk: onnx.ModelProto):
+    """What an engine needs to write the cache in place. Shape may look too: it reads the size, never the content."""
+    for part in ("key", "value"):
+        for layer in range(LAYERS):
+            past, present = f"past_{part}.{layer}", f"present_{part}.{layer}"
+            readers = [node for node in trunk.graph.node if past in node.input and node.op_type != "Shape"]
+            assert [node.op_type for node in readers] == ["TensorScatter"]
+            assert readers[0].input[0] == past and list(readers[0].output) == [present]
+
+
+def test_symbolic_dimensions(trunk: onnx.ModelProto):
+    cache = ["batch", 2, "capacity", 16]
+    expected = {
+        "input_ids": ["batch", "width"],
+        "row_position": ["width"],
+        "window_mask": ["width", "width"],
+        "length": ["batch"],
+        "logit_rows": ["logit_rows"],
+        "logits": ["batch", "logit_rows", VOCAB],
+    } | {
+        f"{when}_{part}.{i}": cache for when in ("past", "present") for part in ("key", "value") for i in range(LAYERS)
+    }
+    found = {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in (*trunk.graph.input, *trunk.graph.output)
+    }
+    assert found == expected
+
+
+def test_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny_model: Path):
+    machine = [Path.home(), Path(torch.__file__).parents[1], Path(__file__).parents[2], tiny_bundle, tiny_model]
+    words = [str(path).encode() for path in machine if str(path) != "/"]
+    words += [b"site-packages", b"pass_exporter", b"modeling_", b".py", b"stack_trace", b"Traceback", b"/tmp/"]
+    if (user := getpass.getuser()) != "root":
+        words.append(user.encode())
+    for path in graphs(tiny_bundle):
+        content = path.read_bytes()
+        assert [word for word in words if word in content] == [], path.name
+
+
+def test_no_metadata(tiny_bundle: Path):
+    for path in graphs(tiny_bundle):
+        model = onnx.load(path, load_external_data=False)
+        values = (*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer)
+        for item in (model, model.graph, *model.graph.node, *values):
+            assert not item.doc_string and len(item.metadata_props) == 0, f"{path.name}: {item}"
+
+
+def test_weights_are_stored_as_matmul_reads_them(trunk: onnx.ModelProto):
+    weights = initializers(trunk)
+    for node in trunk.graph.node:
+        if node.op_type == "Transpose":
+            assert node.input[0] not in weights
+        if node.op_type == "MatMul":
+            assert node.input[1] in weights
+    shapes = Counter(tuple(weights[n.input[1]].dims) for n in trunk.graph.node if n.op_type == "MatMul")
+    assert shapes == {(64, 64): 2 * LAYERS, (64, 32): 2 * LAYERS, (64, 96): 2 * LAYERS, (96, 64): LAYERS, (64, 320): 1}
+
+
+def test_the_lookahead_rows_are_in_the_file(random_bundle: Path):
+    rows = initializers(onnx.load(random_bundle / "trunk.onnx"))["lookahead"]
+    expected = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(1)) * 3
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(rows), expected.numpy())
+
+
+def test_tied_weights_are_stored_once(tied_bundle: Path, tiny_bundle: Path):
+    tied = onnx.load(tied_bundle / "trunk.onnx", load_external_data=False)
+    tables = [t for t in tied.graph.initializer if sorted(t.dims) == sorted((VOCAB, HIDDEN))]
+    assert len(tables) == 1
+    readers = Counter(node.op_type for node in tied.graph.node if tables[0].name in node.input)
+    assert readers == {"Gather": 1, "Transpose": 1}
+    sizes = [(bundle / "trunk.onnx.data").stat().st_size for bundle in (tied_bundle, tiny_bundle)]
+    # One table of float32 and five look-ahead rows fewer than the untied model of L=6, up to page alignment.
+    assert abs(sizes[1] - sizes[0] - VOCAB * HIDDEN * 4) <= 2 * 4096
+
+
+def test_only_the_noise_tables_are_outside_a_tail(tiny_bundle: Path):
+    end = (tiny_bundle / "tail.noise.data").stat().st_size
+    for path in tiny_bundle.glob("tail.*.onnx"):
+        model = onnx.load(path, load_external_data=False)
+        outside = {t.name: t.external_data for t in model.graph.initializer if t.external_data}
+        greedy = path.name.endswith(".greedy.onnx")
+        assert set(outside) == (set() if greedy else {"noise_table_1", "noise_table_2"}), path.name
+        spans = []
+        for data in outside.values():
+            entry = {item.key: item.value for item in data}
+            assert entry["location"] == "tail.noise.data"
+            spans.append((int(entry["offset"]), int(entry["offset"]) + int(entry["length"])))
+        if not greedy:
+            assert sorted(spans) == [(0, end // 2), (end // 2, end)]

@@ -1,0 +1,63 @@
+"""A real export that the world ends: a full disk, a signal. Nothing half-made stays."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from export_process import PASS_EXPORT, error_line, process, wait_for
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that holds the tiny trunk but not the tails behind it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_full_disk(tiny_model: Path, small_disk: Path):
+    line = error_line(process("--model", tiny_model, "--lookahead", 1, "-o", small_disk / "bundle"))
+    assert "No space left" in line and "bundle" in line
+    assert list(small_disk.iterdir()) == []
+
+
+def test_weights_that_cannot_be_written(tiny_model: Path, tmp_path: Path):
+    """100 kB per file: trunk.onnx.data fails in the middle."""
+    limit = (100_000, 100_000)
+    done = process(
+        *("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    line = error_line(done)
+    assert "File too large" in line or "disk" in line  # a user must be able to tell what to mend
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [(signal.SIGTERM, ".bundle.partial-*"), (signal.SIGINT, ".bundle.partial-*/trunk.onnx.data")],
+    ids=["SIGTERM while loading", "SIGINT while writing"],
+)
+def test_signals(tiny_model: Path, tmp_path: Path, number: signal.Signals, moment: str):
+    command = [*PASS_EXPORT, "--model", str(tiny_model), "--lookahead", "6", "-o", str(tmp_path / "bundle")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        wait_for(tmp_path, moment, running)
+        running.send_signal(number)
+        output, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert output == ""
+    assert errors.splitlines()[-1] == "interrupted" and "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,217 @@
+"""What pass-export cannot do, it says in one line, before it spends time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from export_process import error_line, process
+from safetensors.torch import save_file
+
+from conftest import export_bundle, make_tokenizer
+from pass_exporter import export
+from pass_exporter.config import ExportConfig
+from pass_exporter.families import SUPPORTED
+from pass_exporter.load import load_model
+from pass_exporter.lookahead import read_lookahead
+from pass_exporter.registry import Source, registry, resolve
+from pass_runtime import PassError
+
+
+def message(call: Callable[[], object]) -> str:
+    with pytest.raises(PassError) as refused:
+        call()
+    text = str(refused.value)
+    assert text and "\n" not in text
+    return text
+
+
+def load_message(directory: Path) -> str:
+    return message(lambda: load_model(resolve(str(directory)), "fp32"))
+
+
+def config_only(directory: Path, source: Path, **changes: object) -> Path:
+    """A model directory without weights: what is refused must be refused before they are read."""
+    directory.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "mixtral"])
+def test_unsupported_architecture(tiny_model: Path, tmp_path: Path, model_type: str):
+    text = load_message(config_only(tmp_path / "model", tiny_model, model_type=model_type))
+    assert model_type in text
+    assert all(family in text for family in SUPPORTED)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_rotary_that_changes_with_the_sequence(tiny_model: Path, tmp_path: Path, rope_type: str):
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0] * 8}
+    rope |= {"long_factor": [2.0] * 8, "original_max_position_embeddings": 256}
+    text = load_message(config_only(tmp_path / "model", tiny_model, rope_parameters=rope))
+    assert rope_type in text and "llama3" in text
+
+
+def test_a_directory_without_config(tmp_path: Path):
+    assert "config.json" in message(lambda: resolve(str(tmp_path)))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model_type": 5}', b"{}"], ids=repr)
+def test_a_config_that_is_no_config(tmp_path: Path, content: bytes):
+    (tmp_path / "config.json").write_bytes(content)
+    load_message(tmp_path)
+
+
+def test_a_directory_without_weights(tiny_model: Path, tmp_path: Path):
+    assert "safetensors" in load_message(config_only(tmp_path / "model", tiny_model))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not safetensors"])
+def test_damaged_weights(tiny_model: Path, tmp_path: Path, damage: str):
+    directory = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = directory / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"hello")
+    load_message(directory)
+
+
+def test_a_directory_without_tokenizer(tiny_model: Path, tmp_path: Path):
+    directory = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*token*"))
+    assert "token" in load_message(directory)
+
+
+@pytest.mark.parametrize("name", ["smollm3-135m", "./nowhere", "/nowhere/model", "a/b/c", "~/model"])
+def test_unknown_model(name: str):
+    text = message(lambda: resolve(name))
+    assert repr(name) in text
+    assert all(known in text for known in registry())
+
+
+def test_every_name_of_the_registry_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pass_exporter.registry._fetch_from_wheel", lambda **_: Path("model.gguf"))
+    for name in (
+        "smollm2-135m",
+        "llama-7b",
+        "llama-3.2-1b",
+        "tinyllama-1.1b",
+        "qwen2.5-0.5b",
+        "qwen3-0.6b",
+        "olmo2-1b",
+    ):
+        assert resolve(name).name == name
+
+
+def test_missing_gguf(tmp_path: Path):
+    assert "missing.gguf" in message(lambda: resolve(str(tmp_path / "missing.gguf")))
+
+
+GGUF = {"empty": b"", "other": b"hello", "short": b"GGUF", "nonsense": b"GGUF\x03\x00\x00\x00" + b"\xff" * 64}
+
+
+@pytest.mark.parametrize("content", GGUF.values(), ids=GGUF)
+def test_corrupt_gguf(tmp_path: Path, content: bytes):
+    (tmp_path / "model.gguf").write_bytes(content)
+    assert "model.gguf" in message(lambda: load_model(resolve(str(tmp_path / "model.gguf")), "fp32"))
+
+
+def test_hub_offline():
+    """The tests run with HF_HUB_OFFLINE: this is what somebody without a network sees, and at once."""
+    started = time.monotonic()
+    text = message(lambda: load_model(Source("x", "nobody/no-such-model", "hub:nobody/no-such-model"), "fp32"))
+    assert time.monotonic() - started < 5
+    assert "nobody/no-such-model" in text and "local directory" in text
+
+
+def weights(path: Path, tensor: torch.Tensor, name: str = "lookahead") -> Path:
+    save_file({name: tensor}, path)
+    return path
+
+
+def test_lookahead_weights(tmp_path: Path):
+    path = tmp_path / "la.safetensors"
+
+    def refused(length: int = 4) -> str:
+        text = message(lambda: read_lookahead(path, length, 64))
+        assert "la.safetensors" in text
+        return text
+
+    refused()  # missing
+    for content in (b"", b"hello", b"\xff" * 100):
+        path.write_bytes(content)
+        refused()
+    weights(path, torch.zeros(4, 64), "embeddings")
+    assert "lookahead" in refused()
+    weights(path, torch.zeros(4, 32))
+    assert "[4, 32]" in refused() and "another model" in refused()
+    weights(path, torch.zeros(4 * 64))
+    refused()
+    weights(path, torch.zeros(3, 64))
+    assert "--lookahead 3" in refused()
+    for bad in (float("nan"), float("inf")):
+        rows = torch.zeros(4, 64)
+        rows[2, 5] = bad
+        assert "not finite" in message(lambda rows=rows: read_lookahead(weights(path, rows), 4, 64))
+    path.unlink()
+    path.mkdir()
+    refused()
+
+
+def test_more_rows_than_asked_are_cut(tmp_path: Path):
+    rows = torch.randn(6, 64)
+    read = read_lookahead(weights(tmp_path / "la.safetensors", rows.half()), 4, 64)
+    assert torch.equal(read.embeddings, rows.half().float()[:4])
+
+
+@pytest.mark.parametrize("lookahead", [-1, 0, 17])
+def test_lookahead_range(lookahead: int):
+    assert "1 to 16" in message(lambda: ExportConfig("x", lookahead=lookahead))
+
+
+def test_dtype():
+    assert "fp32, fp16" in message(lambda: ExportConfig("x", dtype="int3"))  # type: ignore[arg-type]
+
+
+COMMANDS = {
+    "hub offline": ["--model", "nobody/no-such-model"],
+    "lookahead 0": ["--model", "TINY", "--lookahead", "0"],
+    "lookahead 17": ["--model", "TINY", "--lookahead", "17"],
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_as_a_command(tiny_model: Path, tmp_path: Path, case: str):
+    flags = [str(tiny_model) if flag == "TINY" else flag for flag in COMMANDS[case]]
+    parent = tmp_path / "bundles"
+    parent.mkdir()
+    error_line(process(*flags, "-o", parent / "bundle"))
+    assert list(parent.iterdir()) == []
+
+
+def test_bad_dtype_is_a_usage_error():
+    done = process("--model", "x", "--dtype", "int3")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: ") and "'fp32', 'fp16'" in done.stderr
+
+
+def test_a_model_that_torch_and_onnx_disagree_on_is_not_delivered(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The exporter's own check, made to find a difference: weights changed between torch's run and the trace."""
+    trace = export.trace_trunk
+
+    def damaged(model, lookahead):
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[0] += 0.01
+        return trace(model, lookahead)
+
+    monkeypatch.setattr(export, "trace_trunk", damaged)
+    text = message(lambda: export_bundle(tiny_model, tmp_path / "bundle", lookahead=2))
+    assert "differs from torch" in text
+    assert list(tmp_path.iterdir()) == []

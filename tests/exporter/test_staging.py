@@ -1,0 +1,136 @@
+"""A bundle appears whole or not at all, and what was there before survives a failure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pass_exporter.staging import staged_directory
+from pass_runtime import PassError
+
+
+def bundle_at(path: Path, content: str = "old") -> Path:
+    path.mkdir()
+    (path / "pass_config.json").write_text(content)
+    return path
+
+
+def write(destination: Path, content: str = "new", *, force: bool = False) -> None:
+    with staged_directory(destination, force=force) as directory:
+        (directory / "pass_config.json").write_text(content)
+
+
+def dead_process() -> int:
+    with subprocess.Popen(["true"]) as process:
+        return process.pid
+
+
+def test_it_appears_whole(tmp_path: Path):
+    destination = tmp_path / "a" / "b"
+    with staged_directory(destination, force=False) as directory:
+        (directory / "file").write_text("x")
+        assert not destination.exists()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    assert (destination / "file").read_text() == "x"
+
+
+def test_an_existing_output_is_refused_before_any_work(tmp_path: Path):
+    destination = bundle_at(tmp_path / "bundle")
+    with pytest.raises(PassError, match="--force"), staged_directory(destination, force=False):
+        pytest.fail("the work began")
+    assert (destination / "pass_config.json").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [destination]
+
+
+def test_force_replaces_a_bundle(tmp_path: Path):
+    destination = bundle_at(tmp_path / "bundle")
+    (destination / "stale").write_text("x")
+    write(destination, force=True)
+    assert {path.name: path.read_text() for path in destination.iterdir()} == {"pass_config.json": "new"}
+    assert list(tmp_path.iterdir()) == [destination]
+
+
+def test_force_may_fill_an_empty_directory(tmp_path: Path):
+    (tmp_path / "bundle").mkdir()
+    write(tmp_path / "bundle", force=True)
+    assert (tmp_path / "bundle" / "pass_config.json").read_text() == "new"
+
+
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_force_replaces_nothing_else(tmp_path: Path, kind: str):
+    destination = tmp_path / "thesis"
+    if kind == "directory":
+        destination.mkdir()
+        (destination / "chapter1.tex").write_text("precious")
+    else:
+        destination.write_text("precious")
+    with pytest.raises(PassError, match="is not a bundle"):
+        write(destination, force=True)
+    kept = destination / "chapter1.tex" if kind == "directory" else destination
+    assert kept.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [destination]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, PassError])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseException], force: bool):
+    destination = tmp_path / "bundle"
+    if force:
+        bundle_at(destination)
+    with pytest.raises(error), staged_directory(destination, force=force) as directory:
+        (directory / "file").write_text("half")
+        raise error
+    assert list(tmp_path.iterdir()) == ([destination] if force else [])
+    if force:
+        assert (destination / "pass_config.json").read_text() == "old"
+
+
+def test_an_output_that_appeared_meanwhile_is_kept(tmp_path: Path):
+    """Two exports to one place: the second to finish must not bury the first."""
+    destination = tmp_path / "bundle"
+    with pytest.raises(PassError, match="exists"), staged_directory(destination, force=False):
+        bundle_at(destination, "of the other export")
+    assert (destination / "pass_config.json").read_text() == "of the other export"
+    assert list(tmp_path.iterdir()) == [destination]
+
+
+def test_leftovers_of_dead_processes_are_removed(tmp_path: Path):
+    leftover = tmp_path / f".bundle.partial-{dead_process()}"
+    leftover.mkdir()
+    (leftover / "trunk.onnx.data").write_text("half")
+    write(tmp_path / "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("name", [f".bundle.partial-{os.getppid()}", ".bundle.partial-mine", ".other.partial-1"])
+def test_what_may_be_in_use_is_kept(tmp_path: Path, name: str):
+    (tmp_path / name).mkdir()
+    write(tmp_path / "bundle")
+    assert (tmp_path / name).is_dir()
+
+
+def test_an_old_bundle_that_a_killed_export_moved_away_is_not_lost(tmp_path: Path):
+    """Killed between its two renames: the old bundle is only in `.replaced-`. The next export puts it back first."""
+    bundle_at(tmp_path / f".bundle.replaced-{dead_process()}")
+    with pytest.raises(RuntimeError), staged_directory(tmp_path / "bundle", force=True):
+        raise RuntimeError
+    assert [path.read_text() for path in tmp_path.rglob("pass_config.json")] == ["old"]
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    with pytest.raises(PassError, match="--force"):
+        write(tmp_path / "bundle")
+
+
+def test_a_moved_away_bundle_is_removed_once_the_new_one_stands(tmp_path: Path):
+    bundle_at(tmp_path / f".bundle.replaced-{dead_process()}")
+    write(tmp_path / "bundle", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert (tmp_path / "bundle" / "pass_config.json").read_text() != "old"
+
+
+def test_a_parent_that_is_a_file(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(PassError, match="cannot write"):
+        write(tmp_path / "file" / "bundle")

@@ -1,0 +1,108 @@
+"""The default model, real prompts: the runtime's text is Hugging Face's, and every plan's text is plain decoding's.
+
+PASS_TEST_BUNDLE names a directory to keep the exported bundle in between runs (half a gigabyte, half a minute).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import SilentProgress
+from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
+from pass_runtime.lossless import first_difference, run_tokens
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MODEL, LOOKAHEAD = "smollm2-135m", 6
+PROMPTS = [
+    json.loads(line)["prompt"]
+    for line in (Path(__file__).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+]
+SAMPLING = [(0.0, 0, 1.0), (0.7, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 1.0), (1.0, 0, 0.9), (1.0, 50, 0.8)]
+TOKENS = 64
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from pass_exporter.config import ExportConfig
+    from pass_exporter.export import export
+
+    kept = os.environ.get("PASS_TEST_BUNDLE")
+    output = Path(kept or tmp_path_factory.mktemp("bundles")) / f"{MODEL}-pass{LOOKAHEAD}"
+    try:
+        load(output, "cpu", verify=False)
+    except PassError:  # not there, or of an older version
+        report = export(ExportConfig(MODEL, lookahead=LOOKAHEAD, output=output, force=True), SilentProgress())
+        assert report.relative_error < 2e-5
+    return output
+
+
+@pytest.fixture(scope="module")
+def references() -> list[tuple[list[int], list[int]]]:
+    """Prompt and greedy continuation by Hugging Face; torch's copy of the weights is gone afterwards."""
+    import torch
+
+    from pass_exporter.load import load_model
+    from pass_exporter.registry import resolve
+
+    loaded = load_model(resolve(MODEL), "fp32")
+    found = []
+    for prompt in PROMPTS:
+        ids = loaded.tokenizer(prompt, return_tensors="pt")
+        with torch.no_grad():
+            out = loaded.model.generate(**ids, do_sample=False, max_new_tokens=TOKENS)[0].tolist()
+        length = ids["input_ids"].shape[1]
+        found.append((out[:length], out[length:]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def session(references: list[tuple[list[int], list[int]]], bundle: Path) -> Iterator[Session]:
+    """After `references`, so that the weights are in memory once at a time."""
+    yield load(bundle, "cpu")
+
+
+def assert_same(session: Session, prompt: list[int], options: GenerateOptions, a: list[int], b: list[int]) -> None:
+    difference = first_difference(session, prompt, options, a, b)
+    if difference is not None:
+        print(f"\n{options.plan} L={options.lookahead} {options.sampling}, prompt {prompt[:8]}: {difference}")
+        assert difference.is_near_tie, str(difference)
+
+
+def test_the_prompts_are_varied(session: Session):
+    lengths = [len(session.encode(prompt)) for prompt in PROMPTS]
+    assert len(PROMPTS) == len(set(PROMPTS)) == 24
+    assert min(lengths) >= 5 and max(lengths) <= 60
+
+
+@pytest.mark.parametrize("number", range(len(PROMPTS)))
+def test_greedy_text_is_hugging_faces(session: Session, references: list[tuple[list[int], list[int]]], number: int):
+    ids, expected = references[number]
+    assert session.encode(PROMPTS[number]) == ids  # the bundle's tokenizer is the model's
+    options = GenerateOptions(max_new_tokens=TOKENS, plan="ar")
+    assert_same(session, ids, options, expected, run_tokens(session, ids, options).token_ids)
+
+
+@pytest.mark.parametrize("values", SAMPLING, ids=str)
+@pytest.mark.parametrize("number", [1, 17])
+def test_two_pass_text_is_plain_decodings(session: Session, number: int, values: tuple[float, int, float]):
+    prompt, sampling = session.encode(PROMPTS[number]), SamplingParams(*values, seed=number)
+    plain_options = GenerateOptions(max_new_tokens=20, sampling=sampling, plan="ar", ignore_eos=True)
+    plain = run_tokens(session, prompt, plain_options).token_ids
+    for lookahead in range(1, LOOKAHEAD + 1):
+        options = GenerateOptions(
+            max_new_tokens=20, sampling=sampling, plan="two-pass", lookahead=lookahead, ignore_eos=True
+        )
+        assert_same(session, prompt, options, plain, run_tokens(session, prompt, options).token_ids)
+
+
+def test_two_pass_through_a_long_answer(session: Session, references: list[tuple[list[int], list[int]]]):
+    """All of L, as people run it, to the answer's own end."""
+    for ids, expected in references[3:6]:
+        options = GenerateOptions(max_new_tokens=TOKENS, plan="two-pass")
+        assert_same(session, ids, options, expected, run_tokens(session, ids, options).token_ids)
