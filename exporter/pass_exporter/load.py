@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import warnings
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -50,7 +52,7 @@ def load_model(source: Source, dtype: Dtype) -> LoadedModel:
         assert isinstance(source.location, Path)
         location, kwargs = str(source.location.parent), {"gguf_file": source.location.name}
     try:
-        with _quiet():
+        with _quiet(), _parse_gguf_once():
             sizes = geometry(AutoConfig.from_pretrained(location, **kwargs))
             tokenizer = _load_tokenizer(source, location, kwargs)
             if source.is_gguf:
@@ -87,9 +89,7 @@ def _gguf_pre_tokenizers() -> dict[str, PreTokenizer]:
 
 
 def _fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    from gguf import GGUFReader
-
-    field = GGUFReader(path).fields.get("tokenizer.ggml.pre")
+    field = gguf.GGUFReader(path).fields.get("tokenizer.ggml.pre")
     pre = field.contents() if field is not None else "default"
     known = _gguf_pre_tokenizers()
     if pre in known:
@@ -99,6 +99,17 @@ def _fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
             f"the tokenizer was rebuilt from {path.name} ({pre}); compare it with the original before trusting it",
             stacklevel=2,
         )
+
+
+@contextmanager
+def _parse_gguf_once() -> Iterator[None]:
+    """transformers reads the file anew for the config, the tokenizer and the weights: seconds each time."""
+    reader = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(lambda path, *_: reader(path))
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = reader
 
 
 @contextmanager

@@ -88,8 +88,7 @@ def test_greedy_text_is_hugging_faces(session: Session, references: list[tuple[l
     assert_same(session, ids, options, expected, run_tokens(session, ids, options).token_ids)
 
 
-@pytest.mark.parametrize("values", SAMPLING, ids=str)
-@pytest.mark.parametrize("number", [1, 17])
+@pytest.mark.parametrize(("number", "values"), zip([1, 17] * 3, SAMPLING, strict=True), ids=str)
 def test_two_pass_text_is_plain_decodings(session: Session, number: int, values: tuple[float, int, float]):
     prompt, sampling = session.encode(PROMPTS[number]), SamplingParams(*values, seed=number)
     plain_options = GenerateOptions(max_new_tokens=20, sampling=sampling, plan="ar", ignore_eos=True)
