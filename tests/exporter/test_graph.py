@@ -18,7 +18,7 @@ HIDDEN, VOCAB = 64, 320
 # The trunk may use these and no others. GatherND and ScatterND stay out of CUDA graphs; NonZero, CumProd and If do not
 # build in TensorRT-RTX.
 PATTERN = {"Attention", "RMSNormalization", "RotaryEmbedding", "TensorScatter", "MatMul", "Sigmoid", "Mul", "Add"}
-SHAPES = {"Reshape", "Transpose", "Shape", "Unsqueeze", "Squeeze", "Slice", "Concat", "Cast", "Range"}
+SHAPES = {"Reshape", "Transpose", "Shape", "Unsqueeze", "Squeeze", "Slice", "Split", "Concat", "Cast", "Range"}
 MASK_AND_POSITIONS = {"Sub", "Less", "GreaterOrEqual", "And", "Or", "Where", "Min", "Clip", "Gather", "Cos", "Sin"}
 
 
@@ -63,7 +63,8 @@ def test_trunk_operators(trunk: onnx.ModelProto):
     assert counts["TensorScatter"] == 2 * LAYERS
     assert counts["RotaryEmbedding"] == 2 * LAYERS
     assert counts["RMSNormalization"] == 2 * LAYERS + 1
-    assert counts["MatMul"] == 7 * LAYERS + 1
+    assert counts["MatMul"] == 5 * LAYERS + 1  # q, k, v in one
+    assert counts["Split"] == LAYERS
     assert counts["Cos"] == counts["Sin"] == 1  # once per step, not once per layer
 
 
@@ -138,7 +139,8 @@ def test_weights_are_stored_as_matmul_reads_them(trunk: onnx.ModelProto):
         if node.op_type == "MatMul":
             assert node.input[1] in weights
     shapes = Counter(tuple(weights[n.input[1]].dims) for n in trunk.graph.node if n.op_type == "MatMul")
-    assert shapes == {(64, 64): 2 * LAYERS, (64, 32): 2 * LAYERS, (64, 96): 2 * LAYERS, (96, 64): LAYERS, (64, 320): 1}
+    qkv = (64, 64 + 32 + 32)
+    assert shapes == {qkv: LAYERS, (64, 64): LAYERS, (64, 96): 2 * LAYERS, (96, 64): LAYERS, (64, 320): 1}
 
 
 def test_the_lookahead_rows_are_in_the_file(random_bundle: Path):
