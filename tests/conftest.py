@@ -10,6 +10,11 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never reach for a model hub
 os.environ.setdefault("TQDM_DISABLE", "1")
+THREADS = 0
+"""For large models in tests: 0 is the engine's choice; among several workers each gets one core."""
+if "PYTEST_XDIST_WORKER" in os.environ:
+    THREADS = 1
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads spin while they wait for one another
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -23,6 +28,11 @@ CHAT_TEMPLATE = (
 )
 VOCAB_SIZE = 320
 BOS, EOS = 0, 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 class SilentProgress:
