@@ -118,3 +118,36 @@ def random_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     save_file({"lookahead": torch.randn(6, 64, generator=torch.Generator().manual_seed(1)) * 3}, weights)
     output = tmp_path_factory.mktemp("bundles") / "random"
     return export_bundle(tiny_model, output, lookahead=6, lookahead_weights=weights)
+
+
+def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int = 4) -> Path:
+    """A weights file as pass-train writes it for `model`, with random embeddings and a random adapter."""
+    import torch
+
+    from pass_exporter.fingerprint import base_sample
+    from pass_exporter.load import load_model
+    from pass_exporter.lookahead import TrainingRecord, write_lookahead
+    from pass_exporter.registry import resolve
+    from pass_trainer.drafter import new_adapter
+
+    base, generator = load_model(resolve(str(model)), "fp32").model, torch.Generator().manual_seed(1)
+    adapter = new_adapter(base, rank, generator)
+    with torch.no_grad():
+        for b in adapter.lora_B:
+            b.normal_(generator=generator)
+    record = TrainingRecord(base="tiny", lookahead=lookahead, adapter="lora", rank=rank, steps=0, recipe={}, tools={})
+    embeddings = torch.randn(lookahead, base.config.hidden_size, generator=generator)
+    write_lookahead(path, embeddings, adapter, base_sample(base), record)
+    return path
+
+
+@pytest.fixture(scope="session")
+def adapter_weights(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_weights(tiny_model, tmp_path_factory.mktemp("weights") / "lookahead.safetensors")
+
+
+@pytest.fixture(scope="session")
+def adapter_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama with random embeddings and a random adapter on its look-ahead rows, L=6."""
+    output = tmp_path_factory.mktemp("bundles") / "adapter"
+    return export_bundle(tiny_model, output, lookahead=6, lookahead_weights=adapter_weights)

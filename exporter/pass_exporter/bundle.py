@@ -115,7 +115,12 @@ def write_manifest(
         version=1,
         opset=OPSET,
         model=_model_info(source, loaded),
-        lookahead=LookaheadInfo(length=len(lookahead.embeddings), trained=lookahead.trained, source=lookahead.source),
+        lookahead=LookaheadInfo(
+            length=lookahead.length,
+            trained=lookahead.trained,
+            source=lookahead.source,
+            adapter_rank=0 if lookahead.adapter is None else lookahead.adapter.rank,
+        ),
         trunk=trunk,
         plans=plans,
         noise=NoiseInfo(scheme=noise.SCHEME, block=noise.BLOCK, bits=noise.BITS),

@@ -12,7 +12,7 @@ from pass_exporter import bundle as files
 from pass_exporter.config import ExportConfig
 from pass_exporter.graph import save
 from pass_exporter.load import LoadedModel, load_model
-from pass_exporter.lookahead import Lookahead, mean_embedding, read_lookahead
+from pass_exporter.lookahead import FILE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.registry import models_directory, resolve
 from pass_exporter.staging import staged_directory
 from pass_exporter.trunk import trace_trunk
@@ -51,9 +51,9 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         loaded = load_model(source, config.dtype)
         lookahead = _lookahead(config, source.name, loaded)
         progress.phase("running torch for the check")
-        cases = torch_cases(loaded.model, lookahead.embeddings)
+        cases = torch_cases(loaded.model, lookahead)
         progress.phase("tracing the trunk")
-        graph = trace_trunk(loaded.model, lookahead.embeddings)
+        graph = trace_trunk(loaded.model, lookahead)
         save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
         trunk = files.graph_info(graph, TRUNK_FILE)
         progress.phase("writing tails, tokenizer and manifest")
@@ -73,9 +73,9 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
 def _lookahead(config: ExportConfig, name: str, loaded: LoadedModel) -> Lookahead:
     """The file asked for, else the weights shipped for this model, else the untrained baseline."""
     path = config.lookahead_weights
-    shipped = models_directory() / name / "lookahead.safetensors"
+    shipped = models_directory() / name / FILE_NAME
     if path is None and shipped.is_file():
         path = shipped
     if path is None:
         return mean_embedding(loaded.model, config.lookahead)
-    return read_lookahead(path, config.lookahead, loaded.geometry.hidden_size)
+    return read_lookahead(path, config.lookahead, loaded.model)

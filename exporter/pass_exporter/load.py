@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import gguf
 import torch
@@ -17,12 +18,12 @@ from safetensors import SafetensorError
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from pass_exporter.config import Dtype
 from pass_exporter.families import Geometry, geometry
 from pass_exporter.registry import Source
 from pass_runtime.errors import PassError
 
-TORCH_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16}
+LoadDtype = Literal["fp32", "fp16", "bf16"]
+TORCH_DTYPES: dict[LoadDtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, IndexError, struct.error, SafetensorError)
 """What damaged or foreign files make transformers, safetensors and gguf raise."""
@@ -45,7 +46,7 @@ class LoadedModel:
         return () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
 
 
-def load_model(source: Source, dtype: Dtype) -> LoadedModel:
+def load_model(source: Source, dtype: LoadDtype) -> LoadedModel:
     """Load weights as `dtype`. An unsupported architecture is refused before its weights are read."""
     location, kwargs = str(source.location), {}
     if source.is_gguf:

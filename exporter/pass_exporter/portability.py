@@ -16,7 +16,7 @@ from pass_runtime.manifest import Graph, Manifest
 
 CAPACITY = 512
 Profile = Mapping[str, int]
-"""Sizes of the symbolic dimensions: batch, width, logit_rows, positions."""
+"""Sizes of the symbolic dimensions: batch, width, logit_rows, lookahead_rows, positions."""
 
 
 def import_tensorrt_rtx() -> Any:
@@ -29,9 +29,9 @@ def import_tensorrt_rtx() -> Any:
 
 def trunk_profiles(manifest: Manifest, batches: Sequence[int] = (1, 4)) -> list[Profile]:
     """One profile per batch and plan width, and one for prefill."""
-    widths = sorted({1 + plan.drafts + sum(plan.groups) for plan in manifest.plans})
-    decode = [{"batch": b, "width": w, "logit_rows": w} for b in batches for w in widths]
-    return [*decode, {"batch": 1, "width": 64, "logit_rows": 1}]
+    windows = sorted({(1 + plan.drafts + sum(plan.groups), sum(plan.groups)) for plan in manifest.plans})
+    decode = [{"batch": b, "width": w, "logit_rows": w, "lookahead_rows": a} for b in batches for w, a in windows]
+    return [*decode, {"batch": 1, "width": 64, "logit_rows": 1, "lookahead_rows": 0}]
 
 
 def build_graph(bundle: Path, graph: Graph, profiles: Sequence[Profile], target: str = "SM120") -> int:

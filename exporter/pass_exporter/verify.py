@@ -7,6 +7,7 @@ files afterwards, when torch's copy of the weights is gone.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import onnxruntime as ort
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from pass_exporter.trunk import Trunk, kv_names
+from pass_exporter.lookahead import Lookahead
+from pass_exporter.trunk import ADAPTER_INPUT, Trunk, kv_names
 from pass_runtime.errors import PassError
 from pass_runtime.lossless import Difference, first_difference, run_tokens
 from pass_runtime.manifest import Manifest
@@ -48,15 +50,15 @@ class Case:
     logits: Array
 
 
-def torch_cases(model: PreTrainedModel, lookahead: torch.Tensor, seed: int = 0) -> list[Case]:
+def torch_cases(model: PreTrainedModel, lookahead: Lookahead, seed: int = 0) -> list[Case]:
     """A random window of every plan of the bundle, and one of prefill."""
     rng = np.random.default_rng(seed)
-    plans = [plan for plan, _ in bundle_plans(len(lookahead))]
+    plans = [plan for plan, _ in bundle_plans(lookahead.length)]
     return [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
 
 
 @torch.no_grad()
-def _torch_case(model: PreTrainedModel, lookahead: torch.Tensor, plan: Plan, rng: np.random.Generator) -> Case:
+def _torch_case(model: PreTrainedModel, lookahead: Lookahead, plan: Plan, rng: np.random.Generator) -> Case:
     trunk, vocab = Trunk(model, lookahead), model.config.vocab_size
     length = int(rng.integers(3, 40))
     cache = DynamicCache()
@@ -66,15 +68,24 @@ def _torch_case(model: PreTrainedModel, lookahead: torch.Tensor, plan: Plan, rng
     tokens = rng.integers(0, vocab, plan.width - sum(plan.groups))
     input_ids = np.concatenate([tokens, plan.lookahead_ids(vocab)])[None].astype(np.int64)
     committed = np.ones((plan.width, length), np.bool_)
-    hidden = model.model(
-        inputs_embeds=trunk.embed(torch.from_numpy(input_ids)),
-        attention_mask=torch.from_numpy(np.concatenate([committed, plan.window_mask], 1))[None, None],
-        position_ids=torch.from_numpy(length + plan.row_position)[None],
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
+    with _adapted(model, lookahead, torch.from_numpy(input_ids[0] >= vocab)):
+        hidden = model.model(
+            inputs_embeds=trunk.embed(torch.from_numpy(input_ids)),
+            attention_mask=torch.from_numpy(np.concatenate([committed, plan.window_mask], 1))[None, None],
+            position_ids=torch.from_numpy(length + plan.row_position)[None],
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
     logits = model.lm_head(hidden).float().numpy()
     return Case(plan, length, input_ids, past, _entries(cache, slice(length, None)), logits)
+
+
+def _adapted(model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.Tensor) -> AbstractContextManager[None]:
+    """The adapter where `is_lookahead` [Q], computed for every row and masked: not the way the trunk does it."""
+    adapter = lookahead.adapter
+    if adapter is None:
+        return nullcontext()
+    return adapter.attached(model, lambda y, x, i: torch.where(is_lookahead[:, None], y + adapter.delta(i, x), y))
 
 
 def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
@@ -110,6 +121,8 @@ def _relative_error(session: ort.InferenceSession, case: Case, layers: int, spar
         "length": np.array([length]),
         "logit_rows": np.arange(width),
     }
+    if any(value.name == ADAPTER_INPUT for value in session.get_inputs()):
+        feed[ADAPTER_INPUT] = case.plan.lookahead_rows
     for name, past in zip(kv_names("past", layers), case.past, strict=True):
         shape = (*past.shape[:2], capacity, past.shape[3])
         feed[name] = junk.standard_normal(shape, np.float32).astype(past.dtype)

@@ -67,11 +67,12 @@ class ModelInfo(_Strict):
 
 
 class LookaheadInfo(_Strict):
-    """L, and where the look-ahead embeddings came from."""
+    """L, where the look-ahead embeddings came from, and the rank of the adapter on look-ahead rows (0: none)."""
 
     length: int = Field(ge=1, le=MAX_LOOKAHEAD)
     trained: bool
     source: str
+    adapter_rank: int = Field(ge=0)
 
 
 class PlanInfo(_Strict):

@@ -56,6 +56,8 @@ class OrtTrunk:
             "window_mask": buffers.put(f"{plan.name}.window_mask", plan.window_mask),
             "logit_rows": buffers.put(f"{plan.name}.logit_rows", logit_rows),
         }
+        if any(tensor.name == "lookahead_rows" for tensor in self._manifest.trunk.inputs):  # there is an adapter
+            inputs["lookahead_rows"] = buffers.put(f"{plan.name}.lookahead_rows", plan.lookahead_rows)
         logits_shape = (1, len(logit_rows), self._manifest.model.vocab_size)
         binding = self._session.io_binding()
         for name, value in (inputs | self._cache).items():

@@ -94,6 +94,11 @@ class Plan:
         """[R] rows that are sampled from: all of them."""
         return np.arange(self.width, dtype=np.int64)
 
+    @property
+    def lookahead_rows(self) -> npt.NDArray[np.int64]:
+        """[A] the look-ahead rows, which are the window's last."""
+        return np.arange(self.width - sum(self.groups), self.width, dtype=np.int64)
+
     def lookahead_ids(self, vocab_size: int) -> npt.NDArray[np.int64]:
         """[sum(groups)] ids of the look-ahead rows, in row order: V+i is look-ahead embedding i."""
         return np.array([vocab_size + i for size in self.groups for i in range(size)], np.int64)

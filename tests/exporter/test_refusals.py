@@ -12,6 +12,7 @@ import pytest
 import torch
 from export_process import error_line, process
 from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
 from conftest import export_bundle, make_tokenizer
 from pass_exporter import export
@@ -129,16 +130,21 @@ def test_hub_offline():
     assert "nobody/no-such-model" in text and "local directory" in text
 
 
+@pytest.fixture(scope="module")
+def tiny_torch(tiny_model: Path) -> PreTrainedModel:
+    return load_model(resolve(str(tiny_model)), "fp32").model
+
+
 def weights(path: Path, tensor: torch.Tensor, name: str = "lookahead") -> Path:
     save_file({name: tensor}, path)
     return path
 
 
-def test_lookahead_weights(tmp_path: Path):
+def test_lookahead_weights(tiny_torch: PreTrainedModel, tmp_path: Path):
     path = tmp_path / "la.safetensors"
 
     def refused(length: int = 4) -> str:
-        text = message(lambda: read_lookahead(path, length, 64))
+        text = message(lambda: read_lookahead(path, length, tiny_torch))
         assert "la.safetensors" in text
         return text
 
@@ -157,15 +163,15 @@ def test_lookahead_weights(tmp_path: Path):
     for bad in (float("nan"), float("inf")):
         rows = torch.zeros(4, 64)
         rows[2, 5] = bad
-        assert "not finite" in message(lambda rows=rows: read_lookahead(weights(path, rows), 4, 64))
+        assert "not finite" in message(lambda rows=rows: read_lookahead(weights(path, rows), 4, tiny_torch))
     path.unlink()
     path.mkdir()
     refused()
 
 
-def test_more_rows_than_asked_are_cut(tmp_path: Path):
+def test_more_rows_than_asked_are_cut(tiny_torch: PreTrainedModel, tmp_path: Path):
     rows = torch.randn(6, 64)
-    read = read_lookahead(weights(tmp_path / "la.safetensors", rows.half()), 4, 64)
+    read = read_lookahead(weights(tmp_path / "la.safetensors", rows.half()), 4, tiny_torch)
     assert torch.equal(read.embeddings, rows.half().float()[:4])
 
 

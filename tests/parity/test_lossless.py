@@ -1,6 +1,7 @@
 """The promise: whatever the plan, the tokens are those of plain decoding with the same seed.
 
-The tiny bundle drafts the same token everywhere, the random one drafts nonsense; both must not change the text.
+The tiny bundle drafts the same token everywhere, the random one drafts nonsense, and so does the one with a random
+adapter; none of them may change the text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PROMPTS = {
 TOKENS = 32
 
 
-@pytest.fixture(scope="module", params=["tiny_bundle", "random_bundle"])
+@pytest.fixture(scope="module", params=["tiny_bundle", "random_bundle", "adapter_bundle"])
 def bundle(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 

@@ -28,6 +28,14 @@ def test_tiny_fp32_trunk_builds_for_every_plan_width(tiny_bundle: Path):
     assert build_graph(tiny_bundle, manifest.trunk, trunk_profiles(manifest)) > 0
 
 
+def test_adapted_fp32_trunk_builds_for_every_plan(adapter_bundle: Path):
+    """Windows without look-ahead rows included, where the adapter's products are empty."""
+    manifest = read_manifest(adapter_bundle)
+    profiles = trunk_profiles(manifest, batches=(1,))
+    assert {profile["lookahead_rows"] for profile in profiles} == set(range(7))
+    assert build_graph(adapter_bundle, manifest.trunk, profiles) > 0
+
+
 def test_every_tail_builds(tiny_bundle: Path):
     manifest = read_manifest(tiny_bundle)
     for plan in manifest.plans:
@@ -38,17 +46,20 @@ def test_every_tail_builds(tiny_bundle: Path):
 
 @pytest.fixture(scope="module")
 def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Graph]:
-    """A trunk of SmolLM2's shape in fp16: the weights do not matter to a builder, so they are random."""
+    """A trunk of SmolLM2's shape in fp16 with an adapter: weights do not matter to a builder, so they are random."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from pass_exporter.bundle import graph_info
     from pass_exporter.graph import save
+    from pass_exporter.lookahead import Lookahead
     from pass_exporter.trunk import trace_trunk
+    from pass_trainer.drafter import new_adapter
 
     config = AutoConfig.for_model("llama", **SMOLLM2_SHAPE)
     model = AutoModelForCausalLM.from_config(config).half().eval().requires_grad_(False)
-    graph = trace_trunk(model, torch.zeros(4, 576))
+    adapter = new_adapter(model, 32, torch.Generator())
+    graph = trace_trunk(model, Lookahead(torch.zeros(4, 576), True, "random", adapter))
     directory = tmp_path_factory.mktemp("smollm2-shaped")
     save(graph, directory / "trunk.onnx")
     return directory, graph_info(graph, "trunk.onnx")
@@ -56,8 +67,9 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grap
 
 def test_smollm2_shaped_trunk_builds(smollm2_shaped: tuple[Path, Graph]):
     directory, graph = smollm2_shaped
-    decode = [{"batch": 1, "width": width, "logit_rows": width} for width in (1, 5)]
-    prefill = {"batch": 1, "width": 64, "logit_rows": 1}
+    windows = [(1, 0), (5, 4), (5, 0)]
+    decode = [{"batch": 1, "width": width, "logit_rows": width, "lookahead_rows": rows} for width, rows in windows]
+    prefill = {"batch": 1, "width": 64, "logit_rows": 1, "lookahead_rows": 0}
     assert build_graph(directory, graph, [*decode, prefill], "SM120") > 0
 
 

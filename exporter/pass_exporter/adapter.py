@@ -1,0 +1,71 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) that act on look-ahead rows only.
+
+A linear layer y = W x of the frozen model becomes y = W x + B A x for look-ahead rows, with A [rank,in] and
+B [out,rank]; every other row is left as it was, bit for bit, which is what keeps decoding lossless
+(the gated LoRA of Samragh et al. 2025, arXiv 2507.11851).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+PREFIX = "adapter."
+
+
+def linear_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
+    """The linear layers of the decoder (`model.model`) by name, in order."""
+    modules = model.model.named_modules()
+    return {name: module for name, module in modules if isinstance(module, torch.nn.Linear)}
+
+
+class Adapter(torch.nn.Module):
+    """A and B by the name of the linear layer they belong to, within the decoder (`layers.0.mlp.down_proj`)."""
+
+    def __init__(self, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self.names = tuple(factors)
+        self.lora_A = torch.nn.ParameterList(a for a, _ in factors.values())
+        self.lora_B = torch.nn.ParameterList(b for _, b in factors.values())
+
+    @property
+    def rank(self) -> int:
+        return int(self.lora_A[0].shape[0])
+
+    def delta(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """B A x for the layer `names[index]`: [...,in] -> [...,out]."""
+        a, b = self.lora_A[index].to(x.dtype), self.lora_B[index].to(x.dtype)
+        delta: torch.Tensor = (x @ a.T) @ b.T
+        return delta
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By name, as they are written to a file."""
+        pairs = zip(self.names, self.lora_A, self.lora_B, strict=True)
+        return {
+            f"{PREFIX}{name}.{part}": tensor.detach()
+            for name, a, b in pairs
+            for part, tensor in (("lora_A", a), ("lora_B", b))
+        }
+
+    @contextmanager
+    def attached(
+        self, model: PreTrainedModel, add: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] | None = None
+    ) -> Iterator[None]:
+        """Within the block the decoder's layers are adapted: for all rows, or as `add(y, x, index)` returns it."""
+
+        def adapt(index: int) -> Callable[..., torch.Tensor]:
+            def hook(_: torch.nn.Module, inputs: tuple[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+                return y + self.delta(index, inputs[0]) if add is None else add(y, inputs[0], index)
+
+            return hook
+
+        modules = linear_layers(model)
+        handles = [modules[name].register_forward_hook(adapt(i)) for i, name in enumerate(self.names)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -1,0 +1,169 @@
+"""pass-train: command line over `pass_trainer.run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.options import interrupt_on_sigterm
+from pass_runtime.errors import PassError
+from pass_runtime.plan import MAX_LOOKAHEAD
+
+PATH = click.Path(path_type=Path)
+DATA = click.option(
+    "--data", multiple=True, type=PATH, help="Text file, directory, or JSON lines; several are drawn from equally."
+)
+MODEL = click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
+LOOKAHEAD = click.option(
+    "--lookahead", type=int, default=4, show_default=True, help=f"L, drafts per round: 1..{MAX_LOOKAHEAD}."
+)
+DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+DTYPE = click.option(
+    "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Of the frozen model."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@MODEL
+@DATA
+@click.option("-o", "--output", type=PATH, help="Directory for weights, metrics, curves and model card.")
+@LOOKAHEAD
+@click.option("--adapter", type=click.Choice(["none", "lora"]), default="none", show_default=True)
+@click.option("--rank", type=int, default=32, show_default=True, help="Of the adapter.")
+@click.option("--steps", type=int, default=2000, show_default=True)
+@click.option("--batch", type=int, default=1, show_default=True, help="Sequences per step and process.")
+@click.option("--anchors", type=int, default=48, show_default=True, help="Places to draft from per sequence.")
+@click.option("--lr", type=float, default=2e-3, show_default=True, help="Of the adapter; embeddings take ten times it.")
+@click.option("--decay", type=float, default=0.8, show_default=True, help="Weight of a draft against the one before.")
+@click.option("--sequences", type=int, default=1024, show_default=True, help="That the model writes to train on.")
+@click.option("--sequence-length", type=int, default=256, show_default=True, help="Tokens, the prompt included.")
+@click.option("--prompt-tokens", type=(int, int), default=(16, 64), show_default=True, help="Fewest and most.")
+@click.option("--chat-share", type=float, default=0.25, show_default=True, help="Of prompts, put as a chat message.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@DTYPE
+@DEVICE
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output, if there is one.")
+@click.option("--checkpoint-minutes", type=float, default=5.0, show_default=True)
+@click.pass_context
+@one_line_errors
+def main(context: click.Context, /, **options: Any) -> None:
+    """Train look-ahead embeddings, and an adapter for look-ahead rows, of a frozen model.
+
+    Several GPUs: torchrun --nproc-per-node N -m pass_trainer.cli ...
+    """
+    if context.invoked_subcommand is not None:
+        return
+    for name in ("model", "data", "output"):
+        if not options[name]:
+            raise PassError(f"missing --{name}; pass-train --help lists the options")
+    interrupt_on_sigterm()
+    _quiet_libraries()
+    # torch takes seconds to import: --help and bad options should not wait for it.
+    from pass_trainer.config import TrainConfig
+    from pass_trainer.distill import Recipe
+    from pass_trainer.run import is_main, run
+
+    recipe = Recipe(
+        sequences=options.pop("sequences"),
+        length=options.pop("sequence_length"),
+        prompt=options.pop("prompt_tokens"),
+        chat=options.pop("chat_share"),
+        seed=options["seed"],
+    )
+    config = TrainConfig(**options, recipe=recipe)
+    with _Terminal(show=is_main()) as progress:
+        report = run(config, progress)
+    if is_main():
+        _print_table([("held-out sequences, greedy", report.acceptance)], config.lookahead)
+        click.echo(report.weights)
+
+
+@main.command()
+@click.argument("weights", type=PATH, required=False)
+@MODEL
+@DATA
+@LOOKAHEAD
+@click.option("--sequences", type=int, default=32, show_default=True, help="That the model writes for each --data.")
+@click.option("--temperature", type=float, default=0.8, show_default=True, help="Of the sampled measurement.")
+@click.option("--top-k", type=int, default=10, show_default=True, help="Of the sampled measurement; 0 is off.")
+@DTYPE
+@DEVICE
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@one_line_errors
+def evaluate(as_json: bool, **options: Any) -> None:
+    """Acceptance by position and expected tau on held-out text, greedy and sampled.
+
+    WEIGHTS is a file of pass-train's; without it the untrained baseline is measured.
+    """
+    for name in ("model", "data"):
+        if not options[name]:
+            raise PassError(f"missing --{name}; pass-train evaluate --help lists the options")
+    _quiet_libraries()
+    from pass_trainer.held_out import EvaluateConfig
+    from pass_trainer.held_out import evaluate as measure
+
+    with _Terminal(show=True) as progress:
+        found = measure(EvaluateConfig(**options), progress)
+    if as_json:
+        values = {data: {name: value.as_json() for name, value in kinds.items()} for data, kinds in found.items()}
+        click.echo(json.dumps(values))
+    else:
+        rows = [(f"{data}, {name}", value) for data, kinds in found.items() for name, value in kinds.items()]
+        _print_table(rows, options["lookahead"])
+
+
+def _quiet_libraries() -> None:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def _print_table(rows: list[tuple[str, Any]], lookahead: int) -> None:
+    table = Table()
+    for heading in ("", "places", f"agreement at 1..{lookahead}", "accepted", "tau two-pass", "tau fused"):
+        table.add_column(heading, no_wrap=heading.startswith("agreement"))
+    for name, found in rows:
+        tau = found.tau()
+        match = " ".join(f"{value:.2f}" for value in found.match)
+        table.add_row(
+            name, str(found.places), match, f"{found.accepted:.2f}", f"{tau['two-pass']:.2f}", f"{tau['fused']:.2f}"
+        )
+    Console(stderr=True).print(table)
+
+
+class _Terminal:
+    """A progress bar per phase on stderr; nothing from processes other than the first."""
+
+    def __init__(self, *, show: bool) -> None:
+        self._show = show
+        self._bar: tqdm[Any] | None = None
+
+    def __enter__(self) -> _Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def phase(self, name: str, total: int, done: int = 0) -> Callable[[int, str], None]:
+        self.__exit__()
+        bar = self._bar = tqdm(total=total, initial=done, desc=name, disable=not self._show, file=sys.stderr)
+
+        def advance(amount: int, note: str) -> None:
+            bar.set_postfix_str(note, refresh=False)
+            bar.update(amount)
+
+        return advance
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What a run leaves beside its weights: metrics.json, curves.png, and a model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pass_exporter.lookahead import FILE_NAME, TrainingRecord
+from pass_trainer.evaluate import Acceptance
+from pass_trainer.trainer import History
+
+METRICS_FILE, CURVES_FILE, CARD_FILE = "metrics.json", "curves.png", "README.md"
+SMOOTHING = 0.98
+
+
+def write_report(directory: Path, record: TrainingRecord, history: History, acceptance: Acceptance) -> None:
+    """Write all three; each appears whole."""
+    metrics = {
+        "training": record.model_dump(),
+        "held_out": acceptance.as_json(),
+        "evaluations": history.evaluations,
+        "loss": [round(loss, 4) for loss in history.loss],
+    }
+    _write(directory / METRICS_FILE, json.dumps(metrics) + "\n")
+    draw_curves(directory / CURVES_FILE, history)
+    _write(directory / CARD_FILE, card(record, acceptance))
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_suffix(".partial")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def draw_curves(path: Path, history: History) -> None:
+    """Loss, and held-out greedy agreement by distance, over optimizer steps."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    left.plot(history.loss, color="0.85", linewidth=0.6, label="step")
+    left.plot(smooth(history.loss), color="C0", label="smoothed")
+    left.set(xlabel="step", ylabel="KL, nats per anchor", title="Training loss")
+    left.legend()
+    steps = [found["step"] for found in history.evaluations]
+    for distance in range(len(history.evaluations[-1]["match"]) if history.evaluations else 0):
+        values = [found["match"][distance] for found in history.evaluations]
+        right.plot(steps, values, marker="o", markersize=3, label=f"distance {distance + 1}")
+    right.set(xlabel="step", ylabel="greedy agreement", title="Drafts, held-out sequences", ylim=(0, None))
+    right.legend(ncols=2, fontsize="small")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    part = path.with_suffix(".partial")
+    figure.savefig(part, dpi=110, format="png")
+    pyplot.close(figure)
+    part.replace(path)
+
+
+def smooth(values: list[float]) -> list[float]:
+    """Exponential moving average, without the bias of its start."""
+    mean, weight, out = 0.0, 0.0, []
+    for value in values:
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * value
+        weight = SMOOTHING * weight + (1 - SMOOTHING)
+        out.append(mean / weight)
+    return out
+
+
+def card(record: TrainingRecord, acceptance: Acceptance) -> str:
+    """The model card, in Markdown."""
+    recipe = record.recipe
+    kind = "embeddings only" if record.adapter == "none" else f"embeddings and {record.adapter} rank {record.rank}"
+    rows = "\n".join(
+        f"| {i + 1} | {match:.3f} | {top4:.3f} | {chain:.3f} |"
+        for i, (match, top4, chain) in enumerate(zip(acceptance.match, acceptance.top4, acceptance.chain, strict=True))
+    )
+    tau = acceptance.tau()
+    return f"""# Look-ahead weights for {record.base}
+
+`{FILE_NAME}`: {record.lookahead} look-ahead rows, {kind}, {record.steps} steps. The base model is frozen; output with
+these weights is the base model's own, token for token.
+
+## Held-out sequences
+
+Greedy agreement with the base model on {acceptance.places} places of sequences that were not trained on
+(their documents may have been). "Chain" is the share of places where this draft and all before it are right.
+
+| distance | top-1 | top-4 | chain |
+|---|---|---|---|
+{rows}
+
+Expected tokens per pass: two-pass {tau["two-pass"]:.2f}, fused {tau["fused"]:.2f}.
+
+![curves]({CURVES_FILE})
+
+## Training
+
+The base model continued prompts from {", ".join(recipe["data"])} (SHA-256 of all text {recipe["data_sha256"][:16]}):
+{recipe["recipe"]["sequences"]} sequences of up to {recipe["recipe"]["length"]} tokens at temperatures
+{", ".join(map(str, recipe["recipe"]["temperatures"]))}. Loss: KL divergence from the base model's distribution, a draft
+weighted {recipe["decay"]} of the one before it; {recipe["anchors"]} anchors per sequence, {recipe["batch"]} sequences
+per step and process, learning rate {recipe["lr"]}, seed {recipe["seed"]}, {recipe["dtype"]}.
+Versions: {", ".join(f"{name} {number}" for name, number in record.tools.items())}.
+"""

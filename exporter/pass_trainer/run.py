@@ -1,0 +1,154 @@
+"""One training run, start to end: load, distill, train, write."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+
+from pass_exporter.fingerprint import base_sample
+from pass_exporter.load import LoadedModel, load_model
+from pass_exporter.lookahead import FILE_NAME, TrainingRecord, mean_embedding, write_lookahead
+from pass_exporter.registry import Source, cache_directory, resolve
+from pass_runtime.errors import PassError
+from pass_trainer.config import TrainConfig
+from pass_trainer.corpus import digest, read_sources
+from pass_trainer.distill import Distiller, Sequences
+from pass_trainer.drafter import Drafter, new_adapter
+from pass_trainer.evaluate import Acceptance, measure
+from pass_trainer.report import write_report
+from pass_trainer.trainer import CHECKPOINT, History, Hooks, train
+
+RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
+MOST_HELD_OUT = 32
+"""Sequences that are measured while training goes on."""
+
+
+class Progress(Protocol):
+    """Told what goes on: a phase whose length is known, `advance(amount, note)` inside it."""
+
+    def phase(self, name: str, total: int, done: int = 0) -> Callable[[int, str], None]: ...
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a run wrote, and how its drafts do on sequences it was not trained on."""
+
+    weights: Path
+    history: History
+    acceptance: Acceptance
+
+
+def run(config: TrainConfig, progress: Progress) -> TrainReport:
+    """Train look-ahead weights. Raises PassError for what the user can mend; finished work stays for --resume."""
+    prepare_output(config)
+    sources = read_sources(config.data)
+    accelerator = make_accelerator(config.device)
+    source = resolve(config.model)
+    progress.phase(f"loading {source.name}", 1)
+    loaded = load_model(source, config.dtype)
+    loaded.model.to(accelerator.device)
+    distiller = Distiller(loaded.model, loaded.tokenizer, loaded.eos_token_ids, sources, config.recipe)
+    data, held_out = split(distill(distiller, accelerator, progress))
+    drafter = make_drafter(config, loaded).to(accelerator.device)
+    advance = progress.phase("training", config.steps)
+    last = 0
+
+    def on_step(step: int, loss: float) -> None:
+        nonlocal last
+        advance(step - last, f"loss {loss:.3f}")
+        last = step
+
+    def on_evaluate(current: Drafter, step: int) -> dict[str, Any]:
+        return {"step": step} | measure(current, held_out, config.lookahead).as_json()
+
+    history = train(config, accelerator, drafter, data, Hooks(on_step, on_evaluate))
+    acceptance = measure(drafter, held_out, config.lookahead)
+    weights = config.output / FILE_NAME
+    if accelerator.is_main_process:
+        record = make_record(config, source, digest(sources), accelerator.num_processes)
+        write_lookahead(weights, drafter.lookahead, drafter.adapter, base_sample(loaded.model), record)
+        write_report(config.output, record, history, acceptance)
+    accelerator.wait_for_everyone()
+    return TrainReport(weights, history, acceptance)
+
+
+def prepare_output(config: TrainConfig) -> None:
+    """Refuse to train over another run."""
+    if not config.resume and any((config.output / name).exists() for name in (FILE_NAME, CHECKPOINT)):
+        raise PassError(f"{config.output} holds a training run; continue it with --resume, or give another -o")
+    try:
+        config.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PassError(f"cannot write to {config.output}: {error.strerror}") from None
+
+
+def make_accelerator(device: str) -> Accelerator:
+    """auto: the GPU where there is one; under torchrun every process gets its own."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise PassError(f"--device must be auto, cpu or cuda, not {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise PassError("--device cuda: torch finds no NVIDIA GPU; install a CUDA build of torch, or use --device cpu")
+    return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
+
+
+def distill(distiller: Distiller, accelerator: Accelerator, progress: Progress) -> Sequences:
+    """The run's sequences; processes share the work, what is in the cache is not made again."""
+    directory = distiller.directory(cache_directory(), fingerprint(distiller.model))
+    advance = progress.phase("the model writes its training text", distiller.recipe.sequences)
+    mine = range(accelerator.process_index, distiller.shards, accelerator.num_processes)
+    distiller.generate(directory, mine, lambda count: advance(count, ""))
+    accelerator.wait_for_everyone()
+    return distiller.read(directory)
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """Names the cache of a model's writing."""
+    sample = base_sample(model).bfloat16().float().numpy()
+    return hashlib.sha256(sample.tobytes()).hexdigest()[:16]
+
+
+def split(sequences: Sequences) -> tuple[Sequences, Sequences]:
+    """(training, held out): the first sixteenth, at most MOST_HELD_OUT, is never trained on."""
+    count = min(max(len(sequences) // 16, 1), MOST_HELD_OUT)
+    if len(sequences) <= count:
+        raise PassError(f"--sequences must be at least 2, not {len(sequences)}")
+    return sequences.part(slice(count, None)), sequences.part(slice(count))
+
+
+def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
+    """The untrained start: mean embeddings, and an adapter that changes nothing yet."""
+    adapter = None
+    if config.adapter == "lora":
+        adapter = new_adapter(loaded.model, config.rank, torch.Generator().manual_seed(config.seed))
+    return Drafter(loaded.model, mean_embedding(loaded.model, config.lookahead).embeddings, adapter)
+
+
+def make_record(config: TrainConfig, source: Source, text: str, processes: int) -> TrainingRecord:
+    recipe = config.what_is_trained() | {
+        "data": [path.name for path in config.data],
+        "data_sha256": text,
+        "processes": processes,
+    }
+    return TrainingRecord(
+        base=source.description,
+        lookahead=config.lookahead,
+        adapter=config.adapter,
+        rank=config.rank if config.adapter != "none" else 0,
+        steps=config.steps,
+        recipe=recipe,
+        tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},
+    )
+
+
+def is_main() -> bool:
+    """Whether this process talks to the terminal (torchrun starts several)."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,75 @@
+"""Text that cannot be trained on is named in one line; excerpts come from all of it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pass_runtime import PassError
+from pass_trainer.corpus import digest, read_sources
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(PassError) as error:
+        read_sources([path])
+    assert path.name in str(error.value) and "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b" \n\n ", "empty"),
+        (b"\x7fELF\x02\0\0\0 and more", "binary"),
+        ("Straße".encode("latin-1"), "not UTF-8"),
+        ("text".encode("utf-16"), "binary"),
+    ],
+)
+def test_unusable_files(tmp_path: Path, content: bytes, reason: str):
+    (tmp_path / "text.txt").write_bytes(content)
+    assert reason in refused(tmp_path / "text.txt")
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '"text"', '{"body": "x"}', "null"])
+def test_json_lines_name_the_line(tmp_path: Path, line: str):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "fine"}\n\n' + line + "\n")
+    assert "line 3" in refused(path)
+
+
+def test_missing_and_foreign(tmp_path: Path):
+    assert "No such file" in refused(tmp_path / "nothing.txt")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"\x89PNG")
+    assert ".txt" in refused(tmp_path / "pictures")
+    with pytest.raises(PassError, match="--data"):
+        read_sources([])
+
+
+def test_a_directory_is_read_whole_and_in_order(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.py").write_text("code")
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "c.jsonl").write_text('{"text": "one"}\n{"prompt": "two"}\n')
+    (tmp_path / "ignored.bin").write_bytes(b"\0")
+    (source,) = read_sources([tmp_path])
+    assert source.documents == ("text", "code", "one", "two")
+    assert digest([source]) == digest(read_sources([tmp_path]))
+    (tmp_path / "a.txt").write_text("other")
+    assert digest([source]) != digest(read_sources([tmp_path]))
+
+
+def test_excerpts_follow_length_and_start_at_lines(tmp_path: Path):
+    (tmp_path / "short.txt").write_text("short line\n" * 100)
+    (tmp_path / "tall.txt").write_text("tall line\n" * 900)
+    (source,) = read_sources([tmp_path])
+    rng = random.Random(0)
+    found = [source.excerpt(rng, 50) for _ in range(1000)]
+    assert all(0 < len(text) <= 50 for text in found)
+    first = Counter(text.split("\n")[0] for text in found)
+    assert set(first) == {"short line", "tall line"}
+    assert 50 < first["short line"] < 200  # 100 of 1000 expected

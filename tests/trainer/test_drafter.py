@@ -1,0 +1,80 @@
+"""The trainer's two-step forward pass against one plain pass, and the frozen rows against the frozen model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from conftest import make_model
+from pass_exporter.adapter import Adapter, linear_layers
+from pass_exporter.load import load_model
+from pass_exporter.registry import resolve
+from pass_trainer.drafter import ADAPTED, Drafter, new_adapter
+from pass_trainer.windows import pack
+
+FAMILIES = ("llama", "phi3", "gemma", "olmo2")
+
+
+def random_adapter(model: PreTrainedModel) -> Adapter:
+    adapter = new_adapter(model, 3, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for b in adapter.lora_B:
+            b.normal_(generator=torch.Generator().manual_seed(1))
+    return adapter
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
+    directory = make_model(tmp_path_factory.mktemp("models") / request.param, request.param)
+    return load_model(resolve(str(directory)), "fp32").model
+
+
+@torch.no_grad()
+def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
+    """Tokens up to the anchor and the look-ahead rows in one causal pass, the adapter masked by hand."""
+    embeddings = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))
+    drafter = Drafter(model, embeddings, random_adapter(model))
+    tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
+    groups = [0] * 20
+    groups[5], groups[11] = 4, 2
+    drafts, targets = drafter.log_probs(tokens, pack([groups], 20))
+    start = 0
+    for anchor in (5, 11):
+        size = groups[anchor]
+        committed = model.get_input_embeddings()(tokens[:, : anchor + 1])
+        rows = torch.arange(anchor + 1 + size) > anchor
+        add = lambda y, x, i, rows=rows: torch.where(rows[:, None], y + drafter.adapter.delta(i, x), y)  # noqa: E731
+        with drafter.adapter.attached(model, add):
+            logits = model(inputs_embeds=torch.cat([committed, embeddings[None, :size]], 1)).logits[0]
+        torch.testing.assert_close(
+            drafts[0, start : start + size], logits[anchor + 1 :].log_softmax(-1), atol=1e-3, rtol=1e-3
+        )
+        start += size
+    expected = model(tokens).logits[0].log_softmax(-1)
+    torch.testing.assert_close(targets[0], expected[[6, 7, 8, 9, 12, 13]], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_token_rows_are_the_base_models_bit_for_bit(model: PreTrainedModel):
+    tokens, windows = torch.randint(2, 300, (2, 16)), pack([[0, 3] * 6 + [0] * 4, [1] * 15 + [0]], 16)
+    embeddings = torch.randn(3, 64)
+    plain = Drafter(model, embeddings, None).log_probs(tokens, windows)
+    adapted = Drafter(model, embeddings, random_adapter(model)).log_probs(tokens, windows)
+    assert torch.equal(plain[1], adapted[1])
+    assert not torch.allclose(plain[0], adapted[0])
+
+
+def test_gradients_reach_what_is_trained_and_nothing_else(model: PreTrainedModel):
+    drafter = Drafter(model, torch.randn(3, 64), random_adapter(model))
+    drafter(torch.randint(2, 300, (1, 16)), pack([[0, 3] * 6 + [0] * 4], 16)).backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in drafter.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert len(list(drafter.parameters())) == 1 + 2 * len(ADAPTED) * model.config.num_hidden_layers
+
+
+def test_the_adapter_is_gone_after_the_pass(model: PreTrainedModel):
+    Drafter(model, torch.randn(3, 64), random_adapter(model)).log_probs(
+        torch.ones(1, 8, dtype=torch.long), pack([[3] * 4 + [0] * 4], 8)
+    )
+    assert all(not layer._forward_hooks for layer in linear_layers(model).values())
