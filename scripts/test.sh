@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-environment export tensorrt dev
+environment train tensorrt dev
 
 ruff check .
 ruff format --check .

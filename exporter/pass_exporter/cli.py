@@ -25,7 +25,7 @@ from pass_runtime.plan import MAX_LOOKAHEAD
 @click.option(
     "--lookahead-weights",
     type=click.Path(path_type=Path),
-    help="Trained look-ahead embeddings (safetensors). Default: the model's shipped ones, else an untrained baseline.",
+    help="What pass-train wrote, or `mean`: untrained.  [default: the model's shipped weights, else mean]",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Bundle directory.  [default: <model>-pass<L>]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True, help="Weights and KV cache.")

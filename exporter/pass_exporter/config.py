@@ -17,7 +17,8 @@ DTYPES: tuple[Dtype, ...] = ("fp32", "fp16")
 class ExportConfig:
     """model: registry name, hub id, local directory or .gguf file. lookahead: L, the most drafts per round.
 
-    lookahead_weights: a safetensors file with `lookahead` [>=L, hidden]; None takes the untrained baseline.
+    lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
+    takes the weights that are shipped for the model, else the baseline.
     output: the bundle directory; None names it after the model. force: replace a bundle that is there.
     """
 

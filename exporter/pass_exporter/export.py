@@ -12,7 +12,7 @@ from pass_exporter import bundle as files
 from pass_exporter.config import ExportConfig
 from pass_exporter.graph import save
 from pass_exporter.load import LoadedModel, load_model
-from pass_exporter.lookahead import FILE_NAME, Lookahead, mean_embedding, read_lookahead
+from pass_exporter.lookahead import BASELINE, FILE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.registry import models_directory, resolve
 from pass_exporter.staging import staged_directory
 from pass_exporter.trunk import trace_trunk
@@ -76,6 +76,6 @@ def _lookahead(config: ExportConfig, name: str, loaded: LoadedModel) -> Lookahea
     shipped = models_directory() / name / FILE_NAME
     if path is None and shipped.is_file():
         path = shipped
-    if path is None:
+    if path is None or str(path) == BASELINE:
         return mean_embedding(loaded.model, config.lookahead)
     return read_lookahead(path, config.lookahead, loaded.model)

@@ -27,6 +27,8 @@ from pass_exporter.fingerprint import base_sample, same_base
 from pass_runtime.errors import PassError
 
 FILE_NAME = "lookahead.safetensors"
+BASELINE = "mean"
+"""In place of a file: the untrained baseline."""
 TENSOR, SAMPLE, RECORD = "lookahead", "base_sample", "pass"
 
 

@@ -93,7 +93,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 @MODEL
 @DATA
 @LOOKAHEAD
-@click.option("--sequences", type=int, default=32, show_default=True, help="That the model writes for each --data.")
+@click.option("--sequences", type=int, default=64, show_default=True, help="That the model writes for each --data.")
 @click.option("--temperature", type=float, default=0.8, show_default=True, help="Of the sampled measurement.")
 @click.option("--top-k", type=int, default=10, show_default=True, help="Of the sampled measurement; 0 is off.")
 @DTYPE

@@ -42,6 +42,17 @@ class Recipe:
     chat: float = 0.25
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        fewest, most = self.prompt
+        if not 1 <= fewest <= most < self.length:
+            raise PassError(
+                f"--prompt-tokens {fewest} {most}: the fewest, then the most, below the sequence's {self.length}"
+            )
+        if not 0 <= self.chat <= 1:
+            raise PassError(f"--chat-share must be 0 to 1, not {self.chat}")
+        if self.sequences < 2:
+            raise PassError(f"--sequences must be at least 2, not {self.sequences}")
+
 
 @dataclass(frozen=True)
 class Sequences:

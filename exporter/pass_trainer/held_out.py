@@ -33,7 +33,7 @@ class EvaluateConfig:
     data: tuple[Path, ...]
     weights: Path | None = None
     lookahead: int = 4
-    sequences: int = 32
+    sequences: int = 64
     temperature: float = 0.8
     top_k: int = 10
     dtype: TrainDtype = "bf16"

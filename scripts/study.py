@@ -1,0 +1,179 @@
+"""The paper's study on SmolLM2: what do trained look-ahead rows gain, by look-ahead length, text and sampling?
+
+    python scripts/study.py --corpus build/corpus/held-out --weights models/smollm2-135m --output models/smollm2-135m
+
+Two-pass decoding against plain decoding, L = 1..8, on held-out Wikipedia and HumanEval prompts, greedy and with
+top-k 10 at T = 0.8; the untrained baseline (mean embedding), the embeddings alone, and with their adapter. Every
+figure is `pass-run bench`'s; its plans run in alternation. Writes study.json, study.png, and the model card.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import matplotlib
+
+matplotlib.use("agg")
+from matplotlib import pyplot
+
+MODEL, LOOKAHEAD = "smollm2-135m", 8
+KINDS = {"untrained": "mean", "embeddings": "embeddings-only/lookahead.safetensors", "adapter": "lookahead.safetensors"}
+TEXTS = {"text": "wikipedia.jsonl", "code": "humaneval.jsonl"}
+SAMPLING = {"greedy": [], "top-k 10, T=0.8": ["--temperature", "0.8", "--top-k", "10", "--seed", "1"]}
+PROMPT_CHARACTERS = 400
+
+
+@click.command()
+@click.option("--corpus", type=click.Path(exists=True, path_type=Path), required=True, help="Held-out text.")
+@click.option(
+    "--weights", type=click.Path(exists=True, path_type=Path), required=True, help="Directory of the weights."
+)
+@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.option("--work", type=click.Path(path_type=Path), default=Path("build/study"), show_default=True)
+@click.option("--prompts", default=8, show_default=True, help="For each kind of text.")
+@click.option("--tokens", default=64, show_default=True, help="For each prompt.")
+@click.option("--repeat", default=3, show_default=True)
+def main(corpus: Path, weights: Path, output: Path, work: Path, prompts: int, tokens: int, repeat: int) -> None:
+    """Export, measure, draw, write. Measurements that are in WORK already are kept."""
+    work.mkdir(parents=True, exist_ok=True)
+    files = {name: write_prompts(corpus / file, work / f"{name}.jsonl", prompts) for name, file in TEXTS.items()}
+    acceptance = {kind: evaluate(corpus, work, kind, weights / file) for kind, file in KINDS.items()}
+    results: dict[str, Any] = {}
+    for kind, file in KINDS.items():
+        bundle = export(work / kind, "mean" if file == "mean" else str(weights / file))
+        for text, prompt_file in files.items():
+            for sampling, flags in SAMPLING.items():
+                target = work / f"{kind}-{text}-{'greedy' if not flags else 'sampled'}.json"
+                if not target.is_file():
+                    bench(bundle, prompt_file, flags, tokens, repeat, target)
+                results.setdefault(text, {}).setdefault(sampling, {})[kind] = json.loads(target.read_text())
+    study = {"acceptance": acceptance, "two_pass": results}
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "study.json").write_text(json.dumps(study, indent=1) + "\n")
+    draw(results, output / "study.png")
+    write_card(output, weights, study, prompts, tokens, repeat)
+
+
+def run(*arguments: object) -> str:
+    done = subprocess.run([sys.executable, "-m", *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def write_prompts(source: Path, target: Path, count: int) -> Path:
+    """The beginnings of `count` documents, spread over the file."""
+    texts = [json.loads(line)["text"] for line in source.read_text(encoding="utf-8").splitlines()]
+    chosen = [texts[i * len(texts) // count] for i in range(count)]
+    target.write_text("".join(json.dumps({"prompt": text[:PROMPT_CHARACTERS].rstrip()}) + "\n" for text in chosen))
+    return target
+
+
+def export(bundle: Path, weights: str) -> Path:
+    if not (bundle / "pass_config.json").is_file():
+        flags = ("--lookahead", LOOKAHEAD, "--lookahead-weights", weights, "-o", bundle)
+        run("pass_exporter.cli", "--model", MODEL, *flags)
+    return bundle
+
+
+def evaluate(corpus: Path, work: Path, kind: str, weights: Path) -> dict[str, Any]:
+    """`pass-train evaluate` at L = 4."""
+    target = work / f"acceptance-{kind}.json"
+    if not target.is_file():
+        data = [flag for file in TEXTS.values() for flag in ("--data", corpus / file)]
+        file = [] if kind == "untrained" else [weights]
+        target.write_text(run("pass_trainer.cli", "evaluate", *file, "--model", MODEL, *data, "--json"))
+    found: dict[str, Any] = json.loads(target.read_text())
+    return found
+
+
+def bench(bundle: Path, prompts: Path, flags: list[str], tokens: int, repeat: int, target: Path) -> None:
+    lookahead = [flag for length in range(1, LOOKAHEAD + 1) for flag in ("--lookahead", length)]
+    plans = ("--plan", "ar", "--plan", "two-pass", *lookahead)
+    counts = ("--max-new-tokens", tokens, "--repeat", repeat)
+    run("pass_runtime.cli.main", "bench", bundle, "--prompt-file", prompts, *plans, *flags, *counts, "-o", target)
+
+
+def two_pass(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """L = 1..8."""
+    return [plan for plan in report["plans"] if plan["plan"].startswith("two-pass")]
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    figure, grid = pyplot.subplots(2, 4, figsize=(14, 6), layout="constrained", sharex=True)
+    columns = [(text, sampling) for text in TEXTS for sampling in SAMPLING]
+    lengths = range(1, LOOKAHEAD + 1)
+    for column, (text, sampling) in enumerate(columns):
+        for kind, report in results[text][sampling].items():
+            for row, figure_name in enumerate(("tau", "ratio")):
+                values = [plan[figure_name] for plan in two_pass(report)]
+                grid[row][column].plot(lengths, values, marker="o", markersize=3, label=kind)
+        grid[0][column].set(title=f"{text}, {sampling}")
+        grid[1][column].set(xlabel="look-ahead L")
+        for row in (0, 1):
+            grid[row][column].axhline(1, color="0.6", linewidth=0.8)
+            grid[row][column].grid(alpha=0.3)
+    for row, label in enumerate(("tau: tokens per pass", "speed relative to ar")):
+        limits = [axes.get_ylim() for axes in grid[row]]
+        for axes in grid[row]:
+            axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+        grid[row][0].set_ylabel(label)
+    grid[0][0].legend()
+    figure.savefig(path, dpi=110)
+
+
+def acceptance_table(acceptance: dict[str, Any]) -> str:
+    lines = [
+        "| weights | measured on | top-1 at distance 1..4 | accepted | tau two-pass | tau fused |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind, found in acceptance.items():
+        for text, file in TEXTS.items():
+            for name in ("greedy", "sampled"):
+                value = found[file][name]
+                match = " ".join(f"{rate:.3f}" for rate in value["match"])
+                tau = value["tau"]
+                row = (
+                    kind,
+                    f"{text}, {name}",
+                    match,
+                    f"{value['accepted']:.2f}",
+                    f"{tau['two-pass']:.2f}",
+                    f"{tau['fused']:.2f}",
+                )
+                lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def two_pass_table(results: dict[str, Any]) -> str:
+    lines = [
+        "| text | sampling | weights | " + " | ".join(f"L={i}" for i in range(1, LOOKAHEAD + 1)) + " |",
+        "|---" * (3 + LOOKAHEAD) + "|",
+    ]
+    for text, samplings in results.items():
+        for sampling, kinds in samplings.items():
+            for kind, report in kinds.items():
+                cells = " | ".join(f"{plan['tau']:.2f} / {plan['ratio']:.2f}" for plan in two_pass(report))
+                lines.append(f"| {text} | {sampling} | {kind} | {cells} |")
+    return "\n".join(lines)
+
+
+def write_card(output: Path, weights: Path, study: dict[str, Any], prompts: int, tokens: int, repeat: int) -> None:
+    """README.md: the text of card.md with the tables put where it asks for them."""
+    machine = next(iter(study["two_pass"]["text"]["greedy"].values()))["machine"]
+    card = (weights / "card.md").read_text(encoding="utf-8")
+    fields = {
+        "ACCEPTANCE": acceptance_table(study["acceptance"]),
+        "TWO-PASS": two_pass_table(study["two_pass"]),
+        "SETTING": f"{prompts} prompts of each kind, {tokens} tokens each, medians of {repeat} rounds; {machine}",
+    }
+    for name, value in fields.items():
+        card = card.replace(f"<!-- {name} -->", value)
+    (output / "README.md").write_text(card, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""pass-train as a user runs it: what goes wrong ends in one line and status 2, what goes right feeds pass-export."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = [
+    "--sequences",
+    "64",
+    "--sequence-length",
+    "48",
+    "--prompt-tokens",
+    "4",
+    "8",
+    "--dtype",
+    "fp32",
+    "--device",
+    "cpu",
+]
+TRAIN = ["--lookahead", "2", "--adapter", "lora", "--rank", "2", "--steps", "5", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "fox.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    return path
+
+
+def pass_train(cache: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pass_trainer.cli", *map(str, arguments)]
+    environment = {**os.environ, "PASS_CACHE": cache}
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+
+
+def error(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    assert done.stderr.count("error: ") == 1
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model: Path, text: Path, cache: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trained") / "run"
+    done = pass_train(cache, "--model", tiny_model, "--data", text, "-o", output, *TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{output}/lookahead.safetensors\n"
+    assert "loss" in done.stderr and "held-out" in done.stderr
+    return output / "lookahead.safetensors"
+
+
+def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path: Path):
+    command = [*(sys.executable, "-m", "pass_exporter.cli", "--model", tiny_model, "--lookahead", 2)]
+    command += ["--lookahead-weights", trained, "-o", tmp_path / "bundle"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "trained 5 steps, lora rank 2" in " ".join(done.stderr.split())
+    manifest = json.loads((tmp_path / "bundle" / "pass_config.json").read_text())
+    assert manifest["lookahead"]["trained"] and manifest["lookahead"]["adapter_rank"] == 2
+
+
+def test_evaluate_prints_json(tiny_model: Path, trained: Path, text: Path, cache: str):
+    flags = ["--model", tiny_model, "--data", text, "--lookahead", 2, "--sequences", 2, "--dtype", "fp32"]
+    for weights in ([trained], []):  # trained, and the baseline
+        done = pass_train(cache, "evaluate", *weights, *flags, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)["fox.txt"]
+        for kind in ("greedy", "sampled"):
+            value = found[kind]
+            assert len(value["match"]) == 2 and value["places"] > 0
+            assert value["chain"][0] == value["match"][0] and value["chain"][1] <= value["match"][1]
+            assert value["tau"]["fused"] == pytest.approx(1 + value["accepted"], abs=2e-4)
+    done = pass_train(cache, "evaluate", trained, *flags)
+    assert done.returncode == 0 and "fox.txt, sampled" in done.stderr
+
+
+def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained: Path, text: Path, cache: str):
+    done = pass_train(cache, "evaluate", trained, "--model", tiny_model, "--data", text, "--lookahead", 3)
+    assert "--lookahead 2" in error(done)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "empty"), (b"\0\1\2", "binary"), ("é".encode("latin-1"), "UTF-8"), (b"tiny", "prompt of")],
+    ids=["empty", "binary", "not utf-8", "too short"],
+)
+def test_wrong_data(tiny_model: Path, cache: str, tmp_path: Path, content: bytes, reason: str):
+    (tmp_path / "data.txt").write_bytes(content)
+    done = pass_train(cache, "--model", tiny_model, "--data", tmp_path / "data.txt", "-o", tmp_path / "out", *TRAIN)
+    assert reason in error(done) and "data.txt" in done.stderr
+    assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--lookahead", "17"], "1 to 16"),
+        (["--rank", "0"], "--rank"),
+        (["--lr", "0"], "--lr"),
+        (["--decay", "1.5"], "--decay"),
+        (["--prompt-tokens", "8", "4"], "--prompt-tokens"),
+        (["--prompt-tokens", "8", "100"], "--prompt-tokens"),
+        (["--chat-share", "2"], "--chat-share"),
+        (["--sequences", "0"], "--sequences"),
+        (["--device", "tpu"], "--device"),
+    ],
+    ids=str,
+)
+def test_wrong_options(tiny_model: Path, text: Path, cache: str, tmp_path: Path, flags: list[str], reason: str):
+    done = pass_train(cache, "--model", tiny_model, "--data", text, "-o", tmp_path / "out", *SMALL, *flags)
+    assert reason in error(done)
+
+
+def test_missing_options_name_themselves(cache: str):
+    assert "missing --model" in error(pass_train(cache))
+    assert "missing --data" in error(pass_train(cache, "evaluate", "--model", "x"))
