@@ -10,6 +10,7 @@ figure is `pass-run bench`'s; its plans run in alternation. Writes study.json, s
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,14 @@ def main(corpus: Path, weights: Path, output: Path, work: Path, prompts: int, to
     output.mkdir(parents=True, exist_ok=True)
     (output / "study.json").write_text(json.dumps(study, indent=1) + "\n")
     draw(results, output / "study.png")
-    write_card(output, weights, study, prompts, tokens, repeat)
+    machine = results["text"]["greedy"]["adapter"]["machine"]
+    setting = f"{prompts} prompts of each kind, {tokens} tokens each, medians of {repeat} rounds, {machine}."
+    sections = {
+        "acceptance": acceptance_table(acceptance),
+        "two-pass": f"{two_pass_table(results)}\n\n{setting}",
+        "held-out": held_out(corpus),
+    }
+    write_card(output / "README.md", sections)
 
 
 def run(*arguments: object) -> str:
@@ -161,18 +169,24 @@ def two_pass_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_card(output: Path, weights: Path, study: dict[str, Any], prompts: int, tokens: int, repeat: int) -> None:
-    """README.md: the text of card.md with the tables put where it asks for them."""
-    machine = next(iter(study["two_pass"]["text"]["greedy"].values()))["machine"]
-    card = (weights / "card.md").read_text(encoding="utf-8")
-    fields = {
-        "ACCEPTANCE": acceptance_table(study["acceptance"]),
-        "TWO-PASS": two_pass_table(study["two_pass"]),
-        "SETTING": f"{prompts} prompts of each kind, {tokens} tokens each, medians of {repeat} rounds; {machine}",
-    }
-    for name, value in fields.items():
-        card = card.replace(f"<!-- {name} -->", value)
-    (output / "README.md").write_text(card, encoding="utf-8")
+def held_out(corpus: Path) -> str:
+    """The names of everything that was kept out of training."""
+    lines = []
+    for file in sorted(corpus.glob("*.jsonl")):
+        names = [json.loads(line)["name"] for line in file.read_text(encoding="utf-8").splitlines()]
+        lines += ["<details>", f"<summary>{file.stem}: {len(names)}</summary>", "", ", ".join(names), "", "</details>"]
+    return "\n".join(lines)
+
+
+def write_card(card: Path, sections: dict[str, str]) -> None:
+    """Put every section between its marker and the next `<!-- end -->` of the model card."""
+    text = card.read_text(encoding="utf-8")
+    for name, content in sections.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text, found = re.subn(pattern, lambda m, content=content: f"{m[1]}{content}\n{m[2]}", text, count=1, flags=re.S)
+        if not found:
+            raise click.ClickException(f"{card} has no section <!-- {name} --> ... <!-- end -->")
+    card.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

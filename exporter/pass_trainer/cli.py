@@ -82,7 +82,13 @@ def main(context: click.Context, /, **options: Any) -> None:
     )
     config = TrainConfig(**options, recipe=recipe)
     with _Terminal(show=is_main()) as progress:
-        report = run(config, progress)
+        try:
+            report = run(config, progress)
+        except KeyboardInterrupt:
+            click.echo(
+                f"\nthe same command with --resume goes on from the last checkpoint in {config.output}", err=True
+            )
+            raise
     if is_main():
         _print_table([("held-out sequences, greedy", report.acceptance)], config.lookahead)
         click.echo(report.weights)

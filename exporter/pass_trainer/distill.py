@@ -152,7 +152,7 @@ def complete(
     for row, prompt in enumerate(prompts):
         ids[row, widest - len(prompt) :] = torch.tensor(prompt)
         mask[row, widest - len(prompt) :] = 1
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     torch.manual_seed(seed)
     out = model.generate(
         input_ids=ids.to(model.device),
@@ -162,6 +162,10 @@ def complete(
         pad_token_id=eos_token_ids[0] if eos_token_ids else 0,
         cache_implementation="static",  # a growing cache is copied at every step: 1.5 times the time on a CPU
         disable_compile=True,
+        # What a generation_config.json may set otherwise: it is the model's plain distribution that drafts must meet.
+        repetition_penalty=1.0,
+        top_k=0,
+        top_p=1.0,
         **sampling,
     ).cpu()
     tokens = torch.zeros(count, length, dtype=torch.int32)
