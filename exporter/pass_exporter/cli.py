@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from pass_exporter.config import DTYPES, ExportConfig
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.plan import MAX_LOOKAHEAD
 
 
@@ -34,7 +33,7 @@ from pass_runtime.plan import MAX_LOOKAHEAD
 def main(**options: Any) -> None:
     """Export a frozen decoder with look-ahead embeddings into a bundle for pass-run."""
     config = ExportConfig(**options)
-    signal.signal(signal.SIGTERM, _interrupt)  # leave nothing half-made then either
+    interrupt_on_signals()
     console = Console(stderr=True)
     console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}")
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: our progress lines are the only ones
@@ -56,10 +55,6 @@ def main(**options: Any) -> None:
     console.print(f"two-pass against ar     {report.greedy_tokens} greedy tokens equal{note}")
     console.print(f"peak memory             {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB")
     click.echo(report.output)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 class _Terminal:

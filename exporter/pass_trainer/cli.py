@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.cli.options import interrupt_on_sigterm
+from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.plan import MAX_LOOKAHEAD
 
@@ -66,7 +65,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     for name in ("model", "data", "output"):
         if not options[name]:
             raise PassError(f"missing --{name}; pass-train --help lists the options")
-    interrupt_on_sigterm()
+    interrupt_on_signals()
     _quiet_libraries()
     # torch takes seconds to import: --help and bad options should not wait for it.
     from pass_trainer.config import TrainConfig
@@ -136,7 +135,7 @@ def _quiet_libraries() -> None:
 def _print_table(rows: list[tuple[str, Any]], lookahead: int) -> None:
     table = Table()
     for heading in ("", "places", f"agreement at 1..{lookahead}", "accepted", "tau two-pass", "tau fused"):
-        table.add_column(heading, no_wrap=heading.startswith("agreement"))
+        table.add_column(heading, no_wrap=heading == "")
     for name, found in rows:
         tau = found.tau()
         match = " ".join(f"{value:.2f}" for value in found.match)

@@ -161,8 +161,8 @@ def test_embeddings_alone(config: TrainConfig):
 
 def test_text_too_short_for_a_prompt(config: TrainConfig, tmp_path: Path):
     (tmp_path / "short.txt").write_text("too short")
-    with pytest.raises(PassError, match="prompt of 100 tokens"):
-        run(replace(config, data=(tmp_path / "short.txt",), recipe=replace(config.recipe, prompt=(100, 120))), Silent())
+    with pytest.raises(PassError, match="prompt of 40 tokens"):
+        run(replace(config, data=(tmp_path / "short.txt",), recipe=replace(config.recipe, prompt=(40, 44))), Silent())
 
 
 def test_two_processes_average_their_gradients(config: TrainConfig, tmp_path: Path):

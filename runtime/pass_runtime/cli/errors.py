@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn, ParamSpec, TypeVar
@@ -11,6 +12,26 @@ from typing import NoReturn, ParamSpec, TypeVar
 import click
 
 from pass_runtime.errors import PassError
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. Its own class: an exact KeyboardInterrupt that passes through exec("..."), as while modules are imported,
+    makes CPython's `python -m` end by SIGINT even after it was handled."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command also where Ctrl-C only stops an answer."""
+
+
+def interrupt_on_signals() -> None:
+    """Ctrl-C and SIGTERM end a command the same way: what is finished is kept, nothing half-made stays."""
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        raise Terminated if number == signal.SIGTERM else Interrupted
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

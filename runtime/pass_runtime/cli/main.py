@@ -11,7 +11,7 @@ import click
 
 import pass_runtime
 from pass_runtime.cli import options as opts
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.errors import Interrupted, interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.session import GenerateOptions, Session
 from pass_runtime.text import Generation
@@ -21,7 +21,7 @@ from pass_runtime.text import Generation
 @click.version_option(pass_runtime.__version__, prog_name="pass-run")
 def main() -> None:
     """Run a PaSS bundle. The text is what plain decoding gives; plans only change how fast."""
-    opts.interrupt_on_sigterm()
+    interrupt_on_signals()
 
 
 @main.command()
@@ -78,9 +78,7 @@ def _read_line() -> str | None:
     """The next line, or None at the end of input (Ctrl-D, Ctrl-C at the prompt)."""
     try:
         return input("> " if sys.stdin.isatty() else "")
-    except opts.Terminated:
-        raise
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, Interrupted):
         return None
 
 
@@ -89,9 +87,7 @@ def _answer(session: Session, messages: list[dict[str, str]], request: GenerateO
     try:
         for piece in generation:
             click.echo(piece.text, nl=False)
-    except opts.Terminated:
-        raise
-    except KeyboardInterrupt:
+    except Interrupted:
         click.echo(" [stopped]", nl=False, err=True)
     click.echo()
     if sys.stderr.isatty():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -73,16 +72,3 @@ def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> 
     sampling = sampling_params(*(options.pop(key) for key in ("temperature", "top_k", "top_p", "seed")))
     own = {key: options.pop(key) for key in ("max_new_tokens", "plan", "lookahead", "stop", "ignore_eos")}
     return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command also where Ctrl-C only stops an answer."""
-
-
-def interrupt_on_sigterm() -> None:
-    """SIGTERM ends a command the way Ctrl-C does: what is finished is kept."""
-
-    def interrupt(*_: object) -> NoReturn:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, interrupt)
