@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from pass_exporter.adapter import PREFIX, Adapter, linear_layers
@@ -78,7 +78,7 @@ def write_lookahead(
     tensors = {TENSOR: embeddings.detach()} | (adapter.tensors() if adapter else {})
     tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {SAMPLE: base}
     part = path.with_suffix(".partial")
-    save_file(tensors, part, metadata={RECORD: record.model_dump_json()})
+    part.write_bytes(save(tensors, metadata={RECORD: record.model_dump_json()}))  # save_file would make it private
     part.replace(path)
 
 

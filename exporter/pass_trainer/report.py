@@ -49,7 +49,7 @@ def draw_curves(path: Path, history: History) -> None:
         values = [found["match"][distance] for found in history.evaluations]
         right.plot(steps, values, marker="o", markersize=3, label=f"distance {distance + 1}")
     right.set(xlabel="step", ylabel="greedy agreement", title="Drafts, held-out sequences", ylim=(0, None))
-    right.legend(ncols=2, fontsize="small")
+    right.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     for axes in (left, right):
         axes.grid(alpha=0.3)
     part = path.with_suffix(".partial")
