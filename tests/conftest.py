@@ -143,11 +143,11 @@ def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int 
 
 @pytest.fixture(scope="session")
 def adapter_weights(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_weights(tiny_model, tmp_path_factory.mktemp("weights") / "lookahead.safetensors")
+    return write_random_weights(tiny_model, tmp_path_factory.mktemp("weights") / "lookahead.safetensors", lookahead=8)
 
 
 @pytest.fixture(scope="session")
 def adapter_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny Llama with random embeddings and a random adapter on its look-ahead rows, L=6."""
+    """The tiny Llama with random embeddings and a random adapter on its look-ahead rows, L=8."""
     output = tmp_path_factory.mktemp("bundles") / "adapter"
-    return export_bundle(tiny_model, output, lookahead=6, lookahead_weights=adapter_weights)
+    return export_bundle(tiny_model, output, lookahead=8, lookahead_weights=adapter_weights)

@@ -37,23 +37,26 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "onnxrunti
 
 
 def write_tails(directory: Path, lookahead: int, vocab_size: int) -> tuple[PlanInfo, ...]:
-    """tail.<plan>.<sampler>.onnx for every plan; the random tables are in one file that all sampling tails share."""
+    """tail.<plan>.<sampler>.onnx for every plan that has its own.
+
+    The random tables are in one file that all sampling tails share.
+    """
     tables = noise.noise_tables(vocab_size)
     with (directory / NOISE_FILE).open("wb") as file:
         for table in tables:
             file.write(table.astype("<i4").tobytes())
-    return tuple(_write_plan(directory, plan, after, vocab_size) for plan, after in bundle_plans(lookahead))
+    return tuple(_write_plan(directory, plan, vocab_size) for plan in bundle_plans(lookahead))
 
 
-def _write_plan(directory: Path, plan: Plan, after: Plan, vocab_size: int) -> PlanInfo:
+def _write_plan(directory: Path, plan: Plan, vocab_size: int) -> PlanInfo:
     tails: dict[Sampler, Graph] = {}
     for sampler in SAMPLERS:
-        model = build_tail(plan, after, sampler, vocab_size)
+        model = build_tail(plan, sampler, vocab_size)
         _share_noise_tables(model, directory)
         name = f"tail.{plan.name}.{sampler}.onnx"
         ir.save(model, directory / name)
         tails[sampler] = graph_info(model, name)
-    return PlanInfo(name=plan.name, drafts=plan.drafts, groups=plan.groups, next=after.name, tails=tails)
+    return PlanInfo(name=plan.name, drafts=plan.drafts, groups=plan.groups, next=plan.next.name, tails=tails)
 
 
 def _share_noise_tables(model: ir.Model, directory: Path) -> None:
@@ -120,6 +123,7 @@ def write_manifest(
             trained=lookahead.trained,
             source=lookahead.source,
             adapter_rank=0 if lookahead.adapter is None else lookahead.adapter.rank,
+            acceptance_per_position=() if lookahead.record is None else lookahead.record.acceptance[: lookahead.length],
         ),
         trunk=trunk,
         plans=plans,

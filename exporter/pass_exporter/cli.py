@@ -52,7 +52,7 @@ def main(**options: Any) -> None:
     limit = f"(limit {report.relative_error_limit:.0e})"
     console.print(f"trunk against torch     max relative error {report.relative_error:.1e} {limit}")
     note = f", then {report.near_tie}" if report.near_tie else ""
-    console.print(f"two-pass against ar     {report.greedy_tokens} greedy tokens equal{note}")
+    console.print(f"every plan against ar   {report.greedy_tokens} greedy tokens equal{note}")
     console.print(f"peak memory             {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB")
     click.echo(report.output)
 

@@ -64,7 +64,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         gc.collect()
         progress.phase("checking the trunk against torch")
         error = check_trunk(directory, manifest, cases)
-        progress.phase("checking two-pass against plain decoding")
+        progress.phase("checking every plan against plain decoding")
         tokens, near_tie = check_greedy(directory)
     limit = RELATIVE_ERROR_LIMIT[manifest.model.dtype]
     return ExportReport(output, manifest, error, limit, tokens, near_tie)

@@ -33,7 +33,10 @@ TENSOR, SAMPLE, RECORD = "lookahead", "base_sample", "pass"
 
 
 class TrainingRecord(BaseModel):
-    """What was trained, on what, how: the metadata of a weights file."""
+    """What was trained, on what, how: the metadata of a weights file.
+
+    acceptance: the share of held-out places where drafts 1..i are all right, greedy, for i = 1..L.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,6 +49,7 @@ class TrainingRecord(BaseModel):
     steps: int
     recipe: dict[str, Any]
     tools: dict[str, str]
+    acceptance: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

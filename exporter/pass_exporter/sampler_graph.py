@@ -17,17 +17,19 @@ GROUP = 8
 """Tokens in a group of the two-step cut to the candidates."""
 
 
-def sample_rows(op: GraphTape, sampler: Sampler, logits: ir.Value, depth: list[int], vocab_size: int) -> ir.Value:
-    """logits [B,R,V], `depth` of each row below the root -> [B,R] int64 tokens for the positions after the rows."""
+def sample_rows(
+    op: GraphTape, sampler: Sampler, logits: ir.Value, root: ir.Value, depth: list[int], vocab_size: int
+) -> ir.Value:
+    """logits [B,R,V], the root's position [B], each row's depth below it -> [B,R] int64 tokens to follow the rows."""
     if sampler == "greedy":
         return op("ArgMax", logits, axis=-1, keepdims=0)
     temperature = op("Max", _per_request(op, "temperature"), op.const(MIN_TEMPERATURE, F32))
     scaled = op("Div", logits, temperature)
-    offsets = _offsets(op, depth)
+    rows, offsets = len(depth), _offsets(op, root, depth)
     if sampler == "sample":
-        drawn = _vocabulary_table_sum(op, offsets, len(depth), vocab_size)
+        drawn = _vocabulary_table_sum(op, offsets, rows, vocab_size)
         return op("ArgMax", _race(op, scaled, _exponential(op, drawn)), axis=-1, keepdims=0)
-    values, ids = _candidates(op, scaled, len(depth), vocab_size)
+    values, ids = _candidates(op, scaled, rows, vocab_size)
     drawn = _candidate_table_sum(op, ids, offsets, vocab_size)
     kept = _kept(op, values, scaled, min(MAX_CANDIDATES, vocab_size))
     race = op("Where", kept, _race(op, values, _exponential(op, drawn)), op.const(-1, F32))
@@ -67,11 +69,10 @@ def _per_request(op: GraphTape, name: str, dtype: type = np.float32) -> ir.Value
     return op("Unsqueeze", op.input(name, dtype, ["batch"]), op.const([1, 2]))
 
 
-def _offsets(op: GraphTape, depth: list[int]) -> ir.Value:
-    """[B,R,2]: the offsets of the position each row predicts, `length + depth + 1`, out of the request's list."""
+def _offsets(op: GraphTape, root: ir.Value, depth: list[int]) -> ir.Value:
+    """[B,R,2]: the offsets of the position each row predicts, `root + depth + 1`, out of the request's list."""
     listed = op.input("noise_offsets", np.int64, ["batch", "positions", 2])
-    length = op("Unsqueeze", op.input("length", np.int64, ["batch"]), op.const([1]))
-    position = op("Add", length, op.const([[d + 1 for d in depth]]))  # [B,R]
+    position = op("Add", op("Unsqueeze", root, op.const([1])), op.const([[d + 1 for d in depth]]))  # [B,R]
     pairs = op("Concat", *[op("Unsqueeze", position, op.const([2]))] * 2, axis=2)
     return op("GatherElements", listed, pairs, axis=1)
 

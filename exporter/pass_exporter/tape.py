@@ -57,7 +57,7 @@ class GraphTape:
             list(self._inputs.values()),
             results,
             nodes=self._tape.nodes,
-            initializers=self._tape.initializers,
+            initializers=[value for value in self._tape.initializers if value.uses()],
             opset_imports={"": OPSET},
             name=self.name,
         )

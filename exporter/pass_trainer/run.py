@@ -74,7 +74,7 @@ def run(config: TrainConfig, progress: Progress) -> TrainReport:
     acceptance = measure(drafter, held_out, config.lookahead)
     weights = config.output / FILE_NAME
     if accelerator.is_main_process:
-        record = make_record(config, source, digest(sources), accelerator.num_processes)
+        record = make_record(config, source, digest(sources), accelerator.num_processes, acceptance)
         write_lookahead(weights, drafter.lookahead, drafter.adapter, base_sample(loaded.model), record)
         write_report(config.output, record, history, acceptance)
     accelerator.wait_for_everyone()
@@ -130,7 +130,9 @@ def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
     return Drafter(loaded.model, mean_embedding(loaded.model, config.lookahead).embeddings, adapter)
 
 
-def make_record(config: TrainConfig, source: Source, text: str, processes: int) -> TrainingRecord:
+def make_record(
+    config: TrainConfig, source: Source, text: str, processes: int, acceptance: Acceptance
+) -> TrainingRecord:
     recipe = config.what_is_trained() | {
         "data": [path.name for path in config.data],
         "data_sha256": text,
@@ -144,6 +146,7 @@ def make_record(config: TrainConfig, source: Source, text: str, processes: int) 
         steps=config.steps,
         recipe=recipe,
         tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},
+        acceptance=tuple(round(share, 4) for share in acceptance.chain),
     )
 
 

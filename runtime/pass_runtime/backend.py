@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pass_runtime.errors import PassError
 from pass_runtime.noise import noise_offsets
-from pass_runtime.plan import Plan
+from pass_runtime.plan import MAX_LOOKAHEAD, Plan
 from pass_runtime.sampling import SamplingParams
 
 
@@ -31,6 +31,12 @@ class Capabilities:
     @property
     def max_capacity(self) -> int:
         return self.capacities[-1]
+
+    @property
+    def positions(self) -> int:
+        """N, the positions a tail may want noise for: a window's last row predicts one past the capacity, and a fused
+        tail looks as far as a full group would."""
+        return self.max_capacity + 1 + MAX_LOOKAHEAD
 
 
 class Backend(ABC):
@@ -60,8 +66,8 @@ class Backend(ABC):
         self._begin(params)
 
     def _noise_offsets(self, seed: int) -> npt.NDArray[np.int64]:
-        """[N,2] for every position a window can reach: its last row predicts one past the capacity."""
-        return noise_offsets(seed, np.arange(self.capabilities.max_capacity + 1, dtype=np.int64))
+        """[N,2] for the positions 0..N-1."""
+        return noise_offsets(seed, np.arange(self.capabilities.positions, dtype=np.int64))
 
     def fits(self, width: int) -> bool:
         """Whether a window of `width` rows fits behind the committed entries, after growing if need be."""
@@ -84,11 +90,13 @@ class Backend(ABC):
         self._prefill(tokens, width)
         self.cached += tokens
 
-    def enter(self, plan: Plan) -> None:
-        """Lay out the window of `plan` at the root; a plan with drafts is entered through the plan that drafts them."""
-        if plan.drafts:
-            raise ValueError(f"{plan.name} cannot be entered without drafts")
-        ids = np.concatenate([[self.root], plan.lookahead_ids(self.capabilities.vocab_size)]).astype(np.int64)
+    def enter(self, plan: Plan, drafts: Sequence[int] = ()) -> None:
+        """Lay out the window of `plan` at the root. A draft row without a draft gets id V, which no sample equals."""
+        if len(drafts) > plan.drafts:
+            raise ValueError(f"{plan.name} has no room for {len(drafts)} drafts")
+        vocab = self.capabilities.vocab_size
+        absent = [vocab] * (plan.drafts - len(drafts))
+        ids = np.concatenate([[self.root, *drafts, *absent], plan.lookahead_ids(vocab)]).astype(np.int64)
         self._enter(ids)
 
     def step(self, plan: Plan) -> list[int]:
@@ -98,6 +106,12 @@ class Backend(ABC):
         self.cached += [self.root, *emitted[:-1]]
         self.root = emitted[-1]
         return emitted
+
+    def time(self, plan: Plan) -> tuple[float, float]:
+        """Seconds of trunk and tail in one pass over `plan` that leaves no trace."""
+        self.reserve(plan.width)
+        self.enter(plan)
+        return self._time(plan)
 
     @abstractmethod
     def _begin(self, params: SamplingParams) -> None:
@@ -118,6 +132,10 @@ class Backend(ABC):
     @abstractmethod
     def _step(self, plan: Plan) -> list[int]:
         """Run trunk and tail of `plan` on the window in place; returns the emitted tokens."""
+
+    @abstractmethod
+    def _time(self, plan: Plan) -> tuple[float, float]:
+        """`_step`, timed: seconds of trunk and tail."""
 
     @abstractmethod
     def last_logits(self) -> npt.NDArray[np.float32]:

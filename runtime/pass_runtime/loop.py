@@ -1,4 +1,4 @@
-"""The decoding loop: prefill, then a cycle of plans until something says stop. It accepts nothing by itself."""
+"""The decoding loop: prefill, then pass after pass until something says stop. It accepts nothing by itself."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Literal
 
 from pass_runtime.backend import Backend
 from pass_runtime.errors import PassError
-from pass_runtime.plan import Cycle, Plan, make_cycle
 from pass_runtime.sampling import SamplingParams
 from pass_runtime.stats import Stats
+from pass_runtime.steering import Steering
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. `cycle` decides how fast, never what."""
+    """What to generate. `steering` decides how fast, never what."""
 
     prompt_ids: tuple[int, ...]
-    cycle: Cycle
+    steering: Steering
     sampling: SamplingParams
     max_new_tokens: int
     stop_token_ids: frozenset[int]
@@ -37,14 +37,12 @@ class TokenStream:
 
     def __init__(self, backend: Backend, request: Request) -> None:
         self._backend, self._request = backend, request
-        self._cycle = request.cycle
-        self._plan: Plan | None = None
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.stats = Stats(
-            plan=request.cycle.name,
-            lookahead=request.cycle.lookahead,
+            plan=request.steering.name,
+            lookahead=request.steering.lookahead,
             prompt_tokens=len(request.prompt_ids),
         )
 
@@ -85,32 +83,24 @@ class TokenStream:
         for start, stop, width in _chunks(kept, len(prompt) - 1, backend):
             backend.prefill(prompt[start:stop], width)
         backend.root = prompt[-1]
+        request.steering.begin(prompt)
         self.stats.cached_tokens = kept
         self.stats.prefill_seconds = time.perf_counter() - started
 
     def _pass(self) -> list[int]:
         if self._backend.owner is not self:
             raise PassError("this generation was ended by a newer one on the same session; load a second session")
-        plan = self._next_plan()
-        if plan is None:
+        steering = self._request.steering
+        chosen = steering.next(self._backend)
+        if chosen is None:
             self.finish_reason = "length"
             return []
-        tokens = self._backend.step(plan)
-        self._plan = plan
-        self.stats.record(plan, len(tokens))
+        if chosen.drafts is not None:
+            self._backend.enter(chosen.plan, chosen.drafts)
+        tokens = self._backend.step(chosen.plan)
+        steering.record(chosen.plan, tokens)
+        self.stats.record(steering.drafted, len(tokens))
         return tokens
-
-    def _next_plan(self) -> Plan | None:
-        """The cycle's next plan; near the end of the capacity a narrower cycle; None when nothing fits."""
-        plan = self._cycle.after(self._plan) if self._plan else None
-        if plan and self._backend.fits(plan.width):
-            return plan
-        while not self._backend.fits(_reach(self._cycle)):
-            if self._cycle.lookahead == 0:
-                return None
-            self._cycle = make_cycle(self._cycle.name, self._cycle.lookahead - 1)
-        self._backend.enter(self._cycle.plans[0])
-        return self._cycle.plans[0]
 
     def _cut(self, tokens: list[int]) -> list[int]:
         """Up to and including a stop token, and no more than max_new_tokens."""
@@ -136,11 +126,6 @@ def _chunks(start: int, stop: int, backend: Backend) -> Iterator[tuple[int, int,
         taken = min(width, remaining)
         yield start, start + taken, width
         start += taken
-
-
-def _reach(cycle: Cycle) -> int:
-    """How far one round of `cycle` writes behind the root when no draft is accepted."""
-    return max(i + plan.width for i, plan in enumerate(cycle.plans))
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -67,12 +67,16 @@ class ModelInfo(_Strict):
 
 
 class LookaheadInfo(_Strict):
-    """L, where the look-ahead embeddings came from, and the rank of the adapter on look-ahead rows (0: none)."""
+    """L, where the look-ahead embeddings came from, and the rank of the adapter on look-ahead rows (0: none).
+
+    acceptance_per_position: the share of steps in which drafts 1..i were all right, measured in training; or empty.
+    """
 
     length: int = Field(ge=1, le=MAX_LOOKAHEAD)
     trained: bool
     source: str
     adapter_rank: int = Field(ge=0)
+    acceptance_per_position: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(strict=False)
 
 
 class PlanInfo(_Strict):

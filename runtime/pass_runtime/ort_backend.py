@@ -6,6 +6,7 @@ and `length`. A step is two `run_with_iobinding` calls and the copy of a few int
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,8 @@ class OrtBackend(Backend):
         super().__init__(Capabilities(device, manifest.model.vocab_size, capacities, PREFILL_WIDTHS))
         self._bundle, self._manifest = bundle, manifest
         self._trunk, self._buffers = trunk, buffers
-        self._tails: dict[str, BoundTail] = {}  # by file
+        self._tail_sessions: dict[str, ort.InferenceSession] = {}  # by file
+        self._tails: dict[tuple[str, str], BoundTail] = {}  # by plan and sampler
         self._params = SamplingParams()
 
     @classmethod
@@ -96,24 +98,41 @@ class OrtBackend(Backend):
         self._trunk.run(plan)
         return self._tail(plan).run()
 
+    def _time(self, plan: Plan) -> tuple[float, float]:
+        started = time.perf_counter()
+        self._trunk.run(plan)
+        between = time.perf_counter()
+        self._tail(plan).run()
+        return between - started, time.perf_counter() - between
+
     def last_logits(self) -> npt.NDArray[np.float32]:
         vocab = self.capabilities.vocab_size
         logits: npt.NDArray[np.float32] = self._buffers.get("logits", (1, 1, vocab), np.float32).numpy()[0]
         return logits
 
     def _tail(self, plan: Plan) -> BoundTail:
-        graph = self._manifest.plan(plan.name).tails[self._params.sampler]
-        if graph.file not in self._tails:
-            self._tails[graph.file] = self._bind_tail(plan)
-        return self._tails[graph.file]
+        key = (plan.name, self._params.sampler)
+        if key not in self._tails:
+            self._tails[key] = self._bind_tail(plan)
+        return self._tails[key]
+
+    def _tail_session(self, file: str) -> ort.InferenceSession:
+        """One thread: a second pool would spin on the cores that the trunk's next pass needs (it doubled a pass)."""
+        if file not in self._tail_sessions:
+            self._tail_sessions[file] = open_session(self._bundle / file, self.capabilities.device, threads=1)
+        return self._tail_sessions[file]
 
     def _bind_tail(self, plan: Plan) -> BoundTail:
-        info, buffers = self._manifest.plan(plan.name), self._buffers
-        graph = info.tails[self._params.sampler]
-        sizes = {"batch": 1, "positions": self.capabilities.max_capacity + 1}
+        buffers, vocab = self._buffers, self.capabilities.vocab_size
+        graph = self._manifest.plan(plan.tail).tails[self._params.sampler]
+        sizes = {"batch": 1, "positions": self.capabilities.positions, "width": plan.width}
+        sizes["lookahead_rows"] = len(plan.lookahead_rows)
         shared = {"next_ids": "input_ids", "next_length": "length"}
-        # One thread: a second pool would spin on the cores that the trunk's next pass needs (it doubled a pass).
-        session = open_session(self._bundle / graph.file, self.capabilities.device, threads=1)
+        if plan.is_fused:
+            for name, array in (("draft_rows", plan.draft_rows), ("lookahead_ids", plan.lookahead_ids(vocab))):
+                shared[name] = f"{plan.name}.{name}"
+                buffers.put(shared[name], array)
+        session = self._tail_session(graph.file)
         binding = session.io_binding()
         values: dict[str, ort.OrtValue] = {}
         for tensor in (*graph.inputs, *graph.outputs):

@@ -7,8 +7,10 @@ positions from here, so they cannot disagree.
     ar          root                             emits 1
     draft-L     root, look-ahead group at root   emits 1, leaves L drafts        (PaSS phase 1)
     verify-L    root, L drafts                   emits 1 + accepted              (PaSS phase 2)
+    fused-L     root, L drafts, L+1 groups       emits 1 + accepted, leaves L drafts
+    fused:4,2,1 root, 2 drafts, groups of those sizes after 0, 1 and 2 of them: fewer rows, fewer next drafts
 
-Decoding runs a cycle of plans: `ar` repeats one, `two-pass` alternates draft and verify.
+Decoding runs a cycle of plans: `ar` and `fused` repeat one, `two-pass` alternates draft and verify.
 """
 
 from __future__ import annotations
@@ -99,6 +101,43 @@ class Plan:
         """[A] the look-ahead rows, which are the window's last."""
         return np.arange(self.width - sum(self.groups), self.width, dtype=np.int64)
 
+    @property
+    def draft_rows(self) -> npt.NDArray[np.int64]:
+        """[D+1,D']: the row that drafts token j of the next window, which has D' drafts, where `a` drafts of this one
+        were accepted; 0 where none does."""
+        table = np.zeros((self.drafts + 1, self.next.drafts), np.int64)
+        row = 1 + self.drafts
+        for accepted, size in enumerate(self.groups):
+            table[accepted, :size] = np.arange(row, row + size)
+            row += size
+        return table
+
+    @property
+    def sampled_rows(self) -> int:
+        """Rows that its tail samples: a fused tail leaves out the groups that do not count."""
+        return 2 * self.drafts + 1 if self.is_fused else self.width
+
+    def left(self, accepted: int) -> int:
+        """How many drafts a pass leaves for the next one where `accepted` of its own were."""
+        return self.groups[accepted] if self.groups else 0
+
+    @property
+    def next(self) -> Plan:
+        """The plan whose window its tail lays out."""
+        if self.is_fused or self.width == 1:
+            return self
+        return verify_plan(self.groups[0]) if self.groups else draft_plan(self.drafts)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it drafts and verifies at once."""
+        return self.drafts > 0 and bool(self.groups)
+
+    @property
+    def tail(self) -> str:
+        """The name of its tail graphs: fused plans with equally many drafts share them, whatever their groups."""
+        return f"fused-{self.drafts}" if self.is_fused else self.name
+
     def lookahead_ids(self, vocab_size: int) -> npt.NDArray[np.int64]:
         """[sum(groups)] ids of the look-ahead rows, in row order: V+i is look-ahead embedding i."""
         return np.array([vocab_size + i for size in self.groups for i in range(size)], np.int64)
@@ -124,6 +163,21 @@ def prefill_plan(width: int) -> Plan:
     return Plan(f"prefill-{width}", width - 1, ())
 
 
+def fused_plan(groups: Sequence[int]) -> Plan:
+    """Both passes in one. `groups[a]` is the number of drafts to leave where `a` drafts are accepted."""
+    drafts = _checked(len(groups) - 1)
+    if not all(0 <= size <= drafts for size in groups) or not groups[0]:
+        raise PassError(
+            f"fused:{','.join(map(str, groups))} has {drafts} draft rows, so the first group must have 1 to {drafts} "
+            f"rows and the others 0 to {drafts}"
+        )
+    full = all(size == drafts for size in groups)
+    return Plan(f"fused-{drafts}" if full else f"fused:{','.join(map(str, groups))}", drafts, tuple(groups))
+
+
+MODES = ("ar", "two-pass", "fused")
+
+
 @dataclass(frozen=True)
 class Cycle:
     """A decoding mode: the plans that follow one another, then start again."""
@@ -135,29 +189,53 @@ class Cycle:
     def lookahead(self) -> int:
         return max((plan.drafts for plan in self.plans), default=0)
 
-    def after(self, plan: Plan) -> Plan:
-        return self.plans[(self.plans.index(plan) + 1) % len(self.plans)]
+    @property
+    def reach(self) -> int:
+        """How far one round writes behind the root when no draft is accepted."""
+        return max(i + plan.width for i, plan in enumerate(self.plans))
 
-
-MODES = ("ar", "two-pass")
+    def narrower(self) -> Cycle:
+        """The same mode with one draft less; `ar` in the end."""
+        drafts = self.lookahead - 1
+        if drafts < 1 or self.name in MODES:
+            return make_cycle(self.name, max(drafts, 0))
+        return fused_cycle([min(size, drafts) for size in self.plans[0].groups[:-1]])
 
 
 def make_cycle(mode: str, lookahead: int) -> Cycle:
-    """`mode` is one of MODES; `lookahead` is ignored by `ar`, and `two-pass` with 0 is `ar`."""
-    if mode not in MODES:
-        raise PassError(f"unknown plan {mode!r}: choose one of {', '.join(MODES)}")
+    """`mode` is one of MODES, or `fused:` with a size for every group, which then decides the look-ahead by itself.
+
+    Otherwise `lookahead` counts the drafts of a round; `ar` ignores it, and with 0 every mode is `ar`.
+    """
+    shape = mode.removeprefix("fused:")
+    if shape != mode and lookahead > 0:
+        return fused_cycle(_sizes(shape))
+    if shape == mode and mode not in MODES:
+        raise PassError(f"unknown plan {mode!r}: choose one of {', '.join(MODES)}, or fused:4,3,2,2,1 and the like")
     if mode == "ar" or lookahead == 0:
         return Cycle("ar", (ar_plan(),))
+    if mode == "fused":
+        return fused_cycle([lookahead] * (lookahead + 1))
     return Cycle(mode, (draft_plan(lookahead), verify_plan(lookahead)))
 
 
-def bundle_plans(lookahead: int) -> Sequence[tuple[Plan, Plan]]:
-    """Every plan a bundle with `lookahead` rows carries, each with the plan whose window its tail prepares."""
-    pairs = [(ar_plan(), ar_plan())]
-    for length in range(1, lookahead + 1):
-        cycle = make_cycle("two-pass", length)
-        pairs += [(plan, cycle.after(plan)) for plan in cycle.plans]
-    return pairs
+def fused_cycle(groups: Sequence[int]) -> Cycle:
+    """Fused passes with these groups, one after another."""
+    plan = fused_plan(groups)
+    return Cycle("fused" if plan.name == plan.tail else plan.name, (plan,))
+
+
+def _sizes(shape: str) -> list[int]:
+    try:
+        return [int(size) for size in shape.split(",")]
+    except ValueError:
+        raise PassError(f"fused:{shape} must list group sizes, as in fused:4,3,2,2,1") from None
+
+
+def bundle_plans(lookahead: int) -> Sequence[Plan]:
+    """Every plan that a bundle with `lookahead` rows has tails for."""
+    lengths = range(1, lookahead + 1)
+    return [ar_plan(), *(p for n in lengths for mode in ("two-pass", "fused") for p in make_cycle(mode, n).plans)]
 
 
 def _checked(lookahead: int) -> int:

@@ -8,25 +8,30 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from pass_runtime.auto import AutoSteering, Chooser
 from pass_runtime.backend import Backend
 from pass_runtime.chat import ChatTemplate, Message, load_chat_template
+from pass_runtime.cost import measure, probe_plans
 from pass_runtime.errors import PassError
 from pass_runtime.loop import Request, TokenStream
 from pass_runtime.manifest import TOKENIZER_FILE, Manifest, read_manifest, verify_files
 from pass_runtime.ort_backend import OrtBackend
-from pass_runtime.plan import MODES, Cycle, make_cycle
+from pass_runtime.plan import MODES, make_cycle
 from pass_runtime.sampling import SamplingParams
+from pass_runtime.steering import DRAFTS, Steering, make_steering
 from pass_runtime.text import Generation
 
-PLANS = (*MODES, "auto")
+PLANS = (*MODES, "fused:G0,G1,...", "auto")
+"""What `plan` may be; the sizes G0, G1, ... are those of a fused plan's look-ahead groups."""
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
     """Everything a request may ask for.
 
-    plan: "ar", "two-pass", or "auto" (two-pass where the bundle's look-ahead embeddings are trained, else ar).
+    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": whatever is fastest here.
     lookahead: drafts per round, at most the bundle's L (None: all of them; 0: plain decoding).
+    draft: where drafts come from, one of `pass_runtime.steering.DRAFTS` (None: "both" for auto, else "lookahead").
     stop: strings that end the text and are not part of it. ignore_eos: go on after an end-of-sequence token.
     reuse_prefix: keep the K/V that the last request on this session has in common with this one.
     """
@@ -35,6 +40,7 @@ class GenerateOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     plan: str = "auto"
     lookahead: int | None = None
+    draft: str | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     reuse_prefix: bool = False
@@ -42,8 +48,10 @@ class GenerateOptions:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise PassError(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
-        if self.plan not in PLANS:
-            raise PassError(f"unknown plan {self.plan!r}: choose one of {', '.join(PLANS)}")
+        if self.plan != "auto":
+            make_cycle(self.plan, 1)  # refuses what is no plan
+        if self.draft not in (None, *DRAFTS):
+            raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFTS)}")
 
 
 class Session:
@@ -54,6 +62,7 @@ class Session:
     ) -> None:
         self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
         self.chat_template = chat_template
+        self._choosers: dict[str, Chooser] = {}  # by sampler
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the tokenizer's own special tokens; an empty text becomes the model's start token."""
@@ -89,18 +98,31 @@ class Session:
             raise PassError("stop strings need text: use generate, or stop token ids")
         return self._start(list(prompt_ids), options)
 
-    def cycle(self, options: GenerateOptions) -> Cycle:
-        """The decoding mode that `options` ask for on this bundle."""
+    def steering(self, options: GenerateOptions) -> Steering:
+        """The passes that `options` ask for on this bundle."""
         available = self.manifest.lookahead.length
         lookahead = available if options.lookahead is None else options.lookahead
         if not 0 <= lookahead <= available:
             raise PassError(
                 f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with"
             )
-        mode = options.plan
-        if mode == "auto":
-            mode = "two-pass" if self.manifest.lookahead.trained else "ar"
-        return make_cycle(mode, lookahead)
+        if options.plan == "auto" and lookahead:
+            draft = options.draft or "both"
+            return AutoSteering(
+                self.chooser(options.sampling), lookahead, rows=draft != "ngram", text=draft != "lookahead"
+            )
+        steering = make_steering("ar" if options.plan == "auto" else options.plan, lookahead, options.draft)
+        if steering.lookahead > available:
+            raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
+        return steering
+
+    def chooser(self, sampling: SamplingParams) -> Chooser:
+        """What `auto` knows. The first request of a kind (greedy, sampled, truncated) times passes for a second."""
+        kind, lookahead = sampling.sampler, self.manifest.lookahead
+        if kind not in self._choosers:
+            times = measure(self.backend, sampling, probe_plans(lookahead.length))
+            self._choosers[kind] = Chooser(times, lookahead.length, lookahead.acceptance_per_position)
+        return self._choosers[kind]
 
     def _start(self, prompt_ids: list[int], options: GenerateOptions) -> TokenStream:
         model = self.manifest.model
@@ -110,7 +132,7 @@ class Session:
             raise PassError(f"token id {bad[0]} is not in the vocabulary of {model.vocab_size}")
         request = Request(
             prompt_ids=tuple(prompt_ids),
-            cycle=self.cycle(options),
+            steering=self.steering(options),
             sampling=options.sampling,
             max_new_tokens=options.max_new_tokens,
             stop_token_ids=frozenset() if options.ignore_eos else frozenset(model.eos_token_ids),

@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from pass_runtime.plan import Plan
-
 
 @dataclass
 class Stats:
@@ -27,13 +25,13 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
-    def record(self, plan: Plan, count: int) -> None:
-        """One trunk pass that emitted `count` tokens (before any cut at a stop or at max_new_tokens)."""
+    def record(self, drafted: int, count: int) -> None:
+        """One trunk pass over `drafted` drafts that emitted `count` tokens (before any cut at a stop or a limit)."""
         self.passes += 1
         self.emitted += count
-        if plan.drafts:
+        if drafted:
             self.steps += 1
-            self.drafted += plan.drafts
+            self.drafted += drafted
             self.accepted += count - 1
             self.histogram[count - 1] += 1
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.lossless import first_difference, run_tokens
@@ -65,6 +67,35 @@ def test_two_pass_is_plain_decoding(session: Session, prompt: str, values: tuple
             assert_same_text(session, ids, plain, options(sampling, "two-pass", lookahead))
 
 
+@pytest.mark.parametrize("values", SAMPLING, ids=str)
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_fused_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
+    ids = session.encode(PROMPTS[prompt])
+    for seed in SEEDS[:1] if prompt == "long" else SEEDS[:2]:
+        sampling = SamplingParams(*values, seed)
+        plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
+        for lookahead in range(1, session.manifest.lookahead.length + 1):
+            assert_same_text(session, ids, plain, options(sampling, "fused", lookahead))
+        for plan, draft in (("fused", "both"), ("fused", "ngram"), ("two-pass", "both"), ("auto", None)):
+            assert_same_text(session, ids, plain, options(sampling, plan, draft=draft))
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(data=st.data())
+def test_every_group_shape_is_plain_decoding(session: Session, data: st.DataObject):
+    drafts = data.draw(st.integers(1, session.manifest.lookahead.length))
+    sizes = [
+        data.draw(st.integers(1, drafts)),
+        *data.draw(st.lists(st.integers(0, drafts), min_size=drafts, max_size=drafts)),
+    ]
+    sampling = SamplingParams(*data.draw(st.sampled_from(SAMPLING)), data.draw(st.integers(0, 2**64 - 1)))
+    ids = session.encode(PROMPTS[data.draw(st.sampled_from(["text", "code"]))])
+    plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
+    shape = f"fused:{','.join(map(str, sizes))}"
+    draft = data.draw(st.sampled_from(["lookahead", "both"]))
+    assert_same_text(session, ids, plain, options(sampling, shape, draft=draft))
+
+
 @pytest.mark.parametrize("values", [(1.0, 0, 1.0), (1.0, 50, 0.8)], ids=str)
 def test_the_seed_decides_the_text(session: Session, values: tuple[float, int, float]):
     prompt = session.encode(PROMPTS["text"])
@@ -94,6 +125,8 @@ def test_other_requests_in_between_change_nothing(session: Session):
             ((0.0, 0, 1.0), "two-pass", 6),
             ((1.0, 0, 1.0), "ar", None),
             ((1.0, 50, 0.8), "two-pass", 2),
+            ((0.7, 0, 1.0), "fused", 3),
+            ((0.0, 0, 1.0), "fused:2,0,1", None),
         ]
     ]
     forwards = [run_tokens(session, *job).token_ids for job in jobs]
@@ -152,3 +185,4 @@ def test_growing_the_cache_changes_nothing(bundle: Path):
         assert len(prompt) + len(plain) > 512
         fresh = load(bundle, "cpu")  # starts in the smallest capacity again
         assert_same_text(fresh, prompt, plain, options(sampling, "two-pass", 3, max_new_tokens=600))
+        assert_same_text(fresh, prompt, plain, options(sampling, "fused", 4, max_new_tokens=600))

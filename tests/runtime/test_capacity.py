@@ -15,7 +15,15 @@ from pass_runtime.sampling import SamplingParams
 from pass_runtime.session import GenerateOptions, Session, load
 
 CAPACITY = 768  # the tiny model's
-SHAPES = [("ar", 0), ("two-pass", 1), ("two-pass", 3), ("two-pass", 6)]
+SHAPES = [
+    ("ar", 0),
+    ("two-pass", 1),
+    ("two-pass", 3),
+    ("two-pass", 6),
+    ("fused", 1),
+    ("fused", 6),
+    ("fused:3,1,0,2", 6),
+]
 
 
 def run(

@@ -16,6 +16,7 @@ from pass_runtime.plan import (
     ar_plan,
     bundle_plans,
     draft_plan,
+    fused_plan,
     make_cycle,
     prefill_plan,
     verify_plan,
@@ -118,31 +119,70 @@ def test_named_plans(length):
     assert np.array_equal(prefill_plan(length).window_mask, np.tri(length, dtype=bool))
 
 
+@st.composite
+def group_sizes(draw) -> list[int]:
+    drafts = draw(st.integers(1, MAX_LOOKAHEAD))
+    sizes = st.integers(0, drafts)
+    return [draw(st.integers(1, drafts)), *draw(st.lists(sizes, min_size=drafts, max_size=drafts))]
+
+
 @QUICK
 @given(length=LENGTHS)
 def test_a_bundles_plans_are_closed(length):
     """Whatever plan runs, the next is there too, and finds as many drafts as it verifies."""
-    pairs = bundle_plans(length)
-    plans = {plan.name: plan for plan, _ in pairs}
-    assert set(plans) == {"ar"} | {f"{kind}-{i}" for kind in ("draft", "verify") for i in range(1, length + 1)}
-    assert len(pairs) == len(plans)
-    for plan, after in pairs:
-        assert plans[after.name] == after
-        assert after.drafts == 0 or plan.groups == (after.drafts,)
-        assert after.groups == () or after.drafts == 0
+    plans = {plan.name: plan for plan in bundle_plans(length)}
+    assert set(plans) == {"ar"} | {f"{kind}-{i}" for kind in ("draft", "verify", "fused") for i in range(1, length + 1)}
+    assert len(bundle_plans(length)) == len(plans)
+    for plan in plans.values():
+        assert plans[plan.next.name] == plan.next
+        assert plan.next.drafts == max(plan.left(accepted) for accepted in range(plan.drafts + 1))
+        assert plans[plan.tail] == plan
 
 
 @QUICK
 @given(length=LENGTHS)
 def test_cycles_repeat_and_are_in_the_bundle(length):
-    bundle = {plan.name: after for plan, after in bundle_plans(length)}
+    bundle = bundle_plans(length)
     for mode in MODES:
         cycle = make_cycle(mode, length)
         assert cycle.lookahead == (0 if mode == "ar" else length)
         for i, plan in enumerate(cycle.plans):
-            assert cycle.after(plan) == cycle.plans[(i + 1) % len(cycle.plans)]
-            assert bundle[plan.name] == cycle.after(plan)
-        assert cycle.plans[0].drafts == 0, "a cycle is entered without drafts"
+            assert plan.next == cycle.plans[(i + 1) % len(cycle.plans)]
+            assert plan in bundle
+
+
+@QUICK
+@given(sizes=group_sizes())
+def test_a_group_stands_behind_every_prefix_of_the_drafts(sizes):
+    plan = fused_plan(sizes)
+    assert (plan.groups, plan.drafts, plan.next, plan.is_fused) == (tuple(sizes), len(sizes) - 1, plan, True)
+    assert plan.tail == f"fused-{plan.drafts}"
+    groups = group_rows(plan)
+    for accepted in range(plan.drafts + 1):
+        left = plan.left(accepted)
+        assert plan.draft_rows[accepted].tolist() == [*groups[accepted], *[0] * (plan.drafts - left)]
+    full = make_cycle("fused", plan.drafts).plans[0]
+    assert (plan.name == full.name) == (plan == full)
+    assert make_cycle("fused:" + ",".join(map(str, sizes)), 1).plans == (plan,)
+
+
+@QUICK
+@given(sizes=group_sizes())
+def test_a_cycle_grows_narrower_until_it_is_plain(sizes):
+    cycle = make_cycle("fused:" + ",".join(map(str, sizes)), 1)
+    reach = [cycle.reach]
+    while cycle.lookahead:
+        assert cycle.plans[0].drafts == len(cycle.plans[0].groups) - 1
+        cycle = cycle.narrower()
+        reach.append(cycle.reach)
+    assert cycle.plans == (ar_plan(),)
+    assert reach == sorted(reach, reverse=True) and len(set(reach)) == len(reach)
+
+
+@pytest.mark.parametrize("shape", ["", "1", "0,1", "2,1", "3,1,1", "2,-1,1", "2,x", "1,1,", "1;1", ",".join("1" * 18)])
+def test_impossible_groups_are_refused(shape):
+    with pytest.raises(PassError, match=r"look-ahead must be 1 to 16|first group|must list group sizes"):
+        make_cycle(f"fused:{shape}", 4)
 
 
 def test_two_pass_alternates_draft_and_verify():
@@ -156,7 +196,9 @@ def test_no_lookahead_is_plain_decoding(mode):
 
 
 @pytest.mark.parametrize("length", [-1, 17, 1000])
-@pytest.mark.parametrize("make", [draft_plan, verify_plan, lambda n: make_cycle("two-pass", n)])
+@pytest.mark.parametrize(
+    "make", [draft_plan, verify_plan, lambda n: make_cycle("two-pass", n), lambda n: make_cycle("fused", n)]
+)
 def test_lookahead_out_of_range_is_refused(make, length):
     with pytest.raises(PassError, match=f"1 to 16, not {length}$"):
         make(length)
@@ -170,6 +212,6 @@ def test_a_plan_without_lookahead_is_refused(make):
 
 @pytest.mark.parametrize("mode", ["", "AR", "two_pass", "nothing"])
 def test_unknown_modes_are_refused_by_name_with_the_choice(mode):
-    with pytest.raises(PassError, match="choose one of ar, two-pass") as error:
+    with pytest.raises(PassError, match="choose one of ar, two-pass, fused") as error:
         make_cycle(mode, 3)
     assert repr(mode) in str(error.value)

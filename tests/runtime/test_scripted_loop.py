@@ -59,6 +59,50 @@ def test_hostile_drafter(tiny_bundle, lookahead):
     assert stream.stats.acceptance_histogram == [10] + [0] * lookahead
 
 
+@pytest.mark.parametrize("lookahead", LENGTHS)
+def test_perfect_drafter_fused(tiny_bundle, lookahead):
+    """The first pass has no drafts yet; every other accepts L and adds the bonus."""
+    passes = 6
+    tokens = 1 + (passes - 1) * (lookahead + 1)
+    asked = GenerateOptions(tokens, plan="fused", lookahead=lookahead)
+    stats = run(reciting_session(tiny_bundle), [7, 8, 9], asked).stats
+    assert (stats.passes, stats.steps, stats.emitted) == (passes, passes - 1, tokens)
+    assert stats.acceptance_histogram == [0] * lookahead + [passes - 1]
+    hostile = run(reciting_session(tiny_bundle, drafter=wrong), [7, 8, 9], asked)
+    assert hostile.token_ids == recited(3, tokens)
+    assert (hostile.stats.tau, hostile.stats.accepted) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "emitted"),
+    [
+        ("fused:2,1,0", [1, 3, 1, 3, 1, 3]),  # nothing is left where both are accepted
+        ("fused:2,2,1", [1, 3, 2, 3, 2, 3]),  # after two, one draft; after one, two
+        ("fused:4,3,2,2,1", [1, 5, 2, 4, 3, 3, 3]),  # groups[0], groups[4], groups[1], groups[3], groups[2], ...
+        ("fused:1,1", [1, 2, 2, 2]),
+    ],
+)
+def test_a_pruned_group_leaves_fewer_drafts(tiny_bundle, plan, emitted):
+    session = reciting_session(tiny_bundle)
+    stream = session.generate_ids([5], GenerateOptions(sum(emitted), plan=plan))
+    assert [len(tokens) for tokens in stream] == emitted
+    assert stream.token_ids == recited(1, sum(emitted))
+    assert stream.stats.drafted == stream.stats.accepted == sum(emitted) - len(emitted)
+
+
+@pytest.mark.parametrize("mode", ["fused", "two-pass"])
+@pytest.mark.parametrize("draft", ["ngram", "both"])
+def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
+    """Nine words over and over: once they have been seen, every text draft is right, whatever the model drafts."""
+    session = reciting_session(tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong)
+    stream = run(session, [9], GenerateOptions(200, plan=mode, draft=draft))
+    assert stream.token_ids == [10 + position % 9 for position in range(1, 201)]
+    late = list(
+        session.generate_ids([10 + position % 9 for position in range(60)], GenerateOptions(70, plan=mode, draft=draft))
+    )
+    assert [len(tokens) for tokens in late] == [7] * 10
+
+
 @pytest.mark.parametrize(
     ("lookahead", "misses", "accepted"),
     [

@@ -189,11 +189,3 @@ def test_sampling_parameters_out_of_range_are_refused(wrong, name):
 def test_stop_strings_need_text(tiny_bundle):
     with pytest.raises(PassError, match="stop strings need text"):
         reciting_session(tiny_bundle).generate_ids([5], GenerateOptions(stop=("x",)))
-
-
-def test_auto_is_plain_decoding_while_the_lookahead_is_untrained(tiny_bundle):
-    session = reciting_session(tiny_bundle)
-    assert session.cycle(GenerateOptions()).name == "ar"
-    trained = session.manifest.lookahead.model_copy(update={"trained": True})
-    session.manifest = session.manifest.model_copy(update={"lookahead": trained})
-    assert session.cycle(GenerateOptions()).name == "two-pass"

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from pass_runtime.plan import ar_plan, draft_plan, verify_plan
 from pass_runtime.stats import Stats
 
 
@@ -14,8 +13,8 @@ def two_pass_stats(accepted: list[int], lookahead: int = 4) -> Stats:
     """Whole rounds: a draft pass, then a verify pass that accepts so many."""
     stats = Stats(plan="two-pass", lookahead=lookahead)
     for count in accepted:
-        stats.record(draft_plan(lookahead), 1)
-        stats.record(verify_plan(lookahead), count + 1)
+        stats.record(0, 1)
+        stats.record(lookahead, count + 1)
     return stats
 
 
@@ -52,7 +51,7 @@ def test_all_and_nothing_accepted():
 def test_plain_decoding_has_no_steps():
     stats = Stats()
     for _ in range(7):
-        stats.record(ar_plan(), 1)
+        stats.record(0, 1)
     assert (stats.passes, stats.steps, stats.tau) == (7, 0, 1.0)
     assert stats.mean_acceptance_length == 1.0
     assert stats.acceptance_per_position == []
@@ -61,8 +60,8 @@ def test_plain_decoding_has_no_steps():
 
 def test_narrower_windows_at_the_end_count_under_the_requested_lookahead():
     stats = two_pass_stats([3], lookahead=3)
-    stats.record(draft_plan(1), 1)
-    stats.record(verify_plan(1), 2)
+    stats.record(0, 1)
+    stats.record(1, 2)
     assert stats.drafted == 4
     assert stats.acceptance_histogram == [0, 1, 0, 1]
     assert stats.acceptance_per_position == pytest.approx([1.0, 0.5, 0.5])

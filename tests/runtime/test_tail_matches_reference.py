@@ -16,27 +16,30 @@ from hypothesis import strategies as st
 
 from pass_exporter.tail import build_tail
 from pass_runtime.noise import noise_offsets
-from pass_runtime.plan import Plan, bundle_plans
+from pass_runtime.plan import Plan, RowKind, bundle_plans, fused_plan, verify_plan
 from pass_runtime.sampling import SAMPLERS, SamplingParams, race_scores, sample
 
 LOOKAHEAD = 6
-PAIRS = bundle_plans(LOOKAHEAD)
+PLANS = bundle_plans(LOOKAHEAD)
+PRUNED = [fused_plan(groups) for groups in ((1, 0), (1, 1, 1), (3, 0, 3, 1), (4, 3, 2, 2, 1), (2, 6, 0, 5, 1, 1, 3))]
 VOCABS = (24, 37, 1501, 2048)  # with and without a last partial block of noise, below and above MAX_CANDIDATES
 NEAR_TIE = 1e-4
 POSITIONS = 800
 
 
 @lru_cache(maxsize=48)
-def tail_session(pair: int, sampler: str, vocab: int) -> ort.InferenceSession:
-    model = build_tail(*PAIRS[pair], sampler, vocab)
+def tail_session(name: str, sampler: str, vocab: int) -> ort.InferenceSession:
+    """Pruned plans share the tail of the full one."""
+    model = build_tail(next(plan for plan in PLANS if plan.name == name), sampler, vocab)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     data = ir.serde.serialize_model(model).SerializeToString()
     return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
-def run_tail(pair: int, sampler: str, logits, ids, length, params: list[SamplingParams]) -> dict[str, np.ndarray]:
-    session = tail_session(pair, sampler, logits.shape[2])
+def run_tail(plan: Plan, sampler: str, logits, ids, length, params: list[SamplingParams]) -> dict[str, np.ndarray]:
+    vocab = logits.shape[2]
+    session = tail_session(plan.tail, sampler, vocab)
     feed = {
         "logits": logits,
         "input_ids": ids,
@@ -45,6 +48,8 @@ def run_tail(pair: int, sampler: str, logits, ids, length, params: list[Sampling
         "noise_offsets": np.stack([noise_offsets(p.seed, np.arange(POSITIONS, dtype=np.int64)) for p in params]),
         "top_k": np.array([p.top_k for p in params], np.int64),
         "top_p": np.array([p.top_p for p in params], np.float32),
+        "draft_rows": plan.draft_rows,
+        "lookahead_ids": plan.lookahead_ids(vocab),
     }
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, {i.name: feed[i.name] for i in session.get_inputs()}), strict=True))
@@ -66,29 +71,40 @@ def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng
     return planted
 
 
-def check_request(plan: Plan, after: Plan, out: dict, b: int, logits, ids, length: int, params: SamplingParams) -> int:
+def check_request(plan: Plan, out: dict, b: int, logits, ids, length: int, params: SamplingParams) -> int:
     """Request `b` of a batch against the oracle; returns the drafts accepted."""
-    vocab = logits.shape[1]
-    # What the graph drew, from what it shows: chain rows in `emitted`, drafts left behind in `next_ids`.
-    drawn = out["emitted"][b].tolist() + (out["next_ids"][b].tolist()[1:] if after.drafts else [])
-    for row, (got, expected) in enumerate(zip(drawn, oracle_samples(plan, logits, length, params), strict=False)):
-        if got != expected:
-            at = np.array([length + plan.rows[row].depth + 1])
-            scores = race_scores(logits[row][None], at, params)[0]
-            margin = abs(float(scores[expected] - scores[got]))
-            print(f"row {row}: drew {got}, numpy {expected}, margin {margin:.2g}")
-            assert margin < NEAR_TIE, (plan.name, row, params)
+    vocab, after = logits.shape[1], plan.next
+    emitted, window = out["emitted"][b].tolist(), out["next_ids"][b].tolist()
     accepted = 0
-    while accepted < plan.drafts and drawn[accepted] == ids[accepted + 1]:
+    while accepted < plan.drafts and emitted[accepted] == ids[accepted + 1]:
         accepted += 1
     assert out["count"][b] == accepted + 1
     assert out["next_length"][b] == length + accepted + 1
-    window = [drawn[accepted]]
-    if after.drafts:
-        window += drawn[1 : 1 + after.drafts]
-    window += [vocab + i for size in after.groups for i in range(size)]
-    assert out["next_ids"][b].tolist() == window
+    assert window[0] == emitted[accepted]
+    assert window[1 + after.drafts :] == [vocab + i for size in after.groups for i in range(size)]
+    left = group_at(plan, accepted)
+    assert window[1 + len(left) : 1 + after.drafts] == [vocab] * (after.drafts - len(left))
+    drawn = dict(enumerate(emitted)) | dict(zip(left, window[1:], strict=False))
+    expected = oracle_samples(plan, logits, length, params)
+    for row, got in drawn.items():
+        if got != expected[row]:
+            at = np.array([length + plan.rows[row].depth + 1])
+            scores = race_scores(logits[row][None], at, params)[0]
+            margin = abs(float(scores[expected[row]] - scores[got]))
+            print(f"row {row}: drew {got}, numpy {expected[row]}, margin {margin:.2g}")
+            assert margin < NEAR_TIE, (plan.name, row, params)
     return accepted
+
+
+def group_at(plan: Plan, accepted: int) -> list[int]:
+    """The look-ahead rows behind the first `accepted` drafts, found by walking up from every row."""
+
+    def chain_depth(row: int) -> int:
+        while plan.rows[row].kind is RowKind.LOOKAHEAD:
+            row = plan.rows[row].parent
+        return row
+
+    return [i for i, row in enumerate(plan.rows) if row.kind is RowKind.LOOKAHEAD and chain_depth(i) == accepted]
 
 
 @st.composite
@@ -111,8 +127,7 @@ def sampling_params(draw, sampler: str, vocab: int) -> SamplingParams:
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(data=st.data())
 def test_any_request_in_any_batch(sampler, vocab, data):
-    pair = data.draw(st.integers(0, len(PAIRS) - 1))
-    plan, after = PAIRS[pair]
+    plan = data.draw(st.sampled_from([*PLANS, *PRUNED]))
     batch = data.draw(st.integers(1, 3))
     params = [data.draw(sampling_params(sampler, vocab)) for _ in range(batch)]
     length = np.array([data.draw(st.integers(0, POSITIONS - plan.width - 1)) for _ in range(batch)])
@@ -126,19 +141,18 @@ def test_any_request_in_any_batch(sampler, vocab, data):
     for b in range(batch):
         samples = oracle_samples(plan, logits[b], int(length[b]), params[b])
         ids[b, 1 : 1 + plan.drafts] = plant_drafts(samples, plan.drafts, planted[b], vocab, rng)
-    out = run_tail(pair, sampler, logits, ids, length, params)
+    out = run_tail(plan, sampler, logits, ids, length, params)
     assert out["emitted"].shape == (batch, plan.max_emitted)
     for b in range(batch):
-        check_request(plan, after, out, b, logits[b], ids[b].tolist(), int(length[b]), params[b])
+        check_request(plan, out, b, logits[b], ids[b].tolist(), int(length[b]), params[b])
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("pair", [i for i, (plan, _) in enumerate(PAIRS) if plan.drafts])
-def test_each_number_of_accepted_drafts(pair, sampler):
+@pytest.mark.parametrize("plan", [plan for plan in (*PLANS, *PRUNED) if plan.drafts], ids=lambda plan: plan.name)
+def test_each_number_of_accepted_drafts(plan, sampler):
     """0, 1, ... L accepted in the rows of one batch: no request's count leaks into another's."""
-    plan, after = PAIRS[pair]
     batch, vocab = plan.drafts + 1, 37
-    rng = np.random.default_rng(pair)
+    rng = np.random.default_rng(plan.width)
     logits = rng.normal(0, 2, (batch, plan.width, vocab)).astype(np.float32)
     length = rng.integers(0, 500, batch)
     top = {"top_k": 20, "top_p": 0.9} if sampler == "truncated" else {}
@@ -146,23 +160,32 @@ def test_each_number_of_accepted_drafts(pair, sampler):
     ids = np.zeros((batch, plan.width), np.int64)
     for b in range(batch):
         samples = oracle_samples(plan, logits[b], int(length[b]), params[b])
-        ids[b, 1:] = plant_drafts(samples, plan.drafts, b, vocab, rng)
-    out = run_tail(pair, sampler, logits, ids, length, params)
+        ids[b, 1 : 1 + plan.drafts] = plant_drafts(samples, plan.drafts, b, vocab, rng)
+    out = run_tail(plan, sampler, logits, ids, length, params)
     accepted = [
-        check_request(plan, after, out, b, logits[b], ids[b].tolist(), int(length[b]), params[b]) for b in range(batch)
+        check_request(plan, out, b, logits[b], ids[b].tolist(), int(length[b]), params[b]) for b in range(batch)
     ]
     assert accepted == list(range(batch))
 
 
 def test_a_draft_that_agrees_behind_a_miss_is_not_accepted():
-    pair = next(i for i, (plan, _) in enumerate(PAIRS) if plan.drafts == 3)
     logits = np.zeros((1, 4, 24), np.float32)
     logits[0, np.arange(4), [5, 6, 7, 8]] = 9
-    out = run_tail(pair, "greedy", logits, np.array([[1, 5, 0, 7]]), np.array([10]), [SamplingParams()])
+    out = run_tail(verify_plan(3), "greedy", logits, np.array([[1, 5, 0, 7]]), np.array([10]), [SamplingParams()])
     assert out["count"].tolist() == [2]
     assert out["emitted"][0, :2].tolist() == [5, 6]
     assert out["next_length"].tolist() == [12]
     assert out["next_ids"].tolist() == [[6, 24, 25, 26]]
+
+
+def test_a_missing_draft_is_never_accepted():
+    """Its id V is beyond every sample, and the draft behind it does not count either."""
+    logits = np.zeros((1, fused_plan([2, 1, 0]).width, 24), np.float32)
+    logits[0, :, 5] = 9
+    ids = np.array([[1, 24, 5, 24, 25, 24]])
+    out = run_tail(fused_plan([2, 1, 0]), "greedy", logits, ids, np.array([10]), [SamplingParams()])
+    assert out["count"].tolist() == [1]
+    assert out["next_ids"].tolist() == [[5, 5, 5, 24, 25, 24]]
 
 
 @pytest.mark.parametrize("level", [3.0, -3.0, 0.0])
@@ -173,7 +196,7 @@ def test_temperature_0_is_argmax_and_the_lower_id_wins_a_tie(sampler, level):
     for b in range(24):
         logits[b, 0, [b, b + 3, b + 9]] = level
     params = [SamplingParams(0.0, seed=b) for b in range(24)]
-    out = run_tail(0, sampler, logits, np.zeros((24, 1), np.int64), np.arange(24), params)
+    out = run_tail(PLANS[0], sampler, logits, np.zeros((24, 1), np.int64), np.arange(24), params)
     assert out["emitted"][:, 0].tolist() == list(range(24))
 
 
@@ -183,17 +206,17 @@ def test_a_tiny_temperature_is_argmax(sampler, temperature):
     """However large logits / temperature becomes, and in numpy as in the graph."""
     logits = np.random.default_rng(2).normal(0, 30, (20, 1, 37)).astype(np.float32)
     params = [SamplingParams(temperature, 5 if sampler == "truncated" else 0, seed=b) for b in range(20)]
-    out = run_tail(0, sampler, logits, np.zeros((20, 1), np.int64), np.arange(20), params)
+    out = run_tail(PLANS[0], sampler, logits, np.zeros((20, 1), np.int64), np.arange(20), params)
     best = logits[:, 0].argmax(-1).tolist()
     assert out["emitted"][:, 0].tolist() == best
-    assert [oracle_samples(PAIRS[0][0], logits[b], b, params[b])[0] for b in range(20)] == best
+    assert [oracle_samples(PLANS[0], logits[b], b, params[b])[0] for b in range(20)] == best
 
 
 @pytest.mark.parametrize("top_k", [1, 5, 36, 37, 38, 1024])
 def test_ties_at_the_edge_of_top_k_keep_the_lower_ids(top_k):
     logits = np.zeros((200, 1, 37), np.float32)
     params = [SamplingParams(1.0, top_k, seed=b) for b in range(200)]
-    out = run_tail(0, "truncated", logits, np.zeros((200, 1), np.int64), np.zeros(200, np.int64), params)
+    out = run_tail(PLANS[0], "truncated", logits, np.zeros((200, 1), np.int64), np.zeros(200, np.int64), params)
     assert set(out["emitted"][:, 0].tolist()) <= set(range(top_k))
     assert len(set(out["emitted"][:, 0].tolist())) >= min(top_k, 25)  # and all of those can be drawn
 
@@ -204,17 +227,17 @@ def test_plain_and_switched_off_truncation_draw_the_same(vocab):
     logits = np.random.default_rng(0).normal(0, 2, (300, 1, vocab)).astype(np.float32)
     params = [SamplingParams(0.9, seed=b) for b in range(300)]
     outs = [
-        run_tail(0, sampler, logits, np.zeros((300, 1), np.int64), np.arange(300), params)
+        run_tail(PLANS[0], sampler, logits, np.zeros((300, 1), np.int64), np.arange(300), params)
         for sampler in ("sample", "truncated")
     ]
     assert outs[0]["emitted"].tolist() == outs[1]["emitted"].tolist()
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("pair", range(len(PAIRS)), ids=lambda i: PAIRS[i][0].name)
-def test_outputs_may_lie_in_the_memory_of_the_inputs(pair, sampler):
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+def test_outputs_may_lie_in_the_memory_of_the_inputs(plan, sampler):
     """Whoever reads `input_ids` or `length` must have run before `next_ids` or `next_length` is written over it."""
-    graph = build_tail(*PAIRS[pair], sampler, 24).graph
+    graph = build_tail(plan, sampler, 24).graph
     outputs = {value.name: value for value in graph.outputs}
     inputs = {value.name: value for value in graph.inputs}
     assert "length" in inputs

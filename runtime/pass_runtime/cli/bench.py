@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -32,6 +33,9 @@ PROMPTS = (
 )
 
 
+PLANS = (*MODES, "auto")
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     sampling: SamplingParams
@@ -39,6 +43,7 @@ class BenchOptions:
     prompt_file: Path | None = None
     max_new_tokens: int = 64
     plans: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ()
     lookahead: tuple[int, ...] = ()
     repeat: int = 3
 
@@ -133,22 +138,30 @@ def _measure(session: Session, prompts: list[list[int]], contenders: list[Conten
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
+    """Every plan with every draft source and look-ahead that was asked for; `ar` takes neither."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
-    contenders: list[Contender] = []
-    for plan in request.plans or MODES:
-        for lookahead in lookaheads:
-            options = GenerateOptions(
-                max_new_tokens=request.max_new_tokens,
-                sampling=request.sampling,
-                plan=plan,
-                lookahead=lookahead,
-                ignore_eos=True,
-            )
-            cycle = session.cycle(options)
-            name = f"{cycle.name} L={cycle.lookahead}" if cycle.lookahead else cycle.name
-            if name not in [contender.name for contender in contenders]:
-                contenders.append(Contender(name, options))
-    return contenders
+    contenders: dict[str, Contender] = {}
+    for plan, draft, lookahead in itertools.product(request.plans or PLANS, request.drafts or (None,), lookaheads):
+        options = GenerateOptions(
+            max_new_tokens=request.max_new_tokens,
+            sampling=request.sampling,
+            plan=plan,
+            lookahead=lookahead,
+            draft=None if plan == "ar" else draft,
+            ignore_eos=True,
+        )
+        name = contender_name(session, options)
+        contenders.setdefault(name, Contender(name, options))
+    return list(contenders.values())
+
+
+def contender_name(session: Session, options: GenerateOptions) -> str:
+    """The mode and what it drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`."""
+    if options.plan == "auto":
+        return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
+    steering = session.steering(options)
+    shape = "" if ":" in options.plan or not steering.lookahead else f" L={steering.lookahead}"
+    return steering.name.removesuffix("+ngram") + shape + (" +ngram" if steering.name.endswith("+ngram") else "")
 
 
 def _prompts(request: BenchOptions) -> tuple[str, ...]:

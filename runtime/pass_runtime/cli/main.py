@@ -12,8 +12,10 @@ import click
 import pass_runtime
 from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import Interrupted, interrupt_on_signals, one_line_errors
+from pass_runtime.cli.explain import print_reasoning
 from pass_runtime.errors import PassError
 from pass_runtime.session import GenerateOptions, Session
+from pass_runtime.steering import DRAFTS
 from pass_runtime.text import Generation
 
 
@@ -32,22 +34,27 @@ def main() -> None:
 @opts.generation_options
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@click.option("--explain", is_flag=True, help="With --plan auto: print what it knows and why it decided as it did.")
 @one_line_errors
 def generate(bundle: Path, prompt: str | None, prompt_file: Path | None, **options: Any) -> None:
     """Continue a prompt, given with -p, --prompt-file, or on standard input."""
-    as_json, as_chat = options.pop("as_json"), options.pop("as_chat")
+    as_json, as_chat, explain = (options.pop(key) for key in ("as_json", "as_chat", "explain"))
     request = opts.generate_options(options)
+    if explain and request.plan != "auto":
+        raise PassError("--explain tells how --plan auto decides; use them together")
     text = read_prompt(prompt, prompt_file)
     session = opts.open_bundle(bundle, **options)
     generation = start(session, text, request, as_chat=as_chat)
     if as_json:
         click.echo(json.dumps(result(generation.run(), request), ensure_ascii=False))
-        return
-    for piece in generation:
-        click.echo(piece.text, nl=False)  # flushes
-    click.echo()
-    if sys.stderr.isatty():
-        click.secho(summary(generation), err=True, dim=True)
+    else:
+        for piece in generation:
+            click.echo(piece.text, nl=False)  # flushes
+        click.echo()
+        if sys.stderr.isatty():
+            click.secho(summary(generation), err=True, dim=True)
+    if explain:
+        print_reasoning(session.chooser(request.sampling), request.lookahead)
 
 
 @main.command()
@@ -173,7 +180,8 @@ def batch(bundle: Path, requests: Path, results: Path, **options: Any) -> None:
 @click.option("--prompt-file", type=click.Path(path_type=Path), help='.jsonl with {"prompt": text} on each line.')
 @click.option("--max-new-tokens", type=int, default=64, show_default=True, help="Per prompt, end-of-sequence ignored.")
 @opts.sampling_options
-@click.option("--plan", "plans", multiple=True, help="Plans to compare.  [default: ar, two-pass]")
+@click.option("--plan", "plans", multiple=True, help="Plans to compare; the first is the measure.  [default: all]")
+@click.option("--draft", "drafts", type=click.Choice(DRAFTS), multiple=True, help="Draft sources to compare.")
 @click.option("--lookahead", type=int, multiple=True, help="Drafts per round.  [default: the bundle's L]")
 @click.option("--repeat", type=int, default=3, show_default=True, help="Rounds; every round runs every plan once.")
 @opts.engine_options
@@ -186,7 +194,7 @@ def bench(bundle: Path, **options: Any) -> None:
 
     as_json, output = options.pop("as_json"), options.pop("output")
     sampling = opts.sampling_params(*(options.pop(key) for key in ("temperature", "top_k", "top_p", "seed")))
-    keys = ("prompts", "prompt_file", "max_new_tokens", "plans", "lookahead", "repeat")
+    keys = ("prompts", "prompt_file", "max_new_tokens", "plans", "drafts", "lookahead", "repeat")
     request = BenchOptions(sampling=sampling, **{key: options.pop(key) for key in keys})
     run_bench(opts.open_bundle(bundle, **options), request, as_json=as_json, output=output)
 

@@ -13,9 +13,13 @@ import click
 from pass_runtime.errors import PassError
 from pass_runtime.sampling import MAX_CANDIDATES, SamplingParams
 from pass_runtime.session import PLANS, GenerateOptions, Session, load
+from pass_runtime.steering import DRAFTS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+DRAFT = click.option(
+    "--draft", type=click.Choice(DRAFTS), help="Where drafts come from.  [default: both for auto, else lookahead]"
+)
 BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 
 
@@ -43,11 +47,12 @@ def sampling_options(command: F) -> F:
 
 
 def generation_options(command: F) -> F:
-    """--max-new-tokens --plan --lookahead --stop --ignore-eos, and the sampling options."""
+    """--max-new-tokens --plan --draft --lookahead --stop --ignore-eos, and the sampling options."""
     return apply(
         click.option("--max-new-tokens", type=int, default=128, show_default=True),
         sampling_options,
         click.option("--plan", default="auto", show_default=True, help=f"{', '.join(PLANS)}: how, never what."),
+        DRAFT,
         click.option("--lookahead", type=int, help="Drafts per round; 0 is plain decoding.  [default: the bundle's L]"),
         click.option("--stop", multiple=True, help="End before this text. May be given several times."),
         click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token."),
@@ -70,5 +75,5 @@ def sampling_params(temperature: float, top_k: int, top_p: float, seed: int | No
 def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> GenerateOptions:
     """Takes its own keys out of a command's `options`."""
     sampling = sampling_params(*(options.pop(key) for key in ("temperature", "top_k", "top_p", "seed")))
-    own = {key: options.pop(key) for key in ("max_new_tokens", "plan", "lookahead", "stop", "ignore_eos")}
+    own = {key: options.pop(key) for key in ("max_new_tokens", "plan", "lookahead", "draft", "stop", "ignore_eos")}
     return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own)

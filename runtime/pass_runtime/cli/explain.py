@@ -1,0 +1,43 @@
+"""pass-run generate --explain: what `--plan auto` measured, observed and concluded, as a table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from pass_runtime.auto import ADVANTAGE, Chooser
+
+
+def print_reasoning(chooser: Chooser, lookahead: int | None) -> None:
+    """On stderr: the candidates as they stand now, best first, and what they follow from."""
+    console = Console(stderr=True, highlight=False)
+    candidates = chooser.candidates(chooser.lookahead if lookahead is None else lookahead)
+    plain = next(c for c in candidates if c.cycle.name == "ar")
+    table = Table(title="plan auto: expected tokens per second", title_justify="left")
+    for heading in ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against ar"):
+        table.add_column(heading, justify="left" if heading == "plan" else "right")
+    for candidate in candidates:
+        mark = "[bold]" if candidate.cycle == chooser.chosen else ""
+        table.add_row(
+            f"{mark}{candidate.cycle.name}",
+            "+".join(str(plan.width) for plan in candidate.cycle.plans),
+            f"{1e3 * candidate.seconds:.1f}",
+            f"{candidate.tokens:.2f}",
+            f"{candidate.rate:.1f}",
+            f"{candidate.rate / plain.rate:.2f}",
+        )
+    console.print(table)
+    console.print(f"in use now: {chooser.chosen.name}; another plan must promise {ADVANTAGE:.2f} times as much")
+    console.print("trunk, ms by rows: " + _points(chooser.times.trunk))
+    console.print("tail, ms by sampled rows: " + _points(chooser.times.tail))
+    console.print("look-ahead draft i right where those before it were: " + _rates(chooser.drafts.rates))
+    for matched, acceptance in sorted(chooser.texts.items()):
+        console.print(f"text draft i right, {matched} tokens matched: " + _rates(acceptance.rates))
+
+
+def _points(seconds: dict[int, float]) -> str:
+    return ", ".join(f"{size}: {1e3 * value:.2f}" for size, value in sorted(seconds.items()))
+
+
+def _rates(rates: list[float]) -> str:
+    return " ".join(f"{rate:.2f}" for rate in rates)

@@ -1,0 +1,130 @@
+"""--plan auto: what it concludes from given pass times and given acceptance, and that it measures without a trace."""
+
+from __future__ import annotations
+
+import pytest
+from reciting import plans_run, reciting_session, right_unless, words, wrong
+
+from pass_runtime.auto import AutoSteering, Chooser
+from pass_runtime.cost import PassTimes, measure, probe_plans
+from pass_runtime.plan import ar_plan, fused_plan, make_cycle
+from pass_runtime.sampling import SamplingParams
+from pass_runtime.session import GenerateOptions
+
+GOOD = (0.7, 0.45, 0.2, 0.06)
+FREE = PassTimes({1: 1.0, 25: 1.0}, {1: 0.0, 9: 0.0})
+DEAR = PassTimes({1: 1.0, 25: 25.0}, {1: 0.0, 9: 0.0})
+
+
+def test_dear_rows_mean_plain_decoding():
+    chooser = Chooser(DEAR, 4, GOOD)
+    assert chooser.decide(4).cycle.name == "ar"
+    assert chooser.candidates(4)[0].cycle.name == "ar"
+
+
+def test_free_rows_mean_full_groups():
+    decided = Chooser(FREE, 4, GOOD).decide(4)
+    assert decided.cycle == make_cycle("fused", 4)
+    assert decided.tokens == pytest.approx(1 + sum(GOOD))
+
+
+def test_rows_at_a_price_mean_pruned_groups():
+    times = PassTimes({1: 1.0, 25: 3.0}, {1: 0.0, 9: 0.0})
+    plan = Chooser(times, 4, GOOD).decide(4).cycle.plans[0]
+    assert plan.is_fused and plan.width < 20
+    assert plan.groups[0] == plan.drafts and list(plan.groups) == sorted(plan.groups, reverse=True)
+
+
+def test_two_pass_where_only_narrow_windows_are_cheap():
+    times = PassTimes({1: 1.0, 5: 1.0, 7: 50.0}, {1: 0.0, 9: 0.0})
+    assert Chooser(times, 4, (0.9, 0.8, 0.7, 0.6)).decide(4).cycle.name in ("two-pass", "fused:1,0", "fused-1", "fused")
+
+
+def test_a_requests_lookahead_is_a_limit():
+    chooser = Chooser(FREE, 4, GOOD)
+    assert chooser.decide(2).cycle == make_cycle("fused", 2)
+    assert chooser.decide(0).cycle.name == "ar"
+    assert chooser.decide(4).cycle == make_cycle("fused", 4)
+
+
+def test_unmeasured_drafts_are_not_trusted_on_a_cpu():
+    assert Chooser(PassTimes({1: 1.0, 25: 2.5}, {1: 0.0, 9: 0.0}), 4, ()).decide(4).cycle.name == "ar"
+
+
+def test_it_stays_with_its_choice_until_another_is_clearly_better():
+    chooser = Chooser(PassTimes({1: 1.0, 25: 3.0}, {1: 0.0, 9: 0.0}), 4, GOOD)
+    first = chooser.decide(4)
+    for _ in range(3):
+        chooser.drafts.record(4, 2)
+        assert chooser.decide(4).cycle.plans[0].is_fused
+    for _ in range(400):  # text that cannot be drafted
+        chooser.drafts.record(first.cycle.lookahead, 0)
+    assert chooser.decide(4).cycle.name == "ar"
+    for _ in range(20_000):  # long after, what the bundle states is believed again
+        chooser.drafts.forget()
+    assert chooser.decide(4).cycle.plans[0].is_fused
+
+
+def test_observed_rates_come_to_be_the_true_ones():
+    drafts = Chooser(FREE, 4, GOOD).drafts
+    for step in range(3000):
+        drafts.record(4, (0, 1, 1, 4)[step % 4])
+    assert drafts.rates == pytest.approx([3 / 4, 1 / 3, 1, 1], abs=0.03)
+
+
+def test_probes_leave_no_trace(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    prompt, asked = [5, 6, 7], GenerateOptions(20, SamplingParams(0.9, seed=3), plan="two-pass", ignore_eos=True)
+    expected = list(session.generate_ids(prompt, asked))
+    times = measure(session.backend, asked.sampling, probe_plans(6))
+    assert list(session.generate_ids(prompt, asked)) == expected
+    assert min(times.trunk) == 1 and times.max_width == 49 and set(times.tail) >= {1, 7, 13}
+    assert all(seconds > 0 for seconds in (*times.trunk.values(), *times.tail.values()))
+
+
+def test_times_between_the_measured_ones():
+    times = PassTimes({1: 1.0, 5: 2.0, 9: 4.0}, {1: 0.5, 9: 0.9})
+    assert times.seconds(3, 1) == pytest.approx(2.0)
+    assert times.seconds(9, 5) == pytest.approx(4.7)
+    assert times.seconds(17, 9) == pytest.approx(4 + 3 + 0.9)
+    assert times.plan_seconds(fused_plan([1, 0])) == times.seconds(3, 3)
+    assert times.plan_seconds(ar_plan()) == pytest.approx(1.5)
+
+
+def auto_run(session, times: PassTimes, tokens: int, acceptance=(), **drafts):
+    """What a request decodes, the plans it ran, and its chooser."""
+    names = plans_run(session)
+    chooser = Chooser(times, 6, acceptance)
+    session.steering = lambda _options: AutoSteering(chooser, 6, **drafts)  # type: ignore[method-assign]
+    stream = session.generate_ids([5, 6], GenerateOptions(tokens, ignore_eos=True))
+    for _ in stream:
+        pass
+    return stream, names, chooser
+
+
+@pytest.mark.parametrize("drafter", [words, wrong, right_unless(lambda position: position % 3 == 0)])
+@pytest.mark.parametrize("times", [FREE, DEAR, PassTimes({1: 1.0, 25: 1.6}, {1: 0.1, 9: 0.2})])
+def test_it_never_changes_the_text(tiny_bundle, drafter, times):
+    stream, _, _ = auto_run(reciting_session(tiny_bundle, drafter=drafter), times, 200, GOOD)
+    assert stream.token_ids == [words(position) for position in range(2, 202)]
+
+
+def test_it_gives_up_drafts_that_are_always_wrong(tiny_bundle):
+    times = PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0})
+    stream, names, _ = auto_run(reciting_session(tiny_bundle, drafter=wrong), times, 300, GOOD, text=False)
+    assert names[0].startswith("fused") and names[-1] == "ar"
+    assert stream.stats.accepted == 0
+
+
+def test_it_takes_up_drafts_that_are_better_than_stated(tiny_bundle):
+    times = PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0})
+    stream, names, _ = auto_run(reciting_session(tiny_bundle), times, 400, (0.6, 0.4, 0.2), text=False)
+    assert names[-1] != names[0] and stream.stats.tau > 2.5
+
+
+def test_text_that_repeats_is_drafted_from_the_text(tiny_bundle):
+    session = reciting_session(tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong)
+    stream, names, chooser = auto_run(session, PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0}), 100, rows=False)
+    assert stream.token_ids == [10 + position % 9 for position in range(2, 102)]
+    assert names[:11] == ["ar"] * 11 and names[-1] == "verify-6"
+    assert stream.stats.tau > 3 and max(chooser.texts[4].rates) > 0.8

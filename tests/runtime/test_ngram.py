@@ -1,0 +1,42 @@
+"""Drafts from the text against a search that looks at every place."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pass_runtime.ngram import LONGEST, SHORTEST, NgramIndex
+
+
+def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
+    """(tokens matched, drafts): the longest suffix that stood before, at its newest place; what followed, on and on."""
+    for size in range(LONGEST, SHORTEST - 1, -1):
+        suffix = tokens[-size:]
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if len(suffix) == size and tokens[end - size : end] == suffix:
+                text = list(tokens)
+                for i in range(count):
+                    text.append(text[end + i])
+                return size, tuple(text[len(tokens) :])
+    return 0, ()
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(tokens=st.lists(st.integers(0, 3), max_size=40), cut=st.integers(0, 40), count=st.integers(0, 8))
+def test_against_a_search(tokens, cut, count):
+    index = NgramIndex(tokens[:cut])
+    index.propose(3)  # asking changes nothing
+    index.extend(tokens[cut:])
+    matched, drafts = search(tokens, count)
+    assert index.matched == matched
+    assert index.propose(count) == drafts
+
+
+def test_a_loop_goes_on():
+    assert NgramIndex([7, 8, 9, 7, 8, 9, 7]).propose(5) == (8, 9, 7, 8, 9)
+
+
+def test_nothing_matches():
+    assert NgramIndex([]).propose(4) == ()
+    assert NgramIndex(range(50)).propose(4) == ()
+    assert NgramIndex([5, 6, 5]).propose(4) == ()  # one token is no match
