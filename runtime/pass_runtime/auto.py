@@ -43,11 +43,16 @@ class Acceptance:
             self._hits[i] += i < accepted
             self._trials[i] += 1
             self._fade(i, 1 / MEMORY)
+        if drafted == accepted < len(self._prior):  # drafts that all survive make one more worth a try
+            self._lean(drafted, self.rates[drafted - 1], 1 / MEMORY)
 
     def forget(self) -> None:
         """A pass without these drafts: drift slowly back to the prior, so that they are tried again one day."""
         for i, rate in enumerate(self._prior):
-            self._hits[i] += (rate * self._trials[i] - self._hits[i]) / (8 * MEMORY)
+            self._lean(i, rate, 1 / (8 * MEMORY))
+
+    def _lean(self, i: int, rate: float, share: float) -> None:
+        self._hits[i] += (rate * self._trials[i] - self._hits[i]) * share
 
     def _fade(self, i: int, share: float) -> None:
         keep = 1 - share

@@ -80,7 +80,7 @@ def test_fused_is_plain_decoding(session: Session, prompt: str, values: tuple[fl
             assert_same_text(session, ids, plain, options(sampling, plan, draft=draft))
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=25)
 @given(data=st.data())
 def test_every_group_shape_is_plain_decoding(session: Session, data: st.DataObject):
     drafts = data.draw(st.integers(1, session.manifest.lookahead.length))
