@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 from transformers import PreTrainedTokenizerFast
 
+from pass_exporter.config import Weights
 from pass_exporter.families import Geometry
 from pass_exporter.graph import OPSET
 from pass_exporter.load import LoadedModel
@@ -109,6 +110,7 @@ def write_manifest(
     source: Source,
     loaded: LoadedModel,
     lookahead: Lookahead,
+    weights: Weights,
     trunk: Graph,
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
@@ -117,7 +119,7 @@ def write_manifest(
         format="pass-bundle",
         version=1,
         opset=OPSET,
-        model=_model_info(source, loaded),
+        model=_model_info(source, loaded, weights),
         lookahead=LookaheadInfo(
             length=lookahead.length,
             trained=lookahead.trained,
@@ -135,13 +137,14 @@ def write_manifest(
     return manifest
 
 
-def _model_info(source: Source, loaded: LoadedModel) -> ModelInfo:
+def _model_info(source: Source, loaded: LoadedModel, weights: Weights) -> ModelInfo:
     sizes: Geometry = loaded.geometry
     return ModelInfo(
         name=source.name,
         source=source.description,
         family=loaded.model.config.model_type,
         dtype="float16" if loaded.model.dtype.itemsize == 2 else "float32",
+        weights=weights,
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
         layers=sizes.layers,

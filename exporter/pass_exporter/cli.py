@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from pass_exporter.config import DTYPES, ExportConfig
+from pass_exporter.config import DTYPES, WEIGHTS, ExportConfig
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.plan import MAX_LOOKAHEAD
 
@@ -28,6 +28,10 @@ from pass_runtime.plan import MAX_LOOKAHEAD
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Bundle directory.  [default: <model>-pass<L>]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True, help="Weights and KV cache.")
+@click.option("--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Of the linear layers.")
+@click.option(
+    "--verify", type=click.Path(path_type=Path), help="Text file: report perplexity and agreement with full precision."
+)
 @click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
 @one_line_errors
 def main(**options: Any) -> None:
@@ -35,7 +39,8 @@ def main(**options: Any) -> None:
     config = ExportConfig(**options)
     interrupt_on_signals()
     console = Console(stderr=True)
-    console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}")
+    weights = "" if config.weights == "full" else f", {config.weights} weights"
+    console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}{weights}")
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: our progress lines are the only ones
     # torch takes seconds to import: --help and bad options should not wait for it.
     with _Terminal(console) as progress:
@@ -53,6 +58,13 @@ def main(**options: Any) -> None:
     console.print(f"trunk against torch     max relative error {report.relative_error:.1e} {limit}")
     note = f", then {report.near_tie}" if report.near_tie else ""
     console.print(f"every plan against ar   {report.greedy_tokens} greedy tokens equal{note}")
+    if report.quality is not None:
+        quality = report.quality
+        console.print(
+            f"perplexity              {quality.perplexity:.2f}, of the full-precision model "
+            f"{quality.full_perplexity:.2f} ({quality.tokens} tokens)"
+        )
+        console.print(f"greedy agreement        {100 * quality.agreement:.1f} % of tokens")
     console.print(f"peak memory             {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB")
     click.echo(report.output)
 

@@ -11,6 +11,8 @@ from pass_runtime.plan import MAX_LOOKAHEAD
 
 Dtype = Literal["fp32", "fp16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16")
+Weights = Literal["full", "int8", "int4"]
+WEIGHTS: tuple[Weights, ...] = ("full", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class ExportConfig:
 
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
     takes the weights that are shipped for the model, else the baseline.
+    weights: "full" keeps the dtype; "int8" and "int4" quantize every linear layer's weight in blocks (see quantize.py).
+    verify: a text file to measure perplexity and greedy agreement with the full-precision model on.
     output: the bundle directory; None names it after the model. force: replace a bundle that is there.
     """
 
@@ -27,6 +31,8 @@ class ExportConfig:
     lookahead_weights: Path | None = None
     output: Path | None = None
     dtype: Dtype = "fp32"
+    weights: Weights = "full"
+    verify: Path | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -34,3 +40,5 @@ class ExportConfig:
             raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
         if self.dtype not in DTYPES:
             raise PassError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.weights not in WEIGHTS:
+            raise PassError(f"--weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")

@@ -13,10 +13,12 @@ from pass_exporter.config import ExportConfig
 from pass_exporter.graph import save
 from pass_exporter.load import LoadedModel, load_model
 from pass_exporter.lookahead import BASELINE, FILE_NAME, Lookahead, mean_embedding, read_lookahead
+from pass_exporter.perplexity import Quality, measure_quality, reference
+from pass_exporter.quantize import quantize_weights, round_adapter
 from pass_exporter.registry import models_directory, resolve
 from pass_exporter.staging import staged_directory
 from pass_exporter.trunk import trace_trunk
-from pass_exporter.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
+from pass_exporter.verify import check_greedy, check_trunk, relative_error_limit, torch_cases
 from pass_runtime.lossless import Difference
 from pass_runtime.manifest import Manifest
 
@@ -39,6 +41,7 @@ class ExportReport:
     relative_error_limit: float
     greedy_tokens: int
     near_tie: Difference | None
+    quality: Quality | None
 
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
@@ -50,24 +53,35 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         progress.phase(f"loading {source.name}")
         loaded = load_model(source, config.dtype)
         lookahead = _lookahead(config, source.name, loaded)
+        expected = None
+        if config.verify is not None:
+            progress.phase("running torch on the text")
+            expected = reference(loaded.model, loaded.tokenizer, config.verify)
         progress.phase("running torch for the check")
-        cases = torch_cases(loaded.model, lookahead)
+        if config.weights != "full" and lookahead.adapter is not None:
+            round_adapter(lookahead.adapter)
+        cases = torch_cases(loaded.model, lookahead, config.weights)
         progress.phase("tracing the trunk")
         graph = trace_trunk(loaded.model, lookahead)
+        if config.weights != "full":
+            quantize_weights(graph, config.weights)
         save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
         trunk = files.graph_info(graph, TRUNK_FILE)
         progress.phase("writing tails, tokenizer and manifest")
         plans = files.write_tails(directory, config.lookahead, loaded.geometry.vocab_size)
         files.write_tokenizer(directory, loaded.tokenizer)
-        manifest = files.write_manifest(directory, source, loaded, lookahead, trunk, plans)
+        manifest = files.write_manifest(directory, source, loaded, lookahead, config.weights, trunk, plans)
         del loaded, graph  # the checks hold the weights once more, in ONNX Runtime
         gc.collect()
         progress.phase("checking the trunk against torch")
         error = check_trunk(directory, manifest, cases)
         progress.phase("checking every plan against plain decoding")
         tokens, near_tie = check_greedy(directory)
-    limit = RELATIVE_ERROR_LIMIT[manifest.model.dtype]
-    return ExportReport(output, manifest, error, limit, tokens, near_tie)
+        quality = None
+        if expected is not None:
+            progress.phase("running the bundle on the text")
+            quality = measure_quality(directory, manifest, expected)
+    return ExportReport(output, manifest, error, relative_error_limit(manifest), tokens, near_tie, quality)
 
 
 def _lookahead(config: ExportConfig, name: str, loaded: LoadedModel) -> Lookahead:

@@ -18,7 +18,9 @@ import onnxruntime as ort
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from pass_exporter.config import Weights
 from pass_exporter.lookahead import Lookahead
+from pass_exporter.quantize import quantized_layers
 from pass_exporter.trunk import ADAPTER_INPUT, Trunk, kv_names
 from pass_runtime.errors import PassError
 from pass_runtime.lossless import Difference, first_difference, run_tokens
@@ -28,7 +30,10 @@ from pass_runtime.plan import MODES, Plan, bundle_plans, prefill_plan
 from pass_runtime.session import GenerateOptions, Session, load
 
 RELATIVE_ERROR_LIMIT = {"float32": 1e-4, "float16": 3e-2}
-"""Largest |onnx - torch| over the largest |torch|, for logits and cache."""
+"""Largest |onnx - torch| over the largest |torch|, for logits and cache, by dtype."""
+
+QUANTIZED_LIMIT = 1e-2
+"""The same for quantized weights."""
 
 GREEDY_TOKENS = 32
 
@@ -50,10 +55,19 @@ class Case:
     logits: Array
 
 
-def torch_cases(model: PreTrainedModel, lookahead: Lookahead, seed: int = 0) -> list[Case]:
-    """A random window of every plan of the bundle, and one of prefill."""
+def relative_error_limit(manifest: Manifest) -> float:
+    """What `check_trunk` allows this bundle."""
+    return RELATIVE_ERROR_LIMIT[manifest.model.dtype] if manifest.model.weights == "full" else QUANTIZED_LIMIT
+
+
+def torch_cases(model: PreTrainedModel, lookahead: Lookahead, weights: Weights, seed: int = 0) -> list[Case]:
+    """A random window of every plan of the bundle, and one of prefill; with quantized weights, of the widest plans."""
     rng = np.random.default_rng(seed)
     plans = bundle_plans(lookahead.length)
+    if weights != "full":  # torch quantizes every weight again for every window
+        plans = [plans[0], *plans[-3:]]
+        with quantized_layers(model, weights):
+            return [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
     return [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
 
 
@@ -95,8 +109,8 @@ def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
 
 def check_trunk(bundle: Path, manifest: Manifest, cases: Iterable[Case]) -> float:
     """Run `cases` through trunk.onnx; returns the largest relative error, raises PassError beyond the limit."""
-    session = open_session(bundle / manifest.trunk.file, "cpu")
-    limit = RELATIVE_ERROR_LIMIT[manifest.model.dtype]
+    session = open_session(bundle / manifest.trunk.file, "cpu", exact=True)
+    limit = relative_error_limit(manifest)
     worst = 0.0
     for case in cases:
         error = _relative_error(session, case, manifest.model.layers)

@@ -49,12 +49,16 @@ class Graph(_Strict):
 
 
 class ModelInfo(_Strict):
-    """The frozen model. `max_capacity` is the longest sequence it can attend to (positions, sliding window)."""
+    """The frozen model. `max_capacity` is the longest sequence it can attend to (positions, sliding window).
+
+    dtype: of activations, cache and embeddings. weights: of the linear layers; "full" is dtype.
+    """
 
     name: str
     source: str
     family: str
     dtype: Literal["float16", "float32"]
+    weights: Literal["full", "int8", "int4"]
     vocab_size: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
     layers: int = Field(gt=0)

@@ -33,11 +33,16 @@ def choose_device(device: str) -> str:
     return device
 
 
-def open_session(path: Path, device: str, threads: int = 0) -> ort.InferenceSession:
-    """A session on `device`; `threads` 0 lets ONNX Runtime choose."""
+def open_session(path: Path, device: str, threads: int = 0, *, exact: bool = False) -> ort.InferenceSession:
+    """A session on `device`; `threads` 0 lets ONNX Runtime choose.
+
+    exact: multiply quantized weights in float32; ONNX Runtime's own choice also rounds activations to 8 bits.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
+    if exact:
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     try:
         session = ort.InferenceSession(path, options, providers=[PROVIDERS[device][0]])
     except Exception as error:  # onnxruntime raises bare classes of its own

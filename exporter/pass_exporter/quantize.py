@@ -1,0 +1,146 @@
+"""Weight-only quantization: a MatMul's weight becomes DequantizeLinear over int4 or int8 blocks along its inputs.
+
+Symmetric, blocks of 32 with one scale each: standard operators that ONNX Runtime fuses into one kernel and TensorRT
+keeps packed. Activations, embeddings, norms and the KV cache keep the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import torch
+from transformers import PreTrainedModel
+
+from pass_exporter.adapter import Adapter
+from pass_exporter.config import Weights
+from pass_exporter.trunk import ADAPTER_INPUT
+
+BLOCK = 32
+LARGEST = {"int8": 127, "int4": 7}
+STORAGE = {"int8": (ir.DataType.INT8, np.dtype(np.int8)), "int4": (ir.DataType.INT4, np.dtype(ml_dtypes.int4))}
+SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
+"""Scales tried for int4, in parts of the one that just covers the block; the least squared error wins."""
+
+Floats = npt.NDArray[np.float32]
+
+
+def quantize(weight: Floats, kind: Weights) -> tuple[npt.NDArray[np.int8], Floats]:
+    """[in,out] -> integers [in,out] and scales [in/BLOCK,out], with weight ~ integer * scale of its block."""
+    largest = LARGEST[kind]
+    blocks = weight.reshape(-1, BLOCK, weight.shape[1])
+    cover = np.abs(blocks).max(1, keepdims=True) / largest
+    best_error, best_scale, best = np.full(cover.shape, np.inf, np.float32), cover, np.zeros(blocks.shape, np.int8)
+    for shrink in SHRINK if kind == "int4" else SHRINK[:1]:
+        scale = np.where(cover > 0, cover * np.float32(shrink), np.float32(1))
+        integers = np.clip(np.rint(blocks / scale), -largest - 1, largest)
+        error = ((integers * scale - blocks) ** 2).sum(1, keepdims=True)
+        better = error < best_error
+        best_error, best_scale = np.where(better, error, best_error), np.where(better, scale, best_scale)
+        best = np.where(better, integers.astype(np.int8), best)
+    return best.reshape(weight.shape), best_scale[:, 0].astype(np.float32)
+
+
+def round_adapter(adapter: Adapter) -> None:
+    """Make an adapter's factors what int8 keeps of them: it is small, so a quantized trunk never holds it in int4."""
+    for factor in adapter.parameters():
+        if factor.shape[1] % BLOCK == 0:
+            integers, scales = quantize(factor.detach().float().numpy().T, "int8")
+            factor.data = torch.from_numpy((integers * scales.repeat(BLOCK, 0)).T.copy()).to(factor.dtype)
+
+
+def quantize_weights(model: ir.Model, kind: Weights) -> None:
+    """Replace the weight of every MatMul whose inputs fill whole blocks, the LM head included."""
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type != "MatMul" or node.inputs[1] is None:
+            continue
+        weight, transpose = node.inputs[1], node.inputs[1].producer()
+        if transpose is not None and transpose.op_type == "Transpose" and transpose.inputs[0] is not None:
+            source, turned = transpose.inputs[0], True  # tied to the embeddings, which stay as they are
+        else:
+            source, turned = weight, False
+        tensor = source.const_value
+        if not source.is_initializer() or tensor is None or len(tensor.shape) != 2:
+            continue
+        inputs, outputs = (int(size) for size in tensor.shape.numpy()[:: -1 if turned else 1])
+        if inputs % BLOCK:
+            continue
+        own = "int8" if _is_adapter(node) else kind
+        node.replace_input_with(1, _dequantized(graph, node, tensor, (inputs, outputs), turned, own))
+        if turned and transpose is not None and not transpose.outputs[0].uses():
+            graph.remove(transpose, safe=True)
+        if not source.uses():
+            graph.initializers.pop(str(source.name))
+
+
+def _is_adapter(node: ir.Node) -> bool:
+    """Whether it multiplies what was gathered from look-ahead rows, as both factors of an adapter do."""
+    producer = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if producer is not None and producer.op_type == "MatMul":
+        return _is_adapter(producer)
+    rows = producer.inputs[1] if producer is not None and producer.op_type == "Gather" else None
+    while rows is not None and (reshape := rows.producer()) is not None:
+        rows = reshape.inputs[0]
+    return rows is not None and rows.name == ADAPTER_INPUT
+
+
+def _dequantized(
+    graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol, shape: tuple[int, int], turned: bool, kind: Weights
+) -> ir.Value:
+    """Integers and scales as initializers, computed when they are written, and the DequantizeLinear over them."""
+    data_type, storage = STORAGE[kind]
+
+    def parts() -> tuple[npt.NDArray[np.int8], Floats]:
+        values = tensor.numpy().astype(np.float32)
+        return quantize(values.T if turned else values, kind)
+
+    def integers() -> ir.TensorProtocol:
+        return ir.tensor(parts()[0].astype(storage), dtype=data_type)
+
+    def scales() -> ir.TensorProtocol:
+        return ir.tensor(parts()[1].astype(tensor.dtype.numpy()))
+
+    inputs, outputs = shape
+    name = f"{tensor.name}.{kind}"
+    quantized = _initializer(graph, name, data_type, (inputs, outputs), integers)
+    scale = _initializer(graph, f"{name}.scale", tensor.dtype, (inputs // BLOCK, outputs), scales)
+    restored = ir.node("DequantizeLinear", [quantized, scale], {"axis": 0, "block_size": BLOCK})
+    restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape(shape), tensor.dtype
+    graph.insert_before(node, restored)
+    return restored.outputs[0]
+
+
+def _initializer(
+    graph: ir.Graph, name: str, dtype: ir.DataType, shape: tuple[int, int], compute: Callable[[], ir.TensorProtocol]
+) -> ir.Value:
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+    value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
+    graph.register_initializer(value)
+    return value
+
+
+@contextmanager
+def quantized_layers(model: PreTrainedModel, kind: Weights) -> Iterator[None]:
+    """torch's model as the quantized graph computes it: what the exporter's check compares the graph with."""
+
+    def forward(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        assert isinstance(layer, torch.nn.Linear)
+        if layer.in_features % BLOCK:
+            return output
+        integers, scales = quantize(layer.weight.detach().float().numpy().T, kind)
+        restored = integers.astype(np.float32) * scales.repeat(BLOCK, 0)
+        weight = torch.from_numpy(restored.T).to(layer.weight.dtype)
+        return torch.nn.functional.linear(inputs[0], weight, layer.bias)
+
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)] if kind != "full" else []
+    hooks = [layer.register_forward_hook(forward) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
