@@ -9,12 +9,13 @@ from pathlib import Path
 import onnx_ir as ir
 from transformers import PreTrainedTokenizerFast
 
-from pass_exporter.config import Weights
+from pass_exporter.config import ExportConfig, Weights
 from pass_exporter.families import Geometry
 from pass_exporter.graph import OPSET
 from pass_exporter.load import LoadedModel
 from pass_exporter.lookahead import Lookahead
 from pass_exporter.registry import Source
+from pass_exporter.rejection_tail import build_rejection_tail
 from pass_exporter.tail import build_tail
 from pass_runtime import chat, noise
 from pass_runtime.manifest import (
@@ -31,13 +32,13 @@ from pass_runtime.manifest import (
     file_info,
 )
 from pass_runtime.plan import Plan, bundle_plans
-from pass_runtime.sampling import SAMPLERS, Sampler
+from pass_runtime.sampling import SAMPLERS, Rule, Sampler
 
 NOISE_FILE = "tail.noise.data"
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "onnxruntime", "tokenizers")
 
 
-def write_tails(directory: Path, lookahead: int, vocab_size: int) -> tuple[PlanInfo, ...]:
+def write_tails(directory: Path, lookahead: int, vocab_size: int, rule: Rule) -> tuple[PlanInfo, ...]:
     """tail.<plan>.<sampler>.onnx for every plan that has its own.
 
     The random tables are in one file that all sampling tails share.
@@ -46,13 +47,14 @@ def write_tails(directory: Path, lookahead: int, vocab_size: int) -> tuple[PlanI
     with (directory / NOISE_FILE).open("wb") as file:
         for table in tables:
             file.write(table.astype("<i4").tobytes())
-    return tuple(_write_plan(directory, plan, vocab_size) for plan in bundle_plans(lookahead))
+    return tuple(_write_plan(directory, plan, vocab_size, rule) for plan in bundle_plans(lookahead))
 
 
-def _write_plan(directory: Path, plan: Plan, vocab_size: int) -> PlanInfo:
+def _write_plan(directory: Path, plan: Plan, vocab_size: int, rule: Rule) -> PlanInfo:
     tails: dict[Sampler, Graph] = {}
     for sampler in SAMPLERS:
-        model = build_tail(plan, sampler, vocab_size)
+        by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
+        model = (build_rejection_tail if by_rejection else build_tail)(plan, sampler, vocab_size)
         _share_noise_tables(model, directory)
         name = f"tail.{plan.name}.{sampler}.onnx"
         ir.save(model, directory / name)
@@ -110,7 +112,7 @@ def write_manifest(
     source: Source,
     loaded: LoadedModel,
     lookahead: Lookahead,
-    weights: Weights,
+    config: ExportConfig,
     trunk: Graph,
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
@@ -119,7 +121,8 @@ def write_manifest(
         format="pass-bundle",
         version=1,
         opset=OPSET,
-        model=_model_info(source, loaded, weights),
+        model=_model_info(source, loaded, config.weights),
+        rule=config.rule,
         lookahead=LookaheadInfo(
             length=lookahead.length,
             trained=lookahead.trained,

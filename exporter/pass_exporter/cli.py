@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from pass_exporter.config import DTYPES, WEIGHTS, ExportConfig
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.plan import MAX_LOOKAHEAD
+from pass_runtime.sampling import RULES
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,6 +30,7 @@ from pass_runtime.plan import MAX_LOOKAHEAD
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Bundle directory.  [default: <model>-pass<L>]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True, help="Weights and KV cache.")
 @click.option("--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Of the linear layers.")
+@click.option("--rule", type=click.Choice(RULES), default="match", show_default=True, help="When a draft is accepted.")
 @click.option(
     "--verify", type=click.Path(path_type=Path), help="Text file: report perplexity and agreement with full precision."
 )

@@ -18,7 +18,7 @@ from pass_exporter.quantize import quantize_weights, round_adapter
 from pass_exporter.registry import models_directory, resolve
 from pass_exporter.staging import staged_directory
 from pass_exporter.trunk import trace_trunk
-from pass_exporter.verify import check_greedy, check_trunk, relative_error_limit, torch_cases
+from pass_exporter.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
 from pass_runtime.lossless import Difference
 from pass_runtime.manifest import Manifest
 
@@ -68,9 +68,9 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
         trunk = files.graph_info(graph, TRUNK_FILE)
         progress.phase("writing tails, tokenizer and manifest")
-        plans = files.write_tails(directory, config.lookahead, loaded.geometry.vocab_size)
+        plans = files.write_tails(directory, config.lookahead, loaded.geometry.vocab_size, config.rule)
         files.write_tokenizer(directory, loaded.tokenizer)
-        manifest = files.write_manifest(directory, source, loaded, lookahead, config.weights, trunk, plans)
+        manifest = files.write_manifest(directory, source, loaded, lookahead, config, trunk, plans)
         del loaded, graph  # the checks hold the weights once more, in ONNX Runtime
         gc.collect()
         progress.phase("checking the trunk against torch")
@@ -81,7 +81,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         if expected is not None:
             progress.phase("running the bundle on the text")
             quality = measure_quality(directory, manifest, expected)
-    return ExportReport(output, manifest, error, relative_error_limit(manifest), tokens, near_tie, quality)
+    return ExportReport(output, manifest, error, RELATIVE_ERROR_LIMIT[manifest.model.dtype], tokens, near_tie, quality)
 
 
 def _lookahead(config: ExportConfig, name: str, loaded: LoadedModel) -> Lookahead:

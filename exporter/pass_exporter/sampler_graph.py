@@ -37,6 +37,36 @@ def sample_rows(
     return op("Squeeze", op("GatherElements", ids, winner, axis=2), op.const([2]))
 
 
+def probabilities(op: GraphTape, sampler: Sampler, logits: ir.Value, rows: int, vocab_size: int) -> ir.Value:
+    """logits [B,R,V] -> [B,R,V]: what `sample_rows` draws from, normalized (for the rejection rule)."""
+    temperature = op("Max", _per_request(op, "temperature"), op.const(MIN_TEMPERATURE, F32))
+    scaled = op("Div", logits, temperature)
+    if sampler == "sample":
+        return op("Softmax", scaled, axis=-1)
+    values, ids = _candidates(op, scaled, rows, vocab_size)
+    kept = _kept(op, values, scaled, min(MAX_CANDIDATES, vocab_size))
+    best = op("Gather", values, op.const([0]), axis=2)
+    weight = op("Where", kept, op("Exp", op("Sub", values, best)), op.const(0, F32))
+    share = op("Div", weight, op("ReduceSum", weight, op.const([2]), keepdims=1))
+    return op("ScatterElements", op("Mul", logits, op.const(0, F32)), ids, share, axis=2)
+
+
+def draw(op: GraphTape, weights: ir.Value, root: ir.Value, depth: list[int], offsets: str, vocab_size: int) -> ir.Value:
+    """weights [B,R,V], not negative, need not add up to one -> [B,R] tokens, with the noise that `offsets` names."""
+    drawn = _vocabulary_table_sum(op, _offsets(op, root, depth, offsets), len(depth), vocab_size)
+    return op("ArgMax", op("Div", weights, _exponential(op, drawn)), axis=-1, keepdims=0)
+
+
+def uniform(op: GraphTape, root: ir.Value, depth: list[int], offsets: str, vocab_size: int) -> ir.Value:
+    """[B,R,1]: a number in (0, 1) for the position behind each row."""
+    listed = _offsets(op, root, depth, offsets)
+    entries = []
+    for i, table in enumerate(_tables(op, vocab_size)):
+        block = op("Gather", listed, op.const([i]), axis=2)  # [B,R,1]
+        entries.append(op("Gather", op("Reshape", table, op.const([-1])), op("Mul", block, op.const(noise.BLOCK))))
+    return _uniform(op, op("Add", *entries))
+
+
 def _race(op: GraphTape, scaled: ir.Value, exponential: ir.Value) -> ir.Value:
     """p_i / E_i up to a factor of its row: the largest wins.
 
@@ -69,9 +99,9 @@ def _per_request(op: GraphTape, name: str, dtype: type = np.float32) -> ir.Value
     return op("Unsqueeze", op.input(name, dtype, ["batch"]), op.const([1, 2]))
 
 
-def _offsets(op: GraphTape, root: ir.Value, depth: list[int]) -> ir.Value:
+def _offsets(op: GraphTape, root: ir.Value, depth: list[int], name: str = "noise_offsets") -> ir.Value:
     """[B,R,2]: the offsets of the position each row predicts, `root + depth + 1`, out of the request's list."""
-    listed = op.input("noise_offsets", np.int64, ["batch", "positions", 2])
+    listed = op.input(name, np.int64, ["batch", "positions", 2])
     position = op("Add", op("Unsqueeze", root, op.const([1])), op.const([[d + 1 for d in depth]]))  # [B,R]
     pairs = op("Concat", *[op("Unsqueeze", position, op.const([2]))] * 2, axis=2)
     return op("GatherElements", listed, pairs, axis=1)
@@ -107,14 +137,19 @@ def _candidate_table_sum(op: GraphTape, ids: ir.Value, offsets: ir.Value, vocab_
     return op("Add", *parts)
 
 
-def _exponential(op: GraphTape, total: ir.Value) -> ir.Value:
-    """int32 table sums (below 2^31, so they never overflow) -> E, float32."""
+def _uniform(op: GraphTape, total: ir.Value) -> ir.Value:
+    """int32 table sums (below 2^31, so they never overflow) -> u in (0, 1), float32."""
     modulus = op.const(1 << noise.BITS, np.int32)
     x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))
     # In a batch, a request of temperature 0 has no noise: all its u are equal, and the lower id wins a tie.
     noisy = op("Greater", _per_request(op, "temperature"), op.const(0, F32))
     scale = op("Where", noisy, op.const(noise.SCALE, F32), op.const(0, F32))
-    u = op("Add", op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale), op.const(0.5 * noise.SCALE, F32))
+    return op("Add", op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale), op.const(0.5 * noise.SCALE, F32))
+
+
+def _exponential(op: GraphTape, total: ir.Value) -> ir.Value:
+    """int32 table sums -> E = -log(1 - u), float32."""
+    u = _uniform(op, total)
     one, half, third = op.const(1, F32), op.const(0.5, F32), op.const(1 / 3, F32)
     series = op("Mul", u, op("Add", one, op("Mul", u, op("Add", half, op("Mul", u, third)))))
     exact = op("Neg", op("Log", op("Sub", one, u)))

@@ -42,16 +42,15 @@ def build_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Model:
     length = op.input("length", np.int64, ["batch"])
     # A fused pass samples its look-ahead rows once it is known which group counts.
     rows = plan.drafts + 1 if plan.is_fused else plan.width
-    sampled = _columns(op, logits, 0, rows) if plan.is_fused else logits
+    sampled = columns(op, logits, 0, rows) if plan.is_fused else logits
     samples = sample_rows(op, sampler, sampled, length, plan.row_position[:rows].tolist(), vocab_size)  # [B,rows]
-    emitted = _columns(op, samples, 0, plan.max_emitted)
+    emitted = columns(op, samples, 0, plan.max_emitted)
     accepted = _accepted(op, plan, emitted, width)  # [B,1]
     count = op("Add", op("Squeeze", accepted, op.const([1])), op.const(1))
     root, next_length = op("GatherElements", emitted, accepted, axis=1), op("Add", length, count)
     if plan.is_fused:
         drafts = _fused_drafts(op, plan, sampler, logits, accepted, next_length, vocab_size)
-        ids = op("Unsqueeze", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const([0]))
-        next_ids = op("Concat", root, drafts, _per_batch(op, root, ids), axis=1)
+        next_ids = op("Concat", root, drafts, per_batch(op, root, fused_rows(op)), axis=1)
     else:
         next_ids = _next_window(op, plan.next, samples, root, vocab_size)
     return op.model(
@@ -67,12 +66,16 @@ def build_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Model:
 def _accepted(op: GraphTape, plan: Plan, emitted: ir.Value, width: int | str) -> ir.Value:
     """[B,1]: how many leading drafts equal the model's own choice (the `match` rule)."""
     if plan.drafts == 0:
-        return op("Mul", _columns(op, emitted, 0, 1), op.const(0))
+        return op("Mul", columns(op, emitted, 0, 1), op.const(0))
     input_ids = op.input("input_ids", np.int64, ["batch", width])
-    drafts = _columns(op, input_ids, 1, 1 + plan.drafts)
-    equal = op("Equal", _columns(op, emitted, 0, plan.drafts), drafts)
-    index = op.const(np.arange(plan.drafts)[None])
-    first_miss = op("Where", equal, op.const(plan.drafts), index)
+    drafts = columns(op, input_ids, 1, 1 + plan.drafts)
+    equal = op("Equal", columns(op, emitted, 0, plan.drafts), drafts)
+    return leading(op, equal, plan.drafts)
+
+
+def leading(op: GraphTape, good: ir.Value, count: int) -> ir.Value:
+    """[B,count] bool -> [B,1]: how many are true before the first that is not."""
+    first_miss = op("Where", good, op.const(count), op.const(np.arange(count)[None]))
     return op("ReduceMin", first_miss, op.const([1]), keepdims=1)
 
 
@@ -80,10 +83,10 @@ def _next_window(op: GraphTape, next_plan: Plan, samples: ir.Value, root: ir.Val
     """[B,Q']: the new root, the drafts this pass left, and the look-ahead ids of the next plan."""
     parts = [root]
     if next_plan.drafts:
-        parts.append(_columns(op, samples, 1, 1 + next_plan.drafts))
+        parts.append(columns(op, samples, 1, 1 + next_plan.drafts))
     if next_plan.groups:
         ids = next_plan.lookahead_ids(vocab_size)[None]
-        parts.append(_per_batch(op, root, op.const(ids)))
+        parts.append(per_batch(op, root, op.const(ids)))
     return parts[0] if len(parts) == 1 else op("Concat", *parts, axis=1)
 
 
@@ -99,23 +102,32 @@ def _fused_drafts(
     """[B,D]: the samples of the group at the accepted depth, id V where it has no more rows."""
     table = op.input("draft_rows", np.int64, [plan.drafts + 1, plan.drafts])
     rows = op("Gather", table, op("Squeeze", accepted, op.const([1])), axis=0)  # [B,D]
-    # Gather over [B*Q,V] and not GatherND over [B,Q,V], which would keep the tail out of CUDA graphs.
-    width = op("Shape", logits, start=1, end=2)
-    ones = op("Add", op("Mul", accepted, op.const(0)), op.const(1))  # [B,1]
-    first = op("Mul", op("CumSum", ones, op.const(0), exclusive=1), width)  # [B,1]: b * Q
-    flat = op("Reshape", logits, op.const([-1, vocab_size]))
-    chosen = op("Gather", flat, op("Add", rows, first), axis=0)  # [B,D,V]
+    chosen = pick_rows(op, logits, rows, op("Shape", logits, start=1, end=2), vocab_size)  # [B,D,V]
     # The group's first row stands where the new root will. (From `length` these positions must not be computed: its
     # memory may be overwritten by then.)
     drafts = sample_rows(op, sampler, chosen, root_position, list(range(plan.drafts)), vocab_size)
     return op("Where", op("Equal", rows, op.const(0)), op.const(vocab_size), drafts)
 
 
-def _per_batch(op: GraphTape, root: ir.Value, ids: ir.Value) -> ir.Value:
+def pick_rows(op: GraphTape, values: ir.Value, rows: ir.Value, height: ir.Value | int, vocab_size: int) -> ir.Value:
+    """values [B,height,V], rows [B,K] -> [B,K,V]. (GatherND would keep the tail out of CUDA graphs.)"""
+    height = op.const(height) if isinstance(height, int) else height
+    ones = op("Add", op("Mul", columns(op, rows, 0, 1), op.const(0)), op.const(1))  # [B,1]
+    first = op("Mul", op("CumSum", ones, op.const(0), exclusive=1), height)  # [B,1]: b * height
+    flat = op("Reshape", values, op.const([-1, vocab_size]))
+    return op("Gather", flat, op("Add", rows, first), axis=0)
+
+
+def fused_rows(op: GraphTape) -> ir.Value:
+    """[1,A]: the look-ahead ids of a fused window."""
+    return op("Unsqueeze", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const([0]))
+
+
+def per_batch(op: GraphTape, root: ir.Value, ids: ir.Value) -> ir.Value:
     """[1,A] -> [B,A]"""
     return op("Add", op("Mul", root, op.const(0)), ids)
 
 
-def _columns(op: GraphTape, value: ir.Value, start: int, stop: int) -> ir.Value:
+def columns(op: GraphTape, value: ir.Value, start: int, stop: int) -> ir.Value:
     """value[:, start:stop]"""
     return op("Slice", value, op.const([start]), op.const([stop]), op.const([1]))

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from pass_exporter.graph import OPSET
 
 Shape = Sequence[str | int]
+Output = tuple[ir.Value, npt.DTypeLike, Shape]
 
 
 class GraphTape:
@@ -46,7 +47,7 @@ class GraphTape:
         first, second = self._tape.op_multi_out(op, inputs, attributes, num_outputs=2)
         return first, second
 
-    def model(self, outputs: Mapping[str, tuple[ir.Value, npt.DTypeLike, Shape]]) -> ir.Model:
+    def model(self, outputs: Mapping[str, Output]) -> ir.Model:
         """`outputs` names the results and gives their dtype and shape."""
         results = []
         for name, (value, dtype, shape) in outputs.items():

@@ -65,9 +65,9 @@ class Backend(ABC):
         del self.cached[keep:]
         self._begin(params)
 
-    def _noise_offsets(self, seed: int) -> npt.NDArray[np.int64]:
+    def _noise_offsets(self, seed: int, stream: str) -> npt.NDArray[np.int64]:
         """[N,2] for the positions 0..N-1."""
-        return noise_offsets(seed, np.arange(self.capabilities.positions, dtype=np.int64))
+        return noise_offsets(seed, np.arange(self.capabilities.positions, dtype=np.int64), stream)
 
     def fits(self, width: int) -> bool:
         """Whether a window of `width` rows fits behind the committed entries, after growing if need be."""
@@ -97,7 +97,7 @@ class Backend(ABC):
         vocab = self.capabilities.vocab_size
         absent = [vocab] * (plan.drafts - len(drafts))
         ids = np.concatenate([[self.root, *drafts, *absent], plan.lookahead_ids(vocab)]).astype(np.int64)
-        self._enter(ids)
+        self._enter(ids, plan)
 
     def step(self, plan: Plan) -> list[int]:
         """Run trunk and tail once; returns the tokens emitted. The next plan's window is in place afterwards."""
@@ -126,8 +126,8 @@ class Backend(ABC):
         """Run the trunk over a causal window of `tokens`, padded to `width`."""
 
     @abstractmethod
-    def _enter(self, ids: npt.NDArray[np.int64]) -> None:
-        """Write the window `ids` [Q] and the length."""
+    def _enter(self, ids: npt.NDArray[np.int64], plan: Plan) -> None:
+        """Write the window `ids` [Q] of `plan`, and the length."""
 
     @abstractmethod
     def _step(self, plan: Plan) -> list[int]:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pass_runtime import noise
 from pass_runtime.errors import PassError
 from pass_runtime.plan import MAX_LOOKAHEAD
-from pass_runtime.sampling import Sampler
+from pass_runtime.sampling import Rule, Sampler
 
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -112,6 +112,7 @@ class Manifest(_Strict):
     opset: int
     model: ModelInfo
     lookahead: LookaheadInfo
+    rule: Rule
     trunk: Graph
     plans: tuple[PlanInfo, ...] = Field(strict=False)
     noise: NoiseInfo

@@ -25,6 +25,10 @@ SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
 SERIES_BELOW = np.float32(2.0**-8)
 """Below this u, -log(1-u) is summed as u + u^2/2 + u^3/3 (relative error under u^3/4 < 2^-25)."""
 
+STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
+"""Tail inputs with noise of their own: for the model's tokens (and, by the match rule, drafts), and, by the rejection
+rule, for accepting and for drafting. Sharing one there would bias what is written."""
+
 BLOCK = 16
 _OFFSETS = 1 << 15
 _TABLE_KEYS = (0x50615353_00000001, 0x50615353_00000002)
@@ -48,9 +52,10 @@ def philox4x32(counter: Words, key: Words, rounds: int = 10) -> Words:
     return np.stack([c0, c1, c2, c3], -1).astype(np.uint32)
 
 
-def _random_words(seed: int, counters: npt.NDArray[np.int64]) -> Words:
+def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -> Words:
     """[N] counters under a 64-bit seed -> [N,4] uint32."""
     counter = np.zeros((len(counters), 4), np.uint32)
+    counter[:, 2] = stream
     counter[:, 0] = counters & 0xFFFFFFFF
     counter[:, 1] = counters >> 32
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint32)
@@ -75,6 +80,6 @@ def _table(key: int, blocks: int) -> npt.NDArray[np.int32]:
     return (words >> np.uint32(32 - BITS)).astype(np.int32).reshape(blocks, BLOCK)
 
 
-def noise_offsets(seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def noise_offsets(seed: int, positions: npt.NDArray[np.int64], stream: str = "noise_offsets") -> npt.NDArray[np.int64]:
     """[N] absolute positions -> [N,2] int64 block offsets (b, d), all that an engine needs from the host."""
-    return (_random_words(seed, positions)[:, :2] >> np.uint32(17)).astype(np.int64)
+    return (_random_words(seed, positions, STREAMS.index(stream))[:, :2] >> np.uint32(17)).astype(np.int64)

@@ -18,6 +18,7 @@ import onnxruntime as ort
 
 from pass_runtime.backend import Backend, Capabilities
 from pass_runtime.manifest import Manifest
+from pass_runtime.noise import STREAMS
 from pass_runtime.ort_engine import Buffers, choose_device, open_session
 from pass_runtime.ort_trunk import OrtTrunk
 from pass_runtime.plan import Plan, prefill_plan
@@ -73,7 +74,8 @@ class OrtBackend(Backend):
         self._params = params
         if params.sampler == "greedy":
             return
-        self._buffers.put("noise_offsets", self._noise_offsets(params.seed)[None])
+        for stream in STREAMS if self._manifest.rule == "rejection" else STREAMS[:1]:
+            self._buffers.put(stream, self._noise_offsets(params.seed, stream)[None])
         self._buffers.put("temperature", np.array([params.temperature], np.float32))
         self._buffers.put("top_k", np.array([params.top_k], np.int64))
         self._buffers.put("top_p", np.array([params.top_p], np.float32))
@@ -87,8 +89,13 @@ class OrtBackend(Backend):
         self._put_window(ids)
         self._trunk.run(prefill_plan(width), np.array([len(tokens) - 1], np.int64))
 
-    def _enter(self, ids: npt.NDArray[np.int64]) -> None:
+    def _enter(self, ids: npt.NDArray[np.int64], plan: Plan) -> None:
         self._put_window(ids[None])
+        if plan.drafts and self._manifest.rule == "rejection" and self._params.sampler != "greedy":
+            # A draft from elsewhere was certain to be drawn; one that is missing could not be.
+            vocab = self.capabilities.vocab_size
+            drafts = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
+            self._buffers.put("draft_probs", drafts[None].astype(np.float32))
 
     def _put_window(self, ids: npt.NDArray[np.int64]) -> None:
         self._buffers.put("input_ids", ids)
@@ -127,7 +134,7 @@ class OrtBackend(Backend):
         graph = self._manifest.plan(plan.tail).tails[self._params.sampler]
         sizes = {"batch": 1, "positions": self.capabilities.positions, "width": plan.width}
         sizes["lookahead_rows"] = len(plan.lookahead_rows)
-        shared = {"next_ids": "input_ids", "next_length": "length"}
+        shared = {"next_ids": "input_ids", "next_length": "length", "next_draft_probs": "draft_probs"}
         if plan.is_fused:
             for name, array in (("draft_rows", plan.draft_rows), ("lookahead_ids", plan.lookahead_ids(vocab))):
                 shared[name] = f"{plan.name}.{name}"

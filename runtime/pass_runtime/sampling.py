@@ -18,6 +18,10 @@ MIN_TEMPERATURE = 1e-30
 """Lower temperatures, 0 apart, are taken as this one, so that float32 does not overflow."""
 
 Sampler = Literal["greedy", "sample", "truncated"]
+Rule = Literal["match", "rejection"]
+RULES: tuple[Rule, ...] = ("match", "rejection")
+"""How a draft is accepted: where it equals the model's own sample, or with probability min(1, p/q)."""
+
 SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
 
 

@@ -1,0 +1,166 @@
+"""The rejection rule: what is written is distributed as direct sampling would, and two wrong rules are caught."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from scipy import stats
+
+import pass_exporter.rejection_tail as rejection
+from pass_runtime.noise import STREAMS, noise_offsets
+from pass_runtime.plan import Plan, draft_plan, fused_plan, verify_plan
+
+VOCAB, REQUESTS = 12, 200_000
+SIGNIFICANCE = 1e-4
+RNG = np.random.default_rng(5)
+TARGET = RNG.normal(0, 1.2, (3, VOCAB)).astype(np.float32)  # of the root and behind either draft
+DRAFT = (TARGET[1:] + RNG.normal(0, 1.0, (2, VOCAB))).astype(np.float32)  # agrees with it only roughly
+
+
+def session(plan: Plan, sampler: str) -> ort.InferenceSession:
+    data = ir.serde.serialize_model(rejection.build_rejection_tail(plan, sampler, VOCAB)).SerializeToString()
+    return ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+
+
+def run(plan: Plan, sampler: str, feed: dict) -> dict[str, np.ndarray]:
+    graph = session(plan, sampler)
+    names = [value.name for value in graph.get_outputs()]
+    return dict(zip(names, graph.run(names, {i.name: feed[i.name] for i in graph.get_inputs()}), strict=True))
+
+
+def probabilities(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """[V], by definition: temperature, then top-k, then top-p."""
+    p = np.exp(logits.astype(np.float64) / temperature)
+    order = np.argsort(-p)
+    kept = order[: top_k or VOCAB]
+    share = p[kept] / p[kept].sum()
+    kept = kept[np.cumsum(share) - share < top_p]
+    out = np.zeros(VOCAB)
+    out[kept] = p[kept] / p[kept].sum()
+    return out
+
+
+def request(sampler: str, shared_stream: bool = False) -> dict:
+    """REQUESTS with noise of their own. With `shared_stream`, drafting uses that of the model's own tokens."""
+    truncation = (5, 0.9) if sampler == "truncated" else (0, 1.0)
+    positions = np.arange(REQUESTS * 9, dtype=np.int64)
+    streams = {name: noise_offsets(1, positions, name).reshape(REQUESTS, 9, 2) for name in STREAMS}
+    if shared_stream:
+        streams["draft_offsets"] = streams["noise_offsets"]
+    return streams | {
+        "length": np.zeros(REQUESTS, np.int64),
+        "temperature": np.full(REQUESTS, 0.8, np.float32),
+        "top_k": np.full(REQUESTS, truncation[0], np.int64),
+        "top_p": np.full(REQUESTS, truncation[1], np.float32),
+    }
+
+
+def rows(*logits: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(np.stack(logits), (REQUESTS, len(logits), VOCAB))
+
+
+def two_pass(sampler: str, draft: np.ndarray = DRAFT, *, shared_stream: bool = False) -> tuple[dict, dict]:
+    """A draft pass and the verify pass behind it: their outputs."""
+    feed = request(sampler, shared_stream)
+    first = run(draft_plan(2), sampler, feed | {"logits": rows(TARGET[0], *draft)})
+    feed |= {"logits": rows(TARGET[1], TARGET[2], TARGET[2]), "input_ids": first["next_ids"]}
+    feed |= {"draft_probs": first["next_draft_probs"], "length": first["next_length"]}
+    return first, run(verify_plan(2), sampler, feed)
+
+
+def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
+    """Chi-square of token counts against probabilities; tokens that cannot be drawn must not have been."""
+    counts = np.bincount(tokens, minlength=VOCAB)
+    assert not counts[expected == 0].any()
+    kept = expected > 0
+    return float(stats.chisquare(counts[kept], expected[kept] * len(tokens)).pvalue)
+
+
+def expected(logits: np.ndarray, sampler: str) -> np.ndarray:
+    return probabilities(logits, 0.8, *((5, 0.9) if sampler == "truncated" else (0, 1.0)))
+
+
+@pytest.mark.parametrize("sampler", ["sample", "truncated"])
+def test_tokens_are_distributed_as_direct_samples(sampler):
+    first, second = two_pass(sampler)
+    assert p_value(first["emitted"][:, 0], expected(TARGET[0], sampler)) > SIGNIFICANCE
+    assert p_value(first["next_ids"][:, 1], expected(DRAFT[0], sampler)) > SIGNIFICANCE
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], sampler)) > SIGNIFICANCE
+    for accepted in (1, 2):  # the tokens behind one and two accepted drafts
+        there = second["count"] > accepted
+        assert there.sum() > 2000
+        assert p_value(second["emitted"][there, accepted], expected(TARGET[2], sampler)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("sampler", ["sample", "truncated"])
+def test_drafts_are_accepted_as_often_as_can_be(sampler):
+    """With probability sum_i min(p_i, q_i), which no rule exceeds."""
+    _, second = two_pass(sampler)
+    p, q = expected(TARGET[1], sampler), expected(DRAFT[0], sampler)
+    best = float(np.minimum(p, q).sum())
+    assert 0.2 < best < 0.9
+    assert (second["count"] > 1).mean() == pytest.approx(best, abs=4 * np.sqrt(best * (1 - best) / REQUESTS))
+
+
+def test_identity_every_draft_of_the_same_distribution_is_accepted():
+    _, second = two_pass("sample", np.stack([TARGET[1], TARGET[2]]))
+    assert (second["count"] == 3).all()
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "sample")) > SIGNIFICANCE
+
+
+def test_resampling_from_p_is_caught(monkeypatch):
+    """A wrong rule: behind a rejected draft, the model's distribution instead of the positive part of p - q."""
+    monkeypatch.setattr(rejection, "residual", lambda _op, p, _q: p)
+    _, second = two_pass("sample")
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "sample")) < SIGNIFICANCE
+
+
+def test_a_stream_shared_by_drafting_and_resampling_is_caught():
+    _, second = two_pass("sample", shared_stream=True)
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "sample")) < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("groups", [(2, 2, 2), (2, 1, 0)])
+def test_fused(groups):
+    """From the drafts of one fused pass to the tokens of the next."""
+    plan = fused_plan(groups)
+    feed = request("sample") | {"draft_rows": plan.draft_rows, "lookahead_ids": plan.lookahead_ids(VOCAB)}
+    missing = np.full((REQUESTS, 2), VOCAB)
+    window = np.concatenate([np.ones((REQUESTS, 1)), missing, np.ones((REQUESTS, sum(groups)))], 1).astype(np.int64)
+    groups_logits = [DRAFT[i] for size in groups for i in range(size)]
+    feed |= {"logits": rows(TARGET[0], TARGET[1], TARGET[2], *groups_logits), "input_ids": window}
+    first = run(plan, "sample", feed | {"draft_probs": np.zeros((REQUESTS, 2, VOCAB), np.float32)})
+    assert (first["count"] == 1).all(), "a missing draft is never accepted"
+    assert p_value(first["emitted"][:, 0], expected(TARGET[0], "sample")) > SIGNIFICANCE
+    feed |= {"logits": rows(TARGET[1], TARGET[2], TARGET[2], *groups_logits), "input_ids": first["next_ids"]}
+    second = run(plan, "sample", feed | {"draft_probs": first["next_draft_probs"], "length": first["next_length"]})
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "sample")) > SIGNIFICANCE
+    accepted = second["count"] > 1
+    assert p_value(second["emitted"][accepted, 1], expected(TARGET[2], "sample")) > SIGNIFICANCE
+    left = np.array(groups)[second["count"] - 1]
+    assert ((second["next_ids"][:, 1:3] < VOCAB).sum(1) == left).all()
+    assert np.allclose(second["next_draft_probs"].sum(-1), np.arange(2) < left[:, None], atol=1e-5)
+
+
+@pytest.mark.parametrize("plan", [draft_plan(2), verify_plan(2), fused_plan((2, 2, 2))], ids=lambda plan: plan.name)
+def test_outputs_may_lie_in_the_memory_of_the_inputs(plan):
+    graph = rejection.build_rejection_tail(plan, "sample", VOCAB).graph
+    outputs, inputs = ({value.name: value for value in values} for values in (graph.outputs, graph.inputs))
+    pairs = [("input_ids", "next_ids"), ("length", "next_length"), ("draft_probs", "next_draft_probs")]
+    for read, written in pairs:
+        if read in inputs and written in outputs:
+            writer = outputs[written].producer()
+            late = [node.op_type for node in inputs[read].consumers() if node not in ancestors(writer)]
+            assert not late, f"{late} may read {read} after {written} is written"
+
+
+def ancestors(node: ir.Node) -> set[ir.Node]:
+    found, todo = set(), [node]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += [value.producer() for value in node.inputs if value is not None and value.producer() is not None]
+    return found
