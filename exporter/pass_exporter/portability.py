@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from pass_runtime.errors import PassError
-from pass_runtime.manifest import Graph, Manifest
+from pass_runtime.manifest import Graph, Manifest, PlanInfo
 
 CAPACITY = 512
 Profile = Mapping[str, int]
@@ -32,6 +32,13 @@ def trunk_profiles(manifest: Manifest, batches: Sequence[int] = (1, 4)) -> list[
     windows = sorted({(1 + plan.drafts + sum(plan.groups), sum(plan.groups)) for plan in manifest.plans})
     decode = [{"batch": b, "width": w, "logit_rows": w, "lookahead_rows": a} for b in batches for w, a in windows]
     return [*decode, {"batch": 1, "width": 64, "logit_rows": 1, "lookahead_rows": 0}]
+
+
+def tail_profiles(plan: PlanInfo, positions: int, batches: Sequence[int] = (1, 4)) -> list[Profile]:
+    """One profile per batch for the tails of `plan`."""
+    rows = sum(plan.groups)
+    sizes = {"width": 1 + plan.drafts + rows, "lookahead_rows": rows, "positions": positions}
+    return [{"batch": batch, **sizes} for batch in batches]
 
 
 def build_graph(bundle: Path, graph: Graph, profiles: Sequence[Profile], target: str = "SM120") -> int:

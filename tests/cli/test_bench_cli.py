@@ -19,8 +19,8 @@ def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
     assert list(tmp_path.iterdir()) == [file]
     assert report["prompts"] == 4 and report["repeat"] == 2 and report["max_new_tokens"] == 8
     assert "untrained" in report["lookahead_source"]
-    plain, fast = report["plans"]
-    assert plain["plan"] == "ar" and fast["plan"] == "two-pass L=6"
+    plain, fast, *_ = report["plans"]
+    assert [plan["plan"] for plan in report["plans"]] == ["ar", "two-pass L=6", "fused L=6", "auto"]
     assert plain["ratio"] == 1.0 and plain["tau"] == 1.0 and plain["acceptance_per_position"] == []
     assert fast["ratio"] > 0 and len(fast["acceptance_per_position"]) == 6
     assert all(plan["tokens_per_second"] > 0 and plan["milliseconds_per_pass"] > 0 for plan in report["plans"])
@@ -31,6 +31,14 @@ def test_table(tiny_bundle: Path):
     for word in ("plan", "tokens/s", "ratio", "tau", "ar", "two-pass L=2", "two-pass L=4", "same text"):
         assert word in table
     assert table.count("two-pass L=") == 2
+
+
+def test_draft_sources(tiny_bundle: Path):
+    flags = ("--plan", "ar", "--plan", "fused", "--plan", "fused:2,1,0", "--plan", "auto")
+    sources = ("--draft", "lookahead", "--draft", "ngram", "--draft", "both")
+    report = json.loads(output("bench", tiny_bundle, *QUICK, *flags, *sources, "--lookahead", "4", "--json"))
+    names = ["ar", "fused L=4", "ngram L=4", "fused L=4 +ngram", "fused:2,1,0", "ngram L=2", "fused:2,1,0 +ngram"]
+    assert [plan["plan"] for plan in report["plans"]] == [*names, "auto (lookahead)", "auto (ngram)", "auto"]
 
 
 def test_sampling_and_plans(random_bundle: Path):

@@ -102,7 +102,7 @@ def test_chat_flag_uses_the_template(tiny_bundle: Path):
 
 
 REFUSED_FLAGS = {
-    "unknown plan": (["--plan", "warp"], "ar, two-pass, auto"),
+    "unknown plan": (["--plan", "warp"], "ar, two-pass, fused"),
     "lookahead beyond the bundle": (["--lookahead", "7"], "0 to 6"),
     "negative lookahead": (["--lookahead", "-1"], "0 to 6"),
     "negative temperature": (["--temperature", "-1"], "temperature"),

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from pass_trainer.cli import main
 
 SMALL = [
     "--sequences",
@@ -44,11 +47,14 @@ def pass_train(cache: str, *arguments: object) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
 
 
-def error(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == "" and "Traceback" not in done.stderr
-    assert done.stderr.count("error: ") == 1
-    return done.stderr.splitlines()[-1]
+def refusal(*arguments: object) -> str:
+    """The one line a command that must fail ends with."""
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
+    return lines[-1]
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +92,9 @@ def test_evaluate_prints_json(tiny_model: Path, trained: Path, text: Path, cache
     assert done.returncode == 0 and "fox.txt, sampled" in done.stderr
 
 
-def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained: Path, text: Path, cache: str):
-    done = pass_train(cache, "evaluate", trained, "--model", tiny_model, "--data", text, "--lookahead", 3)
-    assert "--lookahead 2" in error(done)
+def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained: Path, text: Path):
+    line = refusal("evaluate", trained, "--model", tiny_model, "--data", text, "--lookahead", 3)
+    assert "--lookahead 2" in line
 
 
 @pytest.mark.parametrize(
@@ -96,10 +102,10 @@ def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained
     [(b"", "empty"), (b"\0\1\2", "binary"), ("é".encode("latin-1"), "UTF-8"), (b"tiny", "prompt of")],
     ids=["empty", "binary", "not utf-8", "too short"],
 )
-def test_wrong_data(tiny_model: Path, cache: str, tmp_path: Path, content: bytes, reason: str):
+def test_wrong_data(tiny_model: Path, tmp_path: Path, content: bytes, reason: str):
     (tmp_path / "data.txt").write_bytes(content)
-    done = pass_train(cache, "--model", tiny_model, "--data", tmp_path / "data.txt", "-o", tmp_path / "out", *TRAIN)
-    assert reason in error(done) and "data.txt" in done.stderr
+    line = refusal("--model", tiny_model, "--data", tmp_path / "data.txt", "-o", tmp_path / "out", *TRAIN)
+    assert reason in line and "data.txt" in line
     assert not list(tmp_path.glob("out/*"))
 
 
@@ -118,11 +124,10 @@ def test_wrong_data(tiny_model: Path, cache: str, tmp_path: Path, content: bytes
     ],
     ids=str,
 )
-def test_wrong_options(tiny_model: Path, text: Path, cache: str, tmp_path: Path, flags: list[str], reason: str):
-    done = pass_train(cache, "--model", tiny_model, "--data", text, "-o", tmp_path / "out", *SMALL, *flags)
-    assert reason in error(done)
+def test_wrong_options(tiny_model: Path, text: Path, tmp_path: Path, flags: list[str], reason: str):
+    assert reason in refusal("--model", tiny_model, "--data", text, "-o", tmp_path / "out", *SMALL, *flags)
 
 
-def test_missing_options_name_themselves(cache: str):
-    assert "missing --model" in error(pass_train(cache))
-    assert "missing --data" in error(pass_train(cache, "evaluate", "--model", "x"))
+def test_missing_options_name_themselves():
+    assert "missing --model" in refusal()
+    assert "missing --data" in refusal("evaluate", "--model", "x")

@@ -86,8 +86,8 @@ def test_other_families(family: str, tmp_path: Path):
 def test_fewer_rows_than_trained(tiny_model: Path, adapter_weights: Path, tmp_path: Path):
     bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=adapter_weights)
     assert load(bundle, "cpu").manifest.lookahead.length == 2
-    with pytest.raises(PassError, match="--lookahead 6"):
-        export_bundle(tiny_model, tmp_path / "more", lookahead=7, lookahead_weights=adapter_weights)
+    with pytest.raises(PassError, match="--lookahead 8"):
+        export_bundle(tiny_model, tmp_path / "more", lookahead=9, lookahead_weights=adapter_weights)
 
 
 def test_half_precision(tiny_model: Path, adapter_weights: Path, tmp_path: Path):

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from pass_exporter.portability import build_graph, trunk_profiles
+from conftest import export_bundle
+from pass_exporter.config import Weights
+from pass_exporter.portability import build_graph, tail_profiles, trunk_profiles
 from pass_runtime.manifest import Graph, read_manifest
+from pass_runtime.sampling import Rule
 
 pytestmark = pytest.mark.tensorrt
 pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt]'")
@@ -32,7 +35,7 @@ def test_adapted_fp32_trunk_builds_for_every_plan(adapter_bundle: Path):
     """Windows without look-ahead rows included, where the adapter's products are empty."""
     manifest = read_manifest(adapter_bundle)
     profiles = trunk_profiles(manifest, batches=(1,))
-    assert {profile["lookahead_rows"] for profile in profiles} == set(range(7))
+    assert {0, 1, 8, 72} <= {profile["lookahead_rows"] for profile in profiles}
     assert build_graph(adapter_bundle, manifest.trunk, profiles) > 0
 
 
@@ -40,8 +43,7 @@ def test_every_tail_builds(tiny_bundle: Path):
     manifest = read_manifest(tiny_bundle)
     for plan in manifest.plans:
         for graph in plan.tails.values():
-            profiles = [{"batch": batch, "positions": 513} for batch in (1, 4)]
-            assert build_graph(tiny_bundle, graph, profiles) > 0, graph.file
+            assert build_graph(tiny_bundle, graph, tail_profiles(plan, 513)) > 0, graph.file
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +69,28 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grap
 
 def test_smollm2_shaped_trunk_builds(smollm2_shaped: tuple[Path, Graph]):
     directory, graph = smollm2_shaped
-    windows = [(1, 0), (5, 4), (5, 0)]
+    windows = [(1, 0), (5, 4), (5, 0), (25, 20)]
     decode = [{"batch": 1, "width": width, "logit_rows": width, "lookahead_rows": rows} for width, rows in windows]
     prefill = {"batch": 1, "width": 64, "logit_rows": 1, "lookahead_rows": 0}
     assert build_graph(directory, graph, [*decode, prefill], "SM120") > 0
 
 
-def test_smollm2_sized_tails_build(tmp_path: Path):
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
     """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show."""
     from pass_exporter.bundle import write_tails
 
-    for plan in write_tails(tmp_path, lookahead=4, vocab_size=SMOLLM2_SHAPE["vocab_size"]):
-        for graph in plan.tails.values():
-            assert build_graph(tmp_path, graph, [{"batch": 1, "positions": 8193}]) > 0, graph.file
+    plans = write_tails(tmp_path, lookahead=4, vocab_size=SMOLLM2_SHAPE["vocab_size"], rule=rule)
+    for plan in plans[-3:] if rule == "rejection" else (plans[0], *plans[-3:]):
+        for sampler, graph in plan.tails.items():
+            if rule == "match" or sampler != "greedy":
+                assert build_graph(tmp_path, graph, tail_profiles(plan, 8193, (1,))) > 0, graph.file
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantized_trunk_builds(tiny_model: Path, adapter_weights: Path, tmp_path: Path, weights: Weights):
+    """Weights stay packed: DequantizeLinear over blocks."""
+    flags = {"lookahead": 2, "weights": weights, "lookahead_weights": adapter_weights}
+    bundle = export_bundle(tiny_model, tmp_path / weights, **flags)
+    manifest = read_manifest(bundle)
+    assert build_graph(bundle, manifest.trunk, trunk_profiles(manifest, batches=(1,))) > 0

@@ -162,7 +162,7 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
     if options.plan == "auto":
         return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
     steering = session.steering(options)
-    shape = "" if ":" in options.plan or not steering.lookahead else f" L={steering.lookahead}"
+    shape = "" if ":" in steering.name or not steering.lookahead else f" L={steering.lookahead}"
     return steering.name.removesuffix("+ngram") + shape + (" +ngram" if steering.name.endswith("+ngram") else "")
 
 
