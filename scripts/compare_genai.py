@@ -1,10 +1,12 @@
-"""Plain decoding (`ar`) and two-pass against onnxruntime-genai on the same weights, machine and run.
+"""The toolkit's plans against onnxruntime-genai: same weights, prompts, machine and run.
 
     pip install -e '.[export,peers]'
-    python scripts/compare_genai.py build/smollm2-135m
+    python scripts/compare_genai.py build/smollm2-135m --int4 build/smollm2-135m-int4 --prompt-file prompts.jsonl
 
-Greedy, the same prompt tokens, the same number of forced tokens. Each engine is a process of its own, and they take
-turns, so that neither's threads are awake while the other is timed; every round gives one ratio, the median counts.
+Greedy, the same prompt tokens, the same number of forced tokens. Each contestant is a process of its own, and they
+take turns, so that nobody's threads are awake while another is timed; every round gives one ratio to
+onnxruntime-genai's plain fp32 decoding, the median counts. Each toolkit makes its own int4
+file, so those texts differ.
 """
 
 from __future__ import annotations
@@ -21,12 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+from tokenizers import Tokenizer
 
 PROMPT = (
     "The Roman Empire was one of the largest in the ancient world. At its height it reached from Britain to the "
     "Euphrates, and its roads, laws and languages shaped the lands around the Mediterranean for centuries after "
     "its western half had fallen. Historians still argue about the causes of"
 )
+PLANS = ("ar", "two-pass", "fused", "auto")
+NGRAM = {"ngram_size": 3, "max_draft_tokens": 8}
+Measure = Callable[[list[int], int], tuple[float, list[int]]]
+"""(prompt ids, tokens to write) -> (seconds of decoding, the tokens)."""
 
 
 def run_pass(bundle: str, plan: str, threads: int, pipe: Any) -> None:
@@ -36,15 +43,13 @@ def run_pass(bundle: str, plan: str, threads: int, pipe: Any) -> None:
     session = load(bundle, "cpu", threads=threads)
 
     def measure(ids: list[int], count: int) -> tuple[float, list[int]]:
-        options = GenerateOptions(max_new_tokens=count, plan=plan, ignore_eos=True)
-        stream = run_tokens(session, ids, options)
-        return stream.stats.decode_tokens_per_second, stream.token_ids
+        stream = run_tokens(session, ids, GenerateOptions(max_new_tokens=count, plan=plan, ignore_eos=True))
+        return stream.stats.decode_seconds, stream.token_ids
 
-    pipe.send(session.encode(PROMPT)[:64])
     _serve(measure, pipe)
 
 
-def run_genai(directory: str, threads: int, pipe: Any) -> None:
+def run_genai(directory: str, ngram: bool, threads: int, pipe: Any) -> None:
     import onnxruntime_genai as og
 
     config = og.Config(directory)
@@ -56,75 +61,103 @@ def run_genai(directory: str, threads: int, pipe: Any) -> None:
         params = og.GeneratorParams(model)
         total = len(ids) + count
         params.set_search_options(max_length=total, min_length=total, do_sample=False)
+        if ngram:
+            params.set_speculative_options(**NGRAM)
         generator = og.Generator(model, params)
         generator.append_tokens(ids)  # prefill
         started, tokens = time.perf_counter(), []
         for _ in range(count):
             generator.generate_next_token()
             tokens.append(int(generator.get_next_tokens()[0]))
-        return count / (time.perf_counter() - started), tokens
+        return time.perf_counter() - started, tokens
 
     _serve(measure, pipe)
 
 
-def _serve(measure: Callable[[list[int], int], tuple[float, list[int]]], pipe: Any) -> None:
+def _serve(measure: Measure, pipe: Any) -> None:
+    pipe.send("ready")
     while (request := pipe.recv()) is not None:
         pipe.send(measure(*request))
 
 
-def build_genai(bundle: Path, directory: Path) -> None:
-    """onnxruntime-genai's own fp32 CPU export of the bundle's base model."""
-    if (directory / "genai_config.json").is_file():
-        return
-    os.environ["TQDM_DISABLE"] = "1"
-    from pass_exporter.load import load_model
-    from pass_exporter.registry import resolve
-    from pass_runtime import read_manifest
+def build_genai(bundle: Path, directory: Path, precision: str) -> str:
+    """onnxruntime-genai's own CPU export of the bundle's base model."""
+    if not (directory / "genai_config.json").is_file():
+        os.environ["TQDM_DISABLE"] = "1"
+        from pass_exporter.load import load_model
+        from pass_exporter.registry import resolve
+        from pass_runtime import read_manifest
 
-    base = directory / "base"
-    loaded = load_model(resolve(read_manifest(bundle).model.name), "fp32")
-    loaded.model.save_pretrained(base)
-    loaded.tokenizer.save_pretrained(base)
-    builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", base, "-o", directory]
-    subprocess.run([*builder, "-p", "fp32", "-e", "cpu"], check=True, stdout=subprocess.DEVNULL)
+        base = directory / "base"
+        loaded = load_model(resolve(read_manifest(bundle).model.name), "fp32")
+        loaded.model.save_pretrained(base)
+        loaded.tokenizer.save_pretrained(base)
+        builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", base, "-o", directory]
+        subprocess.run([*builder, "-p", precision, "-e", "cpu"], check=True, stdout=subprocess.DEVNULL)
+    return str(directory)
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(exists=True, path_type=Path))
-@click.option("--genai", type=click.Path(path_type=Path), default=Path("build/genai-fp32"), show_default=True)
+@click.option(
+    "--int4", type=click.Path(exists=True, path_type=Path), help="The same model exported with --weights int4."
+)
+@click.option("--prompt-file", type=click.Path(exists=True, path_type=Path), help='.jsonl with {"prompt": text}.')
+@click.option("--genai", type=click.Path(path_type=Path), default=Path("build/genai"), show_default=True)
 @click.option("--tokens", default=128, show_default=True)
-@click.option("--rounds", default=7, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
 @click.option("--threads", default=0, help="0 is each engine's default.")
-def main(bundle: Path, genai: Path, tokens: int, rounds: int, threads: int) -> None:
-    """Print tokens/s of each engine and its ratio to onnxruntime-genai, medians over rounds."""
-    build_genai(bundle, genai)
-    spawn = multiprocessing.get_context("spawn")
-    targets: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
-        "onnxruntime-genai": (run_genai, (str(genai), threads)),
-        "pass ar": (run_pass, (str(bundle), "ar", threads)),
-        "pass two-pass": (run_pass, (str(bundle), "two-pass", threads)),
-    }
-    pipes, prompt = {}, []
+def main(
+    bundle: Path, int4: Path | None, prompt_file: Path | None, genai: Path, tokens: int, rounds: int, threads: int
+) -> None:
+    """Print tokens/s of each contestant and its ratio to onnxruntime-genai, medians over rounds."""
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    lines = prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else []
+    texts = [json.loads(line)["prompt"] for line in lines if line.strip()] or [PROMPT]
+    prompts = [tokenizer.encode(text).ids[:64] for text in texts]
+    targets: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+    for precision, ours in (("fp32", bundle), ("int4", int4)):
+        if ours is not None:
+            theirs = build_genai(bundle, genai / precision, precision)
+            targets[f"{precision} genai"] = (run_genai, (theirs, False, threads))
+            targets[f"{precision} genai n-gram"] = (run_genai, (theirs, True, threads))
+            targets |= {f"{precision} pass {plan}": (run_pass, (str(ours), plan, threads)) for plan in PLANS}
+    report(compare(targets, prompts, tokens, rounds), len(prompts) * tokens)
+
+
+def compare(
+    targets: dict[str, tuple[Callable[..., None], tuple[Any, ...]]], prompts: list[list[int]], tokens: int, rounds: int
+) -> dict[str, tuple[list[float], list[list[int]]]]:
+    """By contestant: tokens/s of every round, and the last round's texts. Round 0 warms up."""
+    spawn, pipes = multiprocessing.get_context("spawn"), {}
     for name, (target, arguments) in targets.items():
         pipes[name], there = spawn.Pipe()
         spawn.Process(target=target, args=(*arguments, there), daemon=True).start()
-        if name.startswith("pass"):
-            prompt = pipes[name].recv()
-    rates: dict[str, list[float]] = {name: [] for name in targets}
-    texts: dict[str, list[int]] = {}
-    for number in range(rounds + 1):  # the first round warms up
+        pipes[name].recv()  # one after the other: loading all at once would need more memory
+    found: dict[str, tuple[list[float], list[list[int]]]] = {name: ([], []) for name in targets}
+    for number in range(rounds + 1):
         for name, pipe in pipes.items():
-            pipe.send((prompt, tokens))
-            rate, texts[name] = pipe.recv()
+            answers = []
+            for prompt in prompts:
+                pipe.send((prompt, tokens))
+                answers.append(pipe.recv())
             if number:
-                rates[name].append(rate)
+                found[name][0].append(len(prompts) * tokens / sum(seconds for seconds, _ in answers))
+            found[name][1][:] = [text for _, text in answers]
     for pipe in pipes.values():
         pipe.send(None)
-    baseline = rates["onnxruntime-genai"]
-    for name, values in rates.items():
-        ratio = statistics.median(a / b for a, b in zip(values, baseline, strict=True))
-        same = sum(a == b for a, b in zip(texts[name], texts["onnxruntime-genai"], strict=True))
-        print(f"{name:18} {statistics.median(values):6.1f} tokens/s  {ratio:5.2f}x  {same}/{tokens} tokens as genai's")
+    return found
+
+
+def report(found: dict[str, tuple[list[float], list[list[int]]]], total: int) -> None:
+    baseline = found["fp32 genai"][0]
+    for name, (rates, texts) in found.items():
+        plain = found[f"{name.split()[0]} genai"][1]
+        ratio = statistics.median(a / b for a, b in zip(rates, baseline, strict=True))
+        same = sum(a == b for ours, theirs in zip(texts, plain, strict=True) for a, b in zip(ours, theirs, strict=True))
+        print(
+            f"{name:18} {statistics.median(rates):6.1f} tokens/s  {ratio:5.2f}x  {same}/{total} tokens as genai's plain"
+        )
 
 
 if __name__ == "__main__":

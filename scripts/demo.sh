@@ -13,7 +13,7 @@ fi
 
 prompt="Explain in a few sentences why the sky is blue."
 printf '\n> %s\n' "$prompt"
-pass-run generate "$bundle" --chat --prompt "$prompt" --plan two-pass --max-new-tokens 96
+pass-run generate "$bundle" --chat --prompt "$prompt" --max-new-tokens 96
 
-printf '\nThe same bundle, plain (ar) and PaSS (two-pass) in alternation:\n'
+printf "\nThe same bundle: plain decoding (ar) and the other plans, in alternation:\n"
 pass-run bench "$bundle" --max-new-tokens 32 --repeat 2

@@ -27,12 +27,14 @@ NOISE_DRAWS = 8
 class Acceptance:
     """match[i]: the share of places where draft i is the model's own choice, whatever became of the drafts before it.
     chain[i]: the share where drafts 0..i all are. top4[i]: the model's choice is among the draft's four likeliest.
+    overlap[i]: mean of sum_x min(p(x), q(x)), the rate at which the rejection rule accepts draft i; no rule has more.
     """
 
     places: int
     match: tuple[float, ...]
     chain: tuple[float, ...]
     top4: tuple[float, ...]
+    overlap: tuple[float, ...]
 
     @property
     def accepted(self) -> float:
@@ -48,6 +50,7 @@ class Acceptance:
             "places": self.places,
             "match": [round(value, 4) for value in self.match],
             "top4": [round(value, 4) for value in self.top4],
+            "overlap": [round(value, 4) for value in self.overlap],
             "chain": [round(value, 4) for value in self.chain],
             "accepted": round(self.accepted, 4),
             "tau": {plan: round(value, 4) for plan, value in self.tau().items()},
@@ -70,16 +73,17 @@ def measure(
     """
     device = drafter.lookahead.device
     generator = torch.Generator(device).manual_seed(0)
-    right, top4 = [], []
+    right, top4, overlap = [], [], []
     for index in range(len(data)):
         prompt, length = int(data.prompts[index]), int(data.lengths[index])
         groups = full_groups(prompt, length, STRIDE, lookahead)
         if any(groups):
             tokens = data.tokens[index : index + 1, :length].to(device)
             drafts, targets = drafter.log_probs(tokens, pack([groups], length).to(device))
-            same, near = _compare(drafts[0], targets[0], temperature, top_k, generator)
+            same, near, common = _compare(drafts[0], targets[0], temperature, top_k, generator)
             right.append(same.view(-1, lookahead).cpu())
             top4.append(near.view(-1, lookahead).cpu())
+            overlap.append(common.view(-1, lookahead).cpu())
         if progress is not None:
             progress(1)
     if not right:
@@ -90,25 +94,28 @@ def measure(
         tuple(matches.mean(0).tolist()),
         tuple(matches.cumprod(1).mean(0).tolist()),
         tuple(near_matches.mean(0).tolist()),
+        tuple(torch.cat(overlap).mean(0).tolist()),
     )
 
 
 def _compare(
     drafts: torch.Tensor, targets: torch.Tensor, temperature: float, top_k: int, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """drafts, targets [R,V] log probabilities -> [draws*R], draw by draw: whether both choose the
-    same token, and whether the model's choice is among the draft's four likeliest.
+    same token, and whether the model's choice is among the draft's four likeliest; and [R], sum_x min(p(x), q(x)).
     """
     if temperature == 0:
         choice = targets.argmax(-1)
-        return drafts.argmax(-1) == choice, (drafts.topk(4, -1).indices == choice[:, None]).any(-1)
+        same = drafts.argmax(-1) == choice
+        return same, (drafts.topk(4, -1).indices == choice[:, None]).any(-1), same.float()
+    p, q = (_truncate(logits / temperature, top_k).softmax(-1) for logits in (targets, drafts))
     draws, nears = [], []
     for _ in range(NOISE_DRAWS):
         race = torch.empty_like(targets).exponential_(generator=generator).log()
         choice = (_truncate(targets / temperature, top_k) - race).argmax(-1)
         draws.append((_truncate(drafts / temperature, top_k) - race).argmax(-1) == choice)
         nears.append((drafts.topk(4, -1).indices == choice[:, None]).any(-1))
-    return torch.cat(draws), torch.cat(nears)
+    return torch.cat(draws), torch.cat(nears), torch.minimum(p, q).sum(-1)
 
 
 def _truncate(logits: torch.Tensor, top_k: int) -> torch.Tensor:

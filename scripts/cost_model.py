@@ -1,0 +1,92 @@
+"""What a pass costs by window width and KV capacity, and whether tokens/s follow from that.
+
+    python scripts/cost_model.py build/smollm2-135m --prompt-file prompts.jsonl
+
+First table: the trunk's milliseconds (medians) by rows and capacity. Second table, greedy, for each plan: tokens/s
+predicted as tau / seconds of its passes, from the pass times that `--plan auto` measures and the tau that was seen,
+against tokens/s measured in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import click
+
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.cost import measure, probe_plans
+from pass_runtime.lossless import run_tokens
+from pass_runtime.plan import Plan, make_cycle
+
+WIDTHS = (1, 2, 3, 5, 9, 13, 25)
+CAPACITIES = (256, 512, 1024, 2048)
+PLANS = ("ar", "two-pass", "fused", "fused:4,3,2,2,1", "fused:3,2,1,1", "fused:2,1,1")
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(exists=True, path_type=Path))
+@click.option("--prompt-file", type=click.Path(exists=True, path_type=Path), help='.jsonl with {"prompt": text}.')
+@click.option("--tokens", default=96, show_default=True, help="For each prompt.")
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--threads", default=0, help="0 is the engine's default.")
+def main(bundle: Path, prompt_file: Path | None, tokens: int, rounds: int, threads: int) -> None:
+    """Print both tables in Markdown."""
+    session = load(bundle, "cpu", threads=threads)
+    lines = prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else []
+    texts = [json.loads(line)["prompt"] for line in lines if line.strip()]
+    prompts = [session.encode(text) for text in texts or ["The history of the Roman Empire begins with"]]
+    print_capacities(load(bundle, "cpu", threads=threads), rounds)  # it leaves its session with the largest cache
+    print()
+    print_predictions(session, prompts, tokens, rounds)
+
+
+def print_capacities(session: Session, rounds: int) -> None:
+    print("| rows | " + " | ".join(f"S={capacity}" for capacity in CAPACITIES) + " |")
+    print("|---" * (1 + len(CAPACITIES)) + "|")
+    times: dict[int, dict[int, float]] = {}
+    backend = session.backend
+    for capacity in CAPACITIES:
+        backend.begin(object(), SamplingParams())
+        backend.reserve(capacity - backend.length)  # the cache only grows
+        seconds: dict[int, list[float]] = {width: [] for width in WIDTHS}
+        for _ in range(3 * rounds):
+            for width in WIDTHS:
+                seconds[width].append(backend.time(_window(width))[0])
+        times[capacity] = {width: statistics.median(values) for width, values in seconds.items()}
+    for width in WIDTHS:
+        print(f"| {width} | " + " | ".join(f"{1e3 * times[capacity][width]:.1f}" for capacity in CAPACITIES) + " |")
+
+
+def _window(width: int) -> Plan:
+    """A window of `width` rows that the bundle has a tail for."""
+    shapes = {1: "ar", 9: "fused:2,2,2", 13: "fused:4,2,1,1,0", 25: "fused:4,4,4,4,4"}
+    if width in shapes:
+        return make_cycle(shapes[width], 4).plans[0]
+    return make_cycle("two-pass", width - 1).plans[1]
+
+
+def print_predictions(session: Session, prompts: list[list[int]], tokens: int, rounds: int) -> None:
+    print("| plan | tau | predicted tokens/s | measured tokens/s | measured / predicted |")
+    print("|---|---|---|---|---|")
+    rows: dict[str, list[tuple[float, float, float]]] = {plan: [] for plan in PLANS}
+    for number in range(rounds + 1):  # the first round warms up; passes are timed anew in every round
+        times = measure(session.backend, SamplingParams(), probe_plans(session.manifest.lookahead.length))
+        for name in PLANS:
+            options = GenerateOptions(max_new_tokens=tokens, plan=name, ignore_eos=True)
+            stats = [run_tokens(session, prompt, options).stats for prompt in prompts]
+            tau = sum(s.emitted for s in stats) / sum(s.passes for s in stats)
+            plans = make_cycle(name, session.manifest.lookahead.length).plans
+            predicted = tau * len(plans) / sum(times.plan_seconds(plan) for plan in plans)
+            measured = sum(s.emitted for s in stats) / sum(s.decode_seconds for s in stats)
+            if number:
+                rows[name].append((tau, predicted, measured))
+    for name, values in rows.items():
+        tau, predicted, measured = (statistics.median(column) for column in zip(*values, strict=True))
+        ratio = statistics.median(b / a for _, a, b in values)
+        print(f"| {name} | {tau:.2f} | {predicted:.1f} | {measured:.1f} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
