@@ -31,7 +31,7 @@ def test_every_line_is_answered_in_order(tiny_bundle: Path, tmp_path: Path):
     results = answers(tiny_bundle, tmp_path, *({"prompt": p, "id": f"r{i}"} for i, p in enumerate(prompts)))
     assert [result["line"] for result in results] == list(range(1, 10))
     assert [result["id"] for result in results] == [f"r{i}" for i in range(9)]
-    session = load(tiny_bundle, "cpu")
+    session = load(tiny_bundle, "cpu", threads=1)
     for prompt, result in zip(prompts, results, strict=True):
         alone = session.generate(prompt, GenerateOptions(max_new_tokens=6, ignore_eos=True)).run()
         assert (result["text"], result["token_ids"]) == (alone.text, alone.token_ids)
@@ -58,7 +58,7 @@ def test_a_line_overrides_the_flags(random_bundle: Path, tmp_path: Path):
     assert seed2 != seed1
     assert (
         chat
-        == load(random_bundle, "cpu")
+        == load(random_bundle, "cpu", threads=1)
         .chat([{"role": "user", "content": "fox"}], GenerateOptions(max_new_tokens=6, ignore_eos=True))
         .run()
         .token_ids

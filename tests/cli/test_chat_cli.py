@@ -18,7 +18,7 @@ def said(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> str:
 
 
 def test_turns_build_on_each_other(tiny_bundle: Path):
-    session = load(tiny_bundle, "cpu")
+    session = load(tiny_bundle, "cpu", threads=1)
     messages: list[dict[str, str]] = [{"role": "system", "content": "short"}]
     expected = ""
     for line in ("hello", "again", "hello"):

@@ -94,7 +94,7 @@ def test_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny_model: Path):
 
 
 def test_tokenizer_and_template(tiny_bundle: Path):
-    session, original = load(tiny_bundle, "cpu"), make_tokenizer()
+    session, original = load(tiny_bundle, "cpu", threads=1), make_tokenizer()
     for text in ("The quick brown fox", "Über 🦊\n\t x", "<bos>a<eos>", ""):
         assert session.tokenizer.encode(text).ids == original(text)["input_ids"]
     assert (tiny_bundle / "chat_template.jinja").read_text() == CHAT_TEMPLATE
@@ -122,7 +122,7 @@ def test_half_precision(half_bundle: Path, tiny_bundle: Path):
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0, seed=3), SamplingParams(0.8, 40, 0.9, 3)])
 def test_half_precision_is_lossless_too(half_bundle: Path, sampling: SamplingParams):
-    session = load(half_bundle, "cpu")
+    session = load(half_bundle, "cpu", threads=1)
     prompt = session.encode("The quick brown fox")
     ar = GenerateOptions(max_new_tokens=32, sampling=sampling, plan="ar", ignore_eos=True)
     plain = run_tokens(session, prompt, ar).token_ids

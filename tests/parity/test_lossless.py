@@ -34,7 +34,7 @@ def bundle(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def session(bundle: Path) -> Session:
-    return load(bundle, "cpu")
+    return load(bundle, "cpu", threads=1)
 
 
 def options(sampling: SamplingParams, plan: str, lookahead: int | None = None, **more) -> GenerateOptions:
@@ -59,7 +59,7 @@ def test_the_long_prompt_spans_prefill_chunks(session: Session):
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_two_pass_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
     ids = session.encode(PROMPTS[prompt])
-    for seed in SEEDS[:2] if values[0] == 0 or prompt == "long" else SEEDS:
+    for seed in SEEDS[:1] if values[0] == 0 or prompt == "long" else SEEDS[1:]:
         sampling = SamplingParams(*values, seed)
         plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
         assert len(plain) == TOKENS
@@ -71,16 +71,15 @@ def test_two_pass_is_plain_decoding(session: Session, prompt: str, values: tuple
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_fused_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
     ids = session.encode(PROMPTS[prompt])
-    for seed in SEEDS[:1] if prompt == "long" else SEEDS[:2]:
-        sampling = SamplingParams(*values, seed)
-        plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
-        for lookahead in range(1, session.manifest.lookahead.length + 1):
-            assert_same_text(session, ids, plain, options(sampling, "fused", lookahead))
-        for plan, draft in (("fused", "both"), ("fused", "ngram"), ("two-pass", "both"), ("auto", None)):
-            assert_same_text(session, ids, plain, options(sampling, plan, draft=draft))
+    sampling = SamplingParams(*values, SEEDS[len(prompt) % 3])
+    plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
+    for lookahead in range(1, session.manifest.lookahead.length + 1):
+        assert_same_text(session, ids, plain, options(sampling, "fused", lookahead))
+    for plan, draft in (("fused", "both"), ("fused", "ngram"), ("two-pass", "both"), ("auto", None)):
+        assert_same_text(session, ids, plain, options(sampling, plan, draft=draft))
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=15)
 @given(data=st.data())
 def test_every_group_shape_is_plain_decoding(session: Session, data: st.DataObject):
     drafts = data.draw(st.integers(1, session.manifest.lookahead.length))
@@ -158,7 +157,7 @@ def test_a_reused_prefix_changes_nothing(bundle: Path, session: Session, values:
         # Behind the answer the cache now holds K/V of refused drafts: the next turn must not read them.
         kept = len(prompt)
         prompt = [*prompt, *plain, *session.encode(f"turn {turn}")]
-        plain = run_tokens(load(bundle, "cpu"), prompt, options(sampling, "ar")).token_ids
+        plain = run_tokens(load(bundle, "cpu", threads=1), prompt, options(sampling, "ar")).token_ids
         reusing = run_tokens(session, prompt, fast)
         assert reusing.stats.cached_tokens >= kept
         difference = first_difference(session, prompt, fast, plain, reusing.token_ids)
@@ -178,11 +177,11 @@ def test_a_prefix_that_parts_is_cut(session: Session):
 
 def test_growing_the_cache_changes_nothing(bundle: Path):
     """600 new tokens cross two capacities, where the cache moves to larger buffers."""
-    session = load(bundle, "cpu")
+    session = load(bundle, "cpu", threads=1)
     prompt = session.encode(PROMPTS["text"])
     for sampling in (SamplingParams(), SamplingParams(1.0, seed=2)):
         plain = run_tokens(session, prompt, options(sampling, "ar", max_new_tokens=600)).token_ids
         assert len(prompt) + len(plain) > 512
-        fresh = load(bundle, "cpu")  # starts in the smallest capacity again
+        fresh = load(bundle, "cpu", threads=1)  # starts in the smallest capacity again
         assert_same_text(fresh, prompt, plain, options(sampling, "two-pass", 3, max_new_tokens=600))
         assert_same_text(fresh, prompt, plain, options(sampling, "fused", 4, max_new_tokens=600))

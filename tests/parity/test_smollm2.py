@@ -23,7 +23,7 @@ PROMPTS = [
     json.loads(line)["prompt"]
     for line in (Path(__file__).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
 ]
-SAMPLING = [(0.0, 0, 1.0), (0.7, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 1.0), (1.0, 0, 0.9), (1.0, 50, 0.8)]
+SAMPLING = [(0.0, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 1.0), (1.0, 50, 0.8)]
 TOKENS = 64
 
 
@@ -97,7 +97,7 @@ def test_greedy_text_is_hugging_faces(session: Session, references: list[tuple[l
     assert_same(session, ids, options, expected, run_tokens(session, ids, options).token_ids)
 
 
-@pytest.mark.parametrize(("number", "values"), list(zip([1, 17] * 3, SAMPLING, strict=True)), ids=str)
+@pytest.mark.parametrize(("number", "values"), list(zip([1, 17] * 2, SAMPLING, strict=True)), ids=str)
 def test_every_plans_text_is_plain_decodings(session: Session, number: int, values: tuple[float, int, float]):
     prompt, sampling = session.encode(PROMPTS[number]), SamplingParams(*values, seed=number)
     plain_options = GenerateOptions(max_new_tokens=20, sampling=sampling, plan="ar", ignore_eos=True)
@@ -113,7 +113,7 @@ def test_through_a_long_answer(session: Session, references: list[tuple[list[int
     """All of L and the shipped weights, as people run it, to the answer's own end."""
     assert session.manifest.lookahead.trained and session.manifest.lookahead.adapter_rank == 96
     accepted = 0
-    for ids, expected in references[3:6]:
+    for ids, expected in references[3:5]:
         options = GenerateOptions(max_new_tokens=TOKENS, plan=plan)
         stream = run_tokens(session, ids, options)
         accepted += stream.stats.accepted

@@ -113,7 +113,7 @@ def test_no_template_file(tmp_path):
 
 
 def test_session_renders_with_the_models_own_tokens(tiny_bundle):
-    session = load(tiny_bundle, "cpu")
+    session = load(tiny_bundle, "cpu", threads=1)
     ids = session.encode_chat(TALK)
     expected = "[system]Be brief.\n[user]Hi\n[assistant]"
     assert ids[0] == 0  # <bos>, once: the template writes it, the tokenizer adds none
@@ -121,7 +121,7 @@ def test_session_renders_with_the_models_own_tokens(tiny_bundle):
 
 
 def test_session_without_a_template(tiny_bundle):
-    session = load(tiny_bundle, "cpu")
+    session = load(tiny_bundle, "cpu", threads=1)
     session.chat_template = None
     with pytest.raises(PassError, match="has no chat template"):
         session.chat(USER)
