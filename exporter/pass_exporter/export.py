@@ -14,7 +14,7 @@ from pass_exporter.graph import save
 from pass_exporter.load import LoadedModel, load_model
 from pass_exporter.lookahead import BASELINE, FILE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.perplexity import Quality, measure_quality, reference
-from pass_exporter.quantize import quantize_weights, round_adapter
+from pass_exporter.quantize import pad_queries, quantize_weights, round_adapter
 from pass_exporter.registry import models_directory, resolve
 from pass_exporter.staging import staged_directory
 from pass_exporter.trunk import trace_trunk
@@ -65,6 +65,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         graph = trace_trunk(loaded.model, lookahead)
         if config.weights != "full":
             quantize_weights(graph, config.weights)
+            pad_queries(graph)
         save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
         trunk = files.graph_info(graph, TRUNK_FILE)
         progress.phase("writing tails, tokenizer and manifest")
