@@ -12,10 +12,15 @@ from pass_runtime.plan import Cycle, Plan, fused_cycle, make_cycle, verify_plan
 from pass_runtime.shapes import best_shape, chain_of, two_pass_tokens
 from pass_runtime.steering import Pass, Steering
 
-EVERY = 24
+EVERY = 12
 """Passes between two decisions."""
-ADVANTAGE = 1.05
-"""A plan must promise this much more than the present one; measured times are not exact."""
+ADVANTAGE = 1.10
+"""A plan must promise this much more than plain decoding, and than the present plan, to be taken up: promises rest on
+measured times and on acceptance elsewhere."""
+KEEP = 1.03
+"""A plan that promises less than this against plain decoding is given up for it."""
+SAMPLED = 0.6
+"""What is left of the stated greedy acceptance when tokens are sampled (0.52 and 0.67 in SmolLM2's model card)."""
 MEMORY = 200.0
 """Steps that an acceptance rate is averaged over."""
 PRIOR_WEIGHT = 10.0
@@ -76,14 +81,17 @@ class Candidate:
 class Chooser:
     """What one session knows: pass times, and how well drafts do. Requests share it."""
 
-    def __init__(self, times: PassTimes, lookahead: int, acceptance: Sequence[float]) -> None:
-        """acceptance: by position, as the bundle states it (see `LookaheadInfo`); empty where nobody measured it."""
+    def __init__(self, times: PassTimes, lookahead: int, acceptance: Sequence[float], discount: float = 1.0) -> None:
+        """acceptance: by position, as the bundle states it (see `LookaheadInfo`); empty where nobody measured it.
+
+        discount: the part of a stated rate to expect at first (SAMPLED where tokens are sampled).
+        """
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
-        prior = [*rates, *[UNKNOWN] * lookahead][:lookahead]
+        prior = [*(rate * discount for rate in rates), *[UNKNOWN] * lookahead][:lookahead]
         self.times, self.lookahead = times, lookahead
         self.drafts = Acceptance(prior)
         self.texts: dict[int, Acceptance] = {}
-        self.chosen = self.candidates(lookahead)[0].cycle
+        self.chosen = make_cycle("ar", 0)
 
     def text(self, matched: int) -> Acceptance:
         """The acceptance of text drafts behind a match of `matched` tokens."""
@@ -106,13 +114,16 @@ class Chooser:
         return Candidate(cycle, tokens, sum(seconds) / len(seconds))
 
     def decide(self, lookahead: int) -> Candidate:
-        """The best candidate; the present choice while none is clearly better."""
+        """The best candidate that is clearly better than plain decoding and than the present choice."""
         candidates = self.candidates(lookahead)
-        best = candidates[0]
+        best, plain = candidates[0], next(c for c in candidates if c.cycle.lookahead == 0)
         present = next((c for c in candidates if c.cycle == self.chosen), None)
         if present is None:  # a fused plan of another shape, or one of another request's look-ahead
             present = next((c for c in candidates if c.cycle.plans[0].is_fused == self.chosen.plans[0].is_fused), best)
-        decided = best if best.rate >= ADVANTAGE * present.rate else present
+        if present is plain or present.rate < KEEP * plain.rate:
+            decided = best if best.rate >= ADVANTAGE * plain.rate else plain
+        else:
+            decided = best if best.rate >= ADVANTAGE * present.rate else present
         self.chosen = decided.cycle
         return decided
 
@@ -167,7 +178,7 @@ class AutoSteering(Steering):
             plans = [verify_plan(count) for count in range(1, len(drafts) + 1) if backend.fits(1 + count)]
             rates = [float(chain[: plan.width].sum()) / chooser.times.plan_seconds(plan) for plan in plans]
             best = max(rates, default=0.0)
-            if best <= self._decided.rate:
+            if best < KEEP * self._decided.rate:
                 chooser.text(matched).forget()
                 return None
             count = rates.index(best) + 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from pass_runtime.auto import AutoSteering, Chooser
+from pass_runtime.auto import SAMPLED, AutoSteering, Chooser
 from pass_runtime.backend import Backend
 from pass_runtime.chat import ChatTemplate, Message, load_chat_template
 from pass_runtime.cost import measure, probe_plans
@@ -121,7 +121,8 @@ class Session:
         kind, lookahead = sampling.sampler, self.manifest.lookahead
         if kind not in self._choosers:
             times = measure(self.backend, sampling, probe_plans(lookahead.length))
-            self._choosers[kind] = Chooser(times, lookahead.length, lookahead.acceptance_per_position)
+            discount = 1.0 if kind == "greedy" else SAMPLED
+            self._choosers[kind] = Chooser(times, lookahead.length, lookahead.acceptance_per_position, discount)
         return self._choosers[kind]
 
     def _start(self, prompt_ids: list[int], options: GenerateOptions) -> TokenStream:
