@@ -44,7 +44,7 @@ def test_a_line_overrides_the_flags(random_bundle: Path, tmp_path: Path):
         random_bundle,
         tmp_path,
         {"prompt": "fox"},
-        {"prompt": "fox", "max_new_tokens": 3, "plan": "two-pass", "lookahead": 2},
+        {"prompt": "fox", "max_new_tokens": 3, "plan": "two-pass", "lookahead": 2, "draft": "both"},
         hot | {"seed": 1, "plan": "ar"},
         hot | {"seed": 1, "plan": "two-pass"},
         hot | {"seed": 2},

@@ -48,6 +48,7 @@ class BatchRequest(BaseModel):
     stop: str | list[str] | None = None
     plan: str | None = None
     lookahead: int | None = None
+    draft: str | None = None
     ignore_eos: bool | None = None
 
     def options(self, defaults: GenerateOptions, number: int) -> GenerateOptions:

@@ -164,8 +164,8 @@ def batch(bundle: Path, requests: Path, results: Path, **options: Any) -> None:
     """Answer every line of a .jsonl file, in order. A stopped run continues where it was.
 
     A request is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of max_new_tokens,
-    temperature, top_k, top_p, seed, stop, plan, lookahead, ignore_eos in place of the flags. Line n is sampled with
-    --seed + n - 1 (default 0 + n - 1), so that equal prompts differ and a run can be repeated.
+    temperature, top_k, top_p, seed, stop, plan, lookahead, draft, ignore_eos in place of the flags. Line n is sampled
+    with --seed + n - 1 (default 0 + n - 1), so that equal prompts differ and a run can be repeated.
     """
     from pass_runtime.cli.batch import run_batch
 
