@@ -19,7 +19,7 @@ def print_reasoning(chooser: Chooser, lookahead: int | None) -> None:
     for candidate in candidates:
         mark = "[bold]" if candidate.cycle == chooser.chosen else ""
         table.add_row(
-            f"{mark}{candidate.cycle.name}",
+            mark + " + ".join(plan.name for plan in candidate.cycle.plans),
             "+".join(str(plan.width) for plan in candidate.cycle.plans),
             f"{1e3 * candidate.seconds:.1f}",
             f"{candidate.tokens:.2f}",
@@ -27,7 +27,7 @@ def print_reasoning(chooser: Chooser, lookahead: int | None) -> None:
             f"{candidate.rate / plain.rate:.2f}",
         )
     console.print(table)
-    console.print(f"in use now: {chooser.chosen.name}; a plan must promise {ADVANTAGE:.2f} times `ar` to be taken up")
+    console.print(f"in use now: {chooser.chosen.plans[0].name}; a plan must promise {ADVANTAGE:.2f} times `ar` to be taken up")
     console.print("trunk, ms by rows: " + _points(chooser.times.trunk))
     console.print("tail, ms by sampled rows: " + _points(chooser.times.tail))
     console.print("look-ahead draft i right where those before it were: " + _rates(chooser.drafts.rates))
