@@ -27,7 +27,8 @@ def print_reasoning(chooser: Chooser, lookahead: int | None) -> None:
             f"{candidate.rate / plain.rate:.2f}",
         )
     console.print(table)
-    console.print(f"in use now: {chooser.chosen.plans[0].name}; a plan must promise {ADVANTAGE:.2f} times `ar` to be taken up")
+    present = chooser.chosen.plans[0].name
+    console.print(f"in use now: {present}; a plan must promise {ADVANTAGE:.2f} times `ar` to be taken up")
     console.print("trunk, ms by rows: " + _points(chooser.times.trunk))
     console.print("tail, ms by sampled rows: " + _points(chooser.times.tail))
     console.print("look-ahead draft i right where those before it were: " + _rates(chooser.drafts.rates))
