@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pass_exporter.trunk import ADAPTER_INPUT, kv_names
 from pass_runtime.errors import PassError
+from pass_runtime.files import read_text
 from pass_runtime.manifest import Manifest
 from pass_runtime.ort_engine import open_session
 from pass_runtime.plan import prefill_plan
@@ -42,12 +43,7 @@ class Quality:
 @torch.no_grad()
 def reference(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> Reference:
     """The first MAX_WINDOWS windows of a text file, through the model before anything is quantized."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PassError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise PassError(f"{path} is not UTF-8 text") from None
+    text = read_text(path)
     ids = tokenizer.backend_tokenizer.encode(text[: 16 * WINDOW * MAX_WINDOWS], add_special_tokens=False).ids
     count = min(len(ids) // WINDOW, MAX_WINDOWS)
     if not count:

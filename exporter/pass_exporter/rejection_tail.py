@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.sampler_graph import draw, probabilities, uniform
-from pass_exporter.tail import columns, fused_rows, leading, per_batch, pick_rows
+from pass_exporter.tail import columns, fused_rows, leading, left_rows, per_batch, pick_rows
 from pass_exporter.tape import GraphTape, Output
 from pass_runtime.plan import Plan
 from pass_runtime.sampling import Sampler
@@ -111,11 +111,8 @@ def _next_drafts(
     count = plan.next.drafts
     # Through `root`, so that whoever reads draft_probs has run before next_draft_probs is written over it.
     after_root = op("Add", accepted, op("Mul", root, op.const(0)))
-    shape = [plan.drafts + 1, count]
-    table = op.input("draft_rows", np.int64, shape) if plan.is_fused else op.const(plan.draft_rows)
-    rows = op("Gather", table, op("Squeeze", after_root, op.const([1])), axis=0)  # [B,D']
-    width = op("Shape", logits, start=1, end=2) if plan.is_fused else op.const([plan.width])
-    q = probabilities(op, sampler, pick_rows(op, logits, rows, width, vocab_size), count, vocab_size)
+    rows, chosen = left_rows(op, plan, logits, after_root, vocab_size)
+    q = probabilities(op, sampler, chosen, count, vocab_size)
     drafts = draw(op, q, root_position, list(range(count)), "draft_offsets", vocab_size)
     missing = op("Equal", rows, op.const(0))
     q = op("Where", op("Unsqueeze", missing, op.const([2])), op.const(0, np.float32), q)

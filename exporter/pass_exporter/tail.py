@@ -100,13 +100,24 @@ def _fused_drafts(
     vocab_size: int,
 ) -> ir.Value:
     """[B,D]: the samples of the group at the accepted depth, id V where it has no more rows."""
-    table = op.input("draft_rows", np.int64, [plan.drafts + 1, plan.drafts])
-    rows = op("Gather", table, op("Squeeze", accepted, op.const([1])), axis=0)  # [B,D]
-    chosen = pick_rows(op, logits, rows, op("Shape", logits, start=1, end=2), vocab_size)  # [B,D,V]
+    rows, chosen = left_rows(op, plan, logits, accepted, vocab_size)
     # The group's first row stands where the new root will. (From `length` these positions must not be computed: its
     # memory may be overwritten by then.)
     drafts = sample_rows(op, sampler, chosen, root_position, list(range(plan.drafts)), vocab_size)
     return op("Where", op("Equal", rows, op.const(0)), op.const(vocab_size), drafts)
+
+
+def left_rows(
+    op: GraphTape, plan: Plan, logits: ir.Value, accepted: ir.Value, vocab_size: int
+) -> tuple[ir.Value, ir.Value]:
+    """The rows that draft the next window where `accepted` [B,1] drafts are: [B,D'], 0 for none; and their logits."""
+    if plan.is_fused:
+        table = op.input("draft_rows", np.int64, [plan.drafts + 1, plan.next.drafts])
+        width = op("Shape", logits, start=1, end=2)
+    else:
+        table, width = op.const(plan.draft_rows), op.const([plan.width])
+    rows = op("Gather", table, op("Squeeze", accepted, op.const([1])), axis=0)
+    return rows, pick_rows(op, logits, rows, width, vocab_size)
 
 
 def pick_rows(op: GraphTape, values: ir.Value, rows: ir.Value, height: ir.Value | int, vocab_size: int) -> ir.Value:

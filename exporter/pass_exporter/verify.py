@@ -60,9 +60,8 @@ def torch_cases(model: PreTrainedModel, lookahead: Lookahead, weights: Weights, 
     plans = bundle_plans(lookahead.length)
     if weights != "full":  # torch quantizes every weight again for every window
         plans = [plans[0], *plans[-3:]]
-        with quantized_layers(model, weights):
-            return [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
-    return [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
+    with quantized_layers(model, weights):
+        return [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
 
 
 @torch.no_grad()

@@ -45,9 +45,8 @@ class Acceptance:
     def record(self, drafted: int, accepted: int) -> None:
         """One step: `accepted` of `drafted` drafts. Old steps fade, towards nothing known."""
         for i in range(min(accepted + 1, drafted)):
-            self._hits[i] += i < accepted
-            self._trials[i] += 1
-            self._fade(i, 1 / MEMORY)
+            self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / MEMORY)
+            self._trials[i] = (self._trials[i] + 1) * (1 - 1 / MEMORY)
         if drafted == accepted < len(self._prior):  # drafts that all survive make one more worth a try
             self._lean(drafted, self.rates[drafted - 1], 1 / MEMORY)
 
@@ -58,10 +57,6 @@ class Acceptance:
 
     def _lean(self, i: int, rate: float, share: float) -> None:
         self._hits[i] += (rate * self._trials[i] - self._hits[i]) * share
-
-    def _fade(self, i: int, share: float) -> None:
-        keep = 1 - share
-        self._hits[i], self._trials[i] = self._hits[i] * keep, self._trials[i] * keep
 
 
 @dataclass(frozen=True)

@@ -85,12 +85,15 @@ def best_shape(chain: Floats, seconds: Callable[[int, int], float], max_width: i
     best: Choice | None = None
     for drafts in range(1, min(len(chain) - 1, MAX_DRAFTS) + 1):
         groups = shapes(drafts)
-        groups = groups[1 + drafts + groups.sum(1) <= max_width]
+        widths, kind = np.unique(1 + drafts + groups.sum(1), return_inverse=True)
+        cost = np.array([seconds(int(width), drafts) for width in widths])[kind]
+        # No pass is worth more than one that always has all drafts: most shapes are too dear to be worth a look.
+        worth = chain[: drafts + 1].sum() / cost > (0.0 if best is None else best.rate)
+        kept = worth & (widths[kind] <= max_width)
+        groups, cost = groups[kept], cost[kept]
         if not len(groups):
             continue
         tokens = fused_tokens(groups, chain)
-        widths, kind = np.unique(1 + drafts + groups.sum(1), return_inverse=True)
-        cost = np.array([seconds(int(width), drafts) for width in widths])[kind]
         at = int((tokens / cost).argmax())
         choice = Choice(tuple(groups[at].tolist()), float(tokens[at]), float(cost[at]))
         if best is None or choice.rate > best.rate:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from pass_runtime.errors import PassError
+from pass_runtime.files import read_text
 from pass_runtime.session import GenerateOptions, Session
 from pass_runtime.text import Generation
 
@@ -117,13 +118,7 @@ def _start(session: Session, request: BatchRequest, options: GenerateOptions) ->
 
 
 def _read_lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PassError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise PassError(f"{path} is not UTF-8 text") from None
-    return [line for line in text.split("\n") if line.strip()]
+    return [line for line in read_text(path).split("\n") if line.strip()]
 
 
 def _append(path: Path, line: str) -> None:

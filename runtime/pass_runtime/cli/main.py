@@ -12,7 +12,6 @@ import click
 import pass_runtime
 from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import Interrupted, interrupt_on_signals, one_line_errors
-from pass_runtime.cli.explain import print_reasoning
 from pass_runtime.errors import PassError
 from pass_runtime.session import GenerateOptions, Session
 from pass_runtime.steering import DRAFTS
@@ -54,6 +53,8 @@ def generate(bundle: Path, prompt: str | None, prompt_file: Path | None, **optio
         if sys.stderr.isatty():
             click.secho(summary(generation), err=True, dim=True)
     if explain:
+        from pass_runtime.cli.explain import print_reasoning
+
         print_reasoning(session.chooser(request.sampling), request.lookahead)
 
 

@@ -1,0 +1,17 @@
+"""Reading what a user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pass_runtime.errors import PassError
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text file; PassError where it cannot be read or is something else."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PassError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PassError(f"{path} is not UTF-8 text") from None
