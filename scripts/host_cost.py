@@ -1,14 +1,15 @@
-"""What decoding costs outside the trunk: the Python loop, the tails and the binding, as a share of a trunk pass.
+"""What decoding costs outside the trunk: the tails, and the Python loop between the graphs, against a trunk pass.
 
     python scripts/host_cost.py build/smollm2-135m
 
-The trunk's time is taken around its one call per pass; everything else of the loop is host cost.
+The time of trunk and tail is taken around their one call per pass; everything else is the loop.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import click
 
 from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.lossless import run_tokens
+from pass_runtime.ort_backend import BoundTail
 
 SAMPLERS = {
     "greedy": SamplingParams(),
@@ -24,17 +26,18 @@ SAMPLERS = {
 }
 
 
-class TimedTrunk:
-    """Adds up the seconds inside the trunk."""
+class Timed:
+    """Adds up the seconds inside a call."""
 
-    def __init__(self, trunk: Any) -> None:
-        self._trunk, self.seconds = trunk, 0.0
-        self.grow = trunk.grow
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call, self.seconds = call, 0.0
 
-    def run(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: Any) -> Any:
         started = time.perf_counter()
-        self._trunk.run(*arguments)
-        self.seconds += time.perf_counter() - started
+        try:
+            return self._call(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - started
 
 
 @click.command()
@@ -43,27 +46,29 @@ class TimedTrunk:
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--threads", default=0, help="0 is the engine's default.")
 def main(bundle: Path, tokens: int, rounds: int, threads: int) -> None:
-    """Print host milliseconds and the share of a trunk pass, medians over rounds."""
+    """Print milliseconds by pass, and what is not the trunk as a share of it; medians over rounds."""
     session = load(bundle, "cpu", threads=threads)
-    trunk = session.backend._trunk = TimedTrunk(session.backend._trunk)  # type: ignore[attr-defined]
+    inner: Any = session.backend
+    trunk = inner._trunk.run = Timed(inner._trunk.run)
+    tail = Timed(lambda bound: run_tail(bound))
+    run_tail, BoundTail.run = BoundTail.run, lambda bound: tail(bound)  # type: ignore[method-assign]
     prompt = session.encode("The history of the Roman Empire begins with")
-    print(f"{'sampler':20} {'plan':9} {'trunk ms':>9} {'host ms':>8} {'share':>6}")
+    print(f"{'sampler':20} {'plan':9} {'trunk ms':>9} {'tail ms':>8} {'loop ms':>8} {'loop':>6} {'both':>6}")
     for name, sampling in SAMPLERS.items():
         for plan in ("ar", "two-pass"):
             options = GenerateOptions(max_new_tokens=tokens, sampling=sampling, plan=plan, ignore_eos=True)
-            shares, trunks, hosts = [], [], []
+            times: list[tuple[float, float, float]] = []
             for _ in range(rounds + 1):
-                trunk.seconds = 0.0
+                trunk.seconds = tail.seconds = 0.0
                 started = time.perf_counter()
                 stats = run_tokens(session, prompt, options).stats
                 whole = time.perf_counter() - started - stats.prefill_seconds
                 # prefill's own trunk time is not decoding
                 inside = trunk.seconds - min(trunk.seconds, stats.prefill_seconds)
-                trunks.append(1e3 * inside / stats.passes)
-                hosts.append(1e3 * (whole - inside) / stats.passes)
-                shares.append((whole - inside) / inside)
-            median = [statistics.median(values[1:]) for values in (trunks, hosts, shares)]
-            print(f"{name:20} {plan:9} {median[0]:9.2f} {median[1]:8.2f} {median[2]:6.1%}")
+                times.append((inside / stats.passes, tail.seconds / stats.passes, (whole - inside) / stats.passes))
+            pass_, tails, host = (1e3 * statistics.median(column) for column in zip(*times[1:], strict=True))
+            loop = host - tails
+            print(f"{name:20} {plan:9} {pass_:9.2f} {tails:8.2f} {loop:8.2f} {loop / pass_:6.1%} {host / pass_:6.1%}")
 
 
 if __name__ == "__main__":

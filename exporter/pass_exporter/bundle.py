@@ -132,7 +132,7 @@ def write_manifest(
         ),
         trunk=trunk,
         plans=plans,
-        noise=NoiseInfo(scheme=noise.SCHEME, block=noise.BLOCK, bits=noise.BITS),
+        noise=NoiseInfo(scheme=noise.SCHEME, members=noise.MEMBERS, row=noise.ROW, bits=noise.BITS),
         files=_hash_files(directory),
         tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},
     )

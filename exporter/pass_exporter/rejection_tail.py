@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.sampler_graph import draw, probabilities, uniform
+from pass_exporter.sampler_graph import draw, uniform, weights
 from pass_exporter.tail import columns, fused_rows, leading, left_rows, per_batch, pick_rows
 from pass_exporter.tape import GraphTape, Output
 from pass_runtime.plan import Plan
@@ -30,7 +30,7 @@ def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Mo
     logits = op.input("logits", np.float32, ["batch", width, vocab_size])
     length = op.input("length", np.int64, ["batch"])
     chain = plan.drafts + 1
-    p = probabilities(op, sampler, columns(op, logits, 0, chain), chain, vocab_size)  # [B,chain,V]
+    p = _probabilities(op, sampler, columns(op, logits, 0, chain), chain, vocab_size)  # [B,chain,V]
     accepted, drafts = _accepted(op, plan, p, length, width, vocab_size)  # [B,1], [B,D] or None
     count = op("Add", op("Squeeze", accepted, op.const([1])), op.const(1))
     next_length = op("Add", length, count)  # from here on, positions come from it: it may lie where `length` was
@@ -51,6 +51,12 @@ def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Mo
     outputs["next_ids"] = (window, np.int64, ["batch", "width" if plan.is_fused else after.width])
     outputs["next_length"] = (next_length, np.int64, ["batch"])
     return op.model(outputs)
+
+
+def _probabilities(op: GraphTape, sampler: Sampler, logits: ir.Value, rows: int, vocab_size: int) -> ir.Value:
+    """logits [B,R,V] -> [B,R,V]: what is drawn from, normalized."""
+    w = weights(op, sampler, logits, rows, vocab_size)
+    return w if sampler == "sample" else op("Div", w, op("ReduceSum", w, op.const([2]), keepdims=1))
 
 
 def _accepted(
@@ -112,7 +118,7 @@ def _next_drafts(
     # Through `root`, so that whoever reads draft_probs has run before next_draft_probs is written over it.
     after_root = op("Add", accepted, op("Mul", root, op.const(0)))
     rows, chosen = left_rows(op, plan, logits, after_root, vocab_size)
-    q = probabilities(op, sampler, chosen, count, vocab_size)
+    q = _probabilities(op, sampler, chosen, count, vocab_size)
     drafts = draw(op, q, root_position, list(range(count)), "draft_offsets", vocab_size)
     missing = op("Equal", rows, op.const(0))
     q = op("Where", op("Unsqueeze", missing, op.const([2])), op.const(0, np.float32), q)

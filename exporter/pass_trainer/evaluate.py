@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pass_runtime.errors import PassError
+from pass_runtime.noise import MEMBERS, vocabulary_blocks
 from pass_runtime.sampling import MAX_CANDIDATES
 from pass_trainer.distill import Sequences
 from pass_trainer.drafter import Drafter
@@ -68,7 +69,7 @@ def measure(
 ) -> Acceptance:
     """Draft at every STRIDE-th place of the model's own writing in `data`, a sequence at a time.
 
-    With a temperature, draft and model draw with the same noise (the exponential race of the runtime's sampler),
+    With a temperature, draft and model draw with the same noise (the exponential races of `pass_runtime.noise`),
     so `match` is the runtime's rule. Sequences too short for a group are left out.
     """
     device = drafter.lookahead.device
@@ -111,11 +112,22 @@ def _compare(
     p, q = (_truncate(logits / temperature, top_k).softmax(-1) for logits in (targets, drafts))
     draws, nears = [], []
     for _ in range(NOISE_DRAWS):
-        race = torch.empty_like(targets).exponential_(generator=generator).log()
-        choice = (_truncate(targets / temperature, top_k) - race).argmax(-1)
-        draws.append((_truncate(drafts / temperature, top_k) - race).argmax(-1) == choice)
+        rows, blocks = len(p), vocabulary_blocks(p.shape[1])
+        of_blocks = p.new_empty(rows, blocks).exponential_(generator=generator)
+        of_members = p.new_empty(rows, MEMBERS).exponential_(generator=generator)
+        choice = _race(p, of_blocks, of_members)
+        draws.append(_race(q, of_blocks, of_members) == choice)
         nears.append((drafts.topk(4, -1).indices == choice[:, None]).any(-1))
     return torch.cat(draws), torch.cat(nears), torch.minimum(p, q).sum(-1)
+
+
+def _race(p: torch.Tensor, of_blocks: torch.Tensor, of_members: torch.Tensor) -> torch.Tensor:
+    """p [R,V], noise [R,K] and [R,8] -> [R] tokens: `pass_runtime.sampling.two_races`."""
+    rows, blocks = of_blocks.shape
+    padded = torch.nn.functional.pad(p, (0, blocks * MEMBERS - p.shape[1])).view(rows, MEMBERS, blocks)
+    winner = (padded.sum(1) / of_blocks).argmax(-1)
+    member = (padded[torch.arange(rows), :, winner] / of_members).argmax(-1)
+    return member * blocks + winner
 
 
 def _truncate(logits: torch.Tensor, top_k: int) -> torch.Tensor:

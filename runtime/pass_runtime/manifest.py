@@ -97,7 +97,8 @@ class NoiseInfo(_Strict):
     """The random tables baked into the sampling tails: pass_runtime.noise must know the scheme."""
 
     scheme: str
-    block: int
+    members: int
+    row: int
     bits: int
 
 
@@ -139,7 +140,7 @@ def read_manifest(bundle: Path) -> Manifest:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         raise PassError(f"{path}: {_first_problem(error)}") from None
-    expected = NoiseInfo(scheme=noise.SCHEME, block=noise.BLOCK, bits=noise.BITS)
+    expected = NoiseInfo(scheme=noise.SCHEME, members=noise.MEMBERS, row=noise.ROW, bits=noise.BITS)
     if manifest.noise != expected:
         raise PassError(
             f"{path}: noise scheme {manifest.noise.scheme!r} is not this version's {noise.SCHEME!r}; export again"

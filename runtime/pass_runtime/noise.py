@@ -1,15 +1,23 @@
-"""Random numbers that belong to (seed, position, token id), computable in every engine from two host integers.
+"""Random numbers that belong to (seed, position), computable in every engine from two host integers.
 
-Token i is drawn at position n by the exponential race `argmin_i E_i / p_i` with E_i = -log(1 - u_i). The u_i come
-from two baked tables T1, T2 of random 30-bit integers:
+Token i is drawn at position n by two exponential races, one among blocks of 8 token ids and one among the members of
+the block that won:
+
+    k = argmin_k E_k / P_k          P_k = the probability of block k together
+    j = argmin_j F_j / p_(k + jK)   block k of K has the ids k, k + K, ... k + 7 K
+
+which draws i with probability p_i, as a single race of all tokens would, for an eighth of the noise. Two distributions
+that race on the same noise agree nearly as often as in a single race, since ids far apart share a block: low ids are
+the frequent tokens, so a block holds one of them. E and F are -log(1 - u), and the u come from two baked tables T1, T2
+of random 30-bit integers:
 
     x_i = (T1[16 b + i] + T2[16 d + i]) mod 2^30          u_i = (x_i + 1/2) * 2^-30 * (1 - 2^-24)
 
-where the block offsets (b, d), 15 bits each, are drawn for every position by Philox4x32-10 keyed with the seed.
-Within a position every token reads its own pair of entries, so the noise is independent; two positions share
-their noise only if both offsets agree, which has probability 2^-30. Offsets count blocks of 16 entries so that a
-whole vocabulary of noise is read as rows of 64 bytes: a Gather of single entries costs ONNX Runtime 7 times as
-much. (The factor 1 - 2^-24 keeps u below one in float32.)
+where the offsets (b, d), 15 bits each, are drawn for every position by Philox4x32-10 keyed with the seed.
+Within a position every number reads its own pair of entries, so the noise is independent; two positions share
+their noise only if both offsets agree, which has probability 2^-30. Offsets count rows of 16 entries so that the noise
+is read as rows of 64 bytes: a Gather of single entries costs ONNX Runtime 7 times as much. (The factor 1 - 2^-24 keeps
+u below one in float32.)
 """
 
 from __future__ import annotations
@@ -19,7 +27,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-SCHEME = "block-tables-1"
+SCHEME = "block-race-1"
 BITS = 30
 SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
 SERIES_BELOW = np.float32(2.0**-8)
@@ -29,7 +37,10 @@ STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
 """Tail inputs with noise of their own: for the model's tokens (and, by the match rule, drafts), and, by the rejection
 rule, for accepting and for drafting. Sharing one there would bias what is written."""
 
-BLOCK = 16
+MEMBERS = 8
+"""Token ids in a block."""
+ROW = 16
+"""Entries in a row of the tables."""
 _OFFSETS = 1 << 15
 _TABLE_KEYS = (0x50615353_00000001, 0x50615353_00000002)
 
@@ -63,23 +74,33 @@ def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -
 
 
 def vocabulary_blocks(vocab_size: int) -> int:
-    """Blocks of BLOCK entries that cover the vocabulary."""
-    return -(-vocab_size // BLOCK)
+    """K, the blocks that cover the vocabulary; the last ids of some may lie beyond it."""
+    return -(-vocab_size // MEMBERS)
+
+
+def race_rows(vocab_size: int) -> int:
+    """Rows of the tables that one position reads: one for the members' numbers, then the blocks'."""
+    return -(-vocabulary_blocks(vocab_size) // ROW) + 1
+
+
+def race_entries(vocab_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(first entry, count) of the blocks' numbers, and of the members'."""
+    return (ROW, vocabulary_blocks(vocab_size)), (0, MEMBERS)
 
 
 @lru_cache(maxsize=4)
 def noise_tables(vocab_size: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """T1 and T2, [2^15 - 1 + blocks of the vocabulary, 16] int32 each."""
-    blocks = _OFFSETS - 1 + vocabulary_blocks(vocab_size)
-    first, second = (_table(key, blocks) for key in _TABLE_KEYS)
+    """T1 and T2, [2^15 - 1 + rows that a position reads, 16] int32 each."""
+    rows = _OFFSETS - 1 + race_rows(vocab_size)
+    first, second = (_table(key, rows) for key in _TABLE_KEYS)
     return first, second
 
 
-def _table(key: int, blocks: int) -> npt.NDArray[np.int32]:
-    words = _random_words(key, np.arange(blocks * BLOCK // 4, dtype=np.int64))
-    return (words >> np.uint32(32 - BITS)).astype(np.int32).reshape(blocks, BLOCK)
+def _table(key: int, rows: int) -> npt.NDArray[np.int32]:
+    words = _random_words(key, np.arange(rows * ROW // 4, dtype=np.int64))
+    return (words >> np.uint32(32 - BITS)).astype(np.int32).reshape(rows, ROW)
 
 
 def noise_offsets(seed: int, positions: npt.NDArray[np.int64], stream: str = "noise_offsets") -> npt.NDArray[np.int64]:
-    """[N] absolute positions -> [N,2] int64 block offsets (b, d), all that an engine needs from the host."""
+    """[N] absolute positions -> [N,2] int64 row offsets (b, d), all that an engine needs from the host."""
     return (_random_words(seed, positions, STREAMS.index(stream))[:, :2] >> np.uint32(17)).astype(np.int64)

@@ -30,8 +30,8 @@ class SamplingParams:
     """How the next token is drawn: temperature, then top-k, then top-p, in Hugging Face's order.
 
     temperature: 0 is argmax (the lower id wins a tie). top_k: 0 is off. top_p: 1 is off; without top_k, the
-    nucleus is taken among the MAX_CANDIDATES most likely tokens. seed: 64 bits; with it a token is a pure
-    function of logits and position.
+    nucleus is taken among the MAX_CANDIDATES most likely tokens. Tokens as likely as the last one kept are kept too.
+    seed: 64 bits; with it a token is a pure function of logits and position.
     """
 
     temperature: float = 0.0
@@ -57,10 +57,11 @@ class SamplingParams:
         return "truncated" if self.top_k or self.top_p < 1 else "sample"
 
 
-def race_noise(ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
-    """log E for token `ids` [N,C] at positions with `offsets` [N,2] -> [N,C] float32. See `pass_runtime.noise`."""
-    first, second = (table.ravel() for table in noise.noise_tables(vocab_size))
-    x = first[ids + noise.BLOCK * offsets[:, :1]] + second[ids + noise.BLOCK * offsets[:, 1:]]
+def race_noise(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
+    """log E of every number of the races (`noise.race_entries`) at positions with `offsets` [N,2]: [N,I] float32."""
+    rows = np.arange(noise.race_rows(vocab_size))
+    first, second = (table[rows + offsets[:, i : i + 1]] for i, table in enumerate(noise.noise_tables(vocab_size)))
+    x = (first + second).reshape(len(offsets), -1)
     u = (x & ((1 << noise.BITS) - 1)).astype(np.float32) * noise.SCALE + np.float32(0.5) * noise.SCALE
     series = u * (1 + u * (np.float32(0.5) + u * np.float32(1 / 3)))
     exponential = np.where(u < noise.SERIES_BELOW, series, -np.log(1 - u))
@@ -73,18 +74,32 @@ def race_scores(
 ) -> npt.NDArray[np.float32]:
     """[N,V] logits of tokens to stand at `positions` [N] -> [N,V] scores; the token drawn is their argmax.
 
-    -inf marks tokens that top-k or top-p removed. The margin between the two best scores says how near a tie is.
+    A token's score is its block's in the race of blocks, less what it is behind in the race of the block's members. So
+    the margin between the two best says how near a tie is, in whichever race. -inf marks removed tokens.
     """
-    vocab = logits.shape[1]
     if params.temperature == 0:
         return logits
     scaled = logits / np.float32(max(params.temperature, MIN_TEMPERATURE))
-    ids = np.broadcast_to(np.arange(vocab, dtype=np.int64), logits.shape)
-    offsets = noise.noise_offsets(params.seed, positions)
-    scores = scaled - race_noise(ids, offsets, vocab)
+    scaled = scaled - scaled.max(-1, keepdims=True)
     if params.sampler == "truncated":
-        scores = np.where(_kept(scaled, params), scores, np.float32(-np.inf))
-    return scores
+        scaled = np.where(_kept(scaled, params), scaled, np.float32(-np.inf))
+    return two_races(scaled, race_noise(noise.noise_offsets(params.seed, positions), logits.shape[1]))
+
+
+def two_races(scaled: npt.NDArray[np.float32], log_noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """[N,V] log weights, at most 0, and `race_noise` -> [N,V] scores."""
+    count, vocab = scaled.shape
+    blocks = noise.vocabulary_blocks(vocab)
+    padded = np.full((count, blocks * noise.MEMBERS), -np.inf, np.float32)
+    padded[:, :vocab] = scaled
+    by_block = padded.reshape(count, noise.MEMBERS, blocks)
+    of_blocks, of_members = (log_noise[:, start : start + size] for start, size in noise.race_entries(vocab))
+    with np.errstate(divide="ignore"):  # log 0: a block of removed tokens
+        block_scores = np.log(np.exp(by_block).sum(1)) - of_blocks
+    members = by_block - of_members[:, :, None]
+    best = members.max(1, keepdims=True)
+    behind = np.where(np.isneginf(members), members, members - np.where(np.isneginf(best), 0, best))
+    return np.asarray((block_scores[:, None] + behind).reshape(count, -1)[:, :vocab], np.float32)
 
 
 def sample(
@@ -96,15 +111,18 @@ def sample(
 
 
 def _kept(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.bool_]:
-    """[N,V] bool: the top-k tokens, and of those the smallest set whose probability reaches top-p."""
-    candidates = min(MAX_CANDIDATES, scaled.shape[1])
-    order = np.argsort(-scaled, axis=-1, kind="stable")[:, :candidates]
-    ranked = np.take_along_axis(scaled, order, -1)
-    in_top_k = np.arange(candidates) < (params.top_k or candidates)
-    total = ranked[:, in_top_k] if params.top_k else scaled
-    top = ranked[:, :1]
-    probability = np.exp(ranked - top) / np.exp(total - top).sum(-1, keepdims=True)
-    before = np.cumsum(probability, -1) - probability
-    kept = np.zeros(scaled.shape, np.bool_)
-    np.put_along_axis(kept, order, in_top_k & (before < params.top_p), -1)
+    """[N,V] bool: the top-k tokens, and of those the smallest set whose probability reaches top-p.
+
+    Tokens as likely as the last one kept are kept too, as Hugging Face's top-k does.
+    """
+    p = np.exp(scaled)
+    p /= p.sum(-1, keepdims=True)
+    ranked = -np.sort(-p, axis=-1)[:, :MAX_CANDIDATES]
+    if params.top_k:
+        ranked = ranked[:, : params.top_k]
+    total = ranked.sum(-1, keepdims=True) if params.top_k else 1
+    share = ranked / total
+    within = (np.cumsum(share, -1) - share < params.top_p) | (params.top_p == 1)
+    least = np.where(within, ranked, 2).min(-1, keepdims=True)
+    kept: npt.NDArray[np.bool_] = p >= least
     return kept

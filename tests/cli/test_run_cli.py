@@ -171,7 +171,7 @@ def test_a_missing_and_a_short_file(tiny_bundle: Path, tmp_path: Path):
 MANIFEST_CHANGES = {
     "version": ({"version": 2}, "version 2 is not 1"),
     "unknown key": ({"speed": "warp"}, "unknown key 'speed'"),
-    "noise": ({"noise": {"scheme": "other", "block": 8, "bits": 30}}, "noise scheme 'other'"),
+    "noise": ({"noise": {"scheme": "other", "members": 8, "row": 16, "bits": 30}}, "noise scheme 'other'"),
     "format": ({"format": "zip"}, "format"),
 }
 

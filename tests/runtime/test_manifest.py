@@ -140,7 +140,7 @@ def test_other_formats_are_refused(document, scratch, change):
     assert next(iter(change)) in refusal_of(document | change, scratch)
 
 
-@pytest.mark.parametrize("change", [{"scheme": "other"}, {"block": 24}, {"bits": 31}])
+@pytest.mark.parametrize("change", [{"scheme": "other"}, {"members": 16}, {"row": 8}, {"bits": 31}])
 def test_another_noise_scheme_is_refused(document, scratch, change):
     """Its tails would draw other tokens than this version's tests and sampler know."""
     assert "noise" in refusal_of(document | {"noise": document["noise"] | change}, scratch)

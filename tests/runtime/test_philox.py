@@ -86,14 +86,23 @@ def test_positions_beyond_32_bits_do_not_wrap():
     assert low.tolist() != high.tolist()
 
 
-@pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 320, 1501])
-def test_tables_reach_every_token_from_every_offset(vocab_size):
-    blocks = -(-vocab_size // 16)
+@pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 128, 129, 320, 1501])
+def test_tables_reach_every_number_from_every_offset(vocab_size):
+    blocks = -(-vocab_size // 8)
     for table in noise.noise_tables(vocab_size):
-        assert table.shape == (2**15 - 1 + blocks, 16)
         assert table.dtype == np.int32
-        # The last offset's block of the last token is the last row.
-        assert (2**15 - 1) * 16 + vocab_size - 1 < table.size <= (2**15 - 1) * 16 + vocab_size + 15
+        # From the last offset, the last block's number is in the last row.
+        last = (2**15 - 1) * 16 + 16 + blocks - 1
+        assert last // 16 == len(table) - 1
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 128, 129, 320, 1501])
+def test_no_number_is_used_twice(vocab_size):
+    (blocks, count), (members, size) = noise.race_entries(vocab_size)
+    assert size == 8 and count * 8 >= vocab_size > (count - 1) * 8
+    entries = [*range(blocks, blocks + count), *range(members, members + size)]
+    assert len(set(entries)) == len(entries)
+    assert max(entries) < 16 * noise.race_rows(vocab_size)
 
 
 def test_tables_hold_uniform_30_bit_integers():

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import chi2_contingency, chisquare, norm
 
 from pass_runtime import noise
-from pass_runtime.sampling import SamplingParams, race_noise, sample
+from pass_runtime.sampling import SamplingParams, race_noise, sample, two_races
 
 POSITIONS = 400_000
 CHUNK = 20_000
@@ -147,19 +147,38 @@ def tilted(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) ->
 
 def uniform_race(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
     """A race of u / p instead of -log(1-u) / p: nearly right for rare tokens only."""
-    ids = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
-    exponential = np.exp(race_noise(ids, noise.noise_offsets(params.seed, positions), logits.shape[1]))
-    return (logits / params.temperature - np.log(-np.expm1(-exponential))).argmax(-1)
+    exponential = np.exp(race_noise(noise.noise_offsets(params.seed, positions), logits.shape[1]))
+    return raced(logits, params, np.log(-np.expm1(-exponential)))
 
 
-def shifted_by_a_block(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Tokens i and i + 8 share their noise, as with a block offset that forgets to advance."""
-    ids = np.broadcast_to(np.arange(logits.shape[1]) % 8, logits.shape)
-    noise_of_block = race_noise(ids, noise.noise_offsets(params.seed, positions), logits.shape[1])
-    return (logits / params.temperature - noise_of_block).argmax(-1)
+def shared_by_members(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Members i and i + 4 of a block share their noise."""
+    drawn = race_noise(noise.noise_offsets(params.seed, positions), logits.shape[1])
+    drawn[:, 4:8] = drawn[:, :4]
+    return raced(logits, params, drawn)
 
 
-@pytest.mark.parametrize("fault", [tilted, uniform_race, shifted_by_a_block])
+def shared_by_races(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The race of the members runs on the noise of the blocks."""
+    drawn = race_noise(noise.noise_offsets(params.seed, positions), logits.shape[1])
+    drawn[:, :3] = drawn[:, 16:19]
+    return raced(logits, params, drawn)
+
+
+def raced(logits: np.ndarray, params: SamplingParams, log_noise: np.ndarray) -> np.ndarray:
+    scaled = logits / np.float32(params.temperature)
+    return two_races(scaled - scaled.max(), log_noise).argmax(-1)
+
+
+def test_the_pieces_are_the_sampler():
+    """So that what the planted faults change is all there is between them and it."""
+    at, params = np.arange(1000), CASES["plain"]
+    logits = np.broadcast_to(spread_logits(), (1000, 24))
+    whole = raced(logits, params, race_noise(noise.noise_offsets(params.seed, at), 24))
+    assert whole.tolist() == sample(logits, at, params).tolist()
+
+
+@pytest.mark.parametrize("fault", [tilted, uniform_race, shared_by_members, shared_by_races])
 def test_biased_samplers_are_caught(fault):
     assert frequency_pvalue(fault, spread_logits(), CASES["plain"]) < CAUGHT
 
