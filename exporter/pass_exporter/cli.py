@@ -1,4 +1,4 @@
-"""pass-export: command line over `pass_exporter.export.export`."""
+"""pass-export: command line over `pass_exporter.export.export` and `pass_exporter.build.build_engines`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,57 @@ import os
 import resource
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from pass_exporter.config import DTYPES, WEIGHTS, ExportConfig
+from pass_exporter.config import DTYPES, WEIGHTS, EngineConfig, ExportConfig
+from pass_exporter.engine_target import choose_targets
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.cuda import find_device
+from pass_runtime.errors import PassError
 from pass_runtime.plan import MAX_LOOKAHEAD
 from pass_runtime.sampling import RULES
+from pass_runtime.trt_library import FLAVOURS, flavour, import_library
+
+if TYPE_CHECKING:
+    from pass_exporter.export import ExportReport
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--model", required=True, help="Registry name, hub id (owner/name), local directory, or .gguf file.")
+class _ExportOrBuild(click.Group):
+    """`pass-export --model M ...` exports; `pass-export build BUNDLE ...` builds engines for a bundle that is there."""
+
+    def collect_usage_pieces(self, _ctx: click.Context) -> list[str]:
+        return ["--model MODEL [OPTIONS]", "| build BUNDLE [OPTIONS]"]
+
+
+def _engine_options(command: Any) -> Any:
+    """What decides how engines are built, in trtexec's and Polygraphy's words."""
+    choices = [
+        click.option("--max-batch-size", type=int, default=1, show_default=True, help="Sequences in a pass."),
+        click.option("--max-seq-len", type=int, help="Prompt and output, in tokens.  [default: 4096, or the model's]"),
+        click.option("--capacity", type=int, help="S, the KV cache's columns, in place of --max-seq-len."),
+        click.option(
+            "--workspace", type=int, metavar="MIB", help="Scratch memory of kernels.  [default: all there is]"
+        ),
+        click.option("--timing-cache", type=click.Path(path_type=Path), help="Read, and written: rebuilds are faster."),
+        click.option(
+            "--compute-capability", multiple=True, help="Target GPU, as 8.9; several times.  [default: this machine's]"
+        ),
+        click.option("--device-memory", type=float, metavar="GIB", help="Of the target.  [default: this machine's]"),
+    ]
+    for option in reversed(choices):
+        command = option(command)
+    return command
+
+
+@click.group(cls=_ExportOrBuild, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
 @click.option("--lookahead", type=int, default=4, show_default=True, help=f"L, drafts per round: 1..{MAX_LOOKAHEAD}.")
 @click.option(
     "--lookahead-weights",
@@ -34,22 +70,94 @@ from pass_runtime.sampling import RULES
 @click.option(
     "--verify", type=click.Path(path_type=Path), help="Text file: report perplexity and agreement with full precision."
 )
+@click.option(
+    "--engine", type=click.Choice(tuple(FLAVOURS)), help="Build TensorRT engines too, with the options below."
+)
+@_engine_options
 @click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
 @one_line_errors
 def main(**options: Any) -> None:
-    """Export a frozen decoder with look-ahead embeddings into a bundle for pass-run."""
-    config = ExportConfig(**options)
+    """Export a frozen decoder with look-ahead embeddings into a bundle for pass-run, or build engines for a bundle."""
     interrupt_on_signals()
+    context = click.get_current_context()
+    given = [name for name in options if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    if context.invoked_subcommand is not None:
+        if given:
+            raise PassError(
+                f"--{given[0].replace('_', '-')} belongs behind `{context.invoked_subcommand}`, or to no command"
+            )
+        return
+    engine = _engine_config(options)
+    if options["model"] is None:
+        raise PassError("name the model: pass-export --model NAME (see --help), or pass-export build BUNDLE")
+    if engine is None and (unused := next((name for name in given if name in _ENGINE_FIELDS), None)):
+        raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(FLAVOURS)}")
+    config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_FIELDS})
+    _export(config, engine)
+
+
+_ENGINE_FIELDS = {field.name for field in fields(EngineConfig)} - {"force"}
+
+
+def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
+    if options["engine"] is None:
+        return None
+    return EngineConfig(force=options["force"], **{name: options[name] for name in _ENGINE_FIELDS})
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--engine", type=click.Choice(tuple(FLAVOURS)), required=True, help="The library to build with.")
+@_engine_options
+@click.option("--force", is_flag=True, help="Build again what the bundle has already.")
+@one_line_errors
+def build(bundle: Path, **options: Any) -> None:
+    """Build TensorRT engines for BUNDLE. An interrupted build goes on where it was."""
+    console = Console(stderr=True)
+    config = EngineConfig(**options)
+    console.print(f"[bold]pass-export build[/] {bundle}, {config.engine}")
+    _build(bundle, config, console)
+    click.echo(bundle)
+
+
+def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
+    from pass_exporter.build import build_engines
+
+    with _Terminal(console) as progress:
+        report = build_engines(bundle, config, progress)
+    engines = report.engines
+    profiles = len(engines.engines[-1].profiles)
+    console.print(f"engines                 {len(engines.engines)} in {engines.path(bundle)}")
+    if report.resumed:
+        console.print(f"  of which {report.resumed} were finished before")
+    console.print(f"size                    {report.bytes / 1e9:.2f} GB")
+    console.print(f"targets                 {', '.join(engines.targets)}")
+    console.print(f"capacity                {engines.capacities[-1]}, {profiles} profiles of the trunk")
+    console.print(f"device memory           about {report.memory}")
+
+
+def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     console = Console(stderr=True)
     weights = "" if config.weights == "full" else f", {config.weights} weights"
     console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}{weights}")
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: our progress lines are the only ones
+    if engine is not None:
+        # before the long work
+        import_library(flavour(engine.engine))
+        choose_targets(flavour(engine.engine), engine, find_device())
     # torch takes seconds to import: --help and bad options should not wait for it.
     with _Terminal(console) as progress:
         progress.phase("importing torch")
         from pass_exporter.export import export
 
         report = export(config, progress)
+    _print_report(console, report)
+    if engine is not None:
+        _build(report.output, engine, console)
+    click.echo(report.output)
+
+
+def _print_report(console: Console, report: ExportReport) -> None:
     lookahead = report.manifest.lookahead
     console.print(f"look-ahead embeddings   {lookahead.source}")
     if not lookahead.trained:
@@ -68,7 +176,6 @@ def main(**options: Any) -> None:
         )
         console.print(f"greedy agreement        {100 * quality.agreement:.1f} % of tokens")
     console.print(f"peak memory             {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB")
-    click.echo(report.output)
 
 
 class _Terminal:

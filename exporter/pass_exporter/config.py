@@ -9,11 +9,42 @@ from typing import Literal
 from pass_runtime.errors import PassError
 from pass_runtime.plan import MAX_LOOKAHEAD
 from pass_runtime.sampling import RULES, Rule
+from pass_runtime.trt_library import flavour
 
 Dtype = Literal["fp32", "fp16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16")
 Weights = Literal["full", "int8", "int4"]
+MAX_BATCH = 256
 WEIGHTS: tuple[Weights, ...] = ("full", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """engine: a name of `pass_runtime.trt_library.FLAVOURS`. compute_capability: GPUs to build for, as 8.9 or sm89; ()
+    is the GPU at hand.
+
+    max_seq_len: prompt and output tokens of the longest sequence; capacity: S itself, in its place. workspace: MiB that
+    kernels may use. device_memory: GiB of the target, None asks the GPU at hand. timing_cache: read and written.
+    """
+
+    engine: str
+    max_batch_size: int = 1
+    max_seq_len: int | None = None
+    capacity: int | None = None
+    workspace: int | None = None
+    timing_cache: Path | None = None
+    compute_capability: tuple[str, ...] = ()
+    device_memory: float | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        flavour(self.engine)
+        if not 1 <= self.max_batch_size <= MAX_BATCH:
+            raise PassError(f"--max-batch-size must be 1 to {MAX_BATCH}, not {self.max_batch_size}")
+        if self.workspace is not None and self.workspace < 1:
+            raise PassError(f"--workspace must be at least 1 MiB, not {self.workspace}")
+        if self.device_memory is not None and not self.device_memory > 0:
+            raise PassError(f"--device-memory must be above 0 GiB, not {self.device_memory}")
 
 
 @dataclass(frozen=True)

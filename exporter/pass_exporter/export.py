@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pass_exporter import bundle as files
 from pass_exporter.config import ExportConfig
@@ -14,6 +12,7 @@ from pass_exporter.graph import save
 from pass_exporter.load import LoadedModel, load_model
 from pass_exporter.lookahead import BASELINE, FILE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.perplexity import Quality, measure_quality, reference
+from pass_exporter.progress import Progress
 from pass_exporter.quantize import pad_queries, quantize_weights, round_adapter
 from pass_exporter.registry import models_directory, resolve
 from pass_exporter.staging import staged_directory
@@ -23,12 +22,6 @@ from pass_runtime.lossless import Difference
 from pass_runtime.manifest import Manifest
 
 TRUNK_FILE = "trunk.onnx"
-
-
-class Progress(Protocol):
-    """Told when a phase starts; `step(done, total)` inside a phase whose length is known."""
-
-    def phase(self, name: str) -> Callable[[int, int], None]: ...
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from pass_runtime.backend import Backend
 from pass_runtime.cost import PassTimes
-from pass_runtime.plan import Cycle, Plan, fused_cycle, make_cycle, verify_plan
-from pass_runtime.shapes import best_shape, chain_of, two_pass_tokens
+from pass_runtime.plan import Cycle, Plan, fused_cycle, make_cycle
+from pass_runtime.shapes import best_shape, chain_of, full_shape, shapes, two_pass_tokens
 from pass_runtime.steering import Pass, Steering
 
 EVERY = 12
@@ -76,14 +76,23 @@ class Candidate:
 class Chooser:
     """What one session knows: pass times, and how well drafts do. Requests share it."""
 
-    def __init__(self, times: PassTimes, lookahead: int, acceptance: Sequence[float], discount: float = 1.0) -> None:
+    def __init__(
+        self,
+        times: PassTimes,
+        lookahead: int,
+        acceptance: Sequence[float],
+        discount: float = 1.0,
+        *,
+        exactly: int | None = None,
+    ) -> None:
         """acceptance: by position, as the bundle states it (see `LookaheadInfo`); empty where nobody measured it.
 
         discount: the part of a stated rate to expect at first (SAMPLED where tokens are sampled).
+        exactly: the only look-ahead that there are plans for, with full groups (see `Capabilities.lookahead`).
         """
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
         prior = [*(rate * discount for rate in rates), *[UNKNOWN] * lookahead][:lookahead]
-        self.times, self.lookahead = times, lookahead
+        self.times, self.lookahead, self._exactly = times, lookahead, exactly
         self.drafts = Acceptance(prior)
         self.texts: dict[int, Acceptance] = {}
         self.chosen = make_cycle("ar", 0)
@@ -96,10 +105,16 @@ class Chooser:
         """The best of each mode with at most `lookahead` drafts, `ar` included; best first."""
         times, chain = self.times, chain_of(self.drafts.rates[:lookahead])
         found = [self._candidate(make_cycle("ar", 0), 1.0)]
-        pairs = [make_cycle("two-pass", length) for length in range(1, lookahead + 1)]
+        lengths = range(1, lookahead + 1) if self._exactly is None else [self._exactly] * (lookahead >= self._exactly)
+        pairs = [make_cycle("two-pass", length) for length in lengths]
         two_pass = [self._candidate(pair, two_pass_tokens(pair.lookahead, chain)) for pair in pairs]
         found += [max(two_pass, key=lambda candidate: candidate.rate)] if two_pass else []
-        shape = best_shape(chain, lambda width, drafts: times.seconds(width, 2 * drafts + 1), times.max_width)
+        shape = best_shape(
+            chain,
+            lambda width, drafts: times.seconds(width, 2 * drafts + 1),
+            times.max_width,
+            shapes if self._exactly is None else lambda drafts: full_shape(drafts)[: drafts == self._exactly],
+        )
         if shape is not None:
             found.append(Candidate(fused_cycle(shape.groups), shape.tokens, shape.seconds))
         return sorted(found, key=lambda candidate: -candidate.rate)
@@ -170,8 +185,10 @@ class AutoSteering(Steering):
                 return None
             chosen = Pass(fused, drafts[: fused.drafts])
         else:
-            plans = [verify_plan(count) for count in range(1, len(drafts) + 1) if backend.fits(1 + count)]
-            rates = [float(chain[: plan.width].sum()) / chooser.times.plan_seconds(plan) for plan in plans]
+            plans = [backend.capabilities.verify_plan(count) for count in range(1, len(drafts) + 1)]
+            plans = [plan for plan in plans if backend.fits(plan.width)]
+            seconds = [chooser.times.plan_seconds(plan) for plan in plans]
+            rates = [float(chain[: i + 2].sum()) / each for i, each in enumerate(seconds)]
             best = max(rates, default=0.0)
             if best < KEEP * self._decided.rate:
                 chooser.text(matched).forget()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pass_runtime.errors import PassError
 from pass_runtime.noise import noise_offsets
-from pass_runtime.plan import MAX_LOOKAHEAD, Plan
+from pass_runtime.plan import MAX_LOOKAHEAD, MODES, Plan, make_cycle, verify_plan
 from pass_runtime.sampling import SamplingParams
 
 
@@ -21,16 +21,28 @@ class Capabilities:
 
     capacities: KV capacities S in rising order; a sequence starts in the smallest that fits and grows.
     prefill_widths: chunk widths Q in falling order, ending in 1.
+    lookahead: the only number of drafts that plans may have, with full groups; None allows any plan.
     """
 
     device: str
     vocab_size: int
     capacities: tuple[int, ...]
     prefill_widths: tuple[int, ...]
+    lookahead: int | None = None
 
     @property
     def max_capacity(self) -> int:
         return self.capacities[-1]
+
+    def allows(self, plans: Sequence[Plan]) -> bool:
+        """Whether there are engines for all of `plans`."""
+        if self.lookahead is None:
+            return True
+        return set(plans) <= {plan for mode in MODES for plan in make_cycle(mode, self.lookahead).plans}
+
+    def verify_plan(self, drafts: int) -> Plan:
+        """The plan that verifies `drafts` drafts; it may have room for more."""
+        return verify_plan(drafts if self.lookahead is None else self.lookahead)
 
     @property
     def positions(self) -> int:
@@ -112,6 +124,9 @@ class Backend(ABC):
         self.reserve(plan.width)
         self.enter(plan)
         return self._time(plan)
+
+    def close(self) -> None:  # noqa: B027 (most engines have nothing to do)
+        """Give back what the device holds; harmless when repeated."""
 
     @abstractmethod
     def _begin(self, params: SamplingParams) -> None:

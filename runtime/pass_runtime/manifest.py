@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,9 +14,12 @@ from pass_runtime import noise
 from pass_runtime.errors import PassError
 from pass_runtime.plan import MAX_LOOKAHEAD
 from pass_runtime.sampling import Rule, Sampler
+from pass_runtime.trt_library import FlavourName
 
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
+ENGINES = "engines"
+"""The directory of engine sets in a bundle."""
 VERSION = 1
 
 
@@ -31,14 +34,14 @@ def _plain_name(name: str) -> str:
 
 
 FileName = Annotated[str, AfterValidator(_plain_name)]
-"""A bundle is flat."""
+"""A bundle is flat, engine sets apart."""
 
 
 class Tensor(_Strict):
     """A graph input or output. Named dimensions are symbolic: batch, width, logit_rows, capacity, positions."""
 
     name: str
-    dtype: Literal["int64", "bool", "float16", "float32"]
+    dtype: Literal["int64", "bool", "float16", "bfloat16", "float32"]
     shape: tuple[int | str, ...] = Field(strict=False)
 
 
@@ -57,7 +60,7 @@ class ModelInfo(_Strict):
     name: str
     source: str
     family: str
-    dtype: Literal["float16", "float32"]
+    dtype: Literal["float16", "bfloat16", "float32"]
     weights: Literal["full", "int8", "int4"]
     vocab_size: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
@@ -107,6 +110,49 @@ class FileInfo(_Strict):
     bytes: int = Field(ge=0)
 
 
+class Profile(_Strict):
+    """(min, opt, max) by symbolic dimension: the shapes an engine was tuned for."""
+
+    sizes: dict[str, Annotated[tuple[int, int, int], Field(strict=False)]]
+
+    def admits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether every dimension lies in its range."""
+        return all(low <= sizes[name] <= high for name, (low, _, high) in self.sizes.items())
+
+
+class EngineFile(_Strict):
+    """`graph`, built into `file` of the set's directory. aliases: output -> the input whose memory it shares."""
+
+    graph: FileName
+    file: FileName
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+    profiles: tuple[Profile, ...] = Field(strict=False)
+    aliases: dict[str, str]
+
+
+class EngineSet(_Strict):
+    """What one `pass-export build` made, in engines/<directory>.
+
+    bundle: `Manifest.content` of what it was built from. targets: compute capabilities, as `sm89`. lookahead: drafts of
+    its plans, which have full groups. capacities: cache columns that a pass may read, in rising order; the last is S,
+    the cache's own.
+    """
+
+    directory: FileName
+    flavour: FlavourName
+    version: str
+    targets: tuple[str, ...] = Field(strict=False)
+    bundle: str
+    lookahead: int = Field(ge=1, le=MAX_LOOKAHEAD)
+    max_batch_size: int = Field(ge=1)
+    capacities: tuple[int, ...] = Field(strict=False, min_length=1)
+    engines: tuple[EngineFile, ...] = Field(strict=False)
+
+    def path(self, bundle: Path) -> Path:
+        return bundle / ENGINES / self.directory
+
+
 class Manifest(_Strict):
     format: Literal["pass-bundle"]
     version: Literal[1]
@@ -119,6 +165,13 @@ class Manifest(_Strict):
     noise: NoiseInfo
     files: dict[FileName, FileInfo]
     tools: dict[str, str]
+    engines: tuple[EngineSet, ...] = Field(default=(), strict=False)
+
+    @property
+    def content(self) -> str:
+        """A hash over the hashes of all files: engines built from other files do not fit."""
+        listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(self.files.items()))
+        return hashlib.sha256(listed.encode()).hexdigest()
 
     def plan(self, name: str) -> PlanInfo:
         for plan in self.plans:

@@ -7,7 +7,6 @@ and `length`. A step is two `run_with_iobinding` calls and the copy of a few int
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backend import Backend, Capabilities
+from pass_runtime.backend import Capabilities
+from pass_runtime.graph_backend import GraphBackend
 from pass_runtime.manifest import Manifest
-from pass_runtime.noise import STREAMS
 from pass_runtime.ort_engine import Buffers, choose_device, open_session
 from pass_runtime.ort_trunk import OrtTrunk
-from pass_runtime.plan import Plan, prefill_plan
-from pass_runtime.sampling import SamplingParams
+from pass_runtime.plan import Plan
+from pass_runtime.slots import tail_graph, tail_slots
 
 FIRST_CAPACITY = 256
 PREFILL_WIDTHS = (256, 64, 16, 1)
@@ -51,17 +50,16 @@ class BoundTail:
         return tokens
 
 
-class OrtBackend(Backend):
+class OrtBackend(GraphBackend):
     """Drives any trunk through the bundle's tail graphs."""
 
     def __init__(self, bundle: Path, manifest: Manifest, trunk: TrunkRunner, buffers: Buffers, device: str) -> None:
         capacities = doubling_capacities(manifest.model.max_capacity)
-        super().__init__(Capabilities(device, manifest.model.vocab_size, capacities, PREFILL_WIDTHS))
-        self._bundle, self._manifest = bundle, manifest
+        capabilities = Capabilities(device, manifest.model.vocab_size, capacities, PREFILL_WIDTHS)
+        super().__init__(bundle, manifest, capabilities, buffers)
         self._trunk, self._buffers = trunk, buffers
         self._tail_sessions: dict[str, ort.InferenceSession] = {}  # by file
         self._tails: dict[tuple[str, str], BoundTail] = {}  # by plan and sampler
-        self._params = SamplingParams()
 
     @classmethod
     def open(cls, bundle: Path, manifest: Manifest, device: str = "cpu", threads: int = 0) -> OrtBackend:
@@ -70,36 +68,11 @@ class OrtBackend(Backend):
         buffers = Buffers(device)
         return cls(bundle, manifest, OrtTrunk(bundle, manifest, buffers, device, threads), buffers, device)
 
-    def _begin(self, params: SamplingParams) -> None:
-        self._params = params
-        if params.sampler == "greedy":
-            return
-        for stream in STREAMS if self._manifest.rule == "rejection" else STREAMS[:1]:
-            self._buffers.put(stream, self._noise_offsets(params.seed, stream)[None])
-        self._buffers.put("temperature", np.array([params.temperature], np.float32))
-        self._buffers.put("top_k", np.array([params.top_k], np.int64))
-        self._buffers.put("top_p", np.array([params.top_p], np.float32))
-
     def _grow(self, capacity: int) -> None:
         self._trunk.grow(capacity, self.length)
 
-    def _prefill(self, tokens: Sequence[int], width: int) -> None:
-        ids = np.zeros((1, width), np.int64)
-        ids[0, : len(tokens)] = tokens
-        self._put_window(ids)
-        self._trunk.run(prefill_plan(width), np.array([len(tokens) - 1], np.int64))
-
-    def _enter(self, ids: npt.NDArray[np.int64], plan: Plan) -> None:
-        self._put_window(ids[None])
-        if plan.drafts and self._manifest.rule == "rejection" and self._params.sampler != "greedy":
-            # A draft from elsewhere was certain to be drawn; one that is missing could not be.
-            vocab = self.capabilities.vocab_size
-            drafts = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
-            self._buffers.put("draft_probs", drafts[None].astype(np.float32))
-
-    def _put_window(self, ids: npt.NDArray[np.int64]) -> None:
-        self._buffers.put("input_ids", ids)
-        self._buffers.put("length", np.array([self.length], np.int64))
+    def _run_prefill(self, plan: Plan, logit_rows: npt.NDArray[np.int64]) -> None:
+        self._trunk.run(plan, logit_rows)
 
     def _step(self, plan: Plan) -> list[int]:
         self._trunk.run(plan)
@@ -130,26 +103,16 @@ class OrtBackend(Backend):
         return self._tail_sessions[file]
 
     def _bind_tail(self, plan: Plan) -> BoundTail:
-        buffers, vocab = self._buffers, self.capabilities.vocab_size
-        graph = self._manifest.plan(plan.tail).tails[self._params.sampler]
-        sizes = {"batch": 1, "positions": self.capabilities.positions, "width": plan.width}
-        sizes["lookahead_rows"] = len(plan.lookahead_rows)
-        shared = {"next_ids": "input_ids", "next_length": "length", "next_draft_probs": "draft_probs"}
-        if plan.is_fused:
-            for name, array in (("draft_rows", plan.draft_rows), ("lookahead_ids", plan.lookahead_ids(vocab))):
-                shared[name] = f"{plan.name}.{name}"
-                buffers.put(shared[name], array)
-        session = self._tail_session(graph.file)
+        sampler = self._params.sampler
+        slots = tail_slots(self._manifest, plan, sampler, self.capabilities.positions)
+        session = self._tail_session(tail_graph(self._manifest, plan, sampler).file)
         binding = session.io_binding()
-        values: dict[str, ort.OrtValue] = {}
-        for tensor in (*graph.inputs, *graph.outputs):
-            shape = tuple(sizes[size] if isinstance(size, str) else size for size in tensor.shape)
-            values[tensor.name] = buffers.get(shared.get(tensor.name, tensor.name), shape, tensor.dtype)
-        for tensor in graph.inputs:
-            binding.bind_ortvalue_input(tensor.name, values[tensor.name])
-        for tensor in graph.outputs:
-            binding.bind_ortvalue_output(tensor.name, values[tensor.name])
-        return BoundTail(session, binding, values["emitted"], values["count"])
+        for slot in slots.inputs:
+            binding.bind_ortvalue_input(slot.tensor, self._buffers.at(slot))
+        outputs = {slot.tensor: self._buffers.at(slot) for slot in slots.outputs}
+        for name, value in outputs.items():
+            binding.bind_ortvalue_output(name, value)
+        return BoundTail(session, binding, outputs["emitted"], outputs["count"])
 
 
 def doubling_capacities(maximum: int) -> tuple[int, ...]:

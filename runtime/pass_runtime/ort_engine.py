@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.errors import PassError
+from pass_runtime.slots import Slot
 
 PROVIDERS: Mapping[str, tuple[str, str]] = {
     # device -> execution provider, OrtValue memory
@@ -25,7 +26,7 @@ def choose_device(device: str) -> str:
     if device == "auto":
         return "cuda" if PROVIDERS["cuda"][0] in available else "cpu"
     if device not in PROVIDERS:
-        raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
+        raise PassError(f"unknown device {device!r}: choose cpu, cuda, tensorrt, tensorrt-rtx or auto")
     if PROVIDERS[device][0] not in available:
         raise PassError(
             f"this onnxruntime has no {PROVIDERS[device][0]}: uninstall onnxruntime and install onnxruntime-gpu"
@@ -64,6 +65,12 @@ class Buffers:
         if key not in self._values:
             self._values[key] = self.new(np.zeros(shape, dtype))
         return self._values[key]
+
+    def at(self, slot: Slot) -> ort.OrtValue:
+        """The buffer of a slot, filled if it is a constant."""
+        if slot.constant is not None:
+            return self.put(slot.buffer, slot.constant)
+        return self.get(slot.buffer, slot.shape, slot.dtype)
 
     def put(self, name: str, array: npt.NDArray[Any]) -> ort.OrtValue:
         """Write `array` into its buffer."""

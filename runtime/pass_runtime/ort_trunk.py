@@ -11,6 +11,7 @@ import onnxruntime as ort
 from pass_runtime.manifest import Manifest
 from pass_runtime.ort_engine import Buffers, open_session
 from pass_runtime.plan import Plan
+from pass_runtime.slots import trunk_slots
 
 
 class OrtTrunk:
@@ -42,27 +43,17 @@ class OrtTrunk:
             self._buffers.put(f"{plan.name}.logit_rows", logit_rows)
         binding = self._bindings.get(plan.name)
         if binding is None:
-            binding = self._bindings[plan.name] = self._bind(
-                plan, plan.logit_rows if logit_rows is None else logit_rows
-            )
+            binding = self._bindings[plan.name] = self._bind(plan, logit_rows)
         self._session.run_with_iobinding(binding)
 
-    def _bind(self, plan: Plan, logit_rows: npt.NDArray[np.int64]) -> ort.IOBinding:
-        buffers = self._buffers
-        inputs = {
-            "input_ids": buffers.get("input_ids", (1, plan.width), np.int64),
-            "length": buffers.get("length", (1,), np.int64),
-            "row_position": buffers.put(f"{plan.name}.row_position", plan.row_position),
-            "window_mask": buffers.put(f"{plan.name}.window_mask", plan.window_mask),
-            "logit_rows": buffers.put(f"{plan.name}.logit_rows", logit_rows),
-        }
-        if any(tensor.name == "lookahead_rows" for tensor in self._manifest.trunk.inputs):  # there is an adapter
-            inputs["lookahead_rows"] = buffers.put(f"{plan.name}.lookahead_rows", plan.lookahead_rows)
-        logits_shape = (1, len(logit_rows), self._manifest.model.vocab_size)
+    def _bind(self, plan: Plan, logit_rows: npt.NDArray[np.int64] | None) -> ort.IOBinding:
+        slots = trunk_slots(self._manifest, plan, logit_rows)
         binding = self._session.io_binding()
-        for name, value in (inputs | self._cache).items():
-            binding.bind_ortvalue_input(name, value)
+        for slot in slots.inputs:
+            binding.bind_ortvalue_input(slot.tensor, self._buffers.at(slot))
+        for slot in slots.outputs:
+            binding.bind_ortvalue_output(slot.tensor, self._buffers.at(slot))
         for name, value in self._cache.items():
+            binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(name.replace("past_", "present_"), value)
-        binding.bind_ortvalue_output("logits", buffers.get("logits", logits_shape, np.float32))
         return binding

@@ -15,7 +15,7 @@ from pass_runtime.cost import measure, probe_plans
 from pass_runtime.errors import PassError
 from pass_runtime.loop import Request, TokenStream
 from pass_runtime.manifest import TOKENIZER_FILE, Manifest, read_manifest, verify_files
-from pass_runtime.ort_backend import OrtBackend
+from pass_runtime.open_backend import open_backend
 from pass_runtime.plan import MODES, make_cycle
 from pass_runtime.sampling import SamplingParams
 from pass_runtime.steering import DRAFTS, Steering, make_steering
@@ -64,6 +64,16 @@ class Session:
         self.chat_template = chat_template
         self._choosers: dict[str, Chooser] = {}  # by sampler
 
+    def close(self) -> None:
+        """Give the device's memory back; the session cannot be used afterwards."""
+        self.backend.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def encode(self, text: str) -> list[int]:
         """Token ids with the tokenizer's own special tokens; an empty text becomes the model's start token."""
         ids = list(self.tokenizer.encode(_valid(text)).ids)
@@ -106,6 +116,12 @@ class Session:
             raise PassError(
                 f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with"
             )
+        exactly = self.backend.capabilities.lookahead
+        if exactly is not None and (options.plan.startswith("fused:") or lookahead not in (0, exactly)):
+            raise PassError(
+                f"the engines are for look-ahead {exactly} with full groups: use --plan fused, and "
+                f"--lookahead {exactly} or 0"
+            )
         if options.plan == "auto" and lookahead:
             draft = options.draft or "both"
             return AutoSteering(
@@ -120,9 +136,16 @@ class Session:
         """What `auto` knows. The first request of a kind (greedy, sampled, truncated) times passes for a second."""
         kind, lookahead = sampling.sampler, self.manifest.lookahead
         if kind not in self._choosers:
-            times = measure(self.backend, sampling, probe_plans(lookahead.length))
+            probes = [plan for plan in probe_plans(lookahead.length) if self.backend.capabilities.allows([plan])]
+            times = measure(self.backend, sampling, probes)
             discount = 1.0 if kind == "greedy" else SAMPLED
-            self._choosers[kind] = Chooser(times, lookahead.length, lookahead.acceptance_per_position, discount)
+            self._choosers[kind] = Chooser(
+                times,
+                lookahead.length,
+                lookahead.acceptance_per_position,
+                discount,
+                exactly=self.backend.capabilities.lookahead,
+            )
         return self._choosers[kind]
 
     def _start(self, prompt_ids: list[int], options: GenerateOptions) -> TokenStream:
@@ -159,8 +182,10 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
 
 def load(bundle: str | Path, device: str = "auto", *, threads: int = 0, verify: bool = True) -> Session:
-    """Open a bundle. `device`: cpu, cuda or auto; `threads`: 0 lets the engine choose; `verify`: check file hashes.
+    """Open a bundle. `threads`: 0 lets ONNX Runtime choose; `verify`: check file hashes.
 
+    device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto: the bundle's engines
+    where some fit this machine, else CUDA, else the CPU.
     Raises PassError where the bundle is not whole, not ours, or of another version.
     """
     path = Path(bundle)
@@ -173,4 +198,4 @@ def load(bundle: str | Path, device: str = "auto", *, threads: int = 0, verify: 
         bos_token=tokenizer.id_to_token(bos) or "" if bos is not None else "",
         eos_token=tokenizer.id_to_token(eos[0]) or "" if eos else "",
     )
-    return Session(manifest, OrtBackend.open(path, manifest, device, threads), tokenizer, template)
+    return Session(manifest, open_backend(path, manifest, device, threads, verify=verify), tokenizer, template)

@@ -76,15 +76,26 @@ def shapes(drafts: int) -> npt.NDArray[np.int64]:
     return np.array([(drafts, *tail) for tail in tails], np.int64)
 
 
-def best_shape(chain: Floats, seconds: Callable[[int, int], float], max_width: int) -> Choice | None:
+def full_shape(drafts: int) -> npt.NDArray[np.int64]:
+    """[1,D+1]: all groups as long as the chain of drafts."""
+    return np.full((1, drafts + 1), drafts, np.int64)
+
+
+def best_shape(
+    chain: Floats,
+    seconds: Callable[[int, int], float],
+    max_width: int,
+    choices: Callable[[int], npt.NDArray[np.int64]] = shapes,
+) -> Choice | None:
     """The fused plan with the most tokens per second; None where none has at most `max_width` rows.
 
-    seconds(width, drafts): of a pass. All drafts up to len(chain) - 1 and MAX_DRAFTS are tried.
+    seconds(width, drafts): of a pass. All drafts up to len(chain) - 1 and MAX_DRAFTS are tried, with what
+    choices(drafts) offers.
     """
     chain = np.minimum(chain, np.append(1.0, np.full(len(chain) - 1, 0.999)))  # certainty would part the Markov chain
     best: Choice | None = None
     for drafts in range(1, min(len(chain) - 1, MAX_DRAFTS) + 1):
-        groups = shapes(drafts)
+        groups = choices(drafts)
         widths, kind = np.unique(1 + drafts + groups.sum(1), return_inverse=True)
         cost = np.array([seconds(int(width), drafts) for width in widths])[kind]
         # No pass is worth more than one that always has all drafts: most shapes are too dear to be worth a look.

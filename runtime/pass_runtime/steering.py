@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pass_runtime.backend import Backend
 from pass_runtime.errors import PassError
 from pass_runtime.ngram import NgramIndex
-from pass_runtime.plan import Cycle, Plan, make_cycle, verify_plan
+from pass_runtime.plan import Cycle, Plan, make_cycle
 
 DRAFTS = ("lookahead", "ngram", "both")
 """Where drafts come from: look-ahead rows, the text so far, or the text where it matches and else look-ahead rows."""
@@ -75,15 +75,16 @@ class Steering:
         plan = self._cycle.plans[0]
         if plan.is_fused and backend.fits(plan.width):
             return Pass(plan, drafts[: plan.drafts])
-        room = sum(backend.fits(1 + count) for count in range(1, len(drafts) + 1))
-        return Pass(verify_plan(room), drafts[:room]) if room else None
+        plans = [backend.capabilities.verify_plan(count) for count in range(1, len(drafts) + 1)]
+        room = sum(backend.fits(plan.width) for plan in plans)
+        return Pass(plans[room - 1], drafts[:room]) if room else None
 
     def _from_cycle(self, backend: Backend) -> Pass | None:
         """The window in place, or the start of the cycle; near the end of the capacity a narrower cycle."""
         ready = self._ready
         if ready in self._cycle.plans and backend.fits(ready.width):
             return Pass(ready, None)
-        while not backend.fits(self._cycle.reach):
+        while not (backend.fits(self._cycle.reach) and backend.capabilities.allows(self._cycle.plans)):
             if self._cycle.lookahead == 0:
                 return None
             self._cycle = self._cycle.narrower()

@@ -30,7 +30,7 @@ def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 def engine_options(command: F) -> F:
     """--device --threads --trust-bundle"""
     return apply(
-        click.option("--device", default="auto", show_default=True, help="cpu, cuda or auto."),
+        click.option("--device", default="auto", show_default=True, help="cpu, cuda, tensorrt, tensorrt-rtx or auto."),
         click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
         click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
     )(command)

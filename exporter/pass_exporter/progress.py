@@ -1,0 +1,12 @@
+"""How long work tells what it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Told when a phase starts; `step(done, total)` inside a phase whose length is known."""
+
+    def phase(self, name: str) -> Callable[[int, int], None]: ...

@@ -1,0 +1,82 @@
+"""TensorRT and TensorRT-RTX: one API under two module names. Every difference between them is a field here."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pass_runtime.errors import PassError
+
+FlavourName = Literal["tensorrt", "tensorrt-rtx"]
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """module: what to import. minimum: the oldest version with a KV cache update layer. install: the exact command.
+
+    builds_ahead: builds for compute capabilities of other machines, on one without a GPU.
+    targets: the compute capabilities it has, as `sm89`; () is whatever the GPU at hand is.
+    """
+
+    name: FlavourName
+    module: str
+    minimum: tuple[int, int]
+    install: str
+    builds_ahead: bool
+    targets: tuple[str, ...]
+
+
+FLAVOURS: Mapping[FlavourName, Flavour] = {
+    "tensorrt": Flavour(
+        "tensorrt", "tensorrt", (10, 15), "pip install 'tensorrt-cu13>=10.15' 'pass-toolkit[cuda]'", False, ()
+    ),
+    "tensorrt-rtx": Flavour(
+        "tensorrt-rtx",
+        "tensorrt_rtx",
+        (1, 5),
+        "pip install 'pass-toolkit[tensorrt-rtx,cuda]'",
+        True,
+        ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"),
+    ),
+}
+
+
+def flavour(name: str) -> Flavour:
+    """Raises PassError for a name that is none."""
+    for known in FLAVOURS.values():
+        if known.name == name:
+            return known
+    raise PassError(f"unknown engine {name!r}: choose one of {', '.join(FLAVOURS)}")
+
+
+def import_library(chosen: Flavour) -> Any:
+    """The Python module; PassError with the command that installs it."""
+    try:
+        library = importlib.import_module(chosen.module)
+    except ImportError as error:
+        raise PassError(f"{chosen.name} cannot be imported ({error}); run: {chosen.install}") from None
+    found = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
+    if found < chosen.minimum:
+        needed = ".".join(map(str, chosen.minimum))
+        raise PassError(
+            f"{chosen.name} {library.__version__} is older than {needed}, the first with a KV cache layer; "
+            f"run: {chosen.install}"
+        )
+    return library
+
+
+def make_logger(library: Any, messages: list[str]) -> Any:
+    """A logger of `library` that appends errors to `messages` and prints nothing."""
+
+    class Logger(library.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR):
+                messages.append(" ".join(message.split()))
+
+    return Logger()

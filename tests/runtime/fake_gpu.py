@@ -1,0 +1,306 @@
+"""CUDA and TensorRT as far as the backend calls them, on the CPU: device memory is host memory that is watched, and an
+engine runs its graph in ONNX Runtime, on nothing but the addresses and shapes it was given.
+
+What a real device would refuse or corrupt, this refuses: stale addresses, shapes outside the profile, a cache output
+that is not bound over its input, synchronizing inside a capture, use after free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnxruntime as ort
+
+from pass_exporter.build import graph_sources
+from pass_exporter.engine_builder import Source
+from pass_exporter.engine_profiles import column_steps
+from pass_runtime.manifest import FILE_NAME, EngineFile, EngineSet, Manifest, file_info, read_manifest
+
+VERSION = "10.15.1.fake"
+DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class Code(enum.IntEnum):
+    SUCCESS = 0
+    OUT_OF_MEMORY = 2
+    STREAM_CAPTURE_UNSUPPORTED = 900
+
+
+class FakeCuda:
+    """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters tell what was done."""
+
+    def __init__(self, limit: int = 1 << 30, target: tuple[int, int] = (9, 0)) -> None:
+        self.limit, self.target = limit, target
+        self.blocks: dict[int, np.ndarray] = {}
+        self.pinned: dict[int, np.ndarray] = {}
+        self.streams: set[int] = set()
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.capturing: list[Callable[[], None]] | None = None
+        self.mallocs = self.launches = self.captures = self.launched_outside_a_graph = 0
+        self._handles = iter(range(1, 1 << 30))
+
+    @property
+    def used(self) -> int:
+        return sum(block.nbytes for block in self.blocks.values())
+
+    def on_device(self, address: int, size: int) -> bool:
+        return any(start <= address and address + size <= start + b.nbytes for start, b in self.blocks.items())
+
+    def submit(self, work: Callable[[], None]) -> None:
+        if self.capturing is not None:
+            self.capturing.append(work)
+        else:
+            self.launched_outside_a_graph += 1
+            work()
+
+    def cudaGetDeviceCount(self):
+        return Code.SUCCESS, 1
+
+    def cudaDeviceGetAttribute(self, attribute: int, _device: int):
+        return Code.SUCCESS, self.target[attribute - 75]
+
+    def cudaGetDeviceProperties(self, _device: int):
+        return Code.SUCCESS, SimpleNamespace(name=b"Fake GPU\0\0")
+
+    def cudaMemGetInfo(self):
+        return Code.SUCCESS, self.limit - self.used, self.limit
+
+    def cudaMalloc(self, size: int):
+        if self.used + size > self.limit:
+            return Code.OUT_OF_MEMORY, None
+        self.mallocs += 1
+        block = np.full(size, 0xA5, np.uint8)  # junk, as memory comes
+        self.blocks[block.ctypes.data] = block
+        return Code.SUCCESS, block.ctypes.data
+
+    def cudaFree(self, address: int):
+        del self.blocks[address]
+        return (Code.SUCCESS,)
+
+    def cudaMallocHost(self, size: int):
+        block = np.zeros(size, np.uint8)
+        self.pinned[block.ctypes.data] = block
+        return Code.SUCCESS, block.ctypes.data
+
+    def cudaFreeHost(self, address: int):
+        del self.pinned[address]
+        return (Code.SUCCESS,)
+
+    def cudaMemsetAsync(self, address: int, value: int, size: int, _stream: int):
+        assert self.on_device(address, size)
+        ctypes.memset(address, value, size)
+        return (Code.SUCCESS,)
+
+    def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int):
+        assert stream in self.streams
+        assert self.on_device(target if kind == 1 else source, size), "not the device's memory"
+        if self.capturing is not None:
+            assert kind == 2 and any(a <= target < a + p.nbytes for a, p in self.pinned.items()), "must be pinned"
+        self.submit(lambda: (ctypes.memmove(target, source, size), None)[1])
+        return (Code.SUCCESS,)
+
+    def cudaStreamCreateWithFlags(self, _flags: int):
+        self.streams.add(handle := next(self._handles))
+        return Code.SUCCESS, handle
+
+    def cudaStreamDestroy(self, stream: int):
+        self.streams.remove(stream)
+        return (Code.SUCCESS,)
+
+    def cudaStreamSynchronize(self, stream: int):
+        assert stream in self.streams
+        return (Code.SUCCESS if self.capturing is None else Code.STREAM_CAPTURE_UNSUPPORTED,)
+
+    def cudaStreamBeginCapture(self, _stream: int, _mode: int):
+        assert self.capturing is None
+        self.capturing = []
+        return (Code.SUCCESS,)
+
+    def cudaStreamEndCapture(self, _stream: int):
+        graph, self.capturing = self.capturing, None
+        return Code.SUCCESS, graph
+
+    def cudaGraphInstantiate(self, graph: list, _flags: int):
+        self.captures += 1
+        self.graphs[handle := next(self._handles)] = graph
+        return Code.SUCCESS, handle
+
+    def cudaGraphDestroy(self, _graph: list):
+        return (Code.SUCCESS,)
+
+    def cudaGraphExecDestroy(self, handle: int):
+        del self.graphs[handle]
+        return (Code.SUCCESS,)
+
+    def cudaGraphLaunch(self, handle: int, stream: int):
+        assert stream in self.streams
+        self.launches += 1
+        for work in self.graphs[handle]:
+            work()
+        return (Code.SUCCESS,)
+
+
+class FakeTensorRT:
+    """The module `tensorrt`, running against `cuda`. `fail`: executions that are refused from now on."""
+
+    __version__ = VERSION
+    TensorIOMode = enum.Enum("TensorIOMode", "INPUT OUTPUT")
+    ExecutionContextAllocationStrategy = enum.Enum("ExecutionContextAllocationStrategy", "STATIC USER_MANAGED")
+
+    class ILogger:
+        ERROR, INTERNAL_ERROR = 1, 2
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda, self.fail, self.contexts = cuda, 0, 0
+
+    def Runtime(self, _logger: Any) -> SimpleNamespace:
+        return SimpleNamespace(deserialize_cuda_engine=lambda data: FakeEngine(self, json.loads(data)))
+
+
+class FakeEngine:
+    """An engine file here is JSON: the graph's path, its tensors, profiles and aliases."""
+
+    device_memory_size_v2 = 4096
+
+    def __init__(self, library: FakeTensorRT, plan: dict[str, Any]) -> None:
+        self.library, self.plan = library, plan
+        self.tensors = plan["inputs"] | plan["outputs"]
+        self.num_optimization_profiles = len(plan["profiles"])
+        self.num_io_tensors = len(self.tensors)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 3
+        self.session = ort.InferenceSession(plan["onnx"], options, providers=["CPUExecutionProvider"])
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self.tensors)[index]
+
+    def get_tensor_mode(self, name: str) -> Any:
+        mode = self.library.TensorIOMode
+        return mode.INPUT if name in self.plan["inputs"] else mode.OUTPUT
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self.plan["aliases"].get(name)
+
+    def create_execution_context(self, strategy: Any) -> FakeContext:
+        assert strategy is self.library.ExecutionContextAllocationStrategy.USER_MANAGED
+        self.library.contexts += 1
+        return FakeContext(self)
+
+
+class FakeContext:
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine, self.cuda = engine, engine.library.cuda
+        self.profile, self.scratch = 0, 0
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+
+    def set_device_memory(self, address: int, size: int) -> None:
+        assert self.cuda.on_device(address, size)
+        self.scratch = address
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        assert stream in self.cuda.streams
+        self.profile = index
+        return 0 <= index < self.engine.num_optimization_profiles
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        described = self.engine.plan["inputs"].get(name)
+        sizes = self.engine.plan["profiles"][self.profile]
+        if described is None or len(described["shape"]) != len(shape):
+            return False
+        for size, listed in zip(shape, described["shape"], strict=True):
+            low, _, high = sizes[listed] if isinstance(listed, str) else (listed,) * 3
+            if not low <= size <= high:
+                return False
+        self.shapes[name] = tuple(shape)
+        return True
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        if name not in self.engine.tensors:
+            return False
+        self.addresses[name] = address
+        return True
+
+    def execute_async_v3(self, stream: int) -> bool:
+        assert stream in self.cuda.streams and self.scratch
+        library = self.engine.library
+        if library.fail:
+            library.fail -= 1
+            return False
+        assert set(self.shapes) == set(self.engine.plan["inputs"]), "an input has no shape"
+        assert set(self.addresses) == set(self.engine.tensors), "a tensor has no address"
+        shapes, addresses = dict(self.shapes), dict(self.addresses)
+        self.cuda.submit(lambda: self._run(shapes, addresses))
+        return True
+
+    def _run(self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
+        plan = self.engine.plan
+        for output, source in plan["aliases"].items():
+            assert addresses[output] == addresses[source], "the cache is not updated in place"
+        feed = {name: self._view(name, shapes[name], addresses).copy() for name in plan["inputs"]}
+        names = list(plan["outputs"])
+        for name, value in zip(names, self.engine.session.run(names, feed), strict=True):
+            self._view(name, value.shape, addresses)[...] = value
+
+    def _view(self, name: str, shape: tuple[int, ...], addresses: dict[str, int]) -> np.ndarray:
+        dtype = DTYPES.get(kind := self.engine.tensors[name]["dtype"]) or np.dtype(kind)
+        size = math.prod(shape) * dtype.itemsize
+        assert self.cuda.on_device(addresses[name], size), f"{name} is not in the device's memory"
+        memory = (ctypes.c_ubyte * size).from_address(addresses[name])
+        return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
+
+
+def add_fake_engines(bundle: Path, capacity: int) -> Manifest:
+    """Give `bundle` an engine set that FakeTensorRT can load."""
+    manifest = read_manifest(bundle)
+    columns = column_steps(capacity)
+    engines = EngineSet(
+        directory="fake",
+        flavour="tensorrt",
+        version=VERSION,
+        targets=("sm90",),
+        bundle=manifest.content,
+        lookahead=manifest.lookahead.length,
+        max_batch_size=1,
+        capacities=columns,
+        engines=(),
+    )
+    directory = engines.path(bundle)
+    directory.mkdir(parents=True)
+    files = tuple(_write_plan(bundle, directory, source) for source in graph_sources(bundle, manifest, columns))
+    manifest = manifest.model_copy(update={"engines": (engines.model_copy(update={"engines": files}),)})
+    (bundle / FILE_NAME).write_text(manifest.model_dump_json(), encoding="utf-8")
+    return manifest
+
+
+def _write_plan(bundle: Path, directory: Path, source: Source) -> EngineFile:
+    path = bundle / f".{source.graph.file}"  # beside the external data
+    path.write_bytes(source.model)
+    described = [{t.name: {"dtype": t.dtype, "shape": t.shape} for t in ts} for ts in (source.inputs, source.outputs)]
+    plan = {
+        "onnx": str(path),
+        "inputs": described[0],
+        "outputs": described[1],
+        "profiles": [profile.sizes for profile in source.profiles],
+        "aliases": source.aliases,
+    }
+    engine = directory / f"{source.graph.file}.engine"
+    engine.write_text(json.dumps(plan), encoding="utf-8")
+    info = file_info(engine)
+    return EngineFile(
+        graph=source.graph.file,
+        file=engine.name,
+        sha256=info.sha256,
+        bytes=info.bytes,
+        profiles=source.profiles,
+        aliases=source.aliases,
+    )

@@ -1,0 +1,273 @@
+"""The TensorRT backend against plain decoding on ONNX Runtime: on a fake device that watches, and on real ones with
+`-m gpu`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_gpu import FakeCuda, FakeTensorRT, add_fake_engines
+from tokenizers import Tokenizer
+
+from conftest import SilentProgress
+from pass_exporter.config import EngineConfig
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.cuda import find_device
+from pass_runtime.errors import PassError
+from pass_runtime.lossless import first_difference, run_tokens
+from pass_runtime.manifest import FILE_NAME, TOKENIZER_FILE, Manifest, read_manifest
+from pass_runtime.trt_backend import TrtBackend
+from pass_runtime.trt_library import FLAVOURS
+
+CAPACITY = 640
+PROMPT = list(range(2, 40))
+SAMPLINGS = [SamplingParams(), SamplingParams(0.9, seed=1), SamplingParams(0.9, 50, 0.9, 2)]
+
+
+class Gpu:
+    """A fake device, its library, and a bundle with engines for it."""
+
+    def __init__(self, bundle: Path, monkeypatch: pytest.MonkeyPatch, **device: object) -> None:
+        self.bundle, self.cuda = bundle, FakeCuda(**device)  # type: ignore[arg-type]
+        self.library = FakeTensorRT(self.cuda)
+        monkeypatch.setitem(__import__("sys").modules, "tensorrt", self.library)
+        self.manifest: Manifest = read_manifest(bundle)
+
+    def open(self) -> Session:
+        backend = TrtBackend.open(self.bundle, self.manifest, FLAVOURS["tensorrt"], api=self.cuda)
+        return Session(self.manifest, backend, Tokenizer.from_file(str(self.bundle / TOKENIZER_FILE)))
+
+
+@pytest.fixture(scope="module")
+def engine_bundle(adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    bundle = tmp_path_factory.mktemp("engines") / "bundle"
+    shutil.copytree(adapter_bundle, bundle)
+    add_fake_engines(bundle, CAPACITY)
+    return bundle
+
+
+@pytest.fixture
+def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(engine_bundle, monkeypatch)
+
+
+@pytest.fixture
+def session(gpu: Gpu) -> Iterator[Session]:
+    with gpu.open() as session:
+        yield session
+
+
+def tokens(session: Session, sampling: SamplingParams = SAMPLINGS[0], plan: str = "ar", count: int = 40, **options):
+    request = GenerateOptions(count, sampling, plan=plan, ignore_eos=True, **options)
+    return run_tokens(session, PROMPT, request)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sample", "truncated"])
+def test_every_plan_writes_what_the_cpu_writes(session: Session, engine_bundle: Path, sampling: SamplingParams):
+    cpu = load(engine_bundle, "cpu", threads=1)
+    expected = tokens(cpu, sampling).token_ids
+    for plan in ("ar", "two-pass", "fused", "auto"):
+        assert tokens(session, sampling, plan).token_ids == expected, plan
+    for draft in ("ngram", "both"):
+        assert tokens(session, sampling, "fused", draft=draft).token_ids == expected, draft
+
+
+def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):
+    tokens(session, plan="two-pass")
+    captures, launches, mallocs = gpu.cuda.captures, gpu.cuda.launches, gpu.cuda.mallocs
+    passes = tokens(session, plan="two-pass").stats.passes
+    assert gpu.cuda.captures == captures == 3 - 1 + 1  # draft, verify, and one chunk of prefill
+    assert gpu.cuda.launches - launches >= passes
+    assert gpu.cuda.mallocs == mallocs
+
+
+def test_growing_reads_more_columns_of_the_same_cache(session: Session, gpu: Gpu, engine_bundle: Path):
+    long = [2 + i % 300 for i in range(480)]
+    options = GenerateOptions(100, plan="fused", ignore_eos=True)
+    expected = run_tokens(load(engine_bundle, "cpu", threads=1), long, options).token_ids
+    tokens(session, plan="fused")
+    used = gpu.cuda.used
+    assert run_tokens(session, long, options).token_ids == expected
+    assert session.backend.capacity == CAPACITY
+    grown = gpu.cuda.used - used  # windows of other plans, and the columns input: never the cache
+    layers_cache = 2 * 2 * CAPACITY * 16 * 4
+    assert grown < 2 * layers_cache
+
+
+def test_last_logits_and_the_end_of_the_capacity(session: Session, engine_bundle: Path):
+    long = [2 + i % 300 for i in range(CAPACITY - 20)]
+    options = GenerateOptions(60, plan="fused", ignore_eos=True)
+    stream = run_tokens(session, long, options)
+    assert stream.finish_reason == "length"
+    assert len(stream.token_ids) == 21
+    assert session.backend.last_logits().shape == (1, session.manifest.model.vocab_size)
+
+
+@pytest.mark.parametrize("options", [{"plan": "fused:2,1,1"}, {"plan": "two-pass", "lookahead": 3}])
+def test_plans_without_engines_are_refused_before_anything_runs(session: Session, options):
+    with pytest.raises(PassError, match=r"look-ahead 8 with full groups: use --plan fused, and --lookahead 8 or 0"):
+        tokens(session, **options)
+    assert tokens(session, plan="fused", lookahead=0).stats.tau == 1
+
+
+def test_close_gives_everything_back_and_may_be_repeated(gpu: Gpu):
+    session = gpu.open()
+    tokens(session, plan="fused")
+    session.close()
+    session.close()
+    assert not gpu.cuda.blocks and not gpu.cuda.pinned and not gpu.cuda.streams and not gpu.cuda.graphs
+
+
+def test_a_forgotten_session_gives_everything_back(gpu: Gpu):
+    session = gpu.open()
+    tokens(session)
+    del session
+    __import__("gc").collect()
+    assert not gpu.cuda.blocks and not gpu.cuda.streams
+
+
+def test_too_little_memory_says_what_to_do(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    gpu = Gpu(engine_bundle, monkeypatch, limit=100_000)
+    session = gpu.open()
+    with pytest.raises(PassError, match=r"GPU has no .* MiB left .*--max-seq-len"):
+        tokens(session)
+    session.close()
+    assert not gpu.cuda.blocks
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 7])
+def test_a_failed_pass_leaves_the_session_usable(session: Session, gpu: Gpu, after: int):
+    """Also one that fails while it is captured."""
+    expected = tokens(gpu.open()).token_ids
+    stream = iter(session.generate_ids(PROMPT, GenerateOptions(40, plan="ar", ignore_eos=True)))
+    for _ in range(after):
+        next(stream)
+    gpu.library.fail = 1
+    if after >= 2:  # replaying a captured graph asks nobody
+        assert tokens(session).token_ids == expected
+        gpu.library.fail = 0
+        return
+    with pytest.raises(PassError, match="failed to run"):
+        next(stream)
+    assert gpu.cuda.capturing is None
+    assert tokens(session).token_ids == expected
+
+
+def test_a_cancelled_generation_leaves_nothing_behind(session: Session):
+    expected = tokens(session, SAMPLINGS[1]).token_ids
+    options = GenerateOptions(40, SAMPLINGS[2], plan="fused", ignore_eos=True)
+    stream = iter(session.generate_ids([5, 6, 7], options))
+    next(stream)
+    del stream
+    assert tokens(session, SAMPLINGS[1], "two-pass").token_ids == expected
+
+
+def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
+    kinds = [(sampling, plan) for sampling in SAMPLINGS for plan in ("ar", "two-pass", "fused")]
+    first = [tokens(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
+    before = gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.library.contexts
+    for number in range(1000):
+        at = number % len(kinds)
+        assert tokens(session, *kinds[at], count=4).token_ids == first[at]
+    assert before == (gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.library.contexts)
+
+
+def changed(manifest: Manifest, **changes: object) -> Manifest:
+    return manifest.model_copy(update={"engines": (manifest.engines[0].model_copy(update=changes),)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"version": "10.14.0"},
+            r"built by version 10\.14\.0, and 10\.15\.1\.fake is installed; run: pass-export build",
+        ),
+        ({"targets": ("sm89", "sm120")}, r"are for sm89, sm120, and this GPU \(Fake GPU\) is sm90"),
+        ({"bundle": "0" * 64}, r"built from other graphs"),
+        ({"flavour": "tensorrt-rtx"}, r"has no tensorrt engines; run: pass-export build"),
+    ],
+    ids=["version", "target", "content", "flavour"],
+)
+def test_engines_that_do_not_fit_are_refused_before_anything_is_allocated(gpu: Gpu, changes, message):
+    gpu.manifest = changed(gpu.manifest, **changes)
+    with pytest.raises(PassError, match=message):
+        gpu.open()
+    assert gpu.cuda.mallocs == 0 and not gpu.cuda.streams
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "other"])
+def test_damaged_engines_are_refused_before_anything_is_allocated(
+    gpu: Gpu, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(gpu.bundle, bundle)
+    path = gpu.manifest.engines[0].path(bundle) / gpu.manifest.engines[0].engines[-1].file
+    data = path.read_bytes()
+    path.unlink() if damage == "missing" else path.write_bytes(data[:-1] + (b"" if damage == "short" else b" "))
+    broken = Gpu(bundle, monkeypatch)
+    with pytest.raises(PassError, match=r"is missing|is not the file that was built"):
+        broken.open()
+    assert broken.cuda.mallocs == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("aliases", {}, "does not update its KV cache in place"), ("profiles", [], "profiles and the manifest lists")],
+)
+def test_an_engine_that_is_not_what_the_manifest_says_is_refused(gpu: Gpu, field, value, message, monkeypatch):
+    import fake_gpu
+
+    init = fake_gpu.FakeEngine.__init__
+
+    def lying(self, library, plan):
+        init(self, library, plan | {field: value})
+
+    monkeypatch.setattr(fake_gpu.FakeEngine, "__init__", lying)
+    with pytest.raises(PassError, match=message):
+        gpu.open()
+
+
+def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    """No GPU is visible to the real cuda-python in these tests, so `auto` must fall back without a word."""
+    if find_device() is not None:
+        pytest.skip("there is a GPU")
+    assert load(gpu.bundle, "auto", threads=1).backend.capabilities.device in ("cpu", "cuda")
+    with pytest.raises(PassError, match=r"needs an NVIDIA GPU|CUDA"):
+        load(gpu.bundle, "tensorrt")
+    monkeypatch.setattr("pass_runtime.open_backend.find_device", lambda: find_device(gpu.cuda))
+    from pass_runtime.open_backend import find_engines
+
+    assert find_engines(gpu.manifest) is FLAVOURS["tensorrt"]
+    assert find_engines(changed(gpu.manifest, targets=("sm75",))) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: Path, flavour: str):
+    """Builds for the GPU at hand and repeats the checks above on it."""
+    from pass_exporter.build import build_engines
+
+    pytest.importorskip(FLAVOURS[flavour].module)
+    device = find_device()
+    if device is None or (FLAVOURS[flavour].targets and device.target not in FLAVOURS[flavour].targets):
+        pytest.skip(f"no GPU that {flavour} builds for")
+    bundle = tmp_path / "bundle"
+    shutil.copytree(adapter_bundle, bundle)
+    build_engines(bundle, EngineConfig(flavour, capacity=CAPACITY), SilentProgress())
+    cpu = load(bundle, "cpu")
+    with load(bundle, flavour) as session:
+        for sampling in SAMPLINGS:
+            expected = tokens(cpu, sampling).token_ids
+            for plan in ("ar", "two-pass", "fused", "auto"):
+                options = GenerateOptions(40, sampling, plan=plan, ignore_eos=True)
+                written = run_tokens(session, PROMPT, options).token_ids
+                difference = first_difference(cpu, PROMPT, options, expected, written)
+                assert difference is None or difference.is_near_tie, f"{plan}: {difference}"
+        free = find_device().free
+        for _ in range(1000):
+            tokens(session, count=4)
+        assert abs(find_device().free - free) < 1 << 20
+    assert (bundle / FILE_NAME).is_file()
