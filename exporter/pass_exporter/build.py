@@ -49,7 +49,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
     chosen, device = flavour(config.engine), find_device()
     targets = choose_targets(chosen, config, device)
     columns = column_steps(choose_capacity(config, manifest))
-    sources = graph_sources(bundle, manifest, columns, config.max_batch_size)
+    sources = graph_sources(bundle, manifest, columns, config.max_batch_size, chosen.least_width)
     workspace = None if config.workspace is None else config.workspace << 20
     memory = estimate(bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0)
     check_fits(memory, available_memory(config, device), columns[-1])
@@ -90,7 +90,9 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
     return BuildReport(engines, memory, resumed)
 
 
-def graph_sources(bundle: Path, manifest: Manifest, columns: Sequence[int], max_batch_size: int = 1) -> list[Source]:
+def graph_sources(
+    bundle: Path, manifest: Manifest, columns: Sequence[int], max_batch_size: int = 1, least_width: int = 1
+) -> list[Source]:
     """The graphs that engine plans need: tails first, which fail within seconds where a library is too old."""
     sources, capacity = [], columns[-1]
     for plan in engine_plans(manifest):
@@ -101,7 +103,8 @@ def graph_sources(bundle: Path, manifest: Manifest, columns: Sequence[int], max_
     graph, path = manifest.trunk, bundle / manifest.trunk.file
     inputs, outputs = ([_fixed(tensor, capacity) for tensor in tensors] for tensors in (graph.inputs, graph.outputs))
     inputs.append(Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
-    profiles, model = trunk_profiles(manifest, columns, max_batch_size), trunk_for_tensorrt(path, capacity)
+    profiles = trunk_profiles(manifest, columns, max_batch_size, least_width)
+    model = trunk_for_tensorrt(path, capacity)
     sources.append(Source(graph, model, path, tuple(inputs), tuple(outputs), profiles, aliases(path)))
     return sources
 

@@ -40,12 +40,17 @@ def widest(manifest: Manifest) -> Plan:
     return max(engine_plans(manifest), key=lambda plan: plan.width)
 
 
-def trunk_profiles(manifest: Manifest, columns: Sequence[int], max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Decoding, then prefill, by rising columns; the first profile that admits a pass serves it."""
+def trunk_profiles(
+    manifest: Manifest, columns: Sequence[int], max_batch_size: int = 1, least_width: int = 1
+) -> tuple[Profile, ...]:
+    """Decoding, then prefill, by rising columns; the first profile that admits a pass serves it.
+
+    least_width: windows with fewer rows are padded to it (see `Flavour.least_width`).
+    """
     adapted = any(tensor.name == "lookahead_rows" for tensor in manifest.trunk.inputs)
     plans = engine_plans(manifest)
     windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if adapted else 0) for plan in plans)
-    shapes = [_exactly(width=q, logit_rows=q, lookahead_rows=a) for q, a in windows]
+    shapes = [_exactly(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]
     shapes += [_exactly(width=q, logit_rows=1, lookahead_rows=0) for q in PREFILL_WIDTHS]
     return tuple(
         Profile(sizes=shape | batch | _exactly(columns=read))

@@ -21,6 +21,7 @@ class Capabilities:
 
     capacities: KV capacities S in rising order; a sequence starts in the smallest that fits and grows.
     prefill_widths: chunk widths Q in falling order, ending in 1.
+    least_width: narrower windows are padded to it.
     lookahead: the only number of drafts that plans may have, with full groups; None allows any plan.
     """
 
@@ -29,6 +30,7 @@ class Capabilities:
     capacities: tuple[int, ...]
     prefill_widths: tuple[int, ...]
     lookahead: int | None = None
+    least_width: int = 1
 
     @property
     def max_capacity(self) -> int:
@@ -83,11 +85,11 @@ class Backend(ABC):
 
     def fits(self, width: int) -> bool:
         """Whether a window of `width` rows fits behind the committed entries, after growing if need be."""
-        return self.length + width <= self.capabilities.max_capacity
+        return self.length + max(width, self.capabilities.least_width) <= self.capabilities.max_capacity
 
     def reserve(self, width: int) -> None:
         """Make room for a window of `width` rows, growing to the next capacity if need be."""
-        needed = self.length + width
+        needed = self.length + max(width, self.capabilities.least_width)
         if needed > self.capabilities.max_capacity:
             raise PassError(f"{needed} tokens do not fit the KV capacity of {self.capabilities.max_capacity}")
         if needed > self.capacity:

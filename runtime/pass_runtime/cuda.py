@@ -24,6 +24,8 @@ MAJOR, MINOR = 75, 76
 TO_DEVICE, TO_HOST = 1, 2
 """cudaMemcpyKind."""
 NON_BLOCKING = 1
+ALIGNMENT = 256
+"""Bytes; what engines want of addresses."""
 THREAD_LOCAL = 1
 """cudaStreamCaptureMode: other threads may call CUDA while this one captures."""
 
@@ -89,9 +91,10 @@ class Cuda:
         self.stream = call(self.api.cudaStreamCreateWithFlags(NON_BLOCKING))
 
     def allocate(self, size: int) -> int:
-        """Address of `size` bytes on the device, zeroed."""
+        """Address of `size` bytes on the device, zeroed, with zeros up to a multiple of ALIGNMENT behind them."""
+        size = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
         try:
-            address = int(call(self.api.cudaMalloc(max(size, 1))))
+            address = int(call(self.api.cudaMalloc(size)))
         except PassError:
             free, total = call(self.api.cudaMemGetInfo())
             raise PassError(
@@ -99,7 +102,7 @@ class Cuda:
                 "stop other programs on it, or build engines with a lower --max-seq-len"
             ) from None
         self._device.append(address)
-        call(self.api.cudaMemsetAsync(address, 0, max(size, 1), self.stream))
+        call(self.api.cudaMemsetAsync(address, 0, size, self.stream))
         return address
 
     def pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -22,13 +22,15 @@ from pass_runtime.cuda import Cuda, DeviceBuffers
 from pass_runtime.engine_sets import choose_engines
 from pass_runtime.graph_backend import GraphBackend
 from pass_runtime.manifest import EngineSet, Manifest
-from pass_runtime.plan import Plan
+from pass_runtime.plan import Plan, prefill_plan
 from pass_runtime.slots import CACHE, Slot, tail_graph, tail_slots, trunk_slots
 from pass_runtime.trt_engine import Binding, TrtEngine
 from pass_runtime.trt_library import Flavour, import_library, make_logger
 
 COLUMNS = "columns"
 """The trunk's extra input: its length says how many cache columns a pass reads."""
+SHORTEST_CHUNK = 8
+"""Chunks of prefill have more rows; the narrowest window has one logit row too."""
 Work = Sequence[tuple[TrtEngine, Binding]]
 
 
@@ -64,8 +66,14 @@ class TrtBackend(GraphBackend):
 
     def __init__(self, bundle: Path, manifest: Manifest, engines: EngineSet, library: Any, api: Any) -> None:
         device = f"{engines.flavour} {engines.version}"
-        widths, vocab = _prefill_widths(engines), manifest.model.vocab_size
-        capabilities = Capabilities(device, vocab, engines.capacities, widths, engines.lookahead)
+        capabilities = Capabilities(
+            device,
+            manifest.model.vocab_size,
+            engines.capacities,
+            _prefill_widths(engines),
+            engines.lookahead,
+            min(sizes["width"][0] for sizes in _trunk_sizes(engines)),
+        )
         self._cuda = Cuda(api)
         self._buffers = DeviceBuffers(self._cuda)
         super().__init__(bundle, manifest, capabilities, self._buffers)
@@ -102,7 +110,8 @@ class TrtBackend(GraphBackend):
             self._cache = dict(self._placed(slots))
 
     def _run_prefill(self, plan: Plan, logit_rows: npt.NDArray[np.int64]) -> None:
-        self._buffers.put(f"{plan.name}.logit_rows", logit_rows)
+        width = max(plan.width, self.capabilities.least_width)
+        self._buffers.put(f"{prefill_plan(width).name}.logit_rows", logit_rows)
         self._program("prefill", plan, lambda: Program(self._cuda, [self._bind_trunk(plan, logit_rows)])).run()
 
     def _step(self, plan: Plan) -> list[int]:
@@ -138,15 +147,20 @@ class TrtBackend(GraphBackend):
         return self._programs[key]
 
     def _bind_trunk(self, plan: Plan, logit_rows: npt.NDArray[np.int64] | None = None) -> tuple[TrtEngine, Binding]:
-        slots = trunk_slots(self._manifest, plan, logit_rows)
+        ids = self._buffers.get("input_ids", (1, plan.width), np.int64)
+        rows = plan.logit_rows if logit_rows is None else logit_rows
+        if plan.width < self.capabilities.least_width:  # behind its ids lie zeros: padding
+            plan = prefill_plan(self.capabilities.least_width)
+        slots = trunk_slots(self._manifest, plan, rows)
         columns = Slot(COLUMNS, f"{COLUMNS}.{self.capacity}", (self.capacity,), "bool")
         engine = self._engine(self._manifest.trunk.file)
-        inputs = [*self._placed([*slots.inputs, columns]), *self._cache.items()]
+        window = [slot for slot in slots.inputs if slot.tensor == "input_ids"]
+        others = [slot for slot in (*slots.inputs, columns) if slot.tensor != "input_ids"]
+        inputs = [*((slot, ids) for slot in window), *self._placed(others), *self._cache.items()]
         outputs = self._placed(slots.outputs)
         for output, source in engine.aliases.items():
             outputs += [(replace(slot, tensor=output), at) for slot, at in self._cache.items() if slot.tensor == source]
-        rows = plan.width if logit_rows is None else len(logit_rows)
-        sizes = {"batch": 1, "width": plan.width, "logit_rows": rows, COLUMNS: self.capacity}
+        sizes = {"batch": 1, "width": plan.width, "logit_rows": len(rows), COLUMNS: self.capacity}
         sizes["lookahead_rows"] = len(plan.lookahead_rows)
         return engine, engine.bind(engine.profile(sizes), inputs, outputs)
 
@@ -177,9 +191,12 @@ class TrtBackend(GraphBackend):
 
 def _prefill_widths(engines: EngineSet) -> tuple[int, ...]:
     """Chunks that the engines have profiles for, which are those that want one logit row, and single tokens."""
-    profiles = [profile.sizes for engine in engines.engines for profile in engine.profiles if COLUMNS in profile.sizes]
-    widths = {sizes["width"][1] for sizes in profiles if sizes["logit_rows"] == (1, 1, 1)}
-    return tuple(sorted(widths | {1}, reverse=True))
+    widths = {sizes["width"][1] for sizes in _trunk_sizes(engines) if sizes["logit_rows"] == (1, 1, 1)}
+    return tuple(sorted({1, *(width for width in widths if width > SHORTEST_CHUNK)}, reverse=True))
+
+
+def _trunk_sizes(engines: EngineSet) -> list[dict[str, tuple[int, int, int]]]:
+    return [profile.sizes for engine in engines.engines for profile in engine.profiles if COLUMNS in profile.sizes]
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], cuda: Cuda) -> None:

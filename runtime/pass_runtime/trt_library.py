@@ -19,6 +19,8 @@ class Flavour:
 
     builds_ahead: builds for compute capabilities of other machines, on one without a GPU.
     targets: the compute capabilities it has, as `sm89`; () is whatever the GPU at hand is.
+    least_width: rows of the narrowest window. TensorRT-RTX 1.7 stores linear weights in a layout of their own for one
+    row, so that an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
     """
 
     name: FlavourName
@@ -27,11 +29,12 @@ class Flavour:
     install: str
     builds_ahead: bool
     targets: tuple[str, ...]
+    least_width: int
 
 
 FLAVOURS: Mapping[FlavourName, Flavour] = {
     "tensorrt": Flavour(
-        "tensorrt", "tensorrt", (10, 15), "pip install 'tensorrt-cu13>=10.15' 'pass-toolkit[cuda]'", False, ()
+        "tensorrt", "tensorrt", (10, 15), "pip install 'tensorrt-cu13>=10.15' 'pass-toolkit[cuda]'", False, (), 1
     ),
     "tensorrt-rtx": Flavour(
         "tensorrt-rtx",
@@ -40,6 +43,7 @@ FLAVOURS: Mapping[FlavourName, Flavour] = {
         "pip install 'pass-toolkit[tensorrt-rtx,cuda]'",
         True,
         ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"),
+        2,
     ),
 }
 

@@ -259,7 +259,7 @@ class FakeContext:
         return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
 
-def add_fake_engines(bundle: Path, capacity: int) -> Manifest:
+def add_fake_engines(bundle: Path, capacity: int, least_width: int = 1) -> Manifest:
     """Give `bundle` an engine set that FakeTensorRT can load."""
     manifest = read_manifest(bundle)
     columns = column_steps(capacity)
@@ -276,7 +276,9 @@ def add_fake_engines(bundle: Path, capacity: int) -> Manifest:
     )
     directory = engines.path(bundle)
     directory.mkdir(parents=True)
-    files = tuple(_write_plan(bundle, directory, source) for source in graph_sources(bundle, manifest, columns))
+    files = tuple(
+        _write_plan(bundle, directory, source) for source in graph_sources(bundle, manifest, columns, 1, least_width)
+    )
     manifest = manifest.model_copy(update={"engines": (engines.model_copy(update={"engines": files}),)})
     (bundle / FILE_NAME).write_text(manifest.model_dump_json(), encoding="utf-8")
     return manifest

@@ -40,11 +40,12 @@ class Gpu:
         return Session(self.manifest, backend, Tokenizer.from_file(str(self.bundle / TOKENIZER_FILE)))
 
 
-@pytest.fixture(scope="module")
-def engine_bundle(adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one row", "two rows"])
+def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With engines whose narrowest window has one row, or two."""
     bundle = tmp_path_factory.mktemp("engines") / "bundle"
     shutil.copytree(adapter_bundle, bundle)
-    add_fake_engines(bundle, CAPACITY)
+    add_fake_engines(bundle, CAPACITY, request.param)
     return bundle
 
 
@@ -101,7 +102,7 @@ def test_last_logits_and_the_end_of_the_capacity(session: Session, engine_bundle
     options = GenerateOptions(60, plan="fused", ignore_eos=True)
     stream = run_tokens(session, long, options)
     assert stream.finish_reason == "length"
-    assert len(stream.token_ids) == 21
+    assert len(stream.token_ids) == 21 - (session.backend.capabilities.least_width - 1)
     assert session.backend.last_logits().shape == (1, session.manifest.model.vocab_size)
 
 
