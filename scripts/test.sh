@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-environment train tensorrt dev
+environment train tensorrt-rtx dev
 
 ruff check .
 ruff format --check .

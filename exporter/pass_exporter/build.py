@@ -10,10 +10,11 @@ from pathlib import Path
 from pass_exporter import engine_staging
 from pass_exporter.config import EngineConfig
 from pass_exporter.engine_builder import EngineBuilder, Source
+from pass_exporter.engine_compare import Comparison, compare_engines
 from pass_exporter.engine_graph import COLUMNS, aliases, trunk_for_tensorrt
 from pass_exporter.engine_memory import MemoryEstimate, check_fits, estimate
 from pass_exporter.engine_profiles import column_steps, engine_plans, tail_profiles, trunk_profiles
-from pass_exporter.engine_target import available_memory, choose_capacity, choose_targets
+from pass_exporter.engine_target import available_memory, check_dtype, choose_capacity, choose_targets
 from pass_exporter.progress import Progress
 from pass_runtime.cuda import find_device
 from pass_runtime.errors import PassError
@@ -25,16 +26,17 @@ from pass_runtime.manifest import (
     read_manifest,
     verify_files,
 )
-from pass_runtime.trt_library import flavour
+from pass_runtime.trt_library import flavour, import_library
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """resumed: engines that an earlier, interrupted build had finished."""
+    """resumed: engines that an earlier, interrupted build had finished. comparisons: by plan, where asked for."""
 
     engines: EngineSet
     memory: MemoryEstimate
     resumed: int
+    comparisons: tuple[Comparison, ...]
 
     @property
     def bytes(self) -> int:
@@ -47,9 +49,16 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     chosen, device = flavour(config.engine), find_device()
+    import_library(chosen)
     targets = choose_targets(chosen, config, device)
+    if chosen.builds_ahead:
+        check_dtype(manifest, targets)
+    if config.timing_cache is not None and not chosen.timing_cache:
+        raise PassError(f"{chosen.name} keeps no timing cache; leave out --timing-cache")
     columns = column_steps(choose_capacity(config, manifest))
     sources = graph_sources(bundle, manifest, columns, config.max_batch_size, chosen.least_width)
+    if config.verify and device is None:
+        raise PassError("--verify runs the engines and no GPU is visible; build without it, or where the GPU is")
     workspace = None if config.workspace is None else config.workspace << 20
     memory = estimate(bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0)
     check_fits(memory, available_memory(config, device), columns[-1])
@@ -87,7 +96,11 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
         )
         progress.phase("writing the manifest")
         engine_staging.install(bundle, directory, engines)
-    return BuildReport(engines, memory, resumed)
+    comparisons: list[Comparison] = []
+    if config.verify:
+        progress.phase("comparing with ONNX Runtime")
+        comparisons = compare_engines(bundle, chosen.name)
+    return BuildReport(engines, memory, resumed, tuple(comparisons))
 
 
 def graph_sources(

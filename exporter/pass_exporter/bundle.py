@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import onnx_ir as ir
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from pass_exporter.config import ExportConfig, Weights
@@ -25,6 +26,7 @@ from pass_runtime.manifest import (
     Graph,
     LookaheadInfo,
     Manifest,
+    ModelDtype,
     ModelInfo,
     NoiseInfo,
     PlanInfo,
@@ -35,6 +37,11 @@ from pass_runtime.plan import Plan, bundle_plans
 from pass_runtime.sampling import SAMPLERS, Rule, Sampler
 
 NOISE_FILE = "tail.noise.data"
+MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "onnxruntime", "tokenizers")
 
 
@@ -146,7 +153,7 @@ def _model_info(source: Source, loaded: LoadedModel, weights: Weights) -> ModelI
         name=source.name,
         source=source.description,
         family=loaded.model.config.model_type,
-        dtype="float16" if loaded.model.dtype.itemsize == 2 else "float32",
+        dtype=MODEL_DTYPES[loaded.model.dtype],
         weights=weights,
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,

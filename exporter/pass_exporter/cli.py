@@ -96,7 +96,7 @@ def main(**options: Any) -> None:
     _export(config, engine)
 
 
-_ENGINE_FIELDS = {field.name for field in fields(EngineConfig)} - {"force"}
+_ENGINE_FIELDS = {field.name for field in fields(EngineConfig)} - {"force", "verify"}
 
 
 def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
@@ -109,6 +109,7 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--engine", type=click.Choice(tuple(FLAVOURS)), required=True, help="The library to build with.")
 @_engine_options
+@click.option("--verify", is_flag=True, help="Compare the engines' logits with ONNX Runtime's (needs the GPU).")
 @click.option("--force", is_flag=True, help="Build again what the bundle has already.")
 @one_line_errors
 def build(bundle: Path, **options: Any) -> None:
@@ -134,6 +135,9 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     console.print(f"targets                 {', '.join(engines.targets)}")
     console.print(f"capacity                {engines.capacities[-1]}, {profiles} profiles of the trunk")
     console.print(f"device memory           about {report.memory}")
+    for found in report.comparisons:
+        limit = f"(limit {found.limit:.0e})"
+        console.print(f"{found.plan:23} logits differ from ONNX Runtime's by {found.relative:.1e} {limit}")
 
 
 def _export(config: ExportConfig, engine: EngineConfig | None) -> None:

@@ -11,11 +11,11 @@ from pass_runtime.plan import MAX_LOOKAHEAD
 from pass_runtime.sampling import RULES, Rule
 from pass_runtime.trt_library import flavour
 
-Dtype = Literal["fp32", "fp16"]
-DTYPES: tuple[Dtype, ...] = ("fp32", "fp16")
-Weights = Literal["full", "int8", "int4"]
+Dtype = Literal["fp32", "fp16", "bf16"]
+DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
+Weights = Literal["full", "int8", "int4", "fp8"]
 MAX_BATCH = 256
-WEIGHTS: tuple[Weights, ...] = ("full", "int8", "int4")
+WEIGHTS: tuple[Weights, ...] = ("full", "int8", "int4", "fp8")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class EngineConfig:
 
     max_seq_len: prompt and output tokens of the longest sequence; capacity: S itself, in its place. workspace: MiB that
     kernels may use. device_memory: GiB of the target, None asks the GPU at hand. timing_cache: read and written.
+    verify: compare logits with ONNX Runtime's afterwards.
     """
 
     engine: str
@@ -35,6 +36,7 @@ class EngineConfig:
     timing_cache: Path | None = None
     compute_capability: tuple[str, ...] = ()
     device_memory: float | None = None
+    verify: bool = False
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -53,7 +55,7 @@ class ExportConfig:
 
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
     takes the weights that are shipped for the model, else the baseline.
-    weights: "full" keeps the dtype; "int8" and "int4" quantize every linear layer's weight in blocks (see quantize.py).
+    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize.py).
     rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
     "rejection" is the paper's: it accepts more sampled drafts, and only the distribution stays the same.
     verify: a text file to measure perplexity and greedy agreement with the full-precision model on.

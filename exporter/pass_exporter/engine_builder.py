@@ -65,9 +65,8 @@ class EngineBuilder:
                 f"{source.graph.file}: {self._flavour.name} {self.version} cannot build it"
                 f"{self._for_targets()}: {self._reason()}; {_REDUCE}"
             )
-        cache = config.get_timing_cache()
-        if cache is not None:
-            self.timing_cache = bytes(cache.serialize())
+        if self._flavour.timing_cache:
+            self.timing_cache = bytes(config.get_timing_cache().serialize())
         return bytes(engine)
 
     def _parse(self, source: Source) -> Any:
@@ -117,9 +116,8 @@ class EngineBuilder:
                 config.set_compute_capability(getattr(trt.ComputeCapability, target.upper()), i)
         if self.workspace is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace)
-        cache = config.create_timing_cache(self.timing_cache)
-        if cache is not None:
-            config.set_timing_cache(cache, True)
+        if self._flavour.timing_cache:
+            config.set_timing_cache(config.create_timing_cache(self.timing_cache), True)
         for profile in source.profiles:
             config.add_optimization_profile(self._profile(network, source, profile))
         return config
@@ -137,9 +135,12 @@ class EngineBuilder:
         return f" for {', '.join(self._targets)}" if self._targets else ""
 
     def _reason(self) -> str:
-        return "; ".join(dict.fromkeys(self._errors))[:600] or "it gave no reason"
+        told = [message for message in dict.fromkeys(self._errors) if _NO_DRIVER not in message]
+        return "; ".join(told)[:600] or "it gave no reason"
 
 
+_NO_DRIVER = "cudaError 35"
+"""What is said besides where a build fails on a machine without a GPU; it is not why."""
 _REDUCE = "CONTRIBUTING.md (Reducing a failing graph) tells how to find the part that fails"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pass_exporter.config import EngineConfig
 from pass_exporter.engine_profiles import widest
 from pass_runtime.cuda import DeviceInfo
@@ -29,6 +31,18 @@ def choose_targets(chosen: Flavour, config: EngineConfig, device: DeviceInfo | N
     if unknown := sorted(wanted - set(chosen.targets)):
         raise PassError(f"{chosen.name} has no target {unknown[0]}; it has {', '.join(chosen.targets)}")
     return tuple(target for target in chosen.targets if target in wanted)
+
+
+FIRST_TARGET = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
+"""The oldest compute capability that TensorRT-RTX 1.7 multiplies matrices of a format for; found by building."""
+
+
+def check_dtype(manifest: Manifest, targets: Sequence[str]) -> None:
+    """Refuses GPUs that cannot compute in the bundle's formats."""
+    for kind in (manifest.model.dtype, manifest.model.weights):
+        old = [target for target in targets if int(target.removeprefix("sm")) < FIRST_TARGET.get(kind, 0)]
+        if old:
+            raise PassError(f"{old[0]} has no {kind}: leave it out, or export with another --dtype or --weights")
 
 
 def choose_capacity(config: EngineConfig, manifest: Manifest) -> int:

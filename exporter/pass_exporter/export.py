@@ -18,6 +18,7 @@ from pass_exporter.registry import models_directory, resolve
 from pass_exporter.staging import staged_directory
 from pass_exporter.trunk import trace_trunk
 from pass_exporter.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
+from pass_exporter.widen import runnable
 from pass_runtime.lossless import Difference
 from pass_runtime.manifest import Manifest
 
@@ -58,7 +59,8 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         graph = trace_trunk(loaded.model, lookahead)
         if config.weights != "full":
             quantize_weights(graph, config.weights)
-            pad_queries(graph)
+            if config.weights != "fp8":
+                pad_queries(graph)
         save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
         trunk = files.graph_info(graph, TRUNK_FILE)
         progress.phase("writing tails, tokenizer and manifest")
@@ -67,15 +69,16 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         manifest = files.write_manifest(directory, source, loaded, lookahead, config, trunk, plans)
         del loaded, graph  # the checks hold the weights once more, in ONNX Runtime
         gc.collect()
-        progress.phase("checking the trunk against torch")
-        error = check_trunk(directory, manifest, cases)
-        progress.phase("checking every plan against plain decoding")
-        tokens, near_tie = check_greedy(directory)
-        quality = None
-        if expected is not None:
-            progress.phase("running the bundle on the text")
-            quality = measure_quality(directory, manifest, expected)
-    return ExportReport(output, manifest, error, RELATIVE_ERROR_LIMIT[manifest.model.dtype], tokens, near_tie, quality)
+        quality, limit = None, RELATIVE_ERROR_LIMIT[manifest.model.dtype]
+        with runnable(directory, manifest) as checked:
+            progress.phase("checking the trunk against torch")
+            error = check_trunk(directory, checked, cases, limit)
+            progress.phase("checking every plan against plain decoding")
+            tokens, near_tie = check_greedy(directory, checked)
+            if expected is not None:
+                progress.phase("running the bundle on the text")
+                quality = measure_quality(directory, checked, expected)
+    return ExportReport(output, manifest, error, limit, tokens, near_tie, quality)
 
 
 def _lookahead(config: ExportConfig, name: str, loaded: LoadedModel) -> Lookahead:

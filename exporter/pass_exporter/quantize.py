@@ -1,13 +1,15 @@
-"""Weight-only quantization: a MatMul's weight becomes DequantizeLinear over int4 or int8 blocks along its inputs.
+"""Weight-only quantization: a MatMul's weight becomes DequantizeLinear over int4, int8 or fp8 numbers.
 
-Symmetric, blocks of 32 with one scale each: standard operators that ONNX Runtime fuses into one kernel and TensorRT
-keeps packed. Activations, embeddings, norms and the KV cache keep the model's dtype.
+int4, int8: symmetric, blocks of 32 along the inputs with one scale each; ONNX Runtime fuses them into one kernel. fp8
+(E4M3): one scale for each output, for GPUs. TensorRT keeps all of them packed. Activations, embeddings, norms and the
+KV cache keep the model's dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,17 +23,30 @@ from pass_exporter.config import Weights
 from pass_exporter.trunk import ADAPTER_INPUT
 
 BLOCK = 32
-LARGEST = {"int8": 127, "int4": 7}
-STORAGE = {"int8": (ir.DataType.INT8, np.dtype(np.int8)), "int4": (ir.DataType.INT4, np.dtype(ml_dtypes.int4))}
+LARGEST = {"int8": 127, "int4": 7, "fp8": 448}
+STORAGE = {
+    "int8": (ir.DataType.INT8, np.dtype(np.int8)),
+    "int4": (ir.DataType.INT4, np.dtype(ml_dtypes.int4)),
+    "fp8": (ir.DataType.FLOAT8E4M3FN, np.dtype(ml_dtypes.float8_e4m3fn)),
+}
 SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 """Scales tried for int4, in parts of the one that just covers the block; the least squared error wins."""
 
 Floats = npt.NDArray[np.float32]
 
 
-def quantize(weight: Floats, kind: Weights) -> tuple[npt.NDArray[np.int8], Floats]:
-    """[in,out] -> integers [in,out] and scales [in/BLOCK,out], with weight ~ integer * scale of its block."""
+def block_of(kind: Weights, inputs: int) -> int:
+    """How many inputs share a scale."""
+    return inputs if kind == "fp8" else BLOCK
+
+
+def quantize(weight: Floats, kind: Weights) -> tuple[npt.NDArray[Any], Floats]:
+    """[in,out] -> numbers [in,out] and scales [in/block,out], with weight ~ number * scale of its block."""
     largest = LARGEST[kind]
+    if kind == "fp8":
+        cover = np.abs(weight).max(0, keepdims=True) / np.float32(largest)
+        scale = np.where(cover > 0, cover, np.float32(1))
+        return (weight / scale).astype(STORAGE["fp8"][1]), scale
     blocks = weight.reshape(-1, BLOCK, weight.shape[1])
     cover = np.abs(blocks).max(1, keepdims=True) / largest
     best_error, best_scale, best = np.full(cover.shape, np.inf, np.float32), cover, np.zeros(blocks.shape, np.int8)
@@ -54,7 +69,7 @@ def round_adapter(adapter: Adapter) -> None:
 
 
 def quantize_weights(model: ir.Model, kind: Weights) -> None:
-    """Replace the weight of every MatMul whose inputs fill whole blocks, the LM head included."""
+    """Replace the weight of every MatMul whose inputs fill whole blocks of 32, the LM head included."""
     graph = model.graph
     for node in list(graph):
         if node.op_type != "MatMul" or node.inputs[1] is None:
@@ -139,7 +154,7 @@ def _dequantized(
     """Integers and scales as initializers, computed when they are written, and the DequantizeLinear over them."""
     data_type, storage = STORAGE[kind]
 
-    def parts() -> tuple[npt.NDArray[np.int8], Floats]:
+    def parts() -> tuple[npt.NDArray[Any], Floats]:
         values = tensor.numpy().astype(np.float32)
         return quantize(values.T if turned else values, kind)
 
@@ -147,20 +162,22 @@ def _dequantized(
         return ir.tensor(parts()[0].astype(storage), dtype=data_type)
 
     def scales() -> ir.TensorProtocol:
-        return ir.tensor(parts()[1].astype(tensor.dtype.numpy()))
+        return ir.tensor(parts()[1].astype(tensor.dtype.numpy()).reshape(scale_shape))
 
     inputs, outputs = shape
+    scale_shape = (outputs,) if kind == "fp8" else (inputs // BLOCK, outputs)
     name = f"{tensor.name}.{kind}"
     quantized = _initializer(graph, name, data_type, (inputs, outputs), integers)
-    scale = _initializer(graph, f"{name}.scale", tensor.dtype, (inputs // BLOCK, outputs), scales)
-    restored = ir.node("DequantizeLinear", [quantized, scale], {"axis": 0, "block_size": BLOCK})
+    scale = _initializer(graph, f"{name}.scale", tensor.dtype, scale_shape, scales)
+    layout = {"axis": 1} if kind == "fp8" else {"axis": 0, "block_size": BLOCK}
+    restored = ir.node("DequantizeLinear", [quantized, scale], layout)
     restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape(shape), tensor.dtype
     graph.insert_before(node, restored)
     return restored.outputs[0]
 
 
 def _initializer(
-    graph: ir.Graph, name: str, dtype: ir.DataType, shape: tuple[int, int], compute: Callable[[], ir.TensorProtocol]
+    graph: ir.Graph, name: str, dtype: ir.DataType, shape: tuple[int, ...], compute: Callable[[], ir.TensorProtocol]
 ) -> ir.Value:
     value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
     value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
@@ -176,8 +193,8 @@ def quantized_layers(model: PreTrainedModel, kind: Weights) -> Iterator[None]:
         assert isinstance(layer, torch.nn.Linear)
         if layer.in_features % BLOCK:
             return output
-        integers, scales = quantize(layer.weight.detach().float().numpy().T, kind)
-        restored = integers.astype(np.float32) * scales.repeat(BLOCK, 0)
+        numbers, scales = quantize(layer.weight.detach().float().numpy().T, kind)
+        restored = numbers.astype(np.float32) * scales.repeat(block_of(kind, layer.in_features), 0)
         weight = torch.from_numpy(restored.T).to(layer.weight.dtype)
         return torch.nn.functional.linear(inputs[0], weight, layer.bias)
 

@@ -155,5 +155,5 @@ class Backend(ABC):
         """`_step`, timed: seconds of trunk and tail."""
 
     @abstractmethod
-    def last_logits(self) -> npt.NDArray[np.float32]:
-        """[R,V] logits of the last plain autoregressive pass, on the host. For checks, not for the loop."""
+    def logits(self, plan: Plan) -> npt.NDArray[np.float32]:
+        """[Q,V] logits of the last pass over `plan`, on the host. For checks, not for the loop."""

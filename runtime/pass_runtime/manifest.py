@@ -37,6 +37,9 @@ FileName = Annotated[str, AfterValidator(_plain_name)]
 """A bundle is flat, engine sets apart."""
 
 
+ModelDtype = Literal["float16", "bfloat16", "float32"]
+
+
 class Tensor(_Strict):
     """A graph input or output. Named dimensions are symbolic: batch, width, logit_rows, capacity, positions."""
 
@@ -60,8 +63,8 @@ class ModelInfo(_Strict):
     name: str
     source: str
     family: str
-    dtype: Literal["float16", "bfloat16", "float32"]
-    weights: Literal["full", "int8", "int4"]
+    dtype: ModelDtype
+    weights: Literal["full", "int8", "int4", "fp8"]
     vocab_size: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
     layers: int = Field(gt=0)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backend import Capabilities
+from pass_runtime.errors import PassError
 from pass_runtime.graph_backend import GraphBackend
 from pass_runtime.manifest import Manifest
 from pass_runtime.ort_engine import Buffers, choose_device, open_session
@@ -65,6 +66,8 @@ class OrtBackend(GraphBackend):
     def open(cls, bundle: Path, manifest: Manifest, device: str = "cpu", threads: int = 0) -> OrtBackend:
         """The bundle's own trunk on `device` (cpu, cuda or auto)."""
         device = choose_device(device)
+        if manifest.model.dtype == "bfloat16":
+            raise PassError("bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or fp32")
         buffers = Buffers(device)
         return cls(bundle, manifest, OrtTrunk(bundle, manifest, buffers, device, threads), buffers, device)
 
@@ -85,9 +88,9 @@ class OrtBackend(GraphBackend):
         self._tail(plan).run()
         return between - started, time.perf_counter() - between
 
-    def last_logits(self) -> npt.NDArray[np.float32]:
-        vocab = self.capabilities.vocab_size
-        logits: npt.NDArray[np.float32] = self._buffers.get("logits", (1, 1, vocab), np.float32).numpy()[0]
+    def logits(self, plan: Plan) -> npt.NDArray[np.float32]:
+        shape = (1, plan.width, self.capabilities.vocab_size)
+        logits: npt.NDArray[np.float32] = self._buffers.get("logits", shape, np.float32).numpy()[0]
         return logits
 
     def _tail(self, plan: Plan) -> BoundTail:

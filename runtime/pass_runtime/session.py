@@ -191,6 +191,13 @@ def load(bundle: str | Path, device: str = "auto", *, threads: int = 0, verify: 
     path = Path(bundle)
     manifest = read_manifest(path)
     verify_files(path, manifest, hashes=verify)
+    return open_session_of(path, manifest, device, threads=threads, verify=verify)
+
+
+def open_session_of(
+    path: Path, manifest: Manifest, device: str = "auto", *, threads: int = 0, verify: bool = False
+) -> Session:
+    """`load` with a manifest that was read, and its bundle's files verified, before. verify: engines' hashes."""
     tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
     bos, eos = manifest.model.bos_token_id, manifest.model.eos_token_ids
     template = load_chat_template(

@@ -133,11 +133,11 @@ class TrtBackend(GraphBackend):
         self._program("tail", plan, lambda: Program(self._cuda, [self._bind_tail(plan)])).run()
         return between - started, time.perf_counter() - between
 
-    def last_logits(self) -> npt.NDArray[np.float32]:
-        logits = np.empty((1, self.capabilities.vocab_size), np.float32)
-        self._cuda.download(logits, self._buffers.get("logits", (1, 1, self.capabilities.vocab_size), np.float32))
+    def logits(self, plan: Plan) -> npt.NDArray[np.float32]:
+        logits: npt.NDArray[np.float32] = np.empty((1, plan.width, self.capabilities.vocab_size), np.float32)
+        self._cuda.download(logits, self._buffers.get("logits", logits.shape, np.float32))
         self._cuda.synchronize()
-        return logits
+        return logits.reshape(logits.shape[1:])
 
     def _program(self, kind: str, plan: Plan, make: Callable[[], Program]) -> Program:
         """Addresses and shapes are part of a captured graph: there is one for every plan, sampler and capacity."""

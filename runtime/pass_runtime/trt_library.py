@@ -21,6 +21,7 @@ class Flavour:
     targets: the compute capabilities it has, as `sm89`; () is whatever the GPU at hand is.
     least_width: rows of the narrowest window. TensorRT-RTX 1.7 stores linear weights in a layout of their own for one
     row, so that an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
+    timing_cache: whether it keeps one; TensorRT-RTX times nothing while it builds.
     """
 
     name: FlavourName
@@ -30,20 +31,29 @@ class Flavour:
     builds_ahead: bool
     targets: tuple[str, ...]
     least_width: int
+    timing_cache: bool
 
 
 FLAVOURS: Mapping[FlavourName, Flavour] = {
     "tensorrt": Flavour(
-        "tensorrt", "tensorrt", (10, 15), "pip install 'tensorrt-cu13>=10.15' 'pass-toolkit[cuda]'", False, (), 1
+        name="tensorrt",
+        module="tensorrt",
+        minimum=(10, 15),
+        install="pip install 'pass-toolkit[tensorrt]'",
+        builds_ahead=False,
+        targets=(),
+        least_width=1,
+        timing_cache=True,
     ),
     "tensorrt-rtx": Flavour(
-        "tensorrt-rtx",
-        "tensorrt_rtx",
-        (1, 5),
-        "pip install 'pass-toolkit[tensorrt-rtx,cuda]'",
-        True,
-        ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"),
-        2,
+        name="tensorrt-rtx",
+        module="tensorrt_rtx",
+        minimum=(1, 5),
+        install="pip install 'pass-toolkit[tensorrt-rtx]'",
+        builds_ahead=True,
+        targets=("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"),
+        least_width=2,
+        timing_cache=False,
     ),
 }
 

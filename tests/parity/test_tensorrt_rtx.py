@@ -1,22 +1,37 @@
-"""The portability gate: the operator pattern must keep building in TensorRT-RTX, which needs no GPU for that."""
+"""Every graph builds ahead of time in TensorRT-RTX, without a GPU, and the manifest says what was built."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
 
-from conftest import export_bundle
-from pass_exporter.config import Weights
-from pass_exporter.portability import build_graph, tail_profiles, trunk_profiles
-from pass_runtime.manifest import Graph, read_manifest
-from pass_runtime.sampling import Rule
+from conftest import SilentProgress, export_bundle
+from pass_exporter.build import build_engines
+from pass_exporter.config import EngineConfig
+from pass_exporter.engine_builder import EngineBuilder, Source
+from pass_exporter.engine_graph import COLUMNS, aliases, trunk_for_tensorrt
+from pass_exporter.engine_profiles import engine_plans, tail_profiles, trunk_profiles
+from pass_exporter.engine_target import FIRST_TARGET
+from pass_runtime.manifest import Profile, Tensor, file_info, read_manifest, verify_files
+from pass_runtime.sampling import SAMPLERS, Rule
+from pass_runtime.trt_library import FLAVOURS
 
 pytestmark = pytest.mark.tensorrt
-pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt]'")
+pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt-rtx]'")
 
+RTX = FLAVOURS["tensorrt-rtx"]
+FORMATS = {
+    "fp32": {},
+    "fp16": {"dtype": "fp16"},
+    "bf16": {"dtype": "bf16"},
+    "int4": {"dtype": "fp16", "weights": "int4"},
+    "fp8": {"dtype": "fp16", "weights": "fp8"},
+}
 SMOLLM2_SHAPE = {
     "hidden_size": 576,
     "intermediate_size": 1536,
-    "num_hidden_layers": 30,
+    "num_hidden_layers": 2,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
     "head_dim": 64,
@@ -26,33 +41,48 @@ SMOLLM2_SHAPE = {
 }
 
 
-def test_tiny_fp32_trunk_builds_for_every_plan_width(tiny_bundle: Path):
-    manifest = read_manifest(tiny_bundle)
-    assert build_graph(tiny_bundle, manifest.trunk, trunk_profiles(manifest)) > 0
+def no_report(_done: int, _steps: int) -> None:
+    pass
 
 
-def test_adapted_fp32_trunk_builds_for_every_plan(adapter_bundle: Path):
-    """Windows without look-ahead rows included, where the adapter's products are empty."""
-    manifest = read_manifest(adapter_bundle)
-    profiles = trunk_profiles(manifest, batches=(1,))
-    assert {0, 1, 8, 72} <= {profile["lookahead_rows"] for profile in profiles}
-    assert build_graph(adapter_bundle, manifest.trunk, profiles) > 0
-
-
-def test_every_tail_builds(tiny_bundle: Path):
-    manifest = read_manifest(tiny_bundle)
-    for plan in manifest.plans:
-        for graph in plan.tails.values():
-            assert build_graph(tiny_bundle, graph, tail_profiles(plan, 513)) > 0, graph.file
+@pytest.mark.parametrize("kind", FORMATS)
+def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path, tmp_path: Path, kind: str):
+    """With an adapter; profiles, files and aliases of the manifest are what was built."""
+    bundle = export_bundle(tiny_model, tmp_path / kind, lookahead=2, lookahead_weights=adapter_weights, **FORMATS[kind])
+    manifest = read_manifest(bundle)
+    first = max(FIRST_TARGET.get(name, 0) for name in (manifest.model.dtype, manifest.model.weights))
+    targets = tuple(target for target in RTX.targets if int(target[2:]) >= first)
+    config = EngineConfig("tensorrt-rtx", max_batch_size=4, compute_capability=targets)
+    built = build_engines(bundle, config, SilentProgress()).engines
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest)
+    assert manifest.engines == (built,)
+    assert built.targets == targets
+    assert built.capacities == (512, 768)
+    graphs = [manifest.plan(plan.tail).tails[sampler].file for plan in engine_plans(manifest) for sampler in SAMPLERS]
+    assert [engine.graph for engine in built.engines] == [*graphs, "trunk.onnx"]
+    for engine in built.engines:
+        info = file_info(built.path(bundle) / engine.file)
+        assert (engine.sha256, engine.bytes) == (info.sha256, info.bytes)
+    trunk = built.engines[-1]
+    caches = [f"{part}.{layer}" for part in ("key", "value") for layer in range(manifest.model.layers)]
+    assert trunk.aliases == {f"present_{name}": f"past_{name}" for name in caches}
+    admitted = {profile.sizes["width"][0] for profile in trunk.profiles}
+    assert admitted == {RTX.least_width, *(p.width for p in engine_plans(manifest) if p.width > 1), 256, 32}
+    for batch in (1, 4):
+        for columns in built.capacities:
+            for plan in engine_plans(manifest):
+                sizes = {"batch": batch, "columns": columns, "lookahead_rows": len(plan.lookahead_rows)}
+                sizes |= {"width": max(plan.width, RTX.least_width), "logit_rows": plan.width}
+                assert any(profile.admits(sizes) for profile in trunk.profiles), (plan.name, sizes)
 
 
 @pytest.fixture(scope="module")
-def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Graph]:
-    """A trunk of SmolLM2's shape in fp16 with an adapter: weights do not matter to a builder, so they are random."""
+def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trunk of SmolLM2's width in fp16 with an adapter: weights do not matter to a builder, so they are random."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from pass_exporter.bundle import graph_info
     from pass_exporter.graph import save
     from pass_exporter.lookahead import Lookahead
     from pass_exporter.trunk import trace_trunk
@@ -62,35 +92,57 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grap
     model = AutoModelForCausalLM.from_config(config).half().eval().requires_grad_(False)
     adapter = new_adapter(model, 32, torch.Generator())
     graph = trace_trunk(model, Lookahead(torch.zeros(4, 576), True, "random", adapter))
-    directory = tmp_path_factory.mktemp("smollm2-shaped")
-    save(graph, directory / "trunk.onnx")
-    return directory, graph_info(graph, "trunk.onnx")
+    path = tmp_path_factory.mktemp("smollm2-shaped") / "trunk.onnx"
+    save(graph, path)
+    return path
 
 
-def test_smollm2_shaped_trunk_builds(smollm2_shaped: tuple[Path, Graph]):
-    directory, graph = smollm2_shaped
-    windows = [(1, 0), (5, 4), (5, 0), (25, 20)]
-    decode = [{"batch": 1, "width": width, "logit_rows": width, "lookahead_rows": rows} for width, rows in windows]
-    prefill = {"batch": 1, "width": 64, "logit_rows": 1, "lookahead_rows": 0}
-    assert build_graph(directory, graph, [*decode, prefill], "SM120") > 0
+def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
+    """Of every plan's profiles and prefill together."""
+    import onnx_ir as ir
+
+    from pass_exporter.bundle import graph_info
+
+    graph = graph_info(ir.load(smollm2_shaped), "trunk.onnx")
+    windows = [(2, 1, 0), (5, 5, 4), (5, 5, 0), (25, 25, 20), (256, 1, 0)]
+    profiles = tuple(
+        Profile(
+            sizes={name: (n, n, n) for name, n in zip(("width", "logit_rows", "lookahead_rows"), window, strict=True)}
+            | {"batch": (1, 1, 1), COLUMNS: (512, 512, 512)}
+        )
+        for window in windows
+    )
+    fixed = [
+        [t.model_copy(update={"shape": tuple(2048 if n == "capacity" else n for n in t.shape)}) for t in tensors]
+        for tensors in (graph.inputs, graph.outputs)
+    ]
+    inputs = (*fixed[0], Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
+    model = trunk_for_tensorrt(smollm2_shaped, 2048)
+    source = Source(graph, model, smollm2_shaped, inputs, tuple(fixed[1]), profiles, aliases(smollm2_shaped))
+    engine = EngineBuilder(RTX, ("sm120",)).build(source, no_report)
+    weights = smollm2_shaped.with_name("trunk.onnx.data").stat().st_size
+    assert weights < len(engine) < 1.5 * weights
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
     """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show."""
     from pass_exporter.bundle import write_tails
+    from pass_runtime.plan import bundle_plans
 
-    plans = write_tails(tmp_path, lookahead=4, vocab_size=SMOLLM2_SHAPE["vocab_size"], rule=rule)
-    for plan in plans[-3:] if rule == "rejection" else (plans[0], *plans[-3:]):
-        for sampler, graph in plan.tails.items():
+    builder = EngineBuilder(RTX, ("sm120",))
+    infos = write_tails(tmp_path, lookahead=4, vocab_size=SMOLLM2_SHAPE["vocab_size"], rule=rule)
+    plans = {plan.name: plan for plan in bundle_plans(4)}
+    for info in infos[-3:] if rule == "rejection" else (infos[0], *infos[-3:]):
+        for sampler, graph in info.tails.items():
             if rule == "match" or sampler != "greedy":
-                assert build_graph(tmp_path, graph, tail_profiles(plan, 8193, (1,))) > 0, graph.file
+                path = tmp_path / graph.file
+                profiles = tail_profiles(plans[info.name], 8192)
+                source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
+                assert len(builder.build(source, no_report)) > 0, graph.file
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_quantized_trunk_builds(tiny_model: Path, adapter_weights: Path, tmp_path: Path, weights: Weights):
-    """Weights stay packed: DequantizeLinear over blocks."""
-    flags = {"lookahead": 2, "weights": weights, "lookahead_weights": adapter_weights}
-    bundle = export_bundle(tiny_model, tmp_path / weights, **flags)
-    manifest = read_manifest(bundle)
-    assert build_graph(bundle, manifest.trunk, trunk_profiles(manifest, batches=(1,))) > 0
+def test_trunk_profiles_without_an_adapter_are_fewer(tiny_bundle: Path, adapter_bundle: Path):
+    """Draft and verify windows are one where no row is special."""
+    counts = [len(trunk_profiles(read_manifest(bundle), (512,))) for bundle in (tiny_bundle, adapter_bundle)]
+    assert counts == [5, 6]

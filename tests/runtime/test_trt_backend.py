@@ -18,6 +18,7 @@ from pass_runtime.cuda import find_device
 from pass_runtime.errors import PassError
 from pass_runtime.lossless import first_difference, run_tokens
 from pass_runtime.manifest import FILE_NAME, TOKENIZER_FILE, Manifest, read_manifest
+from pass_runtime.plan import ar_plan
 from pass_runtime.trt_backend import TrtBackend
 from pass_runtime.trt_library import FLAVOURS
 
@@ -97,13 +98,13 @@ def test_growing_reads_more_columns_of_the_same_cache(session: Session, gpu: Gpu
     assert grown < 2 * layers_cache
 
 
-def test_last_logits_and_the_end_of_the_capacity(session: Session, engine_bundle: Path):
+def test_logits_and_the_end_of_the_capacity(session: Session, engine_bundle: Path):
     long = [2 + i % 300 for i in range(CAPACITY - 20)]
     options = GenerateOptions(60, plan="fused", ignore_eos=True)
     stream = run_tokens(session, long, options)
     assert stream.finish_reason == "length"
     assert len(stream.token_ids) == 21 - (session.backend.capabilities.least_width - 1)
-    assert session.backend.last_logits().shape == (1, session.manifest.model.vocab_size)
+    assert session.backend.logits(ar_plan()).shape == (1, session.manifest.model.vocab_size)
 
 
 @pytest.mark.parametrize("options", [{"plan": "fused:2,1,1"}, {"plan": "two-pass", "lookahead": 3}])

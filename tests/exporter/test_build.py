@@ -1,0 +1,234 @@
+"""pass-export build: what it refuses, what it says, and that it loses nothing when it is cut off."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+
+from conftest import SilentProgress
+from pass_exporter.build import build_engines, graph_sources
+from pass_exporter.cli import main
+from pass_exporter.config import EngineConfig
+from pass_exporter.engine_builder import EngineBuilder, Source
+from pass_exporter.engine_memory import check_fits, estimate
+from pass_exporter.engine_target import check_dtype, choose_capacity, choose_targets
+from pass_runtime.cuda import DeviceInfo
+from pass_runtime.errors import PassError
+from pass_runtime.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor, read_manifest
+from pass_runtime.trt_library import FLAVOURS
+
+pytestmark = pytest.mark.tensorrt
+pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt-rtx]'")
+
+RTX, FULL = FLAVOURS["tensorrt-rtx"], FLAVOURS["tensorrt"]
+ADA = DeviceInfo("NVIDIA L4", "sm89", 20 << 30, 23 << 30)
+HOPPER = DeviceInfo("NVIDIA H100", "sm90", 70 << 30, 79 << 30)
+CONFIG = EngineConfig("tensorrt-rtx", compute_capability=("8.9",), max_seq_len=100)
+
+
+@pytest.fixture
+def bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
+    shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+@pytest.fixture(scope="module")
+def manifest(tiny_bundle: Path) -> Manifest:
+    return read_manifest(tiny_bundle)
+
+
+class Stopping(SilentProgress):
+    """Raises KeyboardInterrupt at the n-th step of a phase."""
+
+    def __init__(self, phase: str, step: int) -> None:
+        self._phase, self._step, self._seen = phase, step, 0
+
+    def phase(self, name: str):
+        def step(_done: int, _total: int) -> None:
+            self._seen += self._phase in name
+            if self._seen == self._step:
+                raise KeyboardInterrupt
+
+        return step
+
+
+def test_an_interrupted_build_goes_on_where_it_was(bundle: Path):
+    before = (bundle / FILE_NAME).read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        build_engines(bundle, CONFIG, Stopping("tails", 4))
+    assert (bundle / FILE_NAME).read_bytes() == before
+    with pytest.raises(KeyboardInterrupt):  # inside the library's own build of the trunk
+        build_engines(bundle, CONFIG, Stopping("trunk", 1))
+    assert (bundle / FILE_NAME).read_bytes() == before
+    report = build_engines(bundle, CONFIG, SilentProgress())
+    assert report.resumed == len(report.engines.engines) - 1 == 12
+    assert [path.name for path in (bundle / "engines").iterdir()] == [report.engines.directory]
+    assert {path.name for path in report.engines.path(bundle).iterdir()} == {e.file for e in report.engines.engines}
+
+
+def test_engines_are_replaced_only_when_asked_for(bundle: Path):
+    first = build_engines(bundle, CONFIG, SilentProgress()).engines
+    with pytest.raises(PassError, match=r"already; use --force"):
+        build_engines(bundle, CONFIG, SilentProgress())
+    changed = replace(CONFIG, max_seq_len=200, force=True)
+    second = build_engines(bundle, changed, SilentProgress()).engines
+    assert second.capacities != first.capacities
+    assert read_manifest(bundle).engines == (second,)
+    assert not first.path(bundle).exists()
+    other = build_engines(bundle, replace(CONFIG, compute_capability=("sm120",)), SilentProgress()).engines
+    assert read_manifest(bundle).engines == (second, other)
+
+
+def source_of(node: onnx.NodeProto, dtype: str = "float32") -> Source:
+    """A graph of one node that takes x [n] and gives y [n]."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+    tensors = [Tensor(name=name, dtype=dtype, shape=("n",)) for name in ("x", "y")]
+    info = Graph(file="g.onnx", inputs=(tensors[0],), outputs=(tensors[1],))
+    profile = Profile(sizes={"n": (4, 4, 4)})
+    return Source(info, model.SerializeToString(), Path("g.onnx"), info.inputs, info.outputs, (profile,), {})
+
+
+def build_one(source: Source) -> bytes:
+    return EngineBuilder(RTX, ("sm89",)).build(source, lambda _done, _steps: None)
+
+
+def test_an_unsupported_operator_is_named_with_what_to_do():
+    node = helper.make_node("Bernoulli", ["x"], ["y"], name="toss")
+    with pytest.raises(PassError, match=r"g\.onnx: .* node 'toss' \(Bernoulli\): .*Reducing a failing graph"):
+        build_one(source_of(node))
+
+
+def test_a_graph_that_is_not_the_manifests_is_refused():
+    node = helper.make_node("Neg", ["x"], ["y"])
+    assert build_one(source_of(node))
+    with pytest.raises(PassError, match=r"x is .*float32.* in tensorrt-rtx, but .*float16.* in the manifest"):
+        build_one(source_of(node, "float16"))
+    with pytest.raises(PassError, match="is missing in tensorrt-rtx"):
+        extra = Tensor(name="z", dtype="float32", shape=(1,))
+        build_one(replace(source_of(node), inputs=(*source_of(node).inputs, extra)))
+
+
+def test_a_cache_that_is_not_updated_in_place_is_refused(tiny_bundle: Path, manifest: Manifest):
+    trunk = graph_sources(tiny_bundle, manifest, (512,))[-1]
+    with pytest.raises(PassError, match=r"present_key\.0 does not update past_key\.0 in place"):
+        wrong = {name: source for name, source in trunk.aliases.items() if name != "present_key.0"}
+        EngineBuilder(RTX, ("sm89",)).build(replace(trunk, aliases=wrong), lambda _done, _steps: None)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "asked", "device", "expected"),
+    [
+        (RTX, (), ADA, ("sm89",)),
+        (RTX, ("12.0", "sm86"), ADA, ("sm86", "sm120")),
+        (RTX, ("SM89", "8.9"), None, ("sm89",)),
+        (RTX, (), None, "no GPU is visible"),
+        (RTX, (), HOPPER, "has no target sm90"),
+        (RTX, ("7.0",), None, "has no target sm70"),
+        (FULL, (), HOPPER, ("sm90",)),
+        (FULL, ("9.0",), HOPPER, ("sm90",)),
+        (FULL, ("8.9",), HOPPER, "which is sm90, not sm89"),
+        (FULL, (), None, "none is visible"),
+    ],
+)
+def test_targets(chosen, asked, device, expected):
+    config = EngineConfig(chosen.name, compute_capability=asked)
+    if isinstance(expected, tuple):
+        assert choose_targets(chosen, config, device) == expected
+        return
+    with pytest.raises(PassError, match=expected):
+        choose_targets(chosen, config, device)
+
+
+def test_number_formats_and_targets(manifest: Manifest):
+    model = manifest.model
+    for update, targets, missing in (
+        ({"dtype": "bfloat16"}, ("sm75", "sm89"), "sm75 has no bfloat16"),
+        ({"weights": "fp8"}, ("sm86", "sm89"), "sm86 has no fp8"),
+        ({"dtype": "float16", "weights": "int4"}, ("sm75",), "sm75 has no int4"),
+        ({"dtype": "float32"}, ("sm75", "sm80"), "sm75 has no float32"),
+    ):
+        changed = manifest.model_copy(update={"model": model.model_copy(update=update)})
+        check_dtype(changed, targets[1:])
+        with pytest.raises(PassError, match=missing):
+            check_dtype(changed, targets)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 768),  # the model's own limit
+        ({"max_seq_len": 100}, 192),  # and the widest window, in steps of 64
+        ({"max_seq_len": 768}, 768),
+        ({"capacity": 200}, 200),
+        ({"capacity": 200, "max_seq_len": 180}, 200),
+        ({"capacity": 201}, "multiple of 4"),
+        ({"capacity": 40}, "above 49"),
+        ({"capacity": 1024}, "at most 768"),
+        ({"capacity": 100, "max_seq_len": 180}, "does not fit"),
+        ({"max_seq_len": 0}, "must be 1 to 768"),
+        ({"max_seq_len": 5000}, "must be 1 to 768"),
+    ],
+)
+def test_capacity(manifest: Manifest, options, expected):
+    config = EngineConfig("tensorrt", **options)
+    if isinstance(expected, int):
+        assert choose_capacity(config, manifest) == expected
+        return
+    with pytest.raises(PassError, match=expected):
+        choose_capacity(config, manifest)
+
+
+def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
+    profiles = graph_sources(tiny_bundle, manifest, (512,))[-1].profiles
+    small, large = (estimate(tiny_bundle, manifest, profiles, 512, batch, 0) for batch in (1, 8))
+    cache = 2 * 2 * 2 * 16 * 512 * 4  # keys and values, layers, KV heads, head size, columns, float32
+    assert (small.kv_cache, large.kv_cache) == (cache, 8 * cache)
+    assert small.weights == sum((tiny_bundle / name).stat().st_size for name in ("trunk.onnx", "trunk.onnx.data"))
+    check_fits(small, small.total, 512)
+    check_fits(small, None, 512)
+    with pytest.raises(PassError, match=r"need about .* GiB .*--max-seq-len .*--weights int4"):
+        check_fits(small, small.total - 1, 512)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "{bundle}", "--engine", "tensorrt-rtx"], "no GPU is visible; name the target"),
+        (["build", "{bundle}", "--engine", "tensorrt"], "pip install 'pass-toolkit[tensorrt]'"),
+        (["build", "{bundle}", "--engine", "abacus"], "'abacus' is not one of"),
+        (["build", "/nowhere", "--engine", "tensorrt-rtx"], "is not a bundle"),
+        (["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "9.0"], "has no target sm90"),
+        (["build", "{bundle}", "--engine", "tensorrt-rtx", "--max-batch-size", "0"], "must be 1 to 256"),
+        (["build", "{bundle}", "--engine", "tensorrt-rtx", "--workspace", "0"], "at least 1 MiB"),
+        (
+            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "8.9", "--device-memory", "0.1"],
+            "the GPU has 0.10 GiB",
+        ),
+        (
+            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "8.9", "--verify"],
+            "--verify runs the engines and no GPU is visible",
+        ),
+        (
+            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "8.9", "--timing-cache", "x"],
+            "leave out --timing-cache",
+        ),
+        (["--model", "x", "--capacity", "512"], "--capacity is about engines: add --engine"),
+        (["--force", "build", "{bundle}", "--engine", "tensorrt"], "--force belongs behind `build`"),
+        (["--lookahead", "4"], "name the model"),
+        (["--model", "x", "--engine", "tensorrt"], "pip install 'pass-toolkit[tensorrt]'"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(tiny_bundle: Path, arguments, message):
+    result = CliRunner().invoke(main, [part.replace("{bundle}", str(tiny_bundle)) for part in arguments])
+    assert result.exit_code == 2
+    lines = result.stderr.strip().splitlines()
+    assert message in " ".join(lines[-1].split())
+    assert lines[-1].lower().startswith("error: ")
