@@ -19,7 +19,7 @@ from pass_runtime.backend import Capabilities
 from pass_runtime.errors import PassError
 from pass_runtime.graph_backend import GraphBackend
 from pass_runtime.manifest import Manifest
-from pass_runtime.ort_engine import Buffers, choose_device, open_session
+from pass_runtime.ort_engine import Bound, Buffers, choose_device, open_session
 from pass_runtime.ort_trunk import OrtTrunk
 from pass_runtime.plan import Plan
 from pass_runtime.slots import tail_graph, tail_slots
@@ -39,13 +39,12 @@ class TrunkRunner(Protocol):
 class BoundTail:
     """A tail graph bound to the buffers; `emitted` [1,E] and `count` [1] are what the host reads."""
 
-    session: ort.InferenceSession
-    binding: ort.IOBinding
+    graph: Bound
     emitted: ort.OrtValue
     count: ort.OrtValue
 
     def run(self) -> list[int]:
-        self.session.run_with_iobinding(self.binding)
+        self.graph.run()
         count = int(self.count.numpy()[0])
         tokens: list[int] = self.emitted.numpy()[0, :count].tolist()
         return tokens
@@ -115,7 +114,7 @@ class OrtBackend(GraphBackend):
         outputs = {slot.tensor: self._buffers.at(slot) for slot in slots.outputs}
         for name, value in outputs.items():
             binding.bind_ortvalue_output(name, value)
-        return BoundTail(session, binding, outputs["emitted"], outputs["count"])
+        return BoundTail(Bound(session, binding), outputs["emitted"], outputs["count"])
 
 
 def doubling_capacities(maximum: int) -> tuple[int, ...]:

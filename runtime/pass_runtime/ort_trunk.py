@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.manifest import Manifest
-from pass_runtime.ort_engine import Buffers, open_session
+from pass_runtime.ort_engine import Bound, Buffers, open_session
 from pass_runtime.plan import Plan
 from pass_runtime.slots import trunk_slots
 
@@ -24,7 +24,7 @@ class OrtTrunk:
         self._manifest, self._buffers = manifest, buffers
         self._session = open_session(bundle / manifest.trunk.file, device, threads)
         self._cache: dict[str, ort.OrtValue] = {}
-        self._bindings: dict[str, ort.IOBinding] = {}  # by plan, for the current capacity
+        self._bindings: dict[str, Bound] = {}  # by plan, for the current capacity
 
     def grow(self, capacity: int, keep: int) -> None:
         """Move the first `keep` cache entries into buffers of `capacity`."""
@@ -44,9 +44,9 @@ class OrtTrunk:
         binding = self._bindings.get(plan.name)
         if binding is None:
             binding = self._bindings[plan.name] = self._bind(plan, logit_rows)
-        self._session.run_with_iobinding(binding)
+        binding.run()
 
-    def _bind(self, plan: Plan, logit_rows: npt.NDArray[np.int64] | None) -> ort.IOBinding:
+    def _bind(self, plan: Plan, logit_rows: npt.NDArray[np.int64] | None) -> Bound:
         slots = trunk_slots(self._manifest, plan, logit_rows)
         binding = self._session.io_binding()
         for slot in slots.inputs:
@@ -56,4 +56,4 @@ class OrtTrunk:
         for name, value in self._cache.items():
             binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(name.replace("past_", "present_"), value)
-        return binding
+        return Bound(self._session, binding)

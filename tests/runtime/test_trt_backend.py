@@ -273,3 +273,27 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
             tokens(session, count=4)
         assert abs(find_device().free - free) < 1 << 20
     assert (bundle / FILE_NAME).is_file()
+
+
+def test_engines_are_compared_with_onnx_runtime(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    import fake_gpu
+    import numpy as np
+
+    from pass_exporter.engine_compare import compare_engines
+
+    monkeypatch.setattr("pass_runtime.cuda.import_api", lambda: gpu.cuda)
+    found = compare_engines(gpu.bundle, "tensorrt")
+    assert [comparison.plan for comparison in found] == ["ar", "draft-8", "verify-8", "fused-8"]
+    assert all(comparison.relative < 1e-5 for comparison in found)
+    assert not gpu.cuda.blocks
+    run = fake_gpu.FakeContext._run
+
+    def inexact(self, shapes, addresses):
+        run(self, shapes, addresses)
+        if "columns" in shapes:  # the trunk
+            logits = self._view("logits", (1, shapes["logit_rows"][0], 320), addresses)
+            logits[..., 7] += np.float32(0.01) * np.abs(logits).max()
+
+    monkeypatch.setattr(fake_gpu.FakeContext, "_run", inexact)
+    with pytest.raises(PassError, match=r"logits differ from ONNX Runtime's .* in plan ar; .*Reducing a failing graph"):
+        compare_engines(gpu.bundle, "tensorrt")

@@ -1,0 +1,49 @@
+"""Sessions on a device that may not be able to do what is asked for first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime as ort
+import pytest
+
+from pass_runtime.errors import PassError
+from pass_runtime.ort_engine import PROVIDER_OPTIONS, open_session
+
+
+class Cuda:
+    """An InferenceSession on CUDA that refuses some of the settings."""
+
+    def __init__(self, refused: int, provider: str = "CUDAExecutionProvider") -> None:
+        self._refused, self._provider = refused, provider
+        self.tried: list[dict[str, str]] = []
+
+    def __call__(self, _path: Path, _options: ort.SessionOptions, providers: list) -> Cuda:
+        self.tried.append(providers[0][1])
+        if len(self.tried) <= self._refused:
+            raise RuntimeError("cannot use\nthe graph capture feature")
+        return self
+
+    def get_providers(self) -> list[str]:
+        return [self._provider]
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_graph_that_cannot_be_captured_runs_without(monkeypatch: pytest.MonkeyPatch, refused: int):
+    cuda = Cuda(refused)
+    monkeypatch.setattr(ort, "InferenceSession", cuda)
+    assert open_session(Path("x"), "cuda") is cuda
+    assert cuda.tried == list(PROVIDER_OPTIONS["cuda"])[: refused + 1]
+    assert all(settings["use_tf32"] == "0" for settings in cuda.tried)
+
+
+def test_what_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ort, "InferenceSession", Cuda(2))
+    with pytest.raises(PassError, match=r"cannot load x: cannot use the graph capture feature$"):
+        open_session(Path("x"), "cuda")
+
+
+def test_a_gpu_that_did_not_start_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ort, "InferenceSession", Cuda(0, "CPUExecutionProvider"))
+    with pytest.raises(PassError, match=r"could not start CUDAExecutionProvider"):
+        open_session(Path("x"), "cuda")
