@@ -89,7 +89,8 @@ class OrtBackend(GraphBackend):
 
     def logits(self, plan: Plan) -> npt.NDArray[np.float32]:
         shape = (1, plan.width, self.capabilities.vocab_size)
-        logits: npt.NDArray[np.float32] = self._buffers.get("logits", shape, np.float32).numpy()[0]
+        # on the CPU, numpy() shows the buffer itself
+        logits: npt.NDArray[np.float32] = self._buffers.get("logits", shape, np.float32).numpy()[0].copy()
         return logits
 
     def _tail(self, plan: Plan) -> BoundTail:
