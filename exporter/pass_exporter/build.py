@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pass_exporter import engine_staging
 from pass_exporter.config import EngineConfig
-from pass_exporter.engine_builder import EngineBuilder, Source
+from pass_exporter.engine_builder import EngineBuilder, Report, Source
 from pass_exporter.engine_compare import Comparison, compare_engines
 from pass_exporter.engine_graph import COLUMNS, aliases, trunk_for_tensorrt
 from pass_exporter.engine_memory import MemoryEstimate, check_fits, estimate
@@ -43,9 +43,47 @@ class BuildReport:
         return sum(engine.bytes for engine in self.engines.engines)
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A build that nothing speaks against."""
+
+    manifest: Manifest
+    name: str
+    targets: tuple[str, ...]
+    columns: tuple[int, ...]
+    sources: Sequence[Source]
+    memory: MemoryEstimate
+    builder: EngineBuilder
+
+
 def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
     """Build every graph of `bundle`. Raises PassError and leaves the bundle as it was where anything is wrong."""
     progress.phase("checking the bundle")
+    job = _prepare(bundle, config)
+    with engine_staging.staging(bundle, job.name) as directory:
+        files, resumed = _build_all(job, directory, config.timing_cache, progress)
+        engines = EngineSet(
+            directory=f"{job.name}-{_digest(file.sha256 for file in files)}",
+            flavour=job.builder.flavour.name,
+            version=job.builder.version,
+            targets=job.targets,
+            bundle=job.manifest.content,
+            lookahead=job.manifest.lookahead.length,
+            max_batch_size=config.max_batch_size,
+            capacities=job.columns,
+            engines=tuple(files),
+        )
+        progress.phase("writing the manifest")
+        engine_staging.install(bundle, directory, engines)
+    comparisons: list[Comparison] = []
+    if config.verify:
+        progress.phase("comparing with ONNX Runtime")
+        comparisons = compare_engines(bundle, config.engine)
+    return BuildReport(engines, job.memory, resumed, tuple(comparisons))
+
+
+def _prepare(bundle: Path, config: EngineConfig) -> _Job:
+    """Everything that can be refused is refused here."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     chosen, device = flavour(config.engine), find_device()
@@ -55,10 +93,10 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
         check_dtype(manifest, targets)
     if config.timing_cache is not None and not chosen.timing_cache:
         raise PassError(f"{chosen.name} keeps no timing cache; leave out --timing-cache")
-    columns = column_steps(choose_capacity(config, manifest))
-    sources = graph_sources(bundle, manifest, columns, config.max_batch_size, chosen.least_width)
     if config.verify and device is None:
         raise PassError("--verify runs the engines and no GPU is visible; build without it, or where the GPU is")
+    columns = column_steps(choose_capacity(config, manifest))
+    sources = graph_sources(bundle, manifest, columns, config.max_batch_size, chosen.least_width)
     workspace = None if config.workspace is None else config.workspace << 20
     memory = estimate(bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0)
     check_fits(memory, available_memory(config, device), columns[-1])
@@ -67,40 +105,33 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
     wanted = (chosen.name, builder.version, targets)
     if not config.force and any((e.flavour, e.version, e.targets) == wanted for e in manifest.engines):
         raise PassError(f"{bundle} has engines {name} already; use --force to build them again")
-    with engine_staging.staging(bundle, name) as directory:
-        files, resumed, tails = [], 0, len(sources) - 1
-        step = progress.phase(f"building {tails} tails")
-        for index, source in enumerate(sources):
-            key = _key(source, builder, targets, manifest)
-            file = engine_staging.kept(directory, _file_name(source), key)
-            resumed += file is not None
-            if index == tails:
-                step = progress.phase("building the trunk")
-            if file is None:
-                engine = builder.build(source, step if index == tails else _unreported)
-                file = _keep(directory, engine, source, key)
-                _write_cache(config.timing_cache, builder.timing_cache)
-            if index < tails:
-                step(index + 1, tails)
-            files.append(file)
-        engines = EngineSet(
-            directory=f"{name}-{_digest(file.sha256 for file in files)}",
-            flavour=chosen.name,
-            version=builder.version,
-            targets=targets,
-            bundle=manifest.content,
-            lookahead=manifest.lookahead.length,
-            max_batch_size=config.max_batch_size,
-            capacities=columns,
-            engines=tuple(files),
-        )
-        progress.phase("writing the manifest")
-        engine_staging.install(bundle, directory, engines)
-    comparisons: list[Comparison] = []
-    if config.verify:
-        progress.phase("comparing with ONNX Runtime")
-        comparisons = compare_engines(bundle, chosen.name)
-    return BuildReport(engines, memory, resumed, tuple(comparisons))
+    return _Job(manifest, name, targets, columns, sources, memory, builder)
+
+
+def _build_all(
+    job: _Job, directory: Path, timing_cache: Path | None, progress: Progress
+) -> tuple[list[EngineFile], int]:
+    """The engines in the order of the sources, and how many of them an earlier build had finished."""
+    *tails, trunk = job.sources
+    files: list[EngineFile] = []
+    resumed = 0
+
+    def add(source: Source, report: Report) -> None:
+        nonlocal resumed
+        key = _key(source, job)
+        file = engine_staging.kept(directory, _file_name(source), key)
+        resumed += file is not None
+        if file is None:
+            file = _keep(directory, job.builder.build(source, report), source, key)
+            _write_cache(timing_cache, job.builder.timing_cache)
+        files.append(file)
+
+    step = progress.phase(f"building {len(tails)} tails")
+    for done, source in enumerate(tails, 1):
+        add(source, lambda _done, _steps: None)
+        step(done, len(tails))
+    add(trunk, progress.phase("building the trunk"))
+    return files, resumed
 
 
 def graph_sources(
@@ -127,10 +158,6 @@ def _fixed(tensor: Tensor, capacity: int) -> Tensor:
     return Tensor(name=tensor.name, dtype=tensor.dtype, shape=shape)
 
 
-def _unreported(_done: int, _steps: int) -> None:
-    """A tail is one step of its phase."""
-
-
 def _keep(directory: Path, engine: bytes, source: Source, key: str) -> EngineFile:
     entry = EngineFile(
         graph=source.graph.file,
@@ -155,10 +182,10 @@ def _file_name(source: Source) -> str:
     return f"{source.graph.file.removesuffix('.onnx')}.engine"
 
 
-def _key(source: Source, builder: EngineBuilder, targets: Sequence[str], manifest: Manifest) -> str:
+def _key(source: Source, job: _Job) -> str:
     """Short hash of all that goes into an engine."""
     model = hashlib.sha256(source.model).hexdigest()
-    settings = (manifest.content, builder.version, builder.workspace, targets, source.profiles)
+    settings = (job.manifest.content, job.builder.version, job.builder.workspace, job.targets, source.profiles)
     return _digest([model, *map(repr, settings)])
 
 

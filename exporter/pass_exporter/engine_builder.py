@@ -38,7 +38,7 @@ class EngineBuilder:
         self, flavour: Flavour, targets: Sequence[str] = (), workspace: int | None = None, timing_cache: bytes = b""
     ) -> None:
         self._trt = import_library(flavour)
-        self._flavour, self._targets, self.workspace = flavour, tuple(targets), workspace
+        self.flavour, self._targets, self.workspace = flavour, tuple(targets), workspace
         self._errors: list[str] = []
         self._logger = make_logger(self._trt, self._errors)
         self._builder = self._trt.Builder(self._logger)
@@ -62,10 +62,10 @@ class EngineBuilder:
             raise monitor.interruption
         if engine is None:
             raise PassError(
-                f"{source.graph.file}: {self._flavour.name} {self.version} cannot build it"
+                f"{source.graph.file}: {self.flavour.name} {self.version} cannot build it"
                 f"{self._for_targets()}: {self._reason()}; {_REDUCE}"
             )
-        if self._flavour.timing_cache:
+        if self.flavour.timing_cache:
             self.timing_cache = bytes(config.get_timing_cache().serialize())
         return bytes(engine)
 
@@ -88,7 +88,7 @@ class EngineBuilder:
     def _parse_error(self, parser: Any) -> str:
         error = parser.get_error(0)
         what = f"node {error.node_name()!r} ({error.node_operator()})" if error.node_name() else "the model"
-        return f"{self._flavour.name} {self.version} does not take {what}: {' '.join(error.desc().split())}"
+        return f"{self.flavour.name} {self.version} does not take {what}: {' '.join(error.desc().split())}"
 
     def _check_bindings(self, network: Any, source: Source) -> None:
         """Names, dtypes and static sizes must be the manifest's, and each cache must be updated in place."""
@@ -100,7 +100,7 @@ class EngineBuilder:
             for name in {**found, **listed}:
                 if not _agree(found.get(name), listed.get(name)):
                     raise PassError(
-                        f"{source.graph.file}: {name} is {found.get(name, 'missing')} in {self._flavour.name}, but "
+                        f"{source.graph.file}: {name} is {found.get(name, 'missing')} in {self.flavour.name}, but "
                         f"{listed.get(name, 'missing')} in the manifest; please report it"
                     )
         updated = _cache_updates(self._trt, network)
@@ -116,7 +116,7 @@ class EngineBuilder:
                 config.set_compute_capability(getattr(trt.ComputeCapability, target.upper()), i)
         if self.workspace is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace)
-        if self._flavour.timing_cache:
+        if self.flavour.timing_cache:
             config.set_timing_cache(config.create_timing_cache(self.timing_cache), True)
         for profile in source.profiles:
             config.add_optimization_profile(self._profile(network, source, profile))

@@ -161,7 +161,8 @@ class TrtBackend(GraphBackend):
         for output, source in engine.aliases.items():
             outputs += [(replace(slot, tensor=output), at) for slot, at in self._cache.items() if slot.tensor == source]
         sizes = {"batch": 1, "width": plan.width, "logit_rows": len(rows), COLUMNS: self.capacity}
-        sizes["lookahead_rows"] = len(plan.lookahead_rows)
+        adapted = any(slot.tensor == "lookahead_rows" for slot in slots.inputs)
+        sizes["lookahead_rows"] = len(plan.lookahead_rows) if adapted else 0
         return engine, engine.bind(engine.profile(sizes), inputs, outputs)
 
     def _bind_tail(self, plan: Plan) -> tuple[TrtEngine, Binding]:

@@ -76,6 +76,16 @@ def test_every_plan_writes_what_the_cpu_writes(session: Session, engine_bundle: 
         assert tokens(session, sampling, "fused", draft=draft).token_ids == expected, draft
 
 
+def test_a_bundle_without_an_adapter(random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(random_bundle, bundle)
+    add_fake_engines(bundle, CAPACITY, 2)
+    with Gpu(bundle, monkeypatch).open() as session:
+        expected = tokens(load(bundle, "cpu", threads=1), SAMPLINGS[1]).token_ids
+        for plan in ("ar", "two-pass", "fused"):
+            assert tokens(session, SAMPLINGS[1], plan).token_ids == expected, plan
+
+
 def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):
     tokens(session, plan="two-pass")
     captures, launches, mallocs = gpu.cuda.captures, gpu.cuda.launches, gpu.cuda.mallocs
