@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import onnx_ir as ir
+import onnxruntime
 import torch
 from transformers import PreTrainedTokenizerFast
 
@@ -42,7 +44,7 @@ MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
-RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "onnxruntime", "tokenizers")
+RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "tokenizers")
 
 
 def write_tails(directory: Path, lookahead: int, vocab_size: int, rule: Rule) -> tuple[PlanInfo, ...]:
@@ -141,10 +143,19 @@ def write_manifest(
         plans=plans,
         noise=NoiseInfo(scheme=noise.SCHEME, members=noise.MEMBERS, row=noise.ROW, bits=noise.BITS),
         files=_hash_files(directory),
-        tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},
+        tools=_tools(),
     )
     (directory / FILE_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def _tools() -> dict[str, str]:
+    """Versions of what made the bundle. (onnxruntime has other names on GPU machines; a checkout has no version.)"""
+    found = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
+    for name in RECORDED_TOOLS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _model_info(source: Source, loaded: LoadedModel, weights: Weights) -> ModelInfo:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from pass_runtime.backend import Backend
 from pass_runtime.cost import PassTimes
 from pass_runtime.plan import Cycle, Plan, fused_cycle, make_cycle
@@ -84,11 +86,13 @@ class Chooser:
         discount: float = 1.0,
         *,
         exactly: int | None = None,
+        follow: bool = False,
     ) -> None:
         """acceptance: by position, as the bundle states it (see `LookaheadInfo`); empty where nobody measured it.
 
         discount: the part of a stated rate to expect at first (SAMPLED where tokens are sampled).
         exactly: the only look-ahead that there are plans for, with full groups (see `Capabilities.lookahead`).
+        follow: whether `times` change with what passes turn out to take.
         """
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
         prior = [*(rate * discount for rate in rates), *[UNKNOWN] * lookahead][:lookahead]
@@ -96,6 +100,32 @@ class Chooser:
         self.drafts = Acceptance(prior)
         self.texts: dict[int, Acceptance] = {}
         self.chosen = make_cycle("ar", 0)
+        self._follow = follow
+        self.slower: dict[int, float] = {}
+        """By window width: how much longer passes take than `times` say, a running average."""
+
+    def seconds(self, width: int, sampled_rows: int) -> float:
+        """Of one pass: as measured, and corrected by the passes since."""
+        return self._slower_at(width) * self.times.seconds(width, sampled_rows)
+
+    def plan_seconds(self, plan: Plan) -> float:
+        """Of one pass over `plan`."""
+        return self.seconds(plan.width, plan.sampled_rows)
+
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """A pass over `plan` took so long. Widths that are not in use drift along: whatever slows a machine, and a
+        longer text, slows them all."""
+        if not self._follow:
+            return
+        ratio = seconds / self.times.seconds(plan.width, plan.sampled_rows)
+        self.slower.setdefault(plan.width, self._slower_at(plan.width))
+        for width, slower in self.slower.items():
+            share = 1 / 8 if width == plan.width else 1 / 64
+            self.slower[width] += (min(ratio, 1.5 * slower) - slower) * share  # a pause says nothing about a pass
+
+    def _slower_at(self, width: int) -> float:
+        widths = sorted(self.slower)
+        return float(np.interp(width, widths, [self.slower[w] for w in widths])) if widths else 1.0
 
     def text(self, matched: int) -> Acceptance:
         """The acceptance of text drafts behind a match of `matched` tokens."""
@@ -111,7 +141,7 @@ class Chooser:
         found += [max(two_pass, key=lambda candidate: candidate.rate)] if two_pass else []
         shape = best_shape(
             chain,
-            lambda width, drafts: times.seconds(width, 2 * drafts + 1),
+            lambda width, drafts: self.seconds(width, 2 * drafts + 1),
             times.max_width,
             shapes if self._exactly is None else lambda drafts: full_shape(drafts)[: drafts == self._exactly],
         )
@@ -120,7 +150,7 @@ class Chooser:
         return sorted(found, key=lambda candidate: -candidate.rate)
 
     def _candidate(self, cycle: Cycle, tokens: float) -> Candidate:
-        seconds = [self.times.plan_seconds(plan) for plan in cycle.plans]
+        seconds = [self.plan_seconds(plan) for plan in cycle.plans]
         return Candidate(cycle, tokens, sum(seconds) / len(seconds))
 
     def decide(self, lookahead: int) -> Candidate:
@@ -157,7 +187,8 @@ class AutoSteering(Steering):
     def lookahead(self) -> int:
         return max(self._limit, self._text_drafts)
 
-    def record(self, plan: Plan, tokens: Sequence[int]) -> None:
+    def record(self, plan: Plan, tokens: Sequence[int], seconds: float) -> None:
+        self._chooser.observe(plan, seconds)
         accepted, chooser = len(tokens) - 1, self._chooser
         if self._from_index:
             chooser.text(self._from_index).record(self.drafted, accepted)
@@ -165,7 +196,7 @@ class AutoSteering(Steering):
             chooser.drafts.record(self.drafted, accepted)
         elif not plan.groups:
             chooser.drafts.forget()
-        super().record(plan, tokens)
+        super().record(plan, tokens, seconds)
         self._passes += 1
         if self._passes % EVERY == 0:
             self._decided = chooser.decide(self._limit)
@@ -187,7 +218,7 @@ class AutoSteering(Steering):
         else:
             plans = [backend.capabilities.verify_plan(count) for count in range(1, len(drafts) + 1)]
             plans = [plan for plan in plans if backend.fits(plan.width)]
-            seconds = [chooser.times.plan_seconds(plan) for plan in plans]
+            seconds = [chooser.plan_seconds(plan) for plan in plans]
             rates = [float(chain[: i + 2].sum()) / each for i, each in enumerate(seconds)]
             best = max(rates, default=0.0)
             if best < KEEP * self._decided.rate:

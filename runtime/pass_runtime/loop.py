@@ -97,8 +97,9 @@ class TokenStream:
             return []
         if chosen.drafts is not None:
             self._backend.enter(chosen.plan, chosen.drafts)
+        started = time.perf_counter()
         tokens = self._backend.step(chosen.plan)
-        steering.record(chosen.plan, tokens)
+        steering.record(chosen.plan, tokens, time.perf_counter() - started)
         self.stats.record(steering.drafted, len(tokens))
         return tokens
 

@@ -52,6 +52,8 @@ def open_session(path: Path, device: str, threads: int = 0, *, exact: bool = Fal
     options.intra_op_num_threads = threads
     if exact:
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if device == "cuda":
+        ort.preload_dlls()  # CUDA and cuDNN from the wheels that onnxruntime-gpu asks for, where they are installed
     provider, errors = PROVIDERS[device][0], []
     for settings in PROVIDER_OPTIONS[device]:
         try:

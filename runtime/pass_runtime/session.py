@@ -145,6 +145,7 @@ class Session:
                 lookahead.acceptance_per_position,
                 discount,
                 exactly=self.backend.capabilities.lookahead,
+                follow=True,
             )
         return self._choosers[kind]
 

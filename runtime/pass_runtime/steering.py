@@ -61,8 +61,8 @@ class Steering:
             self.drafted = self._left if chosen.drafts is None else len(chosen.drafts)
         return chosen
 
-    def record(self, plan: Plan, tokens: Sequence[int]) -> None:
-        """`plan` was run and emitted `tokens`."""
+    def record(self, plan: Plan, tokens: Sequence[int], seconds: float) -> None:  # noqa: ARG002
+        """`plan` was run for `seconds` and emitted `tokens`."""
         self._ready, self._left = plan.next, plan.left(len(tokens) - 1)
         if self._text_drafts:
             self._index.extend(tokens)

@@ -51,6 +51,29 @@ def test_unmeasured_drafts_are_not_trusted_on_a_cpu():
     assert Chooser(PassTimes({1: 1.0, 25: 2.5}, {1: 0.0, 9: 0.0}), 4, ()).decide(4).cycle.name == "ar"
 
 
+def test_a_plan_that_takes_longer_than_it_promised_is_given_up():
+    """And so is a promise that only a slow machine broke: what slows every pass changes no decision."""
+    times = PassTimes({1: 1.0, 25: 1.3}, {1: 0.0, 9: 0.0})
+    for factor, kept in ((1.0, True), (3.0, False)):
+        chooser = Chooser(times, 4, GOOD, follow=True)
+        first = chooser.decide(4).cycle
+        assert first.lookahead
+        for _ in range(30):
+            for plan in (ar_plan(), *first.plans):
+                chooser.observe(plan, 5.0 * times.plan_seconds(plan) * (factor if plan.drafts else 1.0))
+        assert (chooser.decide(4).cycle == first) is kept
+    fixed = Chooser(FREE, 4, GOOD)
+    fixed.observe(ar_plan(), 100.0)
+    assert fixed.plan_seconds(ar_plan()) == 1.0
+
+
+def test_one_pause_says_nothing():
+    chooser = Chooser(FREE, 4, GOOD, follow=True)
+    chooser.observe(ar_plan(), 1.0)
+    chooser.observe(ar_plan(), 500.0)
+    assert chooser.plan_seconds(ar_plan()) < 1.07
+
+
 def test_it_stays_with_its_choice_until_another_is_clearly_better():
     chooser = Chooser(PassTimes({1: 1.0, 25: 3.0}, {1: 0.0, 9: 0.0}), 4, GOOD)
     first = chooser.decide(4)

@@ -24,26 +24,31 @@ class Cuda:
             raise RuntimeError("cannot use\nthe graph capture feature")
         return self
 
+    @staticmethod
+    def install(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Cuda:
+        monkeypatch.setattr(ort, "InferenceSession", cuda)
+        monkeypatch.setattr(ort, "preload_dlls", lambda: None)
+        return cuda
+
     def get_providers(self) -> list[str]:
         return [self._provider]
 
 
 @pytest.mark.parametrize("refused", [0, 1])
 def test_a_graph_that_cannot_be_captured_runs_without(monkeypatch: pytest.MonkeyPatch, refused: int):
-    cuda = Cuda(refused)
-    monkeypatch.setattr(ort, "InferenceSession", cuda)
+    cuda = Cuda.install(monkeypatch, Cuda(refused))
     assert open_session(Path("x"), "cuda") is cuda
     assert cuda.tried == list(PROVIDER_OPTIONS["cuda"])[: refused + 1]
     assert all(settings["use_tf32"] == "0" for settings in cuda.tried)
 
 
 def test_what_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ort, "InferenceSession", Cuda(2))
+    Cuda.install(monkeypatch, Cuda(2))
     with pytest.raises(PassError, match=r"cannot load x: cannot use the graph capture feature$"):
         open_session(Path("x"), "cuda")
 
 
 def test_a_gpu_that_did_not_start_is_said(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ort, "InferenceSession", Cuda(0, "CPUExecutionProvider"))
+    Cuda.install(monkeypatch, Cuda(0, "CPUExecutionProvider"))
     with pytest.raises(PassError, match=r"could not start CUDAExecutionProvider"):
         open_session(Path("x"), "cuda")

@@ -31,6 +31,8 @@ def print_reasoning(chooser: Chooser, lookahead: int | None) -> None:
     console.print(f"in use now: {present}; a plan must promise {ADVANTAGE:.2f} times `ar` to be taken up")
     console.print("trunk, ms by rows: " + _points(chooser.times.trunk))
     console.print("tail, ms by sampled rows: " + _points(chooser.times.tail))
+    if chooser.slower:
+        console.print("passes since, times of that: " + _ratios(chooser.slower))
     console.print("look-ahead draft i right where those before it were: " + _rates(chooser.drafts.rates))
     for matched, acceptance in sorted(chooser.texts.items()):
         console.print(f"text draft i right, {matched} tokens matched: " + _rates(acceptance.rates))
@@ -42,3 +44,7 @@ def _points(seconds: dict[int, float]) -> str:
 
 def _rates(rates: list[float]) -> str:
     return " ".join(f"{rate:.2f}" for rate in rates)
+
+
+def _ratios(points: dict[int, float]) -> str:
+    return ", ".join(f"{width}: {slower:.2f}" for width, slower in sorted(points.items()))

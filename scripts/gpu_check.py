@@ -1,0 +1,299 @@
+"""Everything that wants a GPU, one step after another, within a budget of time: see scripts/gpu_check.sh.
+
+    scripts/gpu_check.sh build/smollm2-135m-fp16 -o build/gpu
+
+Steps are processes of their own: the tests with `-m gpu`, engines of every TensorRT flavour that knows this GPU,
+`pass-run bench` on every device that works (greedy and sampled), scripts/gpu_peers.py, and scripts/step_time.py. What
+cannot be run is skipped and says why. DIR has gpu_check.json and .md, written after every step, and gpu_check.log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pass_exporter.registry import registry
+from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.cuda import find_device
+from pass_runtime.errors import PassError
+from pass_runtime.manifest import FILE_NAME, read_manifest
+from pass_runtime.trt_library import FLAVOURS, import_library
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL, BUNDLE = "smollm2-135m", ROOT / "build/smollm2-135m-fp16"
+TESTS = ("tests/parity/test_cuda.py", "tests/runtime/test_trt_backend.py")
+PLANS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft ngram --draft both"
+OUTPUT = "{output}"
+"""In a command: where the step writes its JSON."""
+SMI = "name,driver_version,memory.total,power.limit,compute_cap,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem"
+PACKAGES = "torch|triton|transformers|onnxruntime.*|tensorrt.*|cuda.bindings|numpy"
+SEQUENCE, LARGE = 2048, 24
+"""Tokens of engines; GiB that 7B in fp16 with a cache of 8192 columns needs, and room to work."""
+SECONDS = {"export": (40, 180), "tests": (20, 150), "build": (30, 180), "bench": (20, 100), "peers": (45, 120)}
+SECONDS["step-time"] = (60, 600)
+"""By the first word of a step's name: what must be left of the budget to start it, and its own limit."""
+TABLES = {
+    "bench": ("plans", ("plan", "tokens_per_second", "ratio", "milliseconds_per_pass", "tau")),
+    "peers": ("peers", ("name", "tokens_per_second", "ratio", "milliseconds_per_pass", "same_tokens")),
+    "step-time": ("cells", ("rows", "capacity", "milliseconds", "ratio", "bound_fraction")),
+}
+"""Where a step's figures are in its JSON, and which of them are shown."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """gpu: what nvidia-smi says of GPU 0, empty without one. target: as `sm90`. memory: GiB. missing: why cuda (ONNX
+    Runtime), tensorrt, tensorrt-rtx, torch or cuda-python cannot be used, for those that cannot."""
+
+    gpu: Mapping[str, str] = field(default_factory=dict)
+    target: str = ""
+    memory: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """blocked: why it cannot be run. after: steps that must have succeeded."""
+
+    name: str
+    command: Sequence[str] = ()
+    blocked: str | None = None
+    after: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """status: ok, failed or skipped. data: the JSON that the step wrote, also where it failed later."""
+
+    name: str
+    status: str
+    seconds: float = 0.0
+    reason: str = ""
+    data: Any = None
+
+
+def look() -> Found:
+    """In another process: libraries that are only asked for should not hold memory on the GPU while steps are timed."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(find).result()
+
+
+def find() -> Found:
+    gpu, device = nvidia_smi(), find_device()
+    if not gpu and device is None:
+        smi = "shows none" if shutil.which("nvidia-smi") else "is not installed"
+        return Found(missing={"gpu": f"nvidia-smi {smi}, and cuda-python finds none either"})
+    gpu = gpu or {"name": device.name, "memory.total": f"{device.total >> 20} MiB"}
+    target = device.target if device else "sm" + gpu["compute_cap"].replace(".", "")
+    missing = {name: why_not(name) for name in ("cuda", "torch")}
+    missing["cuda-python"] = "" if device else "cuda-python does not see the GPU; install cuda-python"
+    for name, flavour in FLAVOURS.items():
+        foreign = flavour.targets and target not in flavour.targets
+        wrong = f"{name} has no target {target}; it has {', '.join(flavour.targets)}" if foreign else ""
+        missing[name] = wrong or missing["cuda-python"] or why_not(name)
+    installed = dict(sorted((d.name, d.version) for d in distributions() if re.fullmatch(PACKAGES, d.name or "", re.I)))
+    memory = device.total / 2**30 if device else float(gpu["memory.total"].split()[0]) / 1024
+    return Found(gpu, target, memory, installed, {name: why for name, why in missing.items() if why})
+
+
+def nvidia_smi() -> dict[str, str]:
+    """What it says of GPU 0, {} where it does not answer."""
+    command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader", "--id=0"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = [value.strip() for value in answer.split(",")]
+    return dict(zip(SMI.split(","), values, strict=True)) if len(values) == len(SMI.split(",")) else {}
+
+
+def why_not(name: str) -> str:
+    """What keeps a library from being used on the GPU, "" where nothing does."""
+    try:
+        if name in FLAVOURS:
+            import_library(FLAVOURS[name])
+        elif name == "torch":
+            torch = importlib.import_module("torch")
+            return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
+        elif "CUDAExecutionProvider" not in importlib.import_module("onnxruntime").get_available_providers():
+            return "this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu in its place"
+    except Exception as error:  # a library that is half there raises anything
+        return " ".join(str(error).split()) or type(error).__name__
+    return ""
+
+
+def plan_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
+    """All steps in their order; what cannot be run says why."""
+    manifest = read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None
+    model = manifest.model.name if manifest else MODEL
+    length = min(SEQUENCE, manifest.model.max_capacity) if manifest else SEQUENCE
+    tool, missing, exported = (sys.executable, "-m"), found.missing, () if manifest else ("export",)
+    flags = ("--model", MODEL, "--lookahead", "4", "--dtype", "fp16", "-o", str(bundle))
+    steps = [] if manifest else [Step("export", (*tool, "pass_exporter.cli", *flags))]
+    flags = ("-q", "-m", "gpu", "-o", "addopts=-ra", *TESTS)  # addopts: the project's need plugins that may not be here
+    blocked = None if importlib.util.find_spec("pytest") else "pytest is not installed"
+    steps.append(Step("tests", (*tool, "pytest", *flags), blocked))
+    for name in FLAVOURS:
+        flags = (str(bundle), "--engine", name, "--max-seq-len", str(length))
+        steps.append(Step(f"build {name}", (*tool, "pass_exporter.cli", "build", *flags), missing.get(name), exported))
+    for name in ("cuda", *FLAVOURS):
+        after = (f"build {name}",) if name in FLAVOURS else exported
+        for kind, sampling in {"greedy": (), "sampled": ("--temperature", "0.8", "--seed", "1")}.items():
+            flags = (*PLANS.split(), "--device", name, *sampling, "--max-new-tokens", str(tokens), "-o", OUTPUT)
+            command = (*tool, "pass_runtime.cli.main", "bench", str(bundle), *flags)
+            steps.append(Step(f"bench {name} {kind}", command, missing.get(name), after))
+    unknown = None if model in registry() else f"{model} is not in models/registry.toml; see scripts/gpu_peers.py"
+    dtype = {"float32": "fp32", "bfloat16": "bf16"}.get(manifest.model.dtype if manifest else "", "fp16")
+    flags = ("--model", model, "--dtype", dtype, "--tokens", str(tokens), "-o", OUTPUT)
+    steps.append(Step("peers", (sys.executable, "scripts/gpu_peers.py", *flags), missing.get("torch") or unknown))
+    small = f"7B need {LARGE} GiB, this GPU has {found.memory:.0f}" if found.memory < LARGE else ""
+    for name in ("cuda", *FLAVOURS):
+        command = (sys.executable, "scripts/step_time.py", "--engine", name, "--keep", "build/step-time", "-o", OUTPUT)
+        steps.append(Step(f"step-time {name}", command, missing.get(name) or missing.get("cuda-python") or small))
+    return steps
+
+
+def run_steps(steps: Sequence[Step], budget: float, log: Path, done: Callable[[list[Result]], None]) -> list[Result]:
+    """One after another; `done` gets all results so far after every step. budget: seconds for all."""
+    started, results = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        for step in steps:
+            left = budget - (time.monotonic() - started)
+            reason = why_skip(step, results, left)
+            results.append(Result(step.name, "skipped", 0, reason) if reason else run_step(step, left, log, scratch))
+            done(results)
+    return results
+
+
+def why_skip(step: Step, results: Iterable[Result], left: float) -> str | None:
+    """left: seconds of the budget."""
+    if step.blocked:
+        return step.blocked
+    for result in results:
+        if result.name in step.after and result.status != "ok":
+            return f"{result.name} {'failed' if result.status == 'failed' else 'was skipped'}"
+    least = SECONDS[step.name.split()[0]][0]
+    return None if left >= least else f"it needs {least} s, and {max(left, 0):.0f} s of the budget are left"
+
+
+def run_step(step: Step, left: float, log: Path, scratch: str) -> Result:
+    """In a process group of its own, which is ended when its time is over, or on Ctrl-C."""
+    output, kind = Path(scratch, f"{step.name}.json"), step.name.split()[0]
+    limit, started = min(SECONDS[kind][1], left), time.monotonic()
+    command = [str(output) if word == OUTPUT else word for word in step.command]
+    with log.open("a+b") as file:
+        file.write(f"\n=== {step.name}: {' '.join(command)}\n".encode())
+        file.flush()
+        begin = file.tell()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status, reason = "failed" if process.wait(limit) else "ok", ""
+        except subprocess.TimeoutExpired:
+            status, why = ("failed", "its limit") if limit < left else ("skipped", "the end of the budget")
+            reason = f"stopped after {limit:.0f} s, {why}"
+        finally:
+            _end(process)
+        file.seek(begin)
+        said = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    if kind == "build" and status == "failed" and "has engines" in "".join(said[-1:]):
+        status = "ok"  # of an earlier run
+    elif kind == "tests" and status == "ok":  # pytest ends well where it skips everything, too
+        status, reason = "ok" if " passed" in said[-1] else "skipped", said[-1].strip("= ")
+    elif status == "failed":
+        reason = reason or " / ".join(said[-3:]) or f"status {process.returncode}"
+    data = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
+    return Result(step.name, status, time.monotonic() - started, reason, data)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The group that we started, children of children included."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(5)
+
+
+def tables(found: Found, results: Sequence[Result]) -> Iterable[tuple[str, Sequence[str], list[list[str]]]]:
+    """Title, headings and rows: the machine, the steps, and what they measured."""
+    yield "GPU and libraries", ("", "as found"), [[*item] for item in {**found.gpu, **found.versions}.items()]
+    steps = [[result.name, result.status, f"{result.seconds:.0f}", result.reason] for result in results]
+    yield "steps", ("step", "status", "seconds", "reason"), steps
+    for result in results:
+        entries, keys = TABLES.get(result.name.split()[0], ("", ()))
+        if entries and result.data:
+            figures = (map(entry.get, keys) for entry in result.data[entries])
+            rows = [[f"{v:.2f}" if isinstance(v, float) else str(v or "-") for v in values] for values in figures]
+            yield result.name, [key.replace("_", " ") for key in keys], rows
+
+
+def write_report(directory: Path, bundle: Path, found: Found, results: Sequence[Result]) -> None:
+    """gpu_check.json and gpu_check.md, each beside and renamed."""
+    report = {"bundle": str(bundle), **asdict(found), "steps": [asdict(result) for result in results]}
+    parts = []
+    for title, headings, rows in tables(found, results):
+        lines = [[cell.replace("|", "\\|") for cell in line] for line in (headings, ["---"] * len(headings), *rows)]
+        parts.append(f"## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
+    for name, text in {"gpu_check.json": json.dumps(report, indent=1) + "\n", "gpu_check.md": "\n".join(parts)}.items():
+        part = directory / f".{name}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(directory / name)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path), default=BUNDLE)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=ROOT / "build/gpu", help="For the results.")
+@click.option("--budget", type=float, default=480, show_default=True, help="Seconds for all steps.")
+@click.option("--tokens", type=int, default=64, show_default=True, help="For each prompt, in bench and peers.")
+@click.option("--only", multiple=True, help="Steps whose names begin so; several times.  [default: all]")
+@one_line_errors
+def main(bundle: Path, output: Path, budget: float, tokens: int, only: tuple[str, ...]) -> None:
+    """Run everything that wants a GPU on BUNDLE. Status 0 where nothing failed, 1 where a step did, 2 without a GPU."""
+    interrupt_on_signals()
+    bundle, output = bundle.absolute(), output.absolute()
+    found = look()
+    if not found.gpu:
+        raise PassError(f"no NVIDIA GPU: {found.missing['gpu']}")
+    if bundle != BUNDLE and not (bundle / FILE_NAME).is_file():
+        raise PassError(f"{bundle} is not a bundle; make one with pass-export")
+    output.mkdir(parents=True, exist_ok=True)
+    steps = [step for step in plan_steps(found, bundle, tokens) if not only or step.name.startswith(only)]
+    progress = Console(stderr=True)
+
+    def done(results: list[Result]) -> None:
+        write_report(output, bundle, found, results)
+        last = results[-1]
+        progress.print(Text(f"{last.name:27} {last.status:8} {last.seconds:4.0f} s  {last.reason}"))
+
+    results = run_steps(steps, budget, output / "gpu_check.log", done)
+    for title, headings, rows in tables(found, results):
+        table = Table(*headings, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+    sys.exit(any(result.status == "failed" for result in results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""What torch makes of the same model on the same GPU: Hugging Face's `generate`, and a compiled loop.
+
+    python scripts/gpu_peers.py --model smollm2-135m --prompt-file prompts.jsonl -o gpu_peers.json
+
+Greedy, the prompts of `pass-run bench` and as many forced tokens, end-of-sequence ignored. Prefill, which gives the
+first token, is not timed, nor is compiling. The contenders take turns; medians over rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pass_runtime.cli.bench import PROMPTS
+from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.errors import PassError
+
+try:
+    import torch
+    import transformers
+except ImportError as missing:
+    raise SystemExit(f"error: {missing}; install torch and transformers, as pip install -e '.[export]' does") from None
+
+Decode = Callable[[list[int], int], tuple[float, list[int]]]
+"""(prompt ids, N) -> (seconds from the first token to the last, the N tokens)."""
+
+
+@dataclass
+class Peer:
+    """A contender: tokens/s of every round, and what it wrote. error: why it dropped out."""
+
+    name: str
+    decode: Decode
+    rates: list[float] = field(default_factory=list)
+    texts: list[list[int]] = field(default_factory=list)
+    error: str | None = None
+
+    def as_dict(self, first: Peer) -> dict[str, Any]:
+        """first: the measure of ratio and same_tokens."""
+        if self.error is not None:
+            return {"name": self.name, "error": self.error}
+        pairs = [pair for texts in zip(self.texts, first.texts, strict=True) for pair in zip(*texts, strict=True)]
+        return {
+            "name": self.name,
+            "tokens_per_second": statistics.median(self.rates),
+            "ratio": statistics.median(a / b for a, b in zip(self.rates, first.rates, strict=True)),
+            "milliseconds_per_pass": 1e3 / statistics.median(self.rates),
+            "same_tokens": sum(a == b for a, b in pairs) / len(pairs),
+        }
+
+
+class Stopwatch:
+    """A streamer: `generate` hands it the prompt, then every token as it is there."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.tokens: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None: ...
+
+
+def generate(model: Any) -> Decode:
+    """transformers' own loop with its own growing cache."""
+    model.generation_config.eos_token_id = None  # every token asked for is written
+
+    def decode(ids: list[int], count: int) -> tuple[float, list[int]]:
+        watch = Stopwatch()
+        window = torch.tensor([ids], device=model.device)
+        options = {"max_new_tokens": count, "do_sample": False, "pad_token_id": 0, "streamer": watch}
+        model.generate(window, attention_mask=torch.ones_like(window), **options)
+        return watch.times[-1] - watch.times[1], watch.tokens[len(ids) :]
+
+    return decode
+
+
+def compiled(model: Any, capacity: int) -> Decode:
+    """One token after another through torch.compile and a static cache: on a GPU, a CUDA graph for each pass."""
+    cache = transformers.StaticCache(config=model.config, max_cache_len=capacity)
+
+    def step(token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """[1,Q] ids at [1,Q] positions -> [1,1], the token after them."""
+        logits = model(input_ids=token, position_ids=position, past_key_values=cache, use_cache=True).logits
+        return logits[:, -1:].argmax(-1)
+
+    whole, parts = (torch.compile(step, mode="reduce-overhead", fullgraph=whole) for whole in (True, False))
+    chosen: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [whole]
+
+    def advance(token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        try:
+            return chosen[0](token, position).clone()  # the next replay writes over it
+        except torch._dynamo.exc.TorchDynamoException:
+            if chosen[0] is parts:
+                raise
+            chosen[0] = parts
+            return parts(token, position).clone()
+
+    def decode(ids: list[int], count: int) -> tuple[float, list[int]]:
+        cache.reset()
+        position = torch.arange(len(ids), device=model.device)[None]
+        tokens = [step(torch.tensor([ids], device=model.device), position)]
+        position = position[:, -1:] + 1
+        _synchronize(model)
+        started = time.perf_counter()
+        for _ in range(count - 1):
+            tokens.append(advance(tokens[-1], position))
+            position += 1
+        _synchronize(model)
+        return time.perf_counter() - started, torch.cat(tokens).flatten().tolist()
+
+    return decode
+
+
+def _synchronize(model: Any) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def compare(peers: Sequence[Peer], prompts: Sequence[list[int]], count: int, rounds: int) -> None:
+    """Fills the peers; round 0 warms up, and compiles. Whoever fails is out."""
+    for number in range(rounds + 1):
+        for peer in peers:
+            if peer.error is not None:
+                continue
+            try:
+                with torch.no_grad():
+                    answers = [peer.decode(ids, count) for ids in prompts]
+            except Exception as error:  # whatever a compiler raises
+                peer.error = (" ".join(str(error).split()) or type(error).__name__)[:400]
+                continue
+            if number:
+                peer.rates.append(len(prompts) * (count - 1) / sum(seconds for seconds, _ in answers))
+            peer.texts = [tokens for _, tokens in answers]
+
+
+def read_prompts(path: Path | None) -> list[str]:
+    if path is None:
+        return list(PROMPTS)
+    try:
+        return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (ValueError, KeyError, TypeError):
+        raise PassError(f'{path}: every line must be a JSON object with a "prompt"') from None
+
+
+@click.command()
+@click.option("--model", default="smollm2-135m", show_default=True, help="As pass-export takes it.")
+@click.option("--dtype", type=click.Choice(("fp16", "bf16", "fp32")), default="fp16", show_default=True)
+@click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True)
+@click.option("--prompt-file", type=click.Path(exists=True, path_type=Path), help='.jsonl with {"prompt": text}.')
+@click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="For each prompt.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the figures here, as JSON.")
+@one_line_errors
+def main(
+    model: str, dtype: str, device: str, prompt_file: Path | None, tokens: int, rounds: int, output: Path | None
+) -> None:
+    """Print tokens/s of each contender. Status 1 where one of them failed."""
+    interrupt_on_signals()
+    if device == "cuda" and not torch.cuda.is_available():
+        raise PassError(f"torch {torch.__version__} sees no CUDA device; install a CUDA build of it, or --device cpu")
+    from pass_exporter.load import load_model
+    from pass_exporter.registry import resolve
+
+    loaded = load_model(resolve(model), dtype)
+    prompts = [loaded.tokenizer(text).input_ids for text in read_prompts(prompt_file)]
+    network: Any = loaded.model.to(device)
+    capacity = -(-(max(map(len, prompts)) + tokens) // 64) * 64
+    peers = [Peer("generate", generate(network)), Peer("compiled", compiled(network, capacity))]
+    compare(peers, prompts, tokens, rounds)
+    report = {
+        "model": model,
+        "dtype": dtype,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "prompts": len(prompts),
+        "max_new_tokens": tokens,
+        "rounds": rounds,
+        "peers": [peer.as_dict(next((p for p in peers if p.error is None), peer)) for peer in peers],
+    }
+    if output is not None:
+        part = output.with_name(f".{output.name}.part")
+        part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        part.replace(output)
+    print_table(report)
+    for peer in peers:
+        if peer.error is not None:
+            click.echo(f"error: {peer.name}: {peer.error}", err=True)
+    if any(peer.error is not None for peer in peers):
+        raise SystemExit(1)
+
+
+def print_table(report: dict[str, Any]) -> None:
+    title = f"{report['model']} {report['dtype']} on {report['device']}, torch {report['torch']}"
+    table = Table("peer", "tokens/s", "ratio", "ms/pass", "same tokens", title=title, title_justify="left")
+    for peer in report["peers"]:
+        if "error" not in peer:
+            figures = [f"{peer[key]:.2f}" for key in ("tokens_per_second", "ratio", "milliseconds_per_pass")]
+            table.add_row(peer["name"], *figures, f"{peer['same_tokens']:.0%}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

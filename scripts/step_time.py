@@ -1,0 +1,295 @@
+"""What a pass over several rows costs on a 7B-shaped model, and how near it comes to the memory's bandwidth.
+
+    python scripts/step_time.py --engine tensorrt --keep build/step-time -o step_time.json
+
+Drafting pays where a pass over a few rows costs about as much as one over a single row, since both read every weight
+once. This times the trunk of a Llama with random fp16 weights (nothing is fetched; sizes are flags) by rows and KV
+capacity: milliseconds (medians), the ratio to the pass with the fewest rows, and the fraction of the bandwidth bound:
+(weights read + KV cache of that capacity) / copy bandwidth measured in the same run, over the time of the pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.cuda import Cuda, call, find_device, import_api
+from pass_runtime.errors import PassError
+from pass_runtime.graph_backend import GraphBackend
+from pass_runtime.manifest import EngineFile, EngineSet, Graph, Manifest, ModelInfo, Profile, Tensor
+from pass_runtime.ort_backend import OrtBackend
+from pass_runtime.ort_engine import Buffers, choose_device
+from pass_runtime.ort_trunk import OrtTrunk
+from pass_runtime.plan import prefill_plan
+from pass_runtime.trt_backend import COLUMNS, TrtBackend
+from pass_runtime.trt_library import FLAVOURS, Flavour, import_library
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pass_exporter.engine_builder import Source
+
+TRUNK, GRAPH = "trunk.onnx", "graph.json"
+WARM_UP, COPY_ROUNDS, COPIES = 3, 10, 5
+STD, FP16 = 0.02, 2
+"""Of the weights; bytes."""
+COPIED = {"gpu": 1 << 30, "cpu": 1 << 28}
+"""Bytes of a copy: more than a cache holds."""
+DEVICE_TO_DEVICE = 3
+"""cudaMemcpyKind."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama whose embeddings and LM head are two tensors, in Hugging Face's words; LLaMA-7B's by default."""
+
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 32
+    head_dim: int = 128
+    vocab_size: int = 32000
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a pass reads of the weights: all but the embeddings, of which it reads a few rows."""
+        attention = 2 * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
+        layer = self.hidden_size * (attention + 3 * self.intermediate_size + 2)
+        return FP16 * (self.num_hidden_layers * layer + self.hidden_size * (1 + self.vocab_size))
+
+    def cache_bytes(self, capacity: int) -> int:
+        """Keys and values of one sequence."""
+        return FP16 * 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * capacity
+
+
+def write_trunk(keep: Path, shape: Shape) -> Path:
+    """The directory under `keep` with the trunk of that shape, traced and saved where it is not there yet."""
+    directory = keep / "-".join(["llama", *map(str, astuple(shape))])
+    if not (directory / GRAPH).is_file():
+        import torch
+
+        from pass_exporter.bundle import graph_info
+        from pass_exporter.graph import save
+        from pass_exporter.lookahead import Lookahead
+        from pass_exporter.staging import staged_directory
+        from pass_exporter.trunk import trace_trunk
+
+        with staged_directory(directory, force=False) as staging:
+            graph = trace_trunk(random_llama(shape), Lookahead(torch.zeros(4, shape.hidden_size), False, "random"))
+            save(graph, staging / TRUNK)
+            (staging / GRAPH).write_text(graph_info(graph, TRUNK).model_dump_json(), encoding="utf-8")
+    return directory
+
+
+def random_llama(shape: Shape) -> PreTrainedModel:
+    """fp16. Every weight is a view into one pool of random numbers at a place of its own, so that 7B need 0.3 GB."""
+    import torch
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    config = AutoConfig.for_model("llama", tie_word_embeddings=False, **asdict(shape))
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).half()
+    largest = max(parameter.numel() for parameter in model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    pool = torch.empty(2 * largest, dtype=torch.float16).normal_(0, STD, generator=generator)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.ndim == 1:
+            weight = torch.ones(parameter.shape, dtype=torch.float16)
+        else:  # stored as MatMul reads it, so that saving need not transpose
+            start = int(torch.randint(largest, (1,), generator=generator))
+            weight = pool[start : start + parameter.numel()].view(*reversed(parameter.shape)).t()
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, torch.nn.Parameter(weight, requires_grad=False))
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are no parameters
+    return model.eval()
+
+
+def engine_source(directory: Path, graph: Graph, rows: Sequence[int], capacities: Sequence[int], least: int) -> Source:
+    """One profile for every cell. The cache has the largest capacity, of which a pass reads the first columns."""
+    from pass_exporter.engine_builder import Source
+    from pass_exporter.engine_graph import aliases, trunk_for_tensorrt
+
+    longest, path = max(capacities), directory / TRUNK
+    inputs = (*_static(graph.inputs, longest), Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
+    cells = [
+        {"batch": 1, "width": max(q, least), "logit_rows": q, "lookahead_rows": 0, COLUMNS: columns}
+        for columns in capacities
+        for q in rows
+    ]
+    profiles = tuple(Profile(sizes={name: (n, n, n) for name, n in cell.items()}) for cell in cells)
+    model = trunk_for_tensorrt(path, longest)
+    return Source(graph, model, path, inputs, _static(graph.outputs, longest), profiles, aliases(path))
+
+
+def _static(tensors: Sequence[Tensor], capacity: int) -> tuple[Tensor, ...]:
+    shapes = [tuple(capacity if size == "capacity" else size for size in tensor.shape) for tensor in tensors]
+    return tuple(t.model_copy(update={"shape": shape}) for t, shape in zip(tensors, shapes, strict=True))
+
+
+def build_engine(
+    directory: Path, source: Source, flavour: Flavour, targets: tuple[str, ...], capacities: tuple[int, ...]
+) -> EngineSet:
+    """A set with the trunk's engine alone, in `directory`, built where it is not there yet."""
+    from pass_exporter.engine_builder import EngineBuilder
+
+    builder = EngineBuilder(flavour, targets if flavour.builds_ahead else ())
+    key = hashlib.sha256(repr((builder.version, targets, source.profiles)).encode()).hexdigest()
+    unread = {"sha256": key, "bytes": 0, "profiles": source.profiles, "aliases": source.aliases}
+    engines = EngineSet(
+        directory=f"{flavour.name}-{key[:12]}",
+        flavour=flavour.name,
+        version=builder.version,
+        targets=targets,
+        bundle="",
+        lookahead=1,
+        max_batch_size=1,
+        capacities=capacities,
+        engines=(EngineFile(graph=TRUNK, file="trunk.engine", **unread),),
+    )
+    path = engines.path(directory) / "trunk.engine"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".partial")
+        part.write_bytes(builder.build(source, lambda _done, _steps: None))
+        part.replace(path)
+    return engines
+
+
+def open_backend(
+    directory: Path, shape: Shape, engine: str, rows: Sequence[int], capacities: tuple[int, ...]
+) -> GraphBackend:
+    """The runtime's own backend, over a bundle that is nothing but a trunk."""
+    graph = Graph.model_validate_json((directory / GRAPH).read_text(encoding="utf-8"))
+    sizes = {"vocab_size": shape.vocab_size, "kv_heads": shape.num_key_value_heads, "head_dim": shape.head_dim}
+    model = ModelInfo.model_construct(max_capacity=capacities[-1], **sizes)
+    manifest = Manifest.model_construct(trunk=graph, model=model)
+    if engine not in FLAVOURS:
+        buffers = Buffers(choose_device(engine))
+        return OrtBackend(directory, manifest, OrtTrunk(directory, manifest, buffers, engine, 0), buffers, engine)
+    from pass_exporter.config import EngineConfig
+    from pass_exporter.engine_target import choose_targets
+
+    flavour = FLAVOURS[engine]
+    targets = choose_targets(flavour, EngineConfig(engine), find_device())
+    source = engine_source(directory, graph, rows, capacities, flavour.least_width)
+    engines = build_engine(directory, source, flavour, targets, capacities)
+    return TrtBackend(directory, manifest, engines, import_library(flavour), import_api())
+
+
+def measure(backend: GraphBackend, rows: Sequence[int], capacity: int, rounds: int) -> list[float]:
+    """Seconds of a pass over each of `rows`; all columns of the cache are filled but those of the widest window."""
+    backend.capacity = capacity
+    backend._grow(capacity)
+    backend._writable.put("length", np.array([capacity - max(*rows, 2)], np.int64))
+    plans = [prefill_plan(q) for q in rows]
+    return median_seconds([partial(backend._run_prefill, plan, plan.logit_rows) for plan in plans], rounds)
+
+
+def median_seconds(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Of each of `calls`, which take turns; the first rounds warm up."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    for number in range(WARM_UP + rounds):
+        for run, values in zip(calls, seconds, strict=True):
+            started = time.perf_counter()
+            run()
+            if number >= WARM_UP:
+                values.append(time.perf_counter() - started)
+    return [statistics.median(values) for values in seconds]
+
+
+def copy_bandwidth(api: Any | None, size: int) -> float:
+    """Bytes read and written per second by copies of `size` bytes in the GPU's memory; None: in ours, by one thread."""
+    if api is None:
+        there, here = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+        return 2 * size / median_seconds([lambda: np.copyto(here, there)], COPY_ROUNDS)[0]
+    cuda = Cuda(api)
+    try:
+        source, target = cuda.allocate(size), cuda.allocate(size)
+
+        def copy() -> None:
+            for _ in range(COPIES):
+                call(api.cudaMemcpyAsync(target, source, size, DEVICE_TO_DEVICE, cuda.stream))
+            cuda.synchronize()
+
+        return 2 * size * COPIES / median_seconds([copy], COPY_ROUNDS)[0]
+    finally:
+        cuda.close()
+
+
+def shape_options(command: Any) -> Any:
+    """A flag for every size."""
+    for size in reversed(fields(Shape)):
+        flag = f"--{size.name.replace('_', '-')}"
+        command = click.option(flag, type=click.IntRange(1), default=size.default, show_default=True)(command)
+    return command
+
+
+@click.command()
+@click.option("--engine", type=click.Choice(("cpu", "cuda", *FLAVOURS)), required=True)
+@click.option("--rows", multiple=True, type=click.IntRange(1), default=(1, 5, 9, 25, 41), show_default=True)
+@click.option("--capacity", "capacities", multiple=True, type=int, default=(512, 2048, 8192), show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Every round runs every width.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep what is exported and built, for the next run.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the figures here, as JSON.")
+@shape_options
+@one_line_errors
+def main(engine: str, rounds: int, keep: Path | None, output: Path | None, **options: Any) -> None:
+    """Print a table of milliseconds, ratio to the narrowest pass, and share of the bandwidth bound."""
+    interrupt_on_signals()
+    rows, capacities = (tuple(sorted({*options.pop(name)})) for name in ("rows", "capacities"))
+    shape = Shape(**options)
+    if capacities[0] <= max(*rows, 2):
+        raise PassError(f"--capacity {capacities[0]} has no room for a window of {rows[-1]} rows")
+    device = None if engine == "cpu" else find_device()
+    if engine != "cpu" and device is None:
+        raise PassError(f"--engine {engine} needs a GPU that cuda-python can see; there is none (try --engine cpu)")
+    bandwidth = copy_bandwidth(device and import_api(), COPIED["gpu" if device else "cpu"])
+    report: dict[str, Any] = {"engine": engine, "device": device.name if device else platform.machine()}
+    report |= {"shape": asdict(shape), "weight_bytes": shape.weight_bytes, "copy_bandwidth": bandwidth, "cells": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = write_trunk(keep or Path(scratch), shape)
+        with contextlib.closing(open_backend(directory, shape, engine, rows, capacities)) as backend:
+            for capacity in capacities:
+                bound = (shape.weight_bytes + shape.cache_bytes(capacity)) / bandwidth
+                seconds = measure(backend, rows, capacity, rounds)
+                for q, s in zip(rows, seconds, strict=True):
+                    cell = {"rows": q, "capacity": capacity, "milliseconds": 1e3 * s, "ratio": s / seconds[0]}
+                    report["cells"].append(cell | {"bound_fraction": bound / s})
+                if output is not None:  # now, beside and renamed: a run that is cut off keeps what it has
+                    part = output.with_name(f".{output.name}.part")
+                    part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                    part.replace(output)
+    print_table(report)
+
+
+def print_table(report: dict[str, Any]) -> None:
+    title = f"{report['engine']} on {report['device']}, copies at {report['copy_bandwidth'] / 1e9:.0f} GB/s"
+    table = Table("rows", title=title, title_justify="left")
+    for capacity in dict.fromkeys(cell["capacity"] for cell in report["cells"]):
+        table.add_column(f"S={capacity}: ms, ratio, of the bound", justify="right")
+    for rows in dict.fromkeys(cell["rows"] for cell in report["cells"]):
+        row = [cell for cell in report["cells"] if cell["rows"] == rows]
+        figures = [f"{c['milliseconds']:.2f}  {c['ratio']:.2f}  {c['bound_fraction']:.0%}" for c in row]
+        table.add_row(str(rows), *figures)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
