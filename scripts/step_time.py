@@ -37,7 +37,8 @@ from pass_runtime.ort_backend import OrtBackend
 from pass_runtime.ort_engine import Buffers, choose_device
 from pass_runtime.ort_trunk import OrtTrunk
 from pass_runtime.plan import prefill_plan
-from pass_runtime.trt_backend import COLUMNS, TrtBackend
+from pass_runtime.slots import COLUMNS
+from pass_runtime.trt_backend import TrtBackend
 from pass_runtime.trt_library import FLAVOURS, Flavour, import_library
 
 if TYPE_CHECKING:

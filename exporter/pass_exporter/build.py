@@ -11,7 +11,7 @@ from pass_exporter import engine_staging
 from pass_exporter.config import EngineConfig
 from pass_exporter.engine_builder import EngineBuilder, Report, Source
 from pass_exporter.engine_compare import Comparison, compare_engines
-from pass_exporter.engine_graph import COLUMNS, aliases, trunk_for_tensorrt
+from pass_exporter.engine_graph import aliases, trunk_for_tensorrt
 from pass_exporter.engine_memory import MemoryEstimate, check_fits, estimate
 from pass_exporter.engine_profiles import column_steps, engine_plans, tail_profiles, trunk_profiles
 from pass_exporter.engine_target import available_memory, check_dtype, choose_capacity, choose_targets
@@ -26,6 +26,7 @@ from pass_runtime.manifest import (
     read_manifest,
     verify_files,
 )
+from pass_runtime.slots import COLUMNS
 from pass_runtime.trt_library import flavour, import_library
 
 

@@ -144,6 +144,7 @@ def write_manifest(
         noise=NoiseInfo(scheme=noise.SCHEME, members=noise.MEMBERS, row=noise.ROW, bits=noise.BITS),
         files=_hash_files(directory),
         tools=_tools(),
+        engines=(),
     )
     (directory / FILE_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return manifest

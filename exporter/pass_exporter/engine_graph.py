@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-COLUMNS = "columns"
+from pass_runtime.slots import COLUMNS
 
 
 def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:

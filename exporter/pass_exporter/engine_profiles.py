@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pass_runtime.backend import listed_positions
 from pass_runtime.manifest import Manifest, Profile
-from pass_runtime.plan import MAX_LOOKAHEAD, MODES, Plan, make_cycle
+from pass_runtime.plan import MODES, Plan, make_cycle
 
 PREFILL_WIDTHS = (256, 32)
 FIRST_COLUMNS = 512
@@ -64,13 +65,8 @@ def trunk_profiles(
 def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[Profile, ...]:
     """A profile for every batch."""
     rows = len(plan.lookahead_rows)
-    sizes = _exactly(width=plan.width, lookahead_rows=rows, positions=noise_positions(capacity))
+    sizes = _exactly(width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity))
     return tuple(Profile(sizes=sizes | batch) for batch in _batches(max_batch_size))
-
-
-def noise_positions(capacity: int) -> int:
-    """N, as `pass_runtime.backend.Capabilities.positions` counts them."""
-    return capacity + 1 + MAX_LOOKAHEAD
 
 
 def _batches(max_batch_size: int) -> list[dict[str, tuple[int, int, int]]]:

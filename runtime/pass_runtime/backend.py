@@ -48,9 +48,14 @@ class Capabilities:
 
     @property
     def positions(self) -> int:
-        """N, the positions a tail may want noise for: a window's last row predicts one past the capacity, and a fused
-        tail looks as far as a full group would."""
-        return self.max_capacity + 1 + MAX_LOOKAHEAD
+        """N, the positions a tail may want noise for."""
+        return listed_positions(self.max_capacity)
+
+
+def listed_positions(capacity: int) -> int:
+    """N for a cache of `capacity` columns: a window's last row predicts one past it, and a fused tail looks as far as a
+    full group would."""
+    return capacity + 1 + MAX_LOOKAHEAD
 
 
 class Backend(ABC):

@@ -82,13 +82,13 @@ class Cuda:
     """One stream of one device, and everything that was allocated on it. `close` gives all of it back."""
 
     api: Any
-    stream: Any = None
+    stream: int | None = None
     _device: list[int] = field(default_factory=list)
     _host: list[int] = field(default_factory=list)
     _graphs: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.stream = call(self.api.cudaStreamCreateWithFlags(NON_BLOCKING))
+        self.stream = int(call(self.api.cudaStreamCreateWithFlags(NON_BLOCKING)))  # TensorRT takes a number
 
     def allocate(self, size: int) -> int:
         """Address of `size` bytes on the device, zeroed, with zeros up to a multiple of ALIGNMENT behind them."""

@@ -168,7 +168,7 @@ class Manifest(_Strict):
     noise: NoiseInfo
     files: dict[FileName, FileInfo]
     tools: dict[str, str]
-    engines: tuple[EngineSet, ...] = Field(default=(), strict=False)
+    engines: tuple[EngineSet, ...] = Field(strict=False)
 
     @property
     def content(self) -> str:

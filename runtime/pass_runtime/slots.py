@@ -18,6 +18,8 @@ from pass_runtime.plan import Plan
 from pass_runtime.sampling import Sampler
 
 CACHE = "past_"
+COLUMNS = "columns"
+"""An input that only a trunk for TensorRT has: its length says how many cache columns a pass reads."""
 _NEXT = {"next_ids": "input_ids", "next_length": "length", "next_draft_probs": "draft_probs"}
 
 

@@ -23,12 +23,10 @@ from pass_runtime.engine_sets import choose_engines
 from pass_runtime.graph_backend import GraphBackend
 from pass_runtime.manifest import EngineSet, Manifest
 from pass_runtime.plan import Plan, prefill_plan
-from pass_runtime.slots import CACHE, Slot, tail_graph, tail_slots, trunk_slots
+from pass_runtime.slots import CACHE, COLUMNS, Slot, tail_graph, tail_slots, trunk_slots
 from pass_runtime.trt_engine import Binding, TrtEngine
 from pass_runtime.trt_library import Flavour, import_library, make_logger
 
-COLUMNS = "columns"
-"""The trunk's extra input: its length says how many cache columns a pass reads."""
 SHORTEST_CHUNK = 8
 """Chunks of prefill have more rows; the narrowest window has one logit row too."""
 Work = Sequence[tuple[TrtEngine, Binding]]

@@ -10,11 +10,12 @@ from conftest import SilentProgress, export_bundle
 from pass_exporter.build import build_engines
 from pass_exporter.config import EngineConfig
 from pass_exporter.engine_builder import EngineBuilder, Source
-from pass_exporter.engine_graph import COLUMNS, aliases, trunk_for_tensorrt
+from pass_exporter.engine_graph import aliases, trunk_for_tensorrt
 from pass_exporter.engine_profiles import engine_plans, tail_profiles, trunk_profiles
 from pass_exporter.engine_target import FIRST_TARGET
 from pass_runtime.manifest import Profile, Tensor, file_info, read_manifest, verify_files
 from pass_runtime.sampling import SAMPLERS, Rule
+from pass_runtime.slots import COLUMNS
 from pass_runtime.trt_library import FLAVOURS
 
 pytestmark = pytest.mark.tensorrt

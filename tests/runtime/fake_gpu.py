@@ -35,6 +35,16 @@ class Code(enum.IntEnum):
     STREAM_CAPTURE_UNSUPPORTED = 900
 
 
+class Handle:
+    """cuda-python's handles are objects that turn into numbers when asked."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __int__(self) -> int:
+        return self._number
+
+
 class FakeCuda:
     """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters tell what was done."""
 
@@ -109,8 +119,8 @@ class FakeCuda:
         return (Code.SUCCESS,)
 
     def cudaStreamCreateWithFlags(self, _flags: int):
-        self.streams.add(handle := next(self._handles))
-        return Code.SUCCESS, handle
+        self.streams.add(number := next(self._handles))
+        return Code.SUCCESS, Handle(number)
 
     def cudaStreamDestroy(self, stream: int):
         self.streams.remove(stream)
@@ -231,7 +241,7 @@ class FakeContext:
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
-        assert stream in self.cuda.streams and self.scratch
+        assert type(stream) is int and stream in self.cuda.streams and self.scratch
         library = self.engine.library
         if library.fail:
             library.fail -= 1

@@ -1,0 +1,41 @@
+"""The real cuda-python takes the arguments that `pass_runtime.cuda` gives it: without a driver every call ends in an
+error code, and none in an exception of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from pass_runtime.cuda import MAJOR, NON_BLOCKING, THREAD_LOCAL, TO_DEVICE, call, find_device, import_api
+from pass_runtime.errors import PassError
+
+pytest.importorskip("cuda.bindings", reason="pip install 'pass-toolkit[cuda]'")
+
+CALLS = {
+    "cudaGetDeviceCount": (),
+    "cudaDeviceGetAttribute": (MAJOR, 0),
+    "cudaGetDeviceProperties": (0,),
+    "cudaMemGetInfo": (),
+    "cudaStreamCreateWithFlags": (NON_BLOCKING,),
+    "cudaMalloc": (256,),
+    "cudaMallocHost": (256,),
+    "cudaMemsetAsync": (0, 0, 256, 0),
+    "cudaMemcpyAsync": (0, 0, 256, TO_DEVICE, 0),
+    "cudaStreamSynchronize": (0,),
+    "cudaStreamBeginCapture": (0, THREAD_LOCAL),
+    "cudaStreamEndCapture": (0,),
+    "cudaGraphInstantiate": (0, 0),
+    "cudaGraphLaunch": (0, 0),
+    "cudaGraphDestroy": (0,),
+    "cudaGraphExecDestroy": (0,),
+    "cudaStreamDestroy": (0,),
+    "cudaFree": (0,),
+    "cudaFreeHost": (0,),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_are_taken(name: str):
+    if find_device() is not None:
+        pytest.skip("there is a GPU, which these arguments would not please")
+    with pytest.raises(PassError, match=r"CUDA error \d+ \(cudaError.*nvidia-smi"):
+        call(getattr(import_api(), name)(*CALLS[name]))
