@@ -177,6 +177,8 @@ def test_a_cancelled_generation_leaves_nothing_behind(session: Session):
 
 
 def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
+    if session.backend.capabilities.least_width > 1:
+        pytest.skip("one kind of engines is enough")
     kinds = [(sampling, plan) for sampling in SAMPLINGS for plan in ("ar", "two-pass", "fused")]
     first = [tokens(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
     before = gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.library.contexts
