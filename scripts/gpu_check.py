@@ -37,6 +37,7 @@ from pass_exporter.registry import registry
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.cuda import find_device
 from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
 from pass_runtime.manifest import FILE_NAME, read_manifest
 from pass_runtime.trt_library import FLAVOURS, import_library
 
@@ -256,9 +257,7 @@ def write_report(directory: Path, bundle: Path, found: Found, results: Sequence[
         lines = [[cell.replace("|", "\\|") for cell in line] for line in (headings, ["---"] * len(headings), *rows)]
         parts.append(f"## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
     for name, text in {"gpu_check.json": json.dumps(report, indent=1) + "\n", "gpu_check.md": "\n".join(parts)}.items():
-        part = directory / f".{name}.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(directory / name)
+        write_whole(directory / name, text)
 
 
 @click.command()

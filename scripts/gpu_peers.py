@@ -23,6 +23,7 @@ from rich.table import Table
 from pass_runtime.cli.bench import PROMPTS
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
 
 try:
     import torch
@@ -191,9 +192,7 @@ def main(
         "peers": [peer.as_dict(next((p for p in peers if p.error is None), peer)) for peer in peers],
     }
     if output is not None:
-        part = output.with_name(f".{output.name}.part")
-        part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        part.replace(output)
+        write_whole(output, json.dumps(report, indent=1) + "\n")
     print_table(report)
     for peer in peers:
         if peer.error is not None:

@@ -31,6 +31,7 @@ from rich.table import Table
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.cuda import Cuda, call, find_device, import_api
 from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
 from pass_runtime.graph_backend import GraphBackend
 from pass_runtime.manifest import EngineFile, EngineSet, Graph, Manifest, ModelInfo, Profile, Tensor
 from pass_runtime.ort_backend import OrtBackend
@@ -162,6 +163,7 @@ def build_engine(
         lookahead=1,
         max_batch_size=1,
         capacities=capacities,
+        prefill_widths=(),
         engines=(EngineFile(graph=TRUNK, file="trunk.engine", **unread),),
     )
     path = engines.path(directory) / "trunk.engine"
@@ -274,9 +276,7 @@ def main(engine: str, rounds: int, keep: Path | None, output: Path | None, **opt
                     cell = {"rows": q, "capacity": capacity, "milliseconds": 1e3 * s, "ratio": s / seconds[0]}
                     report["cells"].append(cell | {"bound_fraction": bound / s})
                 if output is not None:  # now, beside and renamed: a run that is cut off keeps what it has
-                    part = output.with_name(f".{output.name}.part")
-                    part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-                    part.replace(output)
+                    write_whole(output, json.dumps(report, indent=1) + "\n")
     print_table(report)
 
 

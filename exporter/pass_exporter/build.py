@@ -6,18 +6,19 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pass_exporter import engine_staging
 from pass_exporter.config import EngineConfig
-from pass_exporter.engine_builder import EngineBuilder, Report, Source
-from pass_exporter.engine_compare import Comparison, compare_engines
+from pass_exporter.engine_builder import EngineBuilder, Source
 from pass_exporter.engine_graph import aliases, trunk_for_tensorrt
 from pass_exporter.engine_memory import MemoryEstimate, check_fits, estimate
-from pass_exporter.engine_profiles import column_steps, engine_plans, tail_profiles, trunk_profiles
+from pass_exporter.engine_profiles import column_steps, engine_plans, prefill_widths, tail_profiles, trunk_profiles
 from pass_exporter.engine_target import available_memory, check_dtype, choose_capacity, choose_targets
-from pass_exporter.progress import Progress
+from pass_exporter.progress import Progress, Step
 from pass_runtime.cuda import find_device
 from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
 from pass_runtime.manifest import (
     EngineFile,
     EngineSet,
@@ -28,6 +29,9 @@ from pass_runtime.manifest import (
 )
 from pass_runtime.slots import COLUMNS
 from pass_runtime.trt_library import flavour, import_library
+
+if TYPE_CHECKING:
+    from pass_exporter.engine_compare import Comparison
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,15 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
             lookahead=job.manifest.lookahead.length,
             max_batch_size=config.max_batch_size,
             capacities=job.columns,
+            prefill_widths=prefill_widths(job.columns),
             engines=tuple(files),
         )
         progress.phase("writing the manifest")
         engine_staging.install(bundle, directory, engines)
     comparisons: list[Comparison] = []
     if config.verify:
+        from pass_exporter.engine_compare import compare_engines
+
         progress.phase("comparing with ONNX Runtime")
         comparisons = compare_engines(bundle, config.engine)
     return BuildReport(engines, job.memory, resumed, tuple(comparisons))
@@ -117,14 +124,15 @@ def _build_all(
     files: list[EngineFile] = []
     resumed = 0
 
-    def add(source: Source, report: Report) -> None:
+    def add(source: Source, step: Step) -> None:
         nonlocal resumed
         key = _key(source, job)
         file = engine_staging.kept(directory, _file_name(source), key)
         resumed += file is not None
         if file is None:
-            file = _keep(directory, job.builder.build(source, report), source, key)
-            _write_cache(timing_cache, job.builder.timing_cache)
+            file = _keep(directory, job.builder.build(source, step), source, key)
+            if timing_cache is not None:
+                write_whole(timing_cache, job.builder.timing_cache)
         files.append(file)
 
     step = progress.phase(f"building {len(tails)} tails")
@@ -170,13 +178,6 @@ def _keep(directory: Path, engine: bytes, source: Source, key: str) -> EngineFil
     )
     engine_staging.keep(directory, engine, entry, key)
     return entry
-
-
-def _write_cache(path: Path | None, cache: bytes) -> None:
-    if path is not None:
-        unfinished = path.with_name(f".{path.name}.partial")
-        unfinished.write_bytes(cache)
-        unfinished.replace(path)
 
 
 def _file_name(source: Source) -> str:

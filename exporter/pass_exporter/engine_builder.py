@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
 from pass_runtime.manifest import Graph, Profile, Tensor
 from pass_runtime.trt_library import Flavour, import_library, make_logger
-
-Report = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,13 @@ class EngineBuilder:
     def version(self) -> str:
         return str(self._trt.__version__)
 
-    def build(self, source: Source, report: Report) -> bytes:
+    def build(self, source: Source, step: Step) -> bytes:
         """Parse, check against the manifest, build. Raises PassError; an interrupt stops between two tactics."""
         self._errors.clear()
         network = self._parse(source)
         self._check_bindings(network, source)
         config = self._config(network, source)
-        monitor = _make_monitor(self._trt, report)
+        monitor = _make_monitor(self._trt, step)
         config.progress_monitor = monitor
         engine = self._builder.build_serialized_network(network, config)
         if monitor.interruption is not None:
@@ -166,7 +164,7 @@ def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
     return {layer.get_output(0).name: layer.get_input(0).name for layer in updates}
 
 
-def _make_monitor(trt: Any, report: Report) -> Any:
+def _make_monitor(trt: Any, report: Step) -> Any:
     """Progress of the outermost phase. What a callback raises (Ctrl-C) must not cross the library: it is kept."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]

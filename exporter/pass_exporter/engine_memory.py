@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pass_runtime.cuda import item_size
 from pass_runtime.errors import PassError
 from pass_runtime.manifest import Manifest, Profile
 
@@ -36,7 +37,7 @@ def estimate(
 ) -> MemoryEstimate:
     """From the sizes of the files and of the model."""
     model = manifest.model
-    element = 4 if model.dtype == "float32" else 2
+    element = item_size(model.dtype)
     trunk = bundle / manifest.trunk.file
     weights = sum(path.stat().st_size for path in (trunk, trunk.with_name(f"{trunk.name}.data")) if path.exists())
     cache = 2 * model.layers * model.kv_heads * model.head_dim * element * capacity * max_batch_size

@@ -29,6 +29,11 @@ def column_steps(capacity: int) -> tuple[int, ...]:
     return (*steps, capacity)
 
 
+def prefill_widths(columns: Sequence[int]) -> tuple[int, ...]:
+    """Chunks of a prompt, in falling order, which fit the fewest columns."""
+    return tuple(width for width in PREFILL_WIDTHS if width <= columns[0])
+
+
 def engine_plans(manifest: Manifest) -> list[Plan]:
     """The plans that engines are built for."""
     length = manifest.lookahead.length
@@ -48,17 +53,16 @@ def trunk_profiles(
 
     least_width: windows with fewer rows are padded to it (see `Flavour.least_width`).
     """
-    adapted = any(tensor.name == "lookahead_rows" for tensor in manifest.trunk.inputs)
+    adapted = manifest.lookahead.adapter_rank > 0
     plans = engine_plans(manifest)
     windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if adapted else 0) for plan in plans)
     shapes = [_exactly(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]
-    shapes += [_exactly(width=q, logit_rows=1, lookahead_rows=0) for q in PREFILL_WIDTHS]
+    shapes += [_exactly(width=q, logit_rows=1, lookahead_rows=0) for q in prefill_widths(columns)]
     return tuple(
         Profile(sizes=shape | batch | _exactly(columns=read))
         for batch in _batches(max_batch_size)
         for read in columns
         for shape in shapes
-        if shape["width"][0] <= read
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
 from pass_runtime.manifest import ENGINES, FILE_NAME, EngineFile, EngineSet, file_info, read_manifest
 
 
@@ -28,10 +28,7 @@ def staging(bundle: Path, name: str) -> Iterator[Path]:
 def keep(directory: Path, engine: bytes, entry: EngineFile, key: str) -> None:
     """Write a finished engine, then the note that says it is whole. `key` stands for all that went into it."""
     (directory / entry.file).write_bytes(engine)
-    note = directory / f"{entry.file}.{key}.json"
-    unfinished = note.with_suffix(".partial")
-    unfinished.write_text(entry.model_dump_json(), encoding="utf-8")
-    unfinished.replace(note)
+    write_whole(directory / f"{entry.file}.{key}.json", entry.model_dump_json())
 
 
 def kept(directory: Path, file: str, key: str) -> EngineFile | None:
@@ -57,9 +54,7 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
     replaced = [known for known in manifest.engines if same_place(known, engines)]
     others = [known for known in manifest.engines if known not in replaced]
     changed = manifest.model_copy(update={"engines": (*others, engines)})
-    unfinished = bundle / f".{FILE_NAME}.{os.getpid()}"
-    unfinished.write_text(changed.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(bundle / FILE_NAME)
+    write_whole(bundle / FILE_NAME, changed.model_dump_json(indent=2) + "\n")
     for known in replaced:
         if known.directory != engines.directory:
             shutil.rmtree(known.path(bundle), ignore_errors=True)

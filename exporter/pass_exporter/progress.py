@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+Step = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
 
 class Progress(Protocol):
     """Told when a phase starts; `step(done, total)` inside a phase whose length is known."""
 
-    def phase(self, name: str) -> Callable[[int, int], None]: ...
+    def phase(self, name: str) -> Step: ...

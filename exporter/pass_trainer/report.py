@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from pass_exporter.lookahead import FILE_NAME, TrainingRecord
+from pass_runtime.files import write_whole
 from pass_trainer.evaluate import Acceptance
 from pass_trainer.trainer import History
 
@@ -21,15 +22,9 @@ def write_report(directory: Path, record: TrainingRecord, history: History, acce
         "evaluations": history.evaluations,
         "loss": [round(loss, 4) for loss in history.loss],
     }
-    _write(directory / METRICS_FILE, json.dumps(metrics) + "\n")
+    write_whole(directory / METRICS_FILE, json.dumps(metrics) + "\n")
     draw_curves(directory / CURVES_FILE, history)
-    _write(directory / CARD_FILE, card(record, acceptance))
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_suffix(".partial")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_whole(directory / CARD_FILE, card(record, acceptance))
 
 
 def draw_curves(path: Path, history: History) -> None:

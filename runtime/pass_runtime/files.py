@@ -1,4 +1,4 @@
-"""Reading what a user names."""
+"""Reading and writing what a user names."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ def read_text(path: Path) -> str:
         raise PassError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise PassError(f"{path} is not UTF-8 text") from None
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Written beside and renamed: whoever reads `path` finds the old file or the new one. PassError where it fails."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.replace(path)
+    except OSError as error:
+        raise PassError(f"cannot write {path}: {error.strerror}") from None

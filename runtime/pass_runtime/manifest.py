@@ -139,7 +139,7 @@ class EngineSet(_Strict):
 
     bundle: `Manifest.content` of what it was built from. targets: compute capabilities, as `sm89`. lookahead: drafts of
     its plans, which have full groups. capacities: cache columns that a pass may read, in rising order; the last is S,
-    the cache's own.
+    the cache's own. prefill_widths: chunks of a prompt, besides single tokens, in falling order.
     """
 
     directory: FileName
@@ -150,6 +150,7 @@ class EngineSet(_Strict):
     lookahead: int = Field(ge=1, le=MAX_LOOKAHEAD)
     max_batch_size: int = Field(ge=1)
     capacities: tuple[int, ...] = Field(strict=False, min_length=1)
+    prefill_widths: tuple[int, ...] = Field(strict=False)
     engines: tuple[EngineFile, ...] = Field(strict=False)
 
     def path(self, bundle: Path) -> Path:

@@ -18,11 +18,12 @@ def open_backend(bundle: Path, manifest: Manifest, device: str, threads: int = 0
     """`device` is one of DEVICES; PassError tells what is missing."""
     if device == "auto" and (found := find_engines(manifest)) is not None:
         device = found.name
-    for flavour in FLAVOURS.values():
-        if flavour.name == device:
-            from pass_runtime.trt_backend import TrtBackend
+    if device not in DEVICES:
+        raise PassError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
+    if device in FLAVOURS:
+        from pass_runtime.trt_backend import TrtBackend
 
-            return TrtBackend.open(bundle, manifest, flavour, verify=verify)
+        return TrtBackend.open(bundle, manifest, FLAVOURS[device], verify=verify)
     from pass_runtime.ort_backend import OrtBackend
 
     return OrtBackend.open(bundle, manifest, device, threads)

@@ -34,7 +34,7 @@ def choose_device(device: str) -> str:
     if device == "auto":
         return "cuda" if PROVIDERS["cuda"][0] in available else "cpu"
     if device not in PROVIDERS:
-        raise PassError(f"unknown device {device!r}: choose cpu, cuda, tensorrt, tensorrt-rtx or auto")
+        raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
     if PROVIDERS[device][0] not in available:
         raise PassError(
             f"this onnxruntime has no {PROVIDERS[device][0]}: uninstall onnxruntime and install onnxruntime-gpu"

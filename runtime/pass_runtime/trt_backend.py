@@ -27,8 +27,6 @@ from pass_runtime.slots import CACHE, COLUMNS, Slot, tail_graph, tail_slots, tru
 from pass_runtime.trt_engine import Binding, TrtEngine
 from pass_runtime.trt_library import Flavour, import_library, make_logger
 
-SHORTEST_CHUNK = 8
-"""Chunks of prefill have more rows; the narrowest window has one logit row too."""
 Work = Sequence[tuple[TrtEngine, Binding]]
 
 
@@ -68,9 +66,9 @@ class TrtBackend(GraphBackend):
             device,
             manifest.model.vocab_size,
             engines.capacities,
-            _prefill_widths(engines),
+            (*engines.prefill_widths, 1),
             engines.lookahead,
-            min(sizes["width"][0] for sizes in _trunk_sizes(engines)),
+            _least_width(engines),
         )
         self._cuda = Cuda(api)
         self._buffers = DeviceBuffers(self._cuda)
@@ -79,7 +77,7 @@ class TrtBackend(GraphBackend):
         self._logger = make_logger(library, [])
         self._runtime = library.Runtime(self._logger)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
-        self._cache: dict[Slot, int] = {}
+        self._cache: dict[str, tuple[Slot, int]] = {}  # by input
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._results: dict[tuple[str, int], npt.NDArray[np.int64]] = {}
         self._finalizer = weakref.finalize(self, _release, self._programs, self._engines, self._cuda)
@@ -105,7 +103,7 @@ class TrtBackend(GraphBackend):
             shape = (1, model.kv_heads, longest, model.head_dim)
             tensors = [tensor for tensor in self._manifest.trunk.inputs if tensor.name.startswith(CACHE)]
             slots = [Slot(tensor.name, tensor.name, shape, tensor.dtype) for tensor in tensors]
-            self._cache = dict(self._placed(slots))
+            self._cache = {slot.tensor: (slot, at) for slot, at in self._placed(slots)}
 
     def _run_prefill(self, plan: Plan, logit_rows: npt.NDArray[np.int64]) -> None:
         width = max(plan.width, self.capabilities.least_width)
@@ -154,10 +152,11 @@ class TrtBackend(GraphBackend):
         engine = self._engine(self._manifest.trunk.file)
         window = [slot for slot in slots.inputs if slot.tensor == "input_ids"]
         others = [slot for slot in (*slots.inputs, columns) if slot.tensor != "input_ids"]
-        inputs = [*((slot, ids) for slot in window), *self._placed(others), *self._cache.items()]
+        inputs = [*((slot, ids) for slot in window), *self._placed(others), *self._cache.values()]
         outputs = self._placed(slots.outputs)
         for output, source in engine.aliases.items():
-            outputs += [(replace(slot, tensor=output), at) for slot, at in self._cache.items() if slot.tensor == source]
+            slot, at = self._cache[source]
+            outputs.append((replace(slot, tensor=output), at))
         sizes = {"batch": 1, "width": plan.width, "logit_rows": len(rows), COLUMNS: self.capacity}
         adapted = any(slot.tensor == "lookahead_rows" for slot in slots.inputs)
         sizes["lookahead_rows"] = len(plan.lookahead_rows) if adapted else 0
@@ -188,14 +187,10 @@ class TrtBackend(GraphBackend):
         return self._engines[graph]
 
 
-def _prefill_widths(engines: EngineSet) -> tuple[int, ...]:
-    """Chunks that the engines have profiles for, which are those that want one logit row, and single tokens."""
-    widths = {sizes["width"][1] for sizes in _trunk_sizes(engines) if sizes["logit_rows"] == (1, 1, 1)}
-    return tuple(sorted({1, *(width for width in widths if width > SHORTEST_CHUNK)}, reverse=True))
-
-
-def _trunk_sizes(engines: EngineSet) -> list[dict[str, tuple[int, int, int]]]:
-    return [profile.sizes for engine in engines.engines for profile in engine.profiles if COLUMNS in profile.sizes]
+def _least_width(engines: EngineSet) -> int:
+    """Rows of the narrowest window that the trunk's engine has a profile for."""
+    profiles = [profile.sizes for engine in engines.engines for profile in engine.profiles]
+    return min(sizes["width"][0] for sizes in profiles if COLUMNS in sizes)
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], cuda: Cuda) -> None:

@@ -34,7 +34,7 @@ class Flavour:
     timing_cache: bool
 
 
-FLAVOURS: Mapping[FlavourName, Flavour] = {
+FLAVOURS: Mapping[str, Flavour] = {
     "tensorrt": Flavour(
         name="tensorrt",
         module="tensorrt",
@@ -60,10 +60,9 @@ FLAVOURS: Mapping[FlavourName, Flavour] = {
 
 def flavour(name: str) -> Flavour:
     """Raises PassError for a name that is none."""
-    for known in FLAVOURS.values():
-        if known.name == name:
-            return known
-    raise PassError(f"unknown engine {name!r}: choose one of {', '.join(FLAVOURS)}")
+    if name not in FLAVOURS:
+        raise PassError(f"unknown engine {name!r}: choose one of {', '.join(FLAVOURS)}")
+    return FLAVOURS[name]
 
 
 def import_library(chosen: Flavour) -> Any:

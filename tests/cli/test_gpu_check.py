@@ -232,7 +232,9 @@ def test_step_times_on_a_fake_gpu(
     monkeypatch.setattr(module, "find_device", lambda: find_device(gpu))
 
     def build(directory, source, flavour, targets, capacities) -> EngineSet:
-        engines = EngineSet.model_construct(directory=flavour.name, flavour=flavour.name, version="fake", lookahead=1)
+        engines = EngineSet.model_construct(
+            directory=flavour.name, flavour=flavour.name, version="fake", lookahead=1, prefill_widths=()
+        )
         engines.path(directory).mkdir(parents=True)
         file = _write_plan(directory, engines.path(directory), source)
         return engines.model_copy(update={"capacities": capacities, "engines": (file,)})

@@ -22,7 +22,7 @@ import onnxruntime as ort
 
 from pass_exporter.build import graph_sources
 from pass_exporter.engine_builder import Source
-from pass_exporter.engine_profiles import column_steps
+from pass_exporter.engine_profiles import column_steps, prefill_widths
 from pass_runtime.manifest import FILE_NAME, EngineFile, EngineSet, Manifest, file_info, read_manifest
 
 VERSION = "10.15.1.fake"
@@ -182,7 +182,7 @@ class FakeEngine:
     device_memory_size_v2 = 4096
 
     def __init__(self, library: FakeTensorRT, plan: dict[str, Any]) -> None:
-        self.library, self.plan = library, plan
+        self.trt, self.plan = library, plan
         self.tensors = plan["inputs"] | plan["outputs"]
         self.num_optimization_profiles = len(plan["profiles"])
         self.num_io_tensors = len(self.tensors)
@@ -194,21 +194,21 @@ class FakeEngine:
         return list(self.tensors)[index]
 
     def get_tensor_mode(self, name: str) -> Any:
-        mode = self.library.TensorIOMode
+        mode = self.trt.TensorIOMode
         return mode.INPUT if name in self.plan["inputs"] else mode.OUTPUT
 
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return self.plan["aliases"].get(name)
 
     def create_execution_context(self, strategy: Any) -> FakeContext:
-        assert strategy is self.library.ExecutionContextAllocationStrategy.USER_MANAGED
-        self.library.contexts += 1
+        assert strategy is self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self.trt.contexts += 1
         return FakeContext(self)
 
 
 class FakeContext:
     def __init__(self, engine: FakeEngine) -> None:
-        self.engine, self.cuda = engine, engine.library.cuda
+        self.engine, self.cuda = engine, engine.trt.cuda
         self.profile, self.scratch = 0, 0
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
@@ -242,7 +242,7 @@ class FakeContext:
 
     def execute_async_v3(self, stream: int) -> bool:
         assert type(stream) is int and stream in self.cuda.streams and self.scratch
-        library = self.engine.library
+        library = self.engine.trt
         if library.fail:
             library.fail -= 1
             return False
@@ -282,6 +282,7 @@ def add_fake_engines(bundle: Path, capacity: int, least_width: int = 1) -> Manif
         lookahead=manifest.lookahead.length,
         max_batch_size=1,
         capacities=columns,
+        prefill_widths=prefill_widths(columns),
         engines=(),
     )
     directory = engines.path(bundle)

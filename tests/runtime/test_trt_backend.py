@@ -32,8 +32,8 @@ class Gpu:
 
     def __init__(self, bundle: Path, monkeypatch: pytest.MonkeyPatch, **device: object) -> None:
         self.bundle, self.cuda = bundle, FakeCuda(**device)  # type: ignore[arg-type]
-        self.library = FakeTensorRT(self.cuda)
-        monkeypatch.setitem(__import__("sys").modules, "tensorrt", self.library)
+        self.trt = FakeTensorRT(self.cuda)
+        monkeypatch.setitem(__import__("sys").modules, "tensorrt", self.trt)
         self.manifest: Manifest = read_manifest(bundle)
 
     def open(self) -> Session:
@@ -156,10 +156,10 @@ def test_a_failed_pass_leaves_the_session_usable(session: Session, gpu: Gpu, aft
     stream = iter(session.generate_ids(PROMPT, GenerateOptions(40, plan="ar", ignore_eos=True)))
     for _ in range(after):
         next(stream)
-    gpu.library.fail = 1
+    gpu.trt.fail = 1
     if after >= 2:  # replaying a captured graph asks nobody
         assert tokens(session).token_ids == expected
-        gpu.library.fail = 0
+        gpu.trt.fail = 0
         return
     with pytest.raises(PassError, match="failed to run"):
         next(stream)
@@ -181,11 +181,11 @@ def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
         pytest.skip("one kind of engines is enough")
     kinds = [(sampling, plan) for sampling in SAMPLINGS for plan in ("ar", "two-pass", "fused")]
     first = [tokens(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
-    before = gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.library.contexts
+    before = gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.trt.contexts
     for number in range(1000):
         at = number % len(kinds)
         assert tokens(session, *kinds[at], count=4).token_ids == first[at]
-    assert before == (gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.library.contexts)
+    assert before == (gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.trt.contexts)
 
 
 def changed(manifest: Manifest, **changes: object) -> Manifest:

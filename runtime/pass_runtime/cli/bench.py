@@ -19,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
 from pass_runtime.lossless import first_difference, run_tokens
 from pass_runtime.plan import MODES
 from pass_runtime.sampling import SamplingParams
@@ -110,7 +111,7 @@ def run_bench(session: Session, request: BenchOptions, *, as_json: bool, output:
     }
     text = json.dumps(report, indent=2)
     if output is not None:
-        _write(output, text + "\n")
+        write_whole(output, text + "\n")
     if as_json:
         click.echo(text)
     else:
@@ -179,16 +180,6 @@ def _prompts(request: BenchOptions) -> tuple[str, ...]:
     if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
         raise PassError(f'{request.prompt_file}: it needs at least one line, and every "prompt" must be text')
     return prompts
-
-
-def _write(path: Path, text: str) -> None:
-    """Beside, then renamed."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise PassError(f"cannot write {path}: {error.strerror}") from None
 
 
 def print_table(report: dict[str, Any]) -> None:

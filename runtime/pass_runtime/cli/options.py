@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pass_runtime.errors import PassError
+from pass_runtime.open_backend import DEVICES
 from pass_runtime.sampling import MAX_CANDIDATES, SamplingParams
 from pass_runtime.session import PLANS, GenerateOptions, Session, load
 from pass_runtime.steering import DRAFTS
@@ -30,7 +31,7 @@ def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 def engine_options(command: F) -> F:
     """--device --threads --trust-bundle"""
     return apply(
-        click.option("--device", default="auto", show_default=True, help="cpu, cuda, tensorrt, tensorrt-rtx or auto."),
+        click.option("--device", default="auto", show_default=True, help=f"{', '.join(DEVICES)}."),
         click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
         click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
     )(command)
