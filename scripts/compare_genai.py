@@ -38,7 +38,7 @@ Measure = Callable[[list[int], int], tuple[float, list[int]]]
 
 def run_pass(bundle: str, plan: str, threads: int, pipe: Any) -> None:
     from pass_runtime import GenerateOptions, load
-    from pass_runtime.lossless import run_tokens
+    from pass_runtime.testing.lossless import run_tokens
 
     session = load(bundle, "cpu", threads=threads)
 
@@ -84,8 +84,8 @@ def build_genai(bundle: Path, directory: Path, precision: str) -> str:
     """onnxruntime-genai's own CPU export of the bundle's base model."""
     if not (directory / "genai_config.json").is_file():
         os.environ["TQDM_DISABLE"] = "1"
-        from pass_exporter.load import load_model
-        from pass_exporter.registry import resolve
+        from pass_exporter.model.load import load_model
+        from pass_exporter.model.registry import resolve
         from pass_runtime import read_manifest
 
         base = directory / "base"

@@ -16,9 +16,9 @@ from pathlib import Path
 import click
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.cost import measure, probe_plans
-from pass_runtime.lossless import run_tokens
-from pass_runtime.plan import Plan, make_cycle
+from pass_runtime.bundle.plan import Plan, make_cycle
+from pass_runtime.testing.lossless import run_tokens
+from pass_runtime.tuning.pass_times import measure, probe_plans
 
 WIDTHS = (1, 2, 3, 5, 9, 13, 25)
 CAPACITIES = (256, 512, 1024, 2048)

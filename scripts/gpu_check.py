@@ -33,13 +33,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pass_exporter.registry import registry
+from pass_exporter.model.registry import registry
+from pass_runtime.backends.trt.cuda import find_device
+from pass_runtime.backends.trt.library import FLAVOURS, import_library
+from pass_runtime.bundle.manifest import FILE_NAME, read_manifest
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
-from pass_runtime.cuda import find_device
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
-from pass_runtime.manifest import FILE_NAME, read_manifest
-from pass_runtime.trt_library import FLAVOURS, import_library
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL, BUNDLE = "smollm2-135m", ROOT / "build/smollm2-135m-fp16"

@@ -171,8 +171,8 @@ def main(
     interrupt_on_signals()
     if device == "cuda" and not torch.cuda.is_available():
         raise PassError(f"torch {torch.__version__} sees no CUDA device; install a CUDA build of it, or --device cpu")
-    from pass_exporter.load import load_model
-    from pass_exporter.registry import resolve
+    from pass_exporter.model.load import load_model
+    from pass_exporter.model.registry import resolve
 
     loaded = load_model(resolve(model), dtype)
     prompts = [loaded.tokenizer(text).input_ids for text in read_prompts(prompt_file)]

@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.lossless import run_tokens
-from pass_runtime.ort_backend import BoundTail
+from pass_runtime.backends.ort.backend import BoundTail
+from pass_runtime.testing.lossless import run_tokens
 
 SAMPLERS = {
     "greedy": SamplingParams(),

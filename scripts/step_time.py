@@ -28,24 +28,24 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pass_runtime.backends.graph_backend import GraphBackend
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.engine import Buffers, choose_device
+from pass_runtime.backends.ort.trunk import OrtTrunk
+from pass_runtime.backends.trt.backend import TrtBackend
+from pass_runtime.backends.trt.cuda import Cuda, call, find_device, import_api
+from pass_runtime.backends.trt.library import FLAVOURS, Flavour, import_library
+from pass_runtime.bundle.bindings import COLUMNS
+from pass_runtime.bundle.manifest import EngineFile, EngineSet, Graph, Manifest, ModelInfo, Profile, Tensor
+from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
-from pass_runtime.cuda import Cuda, call, find_device, import_api
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
-from pass_runtime.graph_backend import GraphBackend
-from pass_runtime.manifest import EngineFile, EngineSet, Graph, Manifest, ModelInfo, Profile, Tensor
-from pass_runtime.ort_backend import OrtBackend
-from pass_runtime.ort_engine import Buffers, choose_device
-from pass_runtime.ort_trunk import OrtTrunk
-from pass_runtime.plan import prefill_plan
-from pass_runtime.slots import COLUMNS
-from pass_runtime.trt_backend import TrtBackend
-from pass_runtime.trt_library import FLAVOURS, Flavour, import_library
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from pass_exporter.engine_builder import Source
+    from pass_exporter.engines.builder import Source
 
 TRUNK, GRAPH = "trunk.onnx", "graph.json"
 WARM_UP, COPY_ROUNDS, COPIES = 3, 10, 5
@@ -88,10 +88,10 @@ def write_trunk(keep: Path, shape: Shape) -> Path:
         import torch
 
         from pass_exporter.bundle import graph_info
-        from pass_exporter.graph import save
-        from pass_exporter.lookahead import Lookahead
+        from pass_exporter.model.lookahead import Lookahead
         from pass_exporter.staging import staged_directory
-        from pass_exporter.trunk import trace_trunk
+        from pass_exporter.trunk.graph import save
+        from pass_exporter.trunk.trace import trace_trunk
 
         with staged_directory(directory, force=False) as staging:
             graph = trace_trunk(random_llama(shape), Lookahead(torch.zeros(4, shape.hidden_size), False, "random"))
@@ -125,8 +125,8 @@ def random_llama(shape: Shape) -> PreTrainedModel:
 
 def engine_source(directory: Path, graph: Graph, rows: Sequence[int], capacities: Sequence[int], least: int) -> Source:
     """One profile for every cell. The cache has the largest capacity, of which a pass reads the first columns."""
-    from pass_exporter.engine_builder import Source
-    from pass_exporter.engine_graph import aliases, trunk_for_tensorrt
+    from pass_exporter.engines.builder import Source
+    from pass_exporter.engines.graph import aliases, trunk_for_tensorrt
 
     longest, path = max(capacities), directory / TRUNK
     inputs = (*_static(graph.inputs, longest), Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
@@ -149,7 +149,7 @@ def build_engine(
     directory: Path, source: Source, flavour: Flavour, targets: tuple[str, ...], capacities: tuple[int, ...]
 ) -> EngineSet:
     """A set with the trunk's engine alone, in `directory`, built where it is not there yet."""
-    from pass_exporter.engine_builder import EngineBuilder
+    from pass_exporter.engines.builder import EngineBuilder
 
     builder = EngineBuilder(flavour, targets if flavour.builds_ahead else ())
     key = hashlib.sha256(repr((builder.version, targets, source.profiles)).encode()).hexdigest()
@@ -187,7 +187,7 @@ def open_backend(
         buffers = Buffers(choose_device(engine))
         return OrtBackend(directory, manifest, OrtTrunk(directory, manifest, buffers, engine, 0), buffers, engine)
     from pass_exporter.config import EngineConfig
-    from pass_exporter.engine_target import choose_targets
+    from pass_exporter.engines.target import choose_targets
 
     flavour = FLAVOURS[engine]
     targets = choose_targets(flavour, EngineConfig(engine), find_device())

@@ -124,10 +124,10 @@ def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int 
     """A weights file as pass-train writes it for `model`, with random embeddings and a random adapter."""
     import torch
 
-    from pass_exporter.fingerprint import base_sample
-    from pass_exporter.load import load_model
-    from pass_exporter.lookahead import TrainingRecord, write_lookahead
-    from pass_exporter.registry import resolve
+    from pass_exporter.model.fingerprint import base_sample
+    from pass_exporter.model.load import load_model
+    from pass_exporter.model.lookahead import TrainingRecord, write_lookahead
+    from pass_exporter.model.registry import resolve
     from pass_trainer.drafter import new_adapter
 
     base, generator = load_model(resolve(str(model)), "fp32").model, torch.Generator().manual_seed(1)

@@ -13,15 +13,15 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from pass_exporter.config import ExportConfig, Weights
-from pass_exporter.families import Geometry
-from pass_exporter.graph import OPSET
-from pass_exporter.load import LoadedModel
-from pass_exporter.lookahead import Lookahead
-from pass_exporter.registry import Source
-from pass_exporter.rejection_tail import build_rejection_tail
-from pass_exporter.tail import build_tail
-from pass_runtime import chat, noise
-from pass_runtime.manifest import (
+from pass_exporter.model.families import Geometry
+from pass_exporter.model.load import LoadedModel
+from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.model.registry import Source
+from pass_exporter.tails.match import build_tail
+from pass_exporter.tails.rejection import build_rejection_tail
+from pass_exporter.trunk.graph import OPSET
+from pass_runtime.bundle import noise
+from pass_runtime.bundle.manifest import (
     FILE_NAME,
     TOKENIZER_FILE,
     FileInfo,
@@ -35,8 +35,9 @@ from pass_runtime.manifest import (
     Tensor,
     file_info,
 )
-from pass_runtime.plan import Plan, bundle_plans
-from pass_runtime.sampling import SAMPLERS, Rule, Sampler
+from pass_runtime.bundle.plan import Plan, bundle_plans
+from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
+from pass_runtime.text import chat
 
 NOISE_FILE = "tail.noise.data"
 MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {

@@ -1,4 +1,4 @@
-"""pass-export: command line over `pass_exporter.export.export` and `pass_exporter.build.build_engines`."""
+"""pass-export: command line over `pass_exporter.export.export` and `pass_exporter.engines.build.build_engines`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from pass_exporter.config import DTYPES, WEIGHTS, EngineConfig, ExportConfig
-from pass_exporter.engine_target import choose_targets
+from pass_exporter.engines.target import choose_targets
+from pass_runtime.backends.trt.cuda import find_device
+from pass_runtime.backends.trt.library import FLAVOURS, flavour, import_library
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD
+from pass_runtime.bundle.sampling import RULES
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
-from pass_runtime.cuda import find_device
 from pass_runtime.errors import PassError
-from pass_runtime.plan import MAX_LOOKAHEAD
-from pass_runtime.sampling import RULES
-from pass_runtime.trt_library import FLAVOURS, flavour, import_library
 
 if TYPE_CHECKING:
     from pass_exporter.export import ExportReport
@@ -122,7 +122,7 @@ def build(bundle: Path, **options: Any) -> None:
 
 
 def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
-    from pass_exporter.build import build_engines
+    from pass_exporter.engines.build import build_engines
 
     with _Terminal(console) as progress:
         report = build_engines(bundle, config, progress)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pass_runtime.backends.trt.library import flavour
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD
+from pass_runtime.bundle.sampling import RULES, Rule
 from pass_runtime.errors import PassError
-from pass_runtime.plan import MAX_LOOKAHEAD
-from pass_runtime.sampling import RULES, Rule
-from pass_runtime.trt_library import flavour
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
@@ -20,7 +20,7 @@ WEIGHTS: tuple[Weights, ...] = ("full", "int8", "int4", "fp8")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """engine: a name of `pass_runtime.trt_library.FLAVOURS`. compute_capability: GPUs to build for, as 8.9 or sm89; ()
+    """engine: a name of `backends.trt.library.FLAVOURS`. compute_capability: GPUs to build for, as 8.9 or sm89; ()
     is the GPU at hand.
 
     max_seq_len: prompt and output tokens of the longest sequence; capacity: S itself, in its place. workspace: MiB that

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pass_exporter import bundle as files
+from pass_exporter.checks.perplexity import Quality, measure_quality, reference
+from pass_exporter.checks.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
+from pass_exporter.checks.widen import runnable
 from pass_exporter.config import ExportConfig
-from pass_exporter.graph import save
-from pass_exporter.load import LoadedModel, load_model
-from pass_exporter.lookahead import BASELINE, FILE_NAME, Lookahead, mean_embedding, read_lookahead
-from pass_exporter.perplexity import Quality, measure_quality, reference
+from pass_exporter.model.load import LoadedModel, load_model
+from pass_exporter.model.lookahead import BASELINE, FILE_NAME, Lookahead, mean_embedding, read_lookahead
+from pass_exporter.model.registry import models_directory, resolve
 from pass_exporter.progress import Progress
-from pass_exporter.quantize import pad_queries, quantize_weights, round_adapter
-from pass_exporter.registry import models_directory, resolve
 from pass_exporter.staging import staged_directory
-from pass_exporter.trunk import trace_trunk
-from pass_exporter.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
-from pass_exporter.widen import runnable
-from pass_runtime.lossless import Difference
-from pass_runtime.manifest import Manifest
+from pass_exporter.trunk.graph import save
+from pass_exporter.trunk.quantize import pad_queries, quantize_weights, round_adapter
+from pass_exporter.trunk.trace import trace_trunk
+from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.testing.lossless import Difference
 
 TRUNK_FILE = "trunk.onnx"
 

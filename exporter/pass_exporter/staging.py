@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.errors import PassError
-from pass_runtime.manifest import FILE_NAME
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
-from pass_runtime.plan import MAX_LOOKAHEAD
 
 PATH = click.Path(path_type=Path)
 DATA = click.option(

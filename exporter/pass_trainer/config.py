@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.errors import PassError
-from pass_runtime.plan import MAX_LOOKAHEAD
 from pass_trainer.distill import Recipe
 
 AdapterKind = Literal["none", "lora"]

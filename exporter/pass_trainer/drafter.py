@@ -7,7 +7,7 @@ import math
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from pass_exporter.adapter import Adapter, linear_layers
+from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_trainer.windows import Windows
 
 

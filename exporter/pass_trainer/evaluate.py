@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from pass_runtime.bundle.noise import MEMBERS, vocabulary_blocks
+from pass_runtime.bundle.sampling import MAX_CANDIDATES
 from pass_runtime.errors import PassError
-from pass_runtime.noise import MEMBERS, vocabulary_blocks
-from pass_runtime.sampling import MAX_CANDIDATES
 from pass_trainer.distill import Sequences
 from pass_trainer.drafter import Drafter
 from pass_trainer.windows import full_groups, pack
@@ -69,7 +69,7 @@ def measure(
 ) -> Acceptance:
     """Draft at every STRIDE-th place of the model's own writing in `data`, a sequence at a time.
 
-    With a temperature, draft and model draw with the same noise (the exponential races of `pass_runtime.noise`),
+    With a temperature, draft and model draw with the same noise (the exponential races of `pass_runtime.bundle.noise`),
     so `match` is the runtime's rule. Sequences too short for a group are left out.
     """
     device = drafter.lookahead.device
@@ -122,7 +122,7 @@ def _compare(
 
 
 def _race(p: torch.Tensor, of_blocks: torch.Tensor, of_members: torch.Tensor) -> torch.Tensor:
-    """p [R,V], noise [R,K] and [R,8] -> [R] tokens: `pass_runtime.sampling.two_races`."""
+    """p [R,V], noise [R,K] and [R,8] -> [R] tokens: `pass_runtime.bundle.sampling.two_races`."""
     rows, blocks = of_blocks.shape
     padded = torch.nn.functional.pad(p, (0, blocks * MEMBERS - p.shape[1])).view(rows, MEMBERS, blocks)
     winner = (padded.sum(1) / of_blocks).argmax(-1)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from pass_exporter.load import LoadedModel, load_model
-from pass_exporter.lookahead import Lookahead, mean_embedding, read_lookahead
-from pass_exporter.registry import resolve
+from pass_exporter.model.load import LoadedModel, load_model
+from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
+from pass_exporter.model.registry import resolve
 from pass_trainer.config import TrainDtype
 from pass_trainer.corpus import Source, read_sources
 from pass_trainer.distill import Distiller, Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pass_exporter.lookahead import FILE_NAME, TrainingRecord
+from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord
 from pass_runtime.files import write_whole
 from pass_trainer.evaluate import Acceptance
 from pass_trainer.trainer import History

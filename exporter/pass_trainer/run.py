@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 
-from pass_exporter.fingerprint import base_sample
-from pass_exporter.load import LoadedModel, load_model
-from pass_exporter.lookahead import FILE_NAME, TrainingRecord, mean_embedding, write_lookahead
-from pass_exporter.registry import Source, cache_directory, resolve
+from pass_exporter.model.fingerprint import base_sample
+from pass_exporter.model.load import LoadedModel, load_model
+from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord, mean_embedding, write_lookahead
+from pass_exporter.model.registry import Source, cache_directory, resolve
 from pass_runtime.errors import PassError
 from pass_trainer.config import TrainConfig
 from pass_trainer.corpus import digest, read_sources

@@ -1,7 +1,7 @@
 """Training windows: look-ahead groups at many places (anchors) of one sequence share a forward pass.
 
 A sequence with look-ahead groups is a plan like any other: its tokens are the root and a chain of drafts, group a
-follows the first a of them. Masks and positions come from `pass_runtime.plan`, as they do in export and runtime.
+follows the first a of them. Masks and positions come from `pass_runtime.bundle.plan`, as they do in export and runtime.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pass_runtime.plan import Plan
+from pass_runtime.bundle.plan import Plan
 
 
 @dataclass(frozen=True)

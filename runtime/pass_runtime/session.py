@@ -8,18 +8,18 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from pass_runtime.auto import SAMPLED, AutoSteering, Chooser
-from pass_runtime.backend import Backend
-from pass_runtime.chat import ChatTemplate, Message, load_chat_template
-from pass_runtime.cost import measure, probe_plans
+from pass_runtime.backends.base import Backend
+from pass_runtime.backends.open import open_backend
+from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest, read_manifest, verify_files
+from pass_runtime.bundle.plan import MODES, make_cycle
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.draft_policy import DRAFTS, Steering, make_steering
+from pass_runtime.decode.loop import Request, TokenStream
 from pass_runtime.errors import PassError
-from pass_runtime.loop import Request, TokenStream
-from pass_runtime.manifest import TOKENIZER_FILE, Manifest, read_manifest, verify_files
-from pass_runtime.open_backend import open_backend
-from pass_runtime.plan import MODES, make_cycle
-from pass_runtime.sampling import SamplingParams
-from pass_runtime.steering import DRAFTS, Steering, make_steering
-from pass_runtime.text import Generation
+from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template
+from pass_runtime.text.stream import Generation
+from pass_runtime.tuning.pass_times import measure, probe_plans
+from pass_runtime.tuning.tuner import SAMPLED, AutoSteering, Chooser
 
 PLANS = (*MODES, "fused:G0,G1,...", "auto")
 """What `plan` may be; the sizes G0, G1, ... are those of a fused plan's look-ahead groups."""
@@ -31,7 +31,7 @@ class GenerateOptions:
 
     plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": whatever is fastest here.
     lookahead: drafts per round, at most the bundle's L (None: all of them; 0: plain decoding).
-    draft: where drafts come from, one of `pass_runtime.steering.DRAFTS` (None: "both" for auto, else "lookahead").
+    draft: where drafts come from, one of `decode.draft_policy.DRAFTS` (None: "both" for auto, else "lookahead").
     stop: strings that end the text and are not part of it. ignore_eos: go on after an end-of-sequence token.
     reuse_prefix: keep the K/V that the last request on this session has in common with this one.
     """

@@ -18,7 +18,7 @@ SLOW_PASS_RUN = [
     sys.executable,
     "-c",
     "import time\n"
-    "from pass_runtime.backend import Backend\n"
+    "from pass_runtime.backends.base import Backend\n"
     "from pass_runtime.cli.main import main\n"
     "step = Backend.step\n"
     "Backend.step = lambda *args: time.sleep(0.05) or step(*args)\n"

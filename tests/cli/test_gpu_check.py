@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 from pass_run import assert_refused
 
-from pass_runtime.cuda import DeviceInfo, find_device
-from pass_runtime.manifest import FILE_NAME, EngineSet
-from pass_runtime.trt_library import FLAVOURS
+from pass_runtime.backends.trt.cuda import DeviceInfo, find_device
+from pass_runtime.backends.trt.library import FLAVOURS
+from pass_runtime.bundle.manifest import FILE_NAME, EngineSet
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = {"name": "A | GPU", "memory.total": "81559 MiB", "compute_cap": "9.0"}

@@ -13,15 +13,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from conftest import export_bundle, make_model, write_random_weights
-from pass_exporter.fingerprint import base_sample, same_base
-from pass_exporter.load import load_model
-from pass_exporter.lookahead import read_lookahead
-from pass_exporter.registry import resolve
-from pass_exporter.trunk import kv_names
+from pass_exporter.model.fingerprint import base_sample, same_base
+from pass_exporter.model.load import load_model
+from pass_exporter.model.lookahead import read_lookahead
+from pass_exporter.model.registry import resolve
+from pass_exporter.trunk.trace import kv_names
 from pass_runtime import PassError, load
-from pass_runtime.manifest import read_manifest
-from pass_runtime.ort_engine import open_session
-from pass_runtime.plan import Plan, ar_plan, draft_plan, prefill_plan, verify_plan
+from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, prefill_plan, verify_plan
 
 WINDOWS = [ar_plan(), verify_plan(4), draft_plan(1), draft_plan(6), prefill_plan(16), Plan("fused", 2, (2, 2, 2))]
 

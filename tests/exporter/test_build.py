@@ -12,16 +12,16 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 from conftest import SilentProgress
-from pass_exporter.build import build_engines, graph_sources
 from pass_exporter.cli import main
 from pass_exporter.config import EngineConfig
-from pass_exporter.engine_builder import EngineBuilder, Source
-from pass_exporter.engine_memory import check_fits, estimate
-from pass_exporter.engine_target import check_dtype, choose_capacity, choose_targets
-from pass_runtime.cuda import DeviceInfo
+from pass_exporter.engines.build import build_engines, graph_sources
+from pass_exporter.engines.builder import EngineBuilder, Source
+from pass_exporter.engines.memory import check_fits, estimate
+from pass_exporter.engines.target import check_dtype, choose_capacity, choose_targets
+from pass_runtime.backends.trt.cuda import DeviceInfo
+from pass_runtime.backends.trt.library import FLAVOURS
+from pass_runtime.bundle.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor, read_manifest
 from pass_runtime.errors import PassError
-from pass_runtime.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor, read_manifest
-from pass_runtime.trt_library import FLAVOURS
 
 pytestmark = pytest.mark.tensorrt
 pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt-rtx]'")

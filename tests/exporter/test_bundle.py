@@ -11,10 +11,10 @@ import onnxruntime as ort
 import pytest
 
 from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
-from pass_exporter.registry import registry
+from pass_exporter.model.registry import registry
 from pass_runtime import GenerateOptions, Manifest, SamplingParams, load, read_manifest
-from pass_runtime.lossless import first_difference, run_tokens
-from pass_runtime.plan import bundle_plans
+from pass_runtime.bundle.plan import bundle_plans
+from pass_runtime.testing.lossless import first_difference, run_tokens
 
 ORT_TYPES = {
     "tensor(int64)": "int64",

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import export_bundle
-from pass_exporter.quantize import BLOCK, LARGEST, quantize
+from pass_exporter.trunk.quantize import BLOCK, LARGEST, quantize
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.lossless import first_difference, run_tokens
+from pass_runtime.testing.lossless import first_difference, run_tokens
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

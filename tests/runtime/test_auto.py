@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from reciting import plans_run, reciting_session, right_unless, words, wrong
 
-from pass_runtime.auto import AutoSteering, Chooser
-from pass_runtime.cost import PassTimes, measure, probe_plans
-from pass_runtime.plan import ar_plan, fused_plan, make_cycle
-from pass_runtime.sampling import SamplingParams
+from pass_runtime.bundle.plan import ar_plan, fused_plan, make_cycle
+from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.session import GenerateOptions
+from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
+from pass_runtime.tuning.tuner import AutoSteering, Chooser
 
 GOOD = (0.7, 0.45, 0.2, 0.06)
 FREE = PassTimes({1: 1.0, 25: 1.0}, {1: 0.0, 9: 0.0})

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from reciting import plans_run, reciting_session, right_unless, words
 
+from pass_runtime.backends.ort.backend import FIRST_CAPACITY, doubling_capacities
+from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
-from pass_runtime.lossless import first_difference
-from pass_runtime.ort_backend import FIRST_CAPACITY, doubling_capacities
-from pass_runtime.sampling import SamplingParams
 from pass_runtime.session import GenerateOptions, Session, load
+from pass_runtime.testing.lossless import first_difference
 
 CAPACITY = 768  # the tiny model's
 SHAPES = [

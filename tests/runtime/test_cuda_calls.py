@@ -1,11 +1,11 @@
-"""The real cuda-python takes the arguments that `pass_runtime.cuda` gives it: without a driver every call ends in an
+"""The real cuda-python takes the arguments that `backends.trt.cuda` gives it: without a driver every call ends in an
 error code, and none in an exception of its own."""
 
 from __future__ import annotations
 
 import pytest
 
-from pass_runtime.cuda import MAJOR, NON_BLOCKING, THREAD_LOCAL, TO_DEVICE, call, find_device, import_api
+from pass_runtime.backends.trt.cuda import MAJOR, NON_BLOCKING, THREAD_LOCAL, TO_DEVICE, call, find_device, import_api
 from pass_runtime.errors import PassError
 
 pytest.importorskip("cuda.bindings", reason="pip install 'pass-toolkit[cuda]'")

@@ -26,7 +26,9 @@ def imported_modules(source: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", ["", ".cli.main", ".scripted", ".lossless", ".cli.batch", ".cli.bench"])
+@pytest.mark.parametrize(
+    "module", ["", ".cli.main", ".testing.scripted", ".testing.lossless", ".cli.batch", ".cli.bench"]
+)
 def test_importing_the_runtime_imports_no_framework(module):
     code = f"import pass_runtime{module}, sys; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

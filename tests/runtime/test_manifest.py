@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pass_runtime.bundle.manifest import FILE_NAME, Manifest, file_info, read_manifest, verify_files
 from pass_runtime.errors import PassError
-from pass_runtime.manifest import FILE_NAME, Manifest, file_info, read_manifest, verify_files
 from pass_runtime.session import load
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)

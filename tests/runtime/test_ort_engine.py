@@ -7,8 +7,8 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
+from pass_runtime.backends.ort.engine import PROVIDER_OPTIONS, open_session
 from pass_runtime.errors import PassError
-from pass_runtime.ort_engine import PROVIDER_OPTIONS, open_session
 
 
 class Cuda:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from pass_runtime import noise
+from pass_runtime.bundle import noise
 
 BELOW_2_64 = st.integers(0, 2**64 - 1)
 ONES = 0xFFFFFFFF

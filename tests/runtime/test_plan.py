@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.errors import PassError
-from pass_runtime.plan import (
+from pass_runtime.bundle.plan import (
     MAX_LOOKAHEAD,
     MODES,
     Plan,
@@ -21,6 +20,7 @@ from pass_runtime.plan import (
     prefill_plan,
     verify_plan,
 )
+from pass_runtime.errors import PassError
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
 LENGTHS = st.integers(1, MAX_LOOKAHEAD)

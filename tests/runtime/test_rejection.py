@@ -9,9 +9,9 @@ import pytest
 from aliasing import late_readers
 from scipy import stats
 
-import pass_exporter.rejection_tail as rejection
-from pass_runtime.noise import STREAMS, noise_offsets
-from pass_runtime.plan import Plan, draft_plan, fused_plan, verify_plan
+import pass_exporter.tails.rejection as rejection
+from pass_runtime.bundle.noise import STREAMS, noise_offsets
+from pass_runtime.bundle.plan import Plan, draft_plan, fused_plan, verify_plan
 
 VOCAB, REQUESTS = 12, 200_000
 SIGNIFICANCE = 1e-4

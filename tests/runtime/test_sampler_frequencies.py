@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, chisquare, norm
 
-from pass_runtime import noise
-from pass_runtime.sampling import SamplingParams, race_noise, sample, two_races
+from pass_runtime.bundle import noise
+from pass_runtime.bundle.sampling import SamplingParams, race_noise, sample, two_races
 
 POSITIONS = 400_000
 CHUNK = 20_000

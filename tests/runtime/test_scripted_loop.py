@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reciting import EOS, plans_run, reciting_session, right_unless, words, wrong
 
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.engine import Buffers
+from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.bundle.plan import RowKind
+from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
-from pass_runtime.manifest import read_manifest
-from pass_runtime.ort_backend import OrtBackend
-from pass_runtime.ort_engine import Buffers
-from pass_runtime.plan import RowKind
-from pass_runtime.sampling import SamplingParams
 from pass_runtime.session import GenerateOptions, Session
 
 LENGTHS = range(1, 7)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from reciting import BOS, reciting_session, words
 
+from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
-from pass_runtime.lossless import first_difference
-from pass_runtime.sampling import SamplingParams
 from pass_runtime.session import GenerateOptions, load
+from pass_runtime.testing.lossless import first_difference
 
 TWO_PASS = GenerateOptions(12, plan="two-pass", ignore_eos=True)
 

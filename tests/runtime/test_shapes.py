@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.shapes import accepted_given, best_shape, chain_of, fused_tokens, shapes, two_pass_tokens
+from pass_runtime.tuning.group_sizes import accepted_given, best_shape, chain_of, fused_tokens, shapes, two_pass_tokens
 
 RATES = st.lists(st.floats(0.0, 0.95), min_size=1, max_size=4)
 

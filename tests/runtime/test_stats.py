@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pass_runtime.stats import Stats
+from pass_runtime.decode.stats import Stats
 
 
 def two_pass_stats(accepted: list[int], lookahead: int = 4) -> Stats:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.text import StopFilter
+from pass_runtime.text.stream import StopFilter
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=300)
 TEXT = st.text("ab ", max_size=24)  # few letters: stops begin, fail and overlap all the time

@@ -15,10 +15,10 @@ from aliasing import late_readers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_exporter.tail import build_tail
-from pass_runtime.noise import noise_offsets
-from pass_runtime.plan import Plan, RowKind, bundle_plans, fused_plan, verify_plan
-from pass_runtime.sampling import SAMPLERS, SamplingParams, race_scores, sample
+from pass_exporter.tails.match import build_tail
+from pass_runtime.bundle.noise import noise_offsets
+from pass_runtime.bundle.plan import Plan, RowKind, bundle_plans, fused_plan, verify_plan
+from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams, race_scores, sample
 
 LOOKAHEAD = 6
 PLANS = bundle_plans(LOOKAHEAD)

@@ -9,7 +9,7 @@ from reciting import BOS, EOS, recite, reciting_session
 from tokenizers import Tokenizer
 
 from pass_runtime.session import GenerateOptions
-from pass_runtime.text import Generation
+from pass_runtime.text.stream import Generation
 
 TEXTS = {
     "emoji": "a👩‍👩‍👧 b🇺🇳 c😀😀",

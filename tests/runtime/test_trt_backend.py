@@ -14,13 +14,13 @@ from tokenizers import Tokenizer
 from conftest import SilentProgress
 from pass_exporter.config import EngineConfig
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.cuda import find_device
+from pass_runtime.backends.trt.backend import TrtBackend
+from pass_runtime.backends.trt.cuda import find_device
+from pass_runtime.backends.trt.library import FLAVOURS
+from pass_runtime.bundle.manifest import FILE_NAME, TOKENIZER_FILE, Manifest, read_manifest
+from pass_runtime.bundle.plan import ar_plan
 from pass_runtime.errors import PassError
-from pass_runtime.lossless import first_difference, run_tokens
-from pass_runtime.manifest import FILE_NAME, TOKENIZER_FILE, Manifest, read_manifest
-from pass_runtime.plan import ar_plan
-from pass_runtime.trt_backend import TrtBackend
-from pass_runtime.trt_library import FLAVOURS
+from pass_runtime.testing.lossless import first_difference, run_tokens
 
 CAPACITY = 640
 PROMPT = list(range(2, 40))
@@ -251,8 +251,8 @@ def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.Mo
     assert load(gpu.bundle, "auto", threads=1).backend.capabilities.device in ("cpu", "cuda")
     with pytest.raises(PassError, match=r"needs an NVIDIA GPU|CUDA"):
         load(gpu.bundle, "tensorrt")
-    monkeypatch.setattr("pass_runtime.open_backend.find_device", lambda: find_device(gpu.cuda))
-    from pass_runtime.open_backend import find_engines
+    monkeypatch.setattr("pass_runtime.backends.open.find_device", lambda: find_device(gpu.cuda))
+    from pass_runtime.backends.open import find_engines
 
     assert find_engines(gpu.manifest) is FLAVOURS["tensorrt"]
     assert find_engines(changed(gpu.manifest, targets=("sm75",))) is None
@@ -262,7 +262,7 @@ def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: Path, flavour: str):
     """Builds for the GPU at hand and repeats the checks above on it."""
-    from pass_exporter.build import build_engines
+    from pass_exporter.engines.build import build_engines
 
     pytest.importorskip(FLAVOURS[flavour].module)
     device = find_device()
@@ -291,9 +291,9 @@ def test_engines_are_compared_with_onnx_runtime(gpu: Gpu, monkeypatch: pytest.Mo
     import fake_gpu
     import numpy as np
 
-    from pass_exporter.engine_compare import compare_engines
+    from pass_exporter.engines.compare import compare_engines
 
-    monkeypatch.setattr("pass_runtime.cuda.import_api", lambda: gpu.cuda)
+    monkeypatch.setattr("pass_runtime.backends.trt.cuda.import_api", lambda: gpu.cuda)
     found = compare_engines(gpu.bundle, "tensorrt")
     assert [comparison.plan for comparison in found] == ["ar", "draft-8", "verify-8", "fused-8"]
     assert all(comparison.relative < 1e-5 for comparison in found)

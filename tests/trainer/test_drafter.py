@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from conftest import make_model
-from pass_exporter.adapter import Adapter, linear_layers
-from pass_exporter.load import load_model
-from pass_exporter.registry import resolve
+from pass_exporter.model.adapter import Adapter, linear_layers
+from pass_exporter.model.load import load_model
+from pass_exporter.model.registry import resolve
 from pass_trainer.drafter import ADAPTED, Drafter, new_adapter
 from pass_trainer.windows import pack
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.plan import draft_plan
+from pass_runtime.bundle.plan import draft_plan
 from pass_trainer.windows import full_groups, pack, sample_groups
 
 

@@ -23,7 +23,7 @@ from rich.progress import track
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
 from pass_runtime.session import GenerateOptions, Session
-from pass_runtime.text import Generation
+from pass_runtime.text.stream import Generation
 
 LINE_START = b'{"line": '
 

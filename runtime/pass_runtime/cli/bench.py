@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from pass_runtime.bundle.plan import MODES
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
-from pass_runtime.lossless import first_difference, run_tokens
-from pass_runtime.plan import MODES
-from pass_runtime.sampling import SamplingParams
 from pass_runtime.session import GenerateOptions, Session
-from pass_runtime.stats import Stats
+from pass_runtime.testing.lossless import first_difference, run_tokens
 
 PROMPTS = (
     "The history of the Roman Empire begins with",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from pass_runtime.auto import ADVANTAGE, Chooser
+from pass_runtime.tuning.tuner import ADVANTAGE, Chooser
 
 
 def print_reasoning(chooser: Chooser, lookahead: int | None) -> None:

@@ -12,10 +12,10 @@ import click
 import pass_runtime
 from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import Interrupted, interrupt_on_signals, one_line_errors
+from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
 from pass_runtime.session import GenerateOptions, Session
-from pass_runtime.steering import DRAFTS
-from pass_runtime.text import Generation
+from pass_runtime.text.stream import Generation
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

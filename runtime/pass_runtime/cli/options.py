@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
+from pass_runtime.backends.open import DEVICES
+from pass_runtime.bundle.sampling import MAX_CANDIDATES, SamplingParams
+from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
-from pass_runtime.open_backend import DEVICES
-from pass_runtime.sampling import MAX_CANDIDATES, SamplingParams
 from pass_runtime.session import PLANS, GenerateOptions, Session, load
-from pass_runtime.steering import DRAFTS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

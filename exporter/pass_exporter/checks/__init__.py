@@ -1,0 +1,1 @@
+"""The exporter's own checks of what it wrote."""

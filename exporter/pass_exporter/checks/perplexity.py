@@ -1,0 +1,83 @@
+"""What an export costs in quality: perplexity and greedy agreement against the full-precision torch model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pass_exporter.trunk.trace import ADAPTER_INPUT, kv_names
+from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.plan import prefill_plan
+from pass_runtime.errors import PassError
+from pass_runtime.files import read_text
+
+WINDOW = 256
+MAX_WINDOWS = 24
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Windows of text [N,WINDOW]; torch's log-likelihood of every next token, and its choice, [N,WINDOW-1] each."""
+
+    windows: npt.NDArray[np.int64]
+    likelihood: npt.NDArray[np.float64]
+    choice: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """perplexity: exp of the mean negative log-likelihood per token. agreement: share of equal greedy choices."""
+
+    tokens: int
+    perplexity: float
+    full_perplexity: float
+    agreement: float
+
+
+@torch.no_grad()
+def reference(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> Reference:
+    """The first MAX_WINDOWS windows of a text file, through the model before anything is quantized."""
+    text = read_text(path)
+    ids = tokenizer.backend_tokenizer.encode(text[: 16 * WINDOW * MAX_WINDOWS], add_special_tokens=False).ids
+    count = min(len(ids) // WINDOW, MAX_WINDOWS)
+    if not count:
+        raise PassError(f"{path} has {len(ids)} tokens; --verify needs at least {WINDOW}")
+    windows = np.array(ids[: count * WINDOW], np.int64).reshape(count, WINDOW)
+    scored = [_score(model(input_ids=torch.from_numpy(row[None])).logits[0].float().numpy(), row) for row in windows]
+    return Reference(windows, np.stack([s[0] for s in scored]), np.stack([s[1] for s in scored]))
+
+
+def _score(
+    logits: npt.NDArray[np.float32], row: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """[WINDOW,V] logits -> log-likelihood of each next token, and the greedy choice, [WINDOW-1]."""
+    values = logits[:-1].astype(np.float64)
+    best = values.max(-1)
+    total = best + np.log(np.exp(values - best[:, None]).sum(-1))
+    return np.take_along_axis(values, row[1:, None], 1)[:, 0] - total, values.argmax(-1)
+
+
+def measure_quality(bundle: Path, manifest: Manifest, expected: Reference) -> Quality:
+    """Run the trunk over the same windows."""
+    session, plan, model = open_session(bundle / manifest.trunk.file, "cpu"), prefill_plan(WINDOW), manifest.model
+    names = {value.name for value in session.get_inputs()}
+    cache = np.zeros((1, model.kv_heads, WINDOW, model.head_dim), model.dtype)
+    feed = {
+        "row_position": plan.row_position,
+        "window_mask": plan.window_mask,
+        "length": np.zeros(1, np.int64),
+        "logit_rows": plan.logit_rows,
+    }
+    feed |= {ADAPTER_INPUT: plan.lookahead_rows} if ADAPTER_INPUT in names else {}
+    feed |= dict.fromkeys(kv_names("past", model.layers), cache)
+    scored = [_score(session.run(["logits"], feed | {"input_ids": row[None]})[0][0], row) for row in expected.windows]
+    likelihood = np.stack([s[0] for s in scored])
+    agreement = float((np.stack([s[1] for s in scored]) == expected.choice).mean())
+    perplexities = [float(np.exp(-values.mean())) for values in (likelihood, expected.likelihood)]
+    return Quality(likelihood.size, perplexities[0], perplexities[1], agreement)

@@ -1,0 +1,1 @@
+"""pass-export build: TensorRT engines for a bundle."""

@@ -1,0 +1,205 @@
+"""Engines for a bundle that exists: tails, then the trunk, then the manifest that lists them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pass_exporter.config import EngineConfig
+from pass_exporter.engines import staging as engine_staging
+from pass_exporter.engines.builder import EngineBuilder, Source
+from pass_exporter.engines.graph import aliases, trunk_for_tensorrt
+from pass_exporter.engines.memory import MemoryEstimate, check_fits, estimate
+from pass_exporter.engines.profiles import column_steps, engine_plans, prefill_widths, tail_profiles, trunk_profiles
+from pass_exporter.engines.target import available_memory, check_dtype, choose_capacity, choose_targets
+from pass_exporter.progress import Progress, Step
+from pass_runtime.backends.trt.cuda import find_device
+from pass_runtime.backends.trt.library import flavour, import_library
+from pass_runtime.bundle.bindings import COLUMNS
+from pass_runtime.bundle.manifest import (
+    EngineFile,
+    EngineSet,
+    Manifest,
+    Tensor,
+    read_manifest,
+    verify_files,
+)
+from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
+
+if TYPE_CHECKING:
+    from pass_exporter.engines.compare import Comparison
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """resumed: engines that an earlier, interrupted build had finished. comparisons: by plan, where asked for."""
+
+    engines: EngineSet
+    memory: MemoryEstimate
+    resumed: int
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(engine.bytes for engine in self.engines.engines)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A build that nothing speaks against."""
+
+    manifest: Manifest
+    name: str
+    targets: tuple[str, ...]
+    columns: tuple[int, ...]
+    sources: Sequence[Source]
+    memory: MemoryEstimate
+    builder: EngineBuilder
+
+
+def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
+    """Build every graph of `bundle`. Raises PassError and leaves the bundle as it was where anything is wrong."""
+    progress.phase("checking the bundle")
+    job = _prepare(bundle, config)
+    with engine_staging.staging(bundle, job.name) as directory:
+        files, resumed = _build_all(job, directory, config.timing_cache, progress)
+        engines = EngineSet(
+            directory=f"{job.name}-{_digest(file.sha256 for file in files)}",
+            flavour=job.builder.flavour.name,
+            version=job.builder.version,
+            targets=job.targets,
+            bundle=job.manifest.content,
+            lookahead=job.manifest.lookahead.length,
+            max_batch_size=config.max_batch_size,
+            capacities=job.columns,
+            prefill_widths=prefill_widths(job.columns),
+            engines=tuple(files),
+        )
+        progress.phase("writing the manifest")
+        engine_staging.install(bundle, directory, engines)
+    comparisons: list[Comparison] = []
+    if config.verify:
+        from pass_exporter.engines.compare import compare_engines
+
+        progress.phase("comparing with ONNX Runtime")
+        comparisons = compare_engines(bundle, config.engine)
+    return BuildReport(engines, job.memory, resumed, tuple(comparisons))
+
+
+def _prepare(bundle: Path, config: EngineConfig) -> _Job:
+    """Everything that can be refused is refused here."""
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest)
+    chosen, device = flavour(config.engine), find_device()
+    import_library(chosen)
+    targets = choose_targets(chosen, config, device)
+    if chosen.builds_ahead:
+        check_dtype(manifest, targets)
+    if config.timing_cache is not None and not chosen.timing_cache:
+        raise PassError(f"{chosen.name} keeps no timing cache; leave out --timing-cache")
+    if config.verify and device is None:
+        raise PassError("--verify runs the engines and no GPU is visible; build without it, or where the GPU is")
+    columns = column_steps(choose_capacity(config, manifest))
+    sources = graph_sources(bundle, manifest, columns, config.max_batch_size, chosen.least_width)
+    workspace = None if config.workspace is None else config.workspace << 20
+    memory = estimate(bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0)
+    check_fits(memory, available_memory(config, device), columns[-1])
+    builder = EngineBuilder(chosen, targets if chosen.builds_ahead else (), workspace, _read(config.timing_cache))
+    name = "-".join([chosen.name, builder.version, *targets])
+    wanted = (chosen.name, builder.version, targets)
+    if not config.force and any((e.flavour, e.version, e.targets) == wanted for e in manifest.engines):
+        raise PassError(f"{bundle} has engines {name} already; use --force to build them again")
+    return _Job(manifest, name, targets, columns, sources, memory, builder)
+
+
+def _build_all(
+    job: _Job, directory: Path, timing_cache: Path | None, progress: Progress
+) -> tuple[list[EngineFile], int]:
+    """The engines in the order of the sources, and how many of them an earlier build had finished."""
+    *tails, trunk = job.sources
+    files: list[EngineFile] = []
+    resumed = 0
+
+    def add(source: Source, step: Step) -> None:
+        nonlocal resumed
+        key = _key(source, job)
+        file = engine_staging.kept(directory, _file_name(source), key)
+        resumed += file is not None
+        if file is None:
+            file = _keep(directory, job.builder.build(source, step), source, key)
+            if timing_cache is not None:
+                write_whole(timing_cache, job.builder.timing_cache)
+        files.append(file)
+
+    step = progress.phase(f"building {len(tails)} tails")
+    for done, source in enumerate(tails, 1):
+        add(source, lambda _done, _steps: None)
+        step(done, len(tails))
+    add(trunk, progress.phase("building the trunk"))
+    return files, resumed
+
+
+def graph_sources(
+    bundle: Path, manifest: Manifest, columns: Sequence[int], max_batch_size: int = 1, least_width: int = 1
+) -> list[Source]:
+    """The graphs that engine plans need: tails first, which fail within seconds where a library is too old."""
+    sources, capacity = [], columns[-1]
+    for plan in engine_plans(manifest):
+        profiles = tail_profiles(plan, capacity, max_batch_size)
+        for graph in manifest.plan(plan.tail).tails.values():
+            path = bundle / graph.file
+            sources.append(Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {}))
+    graph, path = manifest.trunk, bundle / manifest.trunk.file
+    inputs, outputs = ([_fixed(tensor, capacity) for tensor in tensors] for tensors in (graph.inputs, graph.outputs))
+    inputs.append(Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
+    profiles = trunk_profiles(manifest, columns, max_batch_size, least_width)
+    model = trunk_for_tensorrt(path, capacity)
+    sources.append(Source(graph, model, path, tuple(inputs), tuple(outputs), profiles, aliases(path)))
+    return sources
+
+
+def _fixed(tensor: Tensor, capacity: int) -> Tensor:
+    shape = tuple(capacity if size == "capacity" else size for size in tensor.shape)
+    return Tensor(name=tensor.name, dtype=tensor.dtype, shape=shape)
+
+
+def _keep(directory: Path, engine: bytes, source: Source, key: str) -> EngineFile:
+    entry = EngineFile(
+        graph=source.graph.file,
+        file=_file_name(source),
+        sha256=hashlib.sha256(engine).hexdigest(),
+        bytes=len(engine),
+        profiles=source.profiles,
+        aliases=source.aliases,
+    )
+    engine_staging.keep(directory, engine, entry, key)
+    return entry
+
+
+def _file_name(source: Source) -> str:
+    return f"{source.graph.file.removesuffix('.onnx')}.engine"
+
+
+def _key(source: Source, job: _Job) -> str:
+    """Short hash of all that goes into an engine."""
+    model = hashlib.sha256(source.model).hexdigest()
+    settings = (job.manifest.content, job.builder.version, job.builder.workspace, job.targets, source.profiles)
+    return _digest([model, *map(repr, settings)])
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def _read(path: Path | None) -> bytes:
+    """A timing cache, empty where there is none yet."""
+    if path is None or not path.exists():
+        return b""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PassError(f"cannot read --timing-cache {path}: {error.strerror}") from None

@@ -1,0 +1,194 @@
+"""One ONNX graph -> one serialized TensorRT engine, by either library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pass_exporter.progress import Step
+from pass_runtime.backends.trt.library import Flavour, import_library, make_logger
+from pass_runtime.bundle.manifest import Graph, Profile, Tensor
+from pass_runtime.errors import PassError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A graph to build: its manifest entry, the serialized model, and the path its external data lies beside."""
+
+    graph: Graph
+    model: bytes
+    path: Path
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    profiles: tuple[Profile, ...]
+    aliases: dict[str, str]
+
+
+class EngineBuilder:
+    """Builds engines that share settings and a timing cache.
+
+    targets: compute capabilities as `sm89`; () is the GPU of this machine. workspace: bytes, None for no limit.
+    """
+
+    def __init__(
+        self, flavour: Flavour, targets: Sequence[str] = (), workspace: int | None = None, timing_cache: bytes = b""
+    ) -> None:
+        self._trt = import_library(flavour)
+        self.flavour, self._targets, self.workspace = flavour, tuple(targets), workspace
+        self._errors: list[str] = []
+        self._logger = make_logger(self._trt, self._errors)
+        self._builder = self._trt.Builder(self._logger)
+        self.timing_cache = timing_cache
+        """What was learned about kernels; grows with every engine."""
+
+    @property
+    def version(self) -> str:
+        return str(self._trt.__version__)
+
+    def build(self, source: Source, step: Step) -> bytes:
+        """Parse, check against the manifest, build. Raises PassError; an interrupt stops between two tactics."""
+        self._errors.clear()
+        network = self._parse(source)
+        self._check_bindings(network, source)
+        config = self._config(network, source)
+        monitor = _make_monitor(self._trt, step)
+        config.progress_monitor = monitor
+        engine = self._builder.build_serialized_network(network, config)
+        if monitor.interruption is not None:
+            raise monitor.interruption
+        if engine is None:
+            raise PassError(
+                f"{source.graph.file}: {self.flavour.name} {self.version} cannot build it"
+                f"{self._for_targets()}: {self._reason()}; {_REDUCE}"
+            )
+        if self.flavour.timing_cache:
+            self.timing_cache = bytes(config.get_timing_cache().serialize())
+        return bytes(engine)
+
+    def _parse(self, source: Source) -> Any:
+        trt, flags = self._trt, 0
+        strongly_typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # elsewhere it always is
+        if strongly_typed is not None:
+            flags |= 1 << int(strongly_typed)
+        network = self._builder.create_network(flags)
+        parser = trt.OnnxParser(network, self._logger)
+        if not parser.parse(source.model, str(source.path)):
+            raise PassError(f"{source.graph.file}: {self._parse_error(parser)}; {_REDUCE}")
+        for i in range(network.num_layers):
+            layer = network.get_layer(i)
+            if layer.type == trt.LayerType.ATTENTION_INPUT:
+                layer.__class__ = trt.IAttentionInputLayer
+                layer.attention.decomposable = True  # fused where the target can, decomposed elsewhere (fp32)
+        return network
+
+    def _parse_error(self, parser: Any) -> str:
+        error = parser.get_error(0)
+        what = f"node {error.node_name()!r} ({error.node_operator()})" if error.node_name() else "the model"
+        return f"{self.flavour.name} {self.version} does not take {what}: {' '.join(error.desc().split())}"
+
+    def _check_bindings(self, network: Any, source: Source) -> None:
+        """Names, dtypes and static sizes must be the manifest's, and each cache must be updated in place."""
+        inputs = [network.get_input(i) for i in range(network.num_inputs)]
+        outputs = [network.get_output(i) for i in range(network.num_outputs)]
+        for actual, expected in ((inputs, source.inputs), (outputs, source.outputs)):
+            found = {value.name: (_dtype(value.dtype), tuple(value.shape)) for value in actual}
+            listed = {tensor.name: (tensor.dtype, tensor.shape) for tensor in expected}
+            for name in {**found, **listed}:
+                if not _agree(found.get(name), listed.get(name)):
+                    raise PassError(
+                        f"{source.graph.file}: {name} is {found.get(name, 'missing')} in {self.flavour.name}, but "
+                        f"{listed.get(name, 'missing')} in the manifest; please report it"
+                    )
+        updated = _cache_updates(self._trt, network)
+        if updated != source.aliases:
+            wrong = sorted(set(source.aliases.items()) ^ set(updated.items()))[0]
+            raise PassError(f"{source.graph.file}: {wrong[0]} does not update {wrong[1]} in place; please report it")
+
+    def _config(self, network: Any, source: Source) -> Any:
+        trt, config = self._trt, self._builder.create_builder_config()
+        if self._targets:
+            config.num_compute_capabilities = len(self._targets)
+            for i, target in enumerate(self._targets):
+                config.set_compute_capability(getattr(trt.ComputeCapability, target.upper()), i)
+        if self.workspace is not None:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace)
+        if self.flavour.timing_cache:
+            config.set_timing_cache(config.create_timing_cache(self.timing_cache), True)
+        for profile in source.profiles:
+            config.add_optimization_profile(self._profile(network, source, profile))
+        return config
+
+    def _profile(self, network: Any, source: Source, profile: Profile) -> Any:
+        made = self._builder.create_optimization_profile()
+        shapes = {tensor.name: tensor.shape for tensor in source.inputs}
+        for i in range(network.num_inputs):
+            name = network.get_input(i).name
+            ranges = [(n, n, n) if isinstance(n, int) else profile.sizes[n] for n in shapes[name]]
+            made.set_shape(name, *([size[end] for size in ranges] for end in range(3)))
+        return made
+
+    def _for_targets(self) -> str:
+        return f" for {', '.join(self._targets)}" if self._targets else ""
+
+    def _reason(self) -> str:
+        told = [message for message in dict.fromkeys(self._errors) if _NO_DRIVER not in message]
+        return "; ".join(told)[:600] or "it gave no reason"
+
+
+_NO_DRIVER = "cudaError 35"
+"""What is said besides where a build fails on a machine without a GPU; it is not why."""
+_REDUCE = "CONTRIBUTING.md (Reducing a failing graph) tells how to find the part that fails"
+
+
+def _dtype(dtype: Any) -> str:
+    names = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64", "BOOL": "bool"}
+    return names.get(dtype.name) or str(dtype.name).lower()
+
+
+_Described = tuple[str, Sequence[int | str]]
+
+
+def _agree(found: _Described | None, listed: _Described | None) -> bool:
+    """Same dtype and rank, and no static size that contradicts; a size the library did not infer is -1."""
+    if found is None or listed is None or found[0] != listed[0] or len(found[1]) != len(listed[1]):
+        return False
+    return all(have in (-1, want) or isinstance(want, str) for have, want in zip(found[1], listed[1], strict=True))
+
+
+def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
+    """Output -> input of every cache update layer."""
+    layers = (network.get_layer(i) for i in range(network.num_layers))
+    updates = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
+    return {layer.get_output(0).name: layer.get_input(0).name for layer in updates}
+
+
+def _make_monitor(trt: Any, report: Step) -> Any:
+    """Progress of the outermost phase. What a callback raises (Ctrl-C) must not cross the library: it is kept."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.interruption: BaseException | None = None
+            self._outermost: tuple[str, int] | None = None
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            try:
+                if not parent_phase:
+                    self._outermost = (phase_name, num_steps)
+            except BaseException as error:
+                self.interruption = error
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            try:
+                if self._outermost is not None and phase_name == self._outermost[0]:
+                    report(step + 1, self._outermost[1])
+            except BaseException as error:
+                self.interruption = error
+            return self.interruption is None
+
+        def phase_finish(self, phase_name: str) -> None:
+            """The outermost phase's end is the build's."""
+
+    return Monitor()

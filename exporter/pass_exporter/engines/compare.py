@@ -1,0 +1,81 @@
+"""Engines against ONNX Runtime: the logits of every engine plan behind the same prompt, compared by Polygraphy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pass_exporter.checks.widen import runnable
+from pass_exporter.engines.profiles import engine_plans
+from pass_runtime.backends.base import Backend
+from pass_runtime.backends.open import open_backend
+from pass_runtime.bundle.manifest import Manifest, read_manifest
+from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.errors import PassError
+
+PROMPT_TOKENS = 40
+LIMIT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
+"""Largest |engine - ONNX Runtime| over the largest |logit|, by the model's dtype."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of one plan: the largest difference of a logit, absolute and as a share of the largest logit, and its limit."""
+
+    plan: str
+    absolute: float
+    relative: float
+    limit: float
+
+
+def compare_engines(bundle: Path, device: str) -> list[Comparison]:
+    """Run both on this machine's GPU and CPU; PassError where they differ by more than rounding."""
+    from polygraphy.comparator import IterationResult, SimpleCompareFunc
+    from polygraphy.logger import G_LOGGER
+
+    manifest, found = read_manifest(bundle), []
+    limit = LIMIT[manifest.model.dtype]
+    with runnable(bundle, manifest) as checked:
+        expected = _logits(open_backend(bundle, checked, "cpu"), manifest)
+    actual = _logits(open_backend(bundle, manifest, device), manifest)
+    for plan, reference in expected.items():
+        largest = float(np.abs(reference).max())
+        compare = SimpleCompareFunc(check_error_stat="max", rtol=0.0, atol=limit * largest)
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+            results = [IterationResult({"logits": value}) for value in (actual[plan], reference)]
+            outcome = compare(*results)["logits"]
+        worst = float(outcome.max_absdiff)
+        if not outcome:
+            raise PassError(
+                f"the {device} engines' logits differ from ONNX Runtime's by {worst:.2g} of {largest:.2g} in plan "
+                f"{plan}; CONTRIBUTING.md (Reducing a failing graph) tells how to find the layer"
+            )
+        found.append(Comparison(plan, worst, worst / largest, limit))
+    return found
+
+
+def _logits(backend: Backend, manifest: Manifest) -> dict[str, npt.NDArray[np.float32]]:
+    """[Q,V] logits of every engine plan's window, with random drafts, behind a random prompt."""
+    rng = np.random.default_rng(0)
+    tokens = [int(token) for token in rng.integers(0, manifest.model.vocab_size, PROMPT_TOKENS)]
+    found = {}
+    try:
+        for plan in engine_plans(manifest):
+            found[plan.name] = _pass(backend, plan, tokens)
+    finally:
+        backend.close()
+    return found
+
+
+def _pass(backend: Backend, plan: Plan, tokens: list[int]) -> npt.NDArray[np.float32]:
+    backend.begin(None, SamplingParams())
+    width = min(width for width in backend.capabilities.prefill_widths if width >= PROMPT_TOKENS)
+    backend.prefill(tokens, width)
+    backend.root = tokens[0]
+    backend.enter(plan, tokens[1 : 1 + plan.drafts])
+    backend.step(plan)
+    return backend.logits(plan)

@@ -1,0 +1,63 @@
+"""Will it fit? Device memory that decoding needs, estimated before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pass_runtime.backends.trt.cuda import item_size
+from pass_runtime.bundle.manifest import Manifest, Profile
+from pass_runtime.errors import PassError
+
+SPARE = 512 << 20
+"""Bytes that the CUDA context, the driver and the tails take."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes. activations: of the profile that needs most, without what a fused kernel may save."""
+
+    weights: int
+    kv_cache: int
+    activations: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.activations + self.workspace + SPARE
+
+    def __str__(self) -> str:
+        parts = [f"{name} {size / 2**30:.2f}" for name, size in vars(self).items() if size]
+        return f"{self.total / 2**30:.2f} GiB ({', '.join(parts)}, spare {SPARE / 2**30:.2f})"
+
+
+def estimate(
+    bundle: Path, manifest: Manifest, profiles: Sequence[Profile], capacity: int, max_batch_size: int, workspace: int
+) -> MemoryEstimate:
+    """From the sizes of the files and of the model."""
+    model = manifest.model
+    element = item_size(model.dtype)
+    trunk = bundle / manifest.trunk.file
+    weights = sum(path.stat().st_size for path in (trunk, trunk.with_name(f"{trunk.name}.data")) if path.exists())
+    cache = 2 * model.layers * model.kv_heads * model.head_dim * element * capacity * max_batch_size
+    return MemoryEstimate(weights, cache, max(_activations(manifest, p, element) for p in profiles), workspace)
+
+
+def _activations(manifest: Manifest, profile: Profile, element: int) -> int:
+    """Logits, a layer's rows (hidden states, and an MLP about four times as wide) and attention's scores."""
+    model, most = manifest.model, {name: sizes[2] for name, sizes in profile.sizes.items()}
+    batch, rows = most["batch"], most["width"]
+    logits = 2 * 4 * batch * most["logit_rows"] * model.vocab_size
+    layer = batch * rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element
+    scores = batch * rows * model.heads * most["columns"] * (element + 1)
+    return int(logits + layer + scores)
+
+
+def check_fits(needed: MemoryEstimate, available: int | None, largest_capacity: int) -> None:
+    """Raises PassError where `available` bytes are known and too few. largest_capacity: S, named in the advice."""
+    if available is not None and needed.total > available:
+        raise PassError(
+            f"the engines need about {needed}, and the GPU has {available / 2**30:.2f} GiB; lower --max-seq-len "
+            f"(now {largest_capacity} with the widest window) or --max-batch-size, or export with --weights int4"
+        )

@@ -1,0 +1,82 @@
+"""Which shapes engines are tuned for: one optimization profile for every window that decoding repeats.
+
+A window is (width Q, look-ahead rows A). Plans with all of the bundle's drafts and full groups have profiles with their
+exact windows, and no other plan has: fewer rows would save little where rows are nearly free, every profile of SmolLM2
+costs seconds to build, and one profile with ranges instead is refused by TensorRT-RTX 1.7 in fp16. Every profile exists
+for a batch of one and, where asked for, for up to `max_batch_size`, and for every number of cache columns that a pass
+may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pass_runtime.backends.base import listed_positions
+from pass_runtime.bundle.manifest import Manifest, Profile
+from pass_runtime.bundle.plan import MODES, Plan, make_cycle
+
+PREFILL_WIDTHS = (256, 32)
+FIRST_COLUMNS = 512
+COLUMNS_FACTOR = 4
+
+
+def column_steps(capacity: int) -> tuple[int, ...]:
+    """How many cache columns a pass may read: 512, 2048, ... and `capacity`, in rising order."""
+    steps, columns = [], FIRST_COLUMNS
+    while columns < capacity:
+        steps.append(columns)
+        columns *= COLUMNS_FACTOR
+    return (*steps, capacity)
+
+
+def prefill_widths(columns: Sequence[int]) -> tuple[int, ...]:
+    """Chunks of a prompt, in falling order, which fit the fewest columns."""
+    return tuple(width for width in PREFILL_WIDTHS if width <= columns[0])
+
+
+def engine_plans(manifest: Manifest) -> list[Plan]:
+    """The plans that engines are built for."""
+    length = manifest.lookahead.length
+    modes = [make_cycle(mode, length) for mode in MODES]
+    return list(dict.fromkeys(plan for cycle in modes for plan in cycle.plans))
+
+
+def widest(manifest: Manifest) -> Plan:
+    """The widest of them."""
+    return max(engine_plans(manifest), key=lambda plan: plan.width)
+
+
+def trunk_profiles(
+    manifest: Manifest, columns: Sequence[int], max_batch_size: int = 1, least_width: int = 1
+) -> tuple[Profile, ...]:
+    """Decoding, then prefill, by rising columns; the first profile that admits a pass serves it.
+
+    least_width: windows with fewer rows are padded to it (see `Flavour.least_width`).
+    """
+    adapted = manifest.lookahead.adapter_rank > 0
+    plans = engine_plans(manifest)
+    windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if adapted else 0) for plan in plans)
+    shapes = [_exactly(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]
+    shapes += [_exactly(width=q, logit_rows=1, lookahead_rows=0) for q in prefill_widths(columns)]
+    return tuple(
+        Profile(sizes=shape | batch | _exactly(columns=read))
+        for batch in _batches(max_batch_size)
+        for read in columns
+        for shape in shapes
+    )
+
+
+def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[Profile, ...]:
+    """A profile for every batch."""
+    rows = len(plan.lookahead_rows)
+    sizes = _exactly(width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity))
+    return tuple(Profile(sizes=sizes | batch) for batch in _batches(max_batch_size))
+
+
+def _batches(max_batch_size: int) -> list[dict[str, tuple[int, int, int]]]:
+    one = [_exactly(batch=1)]
+    return one if max_batch_size == 1 else [*one, {"batch": (1, max_batch_size, max_batch_size)}]
+
+
+def _exactly(**sizes: int) -> dict[str, tuple[int, int, int]]:
+    return {name: (size, size, size) for name, size in sizes.items()}

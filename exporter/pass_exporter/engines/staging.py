@@ -1,0 +1,65 @@
+"""Engines on their way into a bundle: finished ones are kept beside it, and it changes in one step."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pass_runtime.bundle.manifest import ENGINES, FILE_NAME, EngineFile, EngineSet, file_info, read_manifest
+from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
+
+
+@contextmanager
+def staging(bundle: Path, name: str) -> Iterator[Path]:
+    """The directory where the set `name` comes together. It outlives an interruption, for the next build to go on."""
+    directory = bundle / ENGINES / f".{name}.partial"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory
+    except OSError as error:
+        raise PassError(f"cannot write {directory}: {error.strerror or error} (is the disk full?)") from None
+
+
+def keep(directory: Path, engine: bytes, entry: EngineFile, key: str) -> None:
+    """Write a finished engine, then the note that says it is whole. `key` stands for all that went into it."""
+    (directory / entry.file).write_bytes(engine)
+    write_whole(directory / f"{entry.file}.{key}.json", entry.model_dump_json())
+
+
+def kept(directory: Path, file: str, key: str) -> EngineFile | None:
+    """The engine that an earlier build finished with the same key."""
+    try:
+        entry = EngineFile.model_validate_json((directory / f"{file}.{key}.json").read_text(encoding="utf-8"))
+        return entry if file_info(directory / file).sha256 == entry.sha256 else None
+    except (OSError, ValidationError):
+        return None
+
+
+def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
+    """Move the finished set into place, replace the manifest by one that lists it, then remove the set it replaces."""
+    listed = {engine.file for engine in engines.engines}
+    for path in directory.iterdir():  # notes, and what a build with other settings left
+        if path.name not in listed:
+            path.unlink()
+    destination = engines.path(bundle)
+    if destination.exists():  # the same engines, of a build that ended before it could list them
+        shutil.rmtree(destination)
+    directory.rename(destination)
+    manifest = read_manifest(bundle)  # again: another build may have ended meanwhile
+    replaced = [known for known in manifest.engines if same_place(known, engines)]
+    others = [known for known in manifest.engines if known not in replaced]
+    changed = manifest.model_copy(update={"engines": (*others, engines)})
+    write_whole(bundle / FILE_NAME, changed.model_dump_json(indent=2) + "\n")
+    for known in replaced:
+        if known.directory != engines.directory:
+            shutil.rmtree(known.path(bundle), ignore_errors=True)
+
+
+def same_place(a: EngineSet, b: EngineSet) -> bool:
+    """Whether they are for the same library and GPUs."""
+    return (a.flavour, a.version, a.targets) == (b.flavour, b.version, b.targets)

@@ -1,0 +1,67 @@
+"""What an engine build is for: its GPU targets, the cache's capacity, and the memory it may need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pass_exporter.config import EngineConfig
+from pass_exporter.engines.profiles import widest
+from pass_runtime.backends.trt.cuda import DeviceInfo
+from pass_runtime.backends.trt.library import Flavour
+from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.errors import PassError
+
+DEFAULT_SEQ_LEN = 4096
+ALIGNMENT = 64
+"""Columns that attention kernels read at once, or a multiple of it."""
+
+
+def choose_targets(chosen: Flavour, config: EngineConfig, device: DeviceInfo | None) -> tuple[str, ...]:
+    """The compute capabilities to build for, as `sm89`. Asked for as 8.9, 89 or sm89."""
+    asked = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in config.compute_capability)
+    if not chosen.builds_ahead:
+        if device is None:
+            raise PassError(f"{chosen.name} builds for the GPU at hand and none is visible; run this where the GPU is")
+        if asked not in ((), (device.target,)):
+            raise PassError(f"{chosen.name} builds for the GPU at hand, which is {device.target}, not {asked[0]}")
+        return (device.target,)
+    if not asked and device is None:
+        raise PassError(f"no GPU is visible; name the target: --compute-capability {'|'.join(chosen.targets)}")
+    wanted = set(asked or (device.target,) if device is not None else asked)
+    if unknown := sorted(wanted - set(chosen.targets)):
+        raise PassError(f"{chosen.name} has no target {unknown[0]}; it has {', '.join(chosen.targets)}")
+    return tuple(target for target in chosen.targets if target in wanted)
+
+
+FIRST_TARGET = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
+"""The oldest compute capability that TensorRT-RTX 1.7 multiplies matrices of a format for; found by building."""
+
+
+def check_dtype(manifest: Manifest, targets: Sequence[str]) -> None:
+    """Refuses GPUs that cannot compute in the bundle's formats."""
+    for kind in (manifest.model.dtype, manifest.model.weights):
+        old = [target for target in targets if int(target.removeprefix("sm")) < FIRST_TARGET.get(kind, 0)]
+        if old:
+            raise PassError(f"{old[0]} has no {kind}: leave it out, or export with another --dtype or --weights")
+
+
+def choose_capacity(config: EngineConfig, manifest: Manifest) -> int:
+    """S: room for the longest sequence and the widest window behind it, a multiple of 4."""
+    most, window = manifest.model.max_capacity, widest(manifest).width
+    if config.capacity is not None:
+        if config.capacity % 4 or not window < config.capacity <= most:
+            raise PassError(f"--capacity must be a multiple of 4 above {window}, at most {most}, not {config.capacity}")
+        if config.max_seq_len is not None and config.max_seq_len > config.capacity:
+            raise PassError(f"--max-seq-len {config.max_seq_len} does not fit --capacity {config.capacity}")
+        return config.capacity
+    longest = min(DEFAULT_SEQ_LEN, most) if config.max_seq_len is None else config.max_seq_len
+    if not 1 <= longest <= most:
+        raise PassError(f"--max-seq-len must be 1 to {most} for {manifest.model.name}, not {longest}")
+    return min(most, -(-(longest + window) // ALIGNMENT) * ALIGNMENT)
+
+
+def available_memory(config: EngineConfig, device: DeviceInfo | None) -> int | None:
+    """Bytes on the target, None where nobody knows."""
+    if config.device_memory is not None:
+        return int(config.device_memory * 2**30)
+    return None if device is None else device.total

@@ -1,0 +1,162 @@
+"""Look-ahead weights: the embeddings [L,H], and an adapter where one was trained; their file, and the baseline.
+
+`lookahead.safetensors` holds
+
+    lookahead            [L,H]      in the space of the decoder's inputs (after any embedding scale)
+    adapter.<layer>.lora_A, .lora_B [rank,in], [out,rank]   with `--adapter lora` only
+    base_sample          [matrices] fingerprint of the base model
+    metadata `pass`      JSON: TrainingRecord
+
+A file with `lookahead` alone is taken too: embeddings from elsewhere, of which nothing can be checked but the size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from transformers import PreTrainedModel
+
+from pass_exporter.model.adapter import PREFIX, Adapter, linear_layers
+from pass_exporter.model.fingerprint import base_sample, same_base
+from pass_runtime.errors import PassError
+
+FILE_NAME = "lookahead.safetensors"
+BASELINE = "mean"
+"""In place of a file: the untrained baseline."""
+TENSOR, SAMPLE, RECORD = "lookahead", "base_sample", "pass"
+
+
+class TrainingRecord(BaseModel):
+    """What was trained, on what, how: the metadata of a weights file.
+
+    acceptance: the share of held-out places where drafts 1..i are all right, greedy, for i = 1..L.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["pass-lookahead"] = "pass-lookahead"
+    version: Literal[1] = 1
+    base: str
+    lookahead: int
+    adapter: Literal["none", "lora"]
+    rank: int
+    steps: int
+    recipe: dict[str, Any]
+    tools: dict[str, str]
+    acceptance: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """`embeddings` [L,H] float32; `adapter` acts on look-ahead rows; `record` is None for what was not trained here."""
+
+    embeddings: torch.Tensor
+    trained: bool
+    source: str
+    adapter: Adapter | None = None
+    record: TrainingRecord | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.embeddings)
+
+
+def mean_embedding(model: PreTrainedModel, length: int) -> Lookahead:
+    """The untrained baseline: every row is the mean of the vocabulary's embeddings."""
+    embedding = model.get_input_embeddings()
+    scale = getattr(embedding, "scalar_embed_scale", 1.0)
+    mean = embedding.weight.float().mean(0) * scale
+    return Lookahead(mean.repeat(length, 1), False, "untrained: mean of the vocabulary embeddings")
+
+
+def write_lookahead(
+    path: Path, embeddings: torch.Tensor, adapter: Adapter | None, base: torch.Tensor, record: TrainingRecord
+) -> None:
+    """Write a weights file in float16, beside and renamed. base: `base_sample` of the model."""
+    tensors = {TENSOR: embeddings.detach()} | (adapter.tensors() if adapter else {})
+    tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {SAMPLE: base}
+    part = path.with_suffix(".partial")
+    part.write_bytes(save(tensors, metadata={RECORD: record.model_dump_json()}))  # save_file would make it private
+    part.replace(path)
+
+
+def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead:
+    """The first `length` look-ahead rows of a file, and its adapter; PassError if they are not for `model`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            record = _record(path, file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise PassError(f"cannot read look-ahead weights from {path}: {error}") from None
+    if record is not None and not same_base(tensors.get(SAMPLE, torch.empty(0)), base_sample(model)):
+        raise PassError(
+            f"{path} was trained for another model ({record.base}); train look-ahead weights for this one "
+            "with pass-train, or leave --lookahead-weights out"
+        )
+    embeddings = _embeddings(path, tensors, length, model.config.hidden_size)
+    adapter = _adapter(path, tensors, model)
+    return Lookahead(embeddings, True, _describe(path, record), adapter, record)
+
+
+def _describe(path: Path, record: TrainingRecord | None) -> str:
+    if record is None:
+        return f"file:{path.name}"
+    adapter = f", {record.adapter} rank {record.rank}" if record.adapter != "none" else ""
+    return f"file:{path.name} (trained {record.steps} steps{adapter})"
+
+
+def _record(path: Path, metadata: dict[str, str]) -> TrainingRecord | None:
+    if RECORD not in metadata:
+        return None
+    try:
+        return TrainingRecord.model_validate_json(metadata[RECORD])
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise PassError(f"{path}: {where}: {problem['msg']} (made by another version of pass-train?)") from None
+
+
+def _embeddings(path: Path, tensors: dict[str, torch.Tensor], length: int, hidden_size: int) -> torch.Tensor:
+    if TENSOR not in tensors:
+        raise PassError(f"cannot read look-ahead weights from {path}: it holds no tensor {TENSOR!r}")
+    embeddings = tensors[TENSOR].float()
+    if embeddings.ndim != 2 or embeddings.shape[1] != hidden_size:
+        raise PassError(
+            f"{path}: {TENSOR} has shape {list(embeddings.shape)}, but this model needs [{length}, {hidden_size}]; "
+            "were these weights made for another model?"
+        )
+    if len(embeddings) < length:
+        raise PassError(f"{path} holds {len(embeddings)} look-ahead rows; use --lookahead {len(embeddings)} or less")
+    _finite(path, TENSOR, embeddings)
+    return embeddings[:length].clone()
+
+
+def _adapter(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> Adapter | None:
+    names = [name.removeprefix(PREFIX).removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")]
+    if not names:
+        return None
+    layers, factors = linear_layers(model), {}
+    for name in layers:  # in the model's order
+        if name not in names:
+            continue
+        a, b = (tensors.get(f"{PREFIX}{name}.{part}", torch.empty(0, 0)).float() for part in ("lora_A", "lora_B"))
+        expected = (layers[name].out_features, layers[name].in_features)
+        if (b.shape[0], a.shape[1]) != expected or a.shape[0] != b.shape[1]:
+            raise PassError(f"{path}: the adapter of {name} does not fit a layer of {expected}")
+        _finite(path, name, a)
+        _finite(path, name, b)
+        factors[name] = (a, b)
+    if unknown := sorted(set(names) - set(factors)):
+        raise PassError(f"{path}: this model has no layer {unknown[0]!r}; was the adapter made for another one?")
+    return Adapter(factors).requires_grad_(False)
+
+
+def _finite(path: Path, name: str, tensor: torch.Tensor) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise PassError(f"{path}: {name} holds values that are not finite")

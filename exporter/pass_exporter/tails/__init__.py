@@ -1,0 +1,1 @@
+"""The tail graphs, by either rule of acceptance."""

@@ -1,0 +1,65 @@
+"""A few lines over onnx_ir's tape, to write a small graph as one writes arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from pass_exporter.trunk.graph import OPSET
+
+Shape = Sequence[str | int]
+Output = tuple[ir.Value, npt.DTypeLike, Shape]
+
+
+class GraphTape:
+    """Records nodes; `model()` turns what was recorded into an ONNX model."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._tape = ir.tape.Tape()
+        self._inputs: dict[str, ir.Value] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    def input(self, name: str, dtype: npt.DTypeLike, shape: Shape) -> ir.Value:
+        """A graph input; asking again for the same name gives the same value."""
+        if name not in self._inputs:
+            self._inputs[name] = ir.val(name, dtype=ir.DataType.from_numpy(np.dtype(dtype)), shape=tuple(shape))
+        return self._inputs[name]
+
+    def const(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64, name: str | None = None) -> ir.Value:
+        """An initializer; equal constants are stored once."""
+        array = np.asarray(value, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = name or f"const_{len(self._constants)}"
+            self._constants[key] = self._tape.initializer(ir.tensor(array, name=name), name)
+        return self._constants[key]
+
+    def __call__(self, op: str, *inputs: ir.Value | None, **attributes: int | float | str) -> ir.Value:
+        """One node with one output."""
+        return self._tape.op(op, inputs, attributes)
+
+    def pair(self, op: str, *inputs: ir.Value, **attributes: int | float | str) -> tuple[ir.Value, ir.Value]:
+        """One node with two outputs."""
+        first, second = self._tape.op_multi_out(op, inputs, attributes, num_outputs=2)
+        return first, second
+
+    def model(self, outputs: Mapping[str, Output]) -> ir.Model:
+        """`outputs` names the results and gives their dtype and shape."""
+        results = []
+        for name, (value, dtype, shape) in outputs.items():
+            value.name, value.shape = name, ir.Shape(tuple(shape))
+            value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))
+            results.append(value)
+        graph = ir.Graph(
+            list(self._inputs.values()),
+            results,
+            nodes=self._tape.nodes,
+            initializers=[value for value in self._tape.initializers if value.uses()],
+            opset_imports={"": OPSET},
+            name=self.name,
+        )
+        return ir.Model(graph, ir_version=11)

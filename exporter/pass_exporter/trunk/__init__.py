@@ -1,0 +1,1 @@
+"""The trunk graph: tracing, tidying, quantizing, saving."""

@@ -1,0 +1,174 @@
+"""trunk.onnx: embeddings (vocabulary and look-ahead rows), every layer over a static KV cache, and the LM head.
+
+Contract (opset 24, standard operators only; B batch, Q window rows, R logit rows, S KV capacity, all symbolic):
+
+    input_ids      [B,Q] int64     ids >= V name look-ahead rows: V+i is look-ahead embedding i
+    row_position   [Q] int64       position of each row relative to `length`
+    window_mask    [Q,Q] bool      which rows of the window each row sees
+    length         [B] int64       valid KV entries; the window is written at length .. length+Q-1
+    logit_rows     [R] int64       rows that need logits
+    past_key.i, past_value.i       [B,KVH,S,D]
+    lookahead_rows [A] int64       the look-ahead rows, which are the window's last; only where there is an adapter
+ -> logits         [B,R,V] float32
+    present_key.i, present_value.i [B,KVH,S,D], may share memory with past
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from transformers import PreTrainedModel
+
+from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.trunk.graph import OPSET, clean
+from pass_exporter.trunk.hooks import ScatterCache, onnx_hooks
+
+WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_rows")
+ADAPTER_INPUT = "lookahead_rows"
+
+
+def kv_names(prefix: str, layers: int) -> list[str]:
+    """`past` -> past_key.0 .. past_key.n-1, past_value.0 .. past_value.n-1 (the order of the graph)."""
+    return [f"{prefix}_{part}.{i}" for part in ("key", "value") for i in range(layers)]
+
+
+class Trunk(torch.nn.Module):
+    """A frozen causal LM, its look-ahead embeddings [L,H] and their adapter behind the trunk contract."""
+
+    def __init__(self, model: PreTrainedModel, lookahead: Lookahead) -> None:
+        super().__init__()
+        self.model = model
+        self.vocab_size = int(model.config.vocab_size)
+        self.lookahead = torch.nn.Parameter(lookahead.embeddings.to(model.dtype), requires_grad=False)
+        self.adapter = None if lookahead.adapter is None else copy.deepcopy(lookahead.adapter).to(model.dtype)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[B,Q] -> [B,Q,H]. Look-ahead rows are a table of their own, so a tied vocabulary stays one tensor."""
+        is_lookahead = input_ids >= self.vocab_size
+        vocabulary = self.model.get_input_embeddings()(torch.where(is_lookahead, 0, input_ids))
+        rows = (input_ids - self.vocab_size).clamp(min=0)
+        return torch.where(is_lookahead[..., None], torch.nn.functional.embedding(rows, self.lookahead), vocabulary)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        row_position: torch.Tensor,
+        window_mask: torch.Tensor,
+        length: torch.Tensor,
+        logit_rows: torch.Tensor,
+        past_key: list[torch.Tensor],
+        past_value: list[torch.Tensor],
+        lookahead_rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        capacity = past_key[0].shape[2]
+        cache = ScatterCache(past_key, past_value, length)
+        with self._adapted(lookahead_rows):
+            hidden = self.model.model(
+                inputs_embeds=self.embed(input_ids),
+                attention_mask=cache_mask(length, window_mask, capacity),
+                position_ids=length[:, None] + row_position[None],
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
+        logits = self.model.lm_head(hidden.index_select(1, logit_rows))
+        return (logits.float(), *cache.keys, *cache.values)
+
+    def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
+        """The adapter on `rows` [A] alone: a window without look-ahead rows pays for empty products only."""
+        adapter = self.adapter
+        if adapter is None or rows is None:
+            return nullcontext()
+
+        def add(y: torch.Tensor, x: torch.Tensor, index: int) -> torch.Tensor:
+            delta = adapter.delta(index, x.index_select(1, rows))  # [B,A,out]
+            return y + torch.nn.functional.pad(delta, (0, 0, y.shape[1] - rows.shape[0], 0))
+
+        return adapter.attached(self.model, add)
+
+
+def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -> torch.Tensor:
+    """[B,1,Q,S] bool: every committed column, and the window's own columns as `window_mask` [Q,Q] says."""
+    column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]  # [B,S], 0 = first window row
+    width = window_mask.shape[1]
+    inside = (column >= 0) & (column < width)
+    row = column.clamp(min=0).minimum(torch.tensor(width - 1))
+    # index_select, not indexing: GatherND would keep the graph out of CUDA graphs.
+    window = window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)  # [B,Q,S]
+    mask: torch.Tensor = (window & inside[:, None]) | (column < 0)[:, None]
+    return mask[:, None]
+
+
+def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> ir.Model:
+    """Trace the trunk. Weights are referenced, not copied, until `save_trunk` streams them out."""
+    config = model.config
+    layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    batch, width, capacity = 2, 5, 64  # example sizes; every one of them becomes symbolic
+    cache = [torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype) for _ in range(layers)]
+    inputs: tuple[Any, ...] = (
+        torch.zeros(batch, width, dtype=torch.int64),
+        torch.arange(width),
+        torch.ones(width, width, dtype=torch.bool).tril(),
+        torch.tensor([20, 7]),
+        torch.tensor([0, 2, 4]),
+        cache,
+        [t.clone() for t in cache],
+    )
+    b, q, r, s, a = (torch.export.Dim.DYNAMIC,) * 5
+    shapes: tuple[Any, ...] = ({0: b, 1: q}, {0: q}, {0: q, 1: q}, {0: b}, {0: r}, *([{0: b, 2: s}] * layers,) * 2)
+    names = [*WINDOW_INPUTS, *kv_names("past", layers)]
+    if lookahead.adapter is not None:
+        inputs, shapes, names = (*inputs, torch.tensor([3, 4])), (*shapes, {0: a}), [*names, ADAPTER_INPUT]
+    with onnx_hooks(model), _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            Trunk(model, lookahead).eval(),
+            inputs,
+            dynamo=True,
+            opset_version=OPSET,
+            optimize=False,  # onnxscript's pattern matchers keep the graph, and so the weights, alive; see graph.clean
+            verbose=False,
+            input_names=names,
+            output_names=["logits", *kv_names("present", layers)],
+            dynamic_shapes=shapes,
+        )
+    assert program is not None
+    clean(program.model, _dimensions(layers))
+    return program.model
+
+
+def _dimensions(layers: int) -> dict[str, list[str | int | None]]:
+    """Symbolic dimension names by tensor; None keeps the traced (static) size."""
+    window: dict[str, list[str | int | None]] = {
+        "input_ids": ["batch", "width"],
+        "row_position": ["width"],
+        "window_mask": ["width", "width"],
+        "length": ["batch"],
+        "logit_rows": ["logit_rows"],
+        ADAPTER_INPUT: ["lookahead_rows"],
+        "logits": ["batch", "logit_rows", None],
+    }
+    cache = kv_names("past", layers) + kv_names("present", layers)
+    return window | {name: ["batch", None, "capacity", None] for name in cache}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch's exporter prints its own progress and known warnings; ours is the only voice on the terminal."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

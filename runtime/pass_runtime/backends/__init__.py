@@ -1,0 +1,1 @@
+"""Engines that run the graphs of a bundle."""

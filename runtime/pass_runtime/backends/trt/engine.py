@@ -1,0 +1,115 @@
+"""A deserialized TensorRT engine: its profiles, and contexts bound to device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pass_runtime.backends.trt.cuda import Cuda
+from pass_runtime.bundle.bindings import Slot
+from pass_runtime.bundle.manifest import EngineFile
+from pass_runtime.errors import PassError
+
+Placed = Sequence[tuple[Slot, int]]
+"""Slots with the device addresses of their buffers."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One way to run an engine: the profile, its inputs' shapes, and an address for every tensor."""
+
+    profile: int
+    shapes: Mapping[str, tuple[int, ...]]
+    addresses: Mapping[str, int]
+
+
+class TrtEngine:
+    """One engine file. `enqueue` runs it on the stream; there is one execution context for each profile in use."""
+
+    def __init__(self, library: Any, runtime: Any, cuda: Cuda, path: Path, file: EngineFile) -> None:
+        self._library, self._cuda, self._file, self._path = library, cuda, file, path
+        self._engine = runtime.deserialize_cuda_engine(path.read_bytes())
+        if self._engine is None:
+            raise PassError(f"{path} cannot be loaded on this GPU; build it again with pass-export build")
+        self._check()
+        # One pass runs at a time, so that all contexts can work in the same memory.
+        self._scratch_size = int(self._engine.device_memory_size_v2)
+        self._scratch = cuda.allocate(self._scratch_size)
+        self._contexts: dict[int, Any] = {}
+        self._bound: dict[int, Binding] = {}
+
+    def _check(self) -> None:
+        """The engine's own account of its profiles, shapes and aliasing must be the manifest's."""
+        engine, file = self._engine, self._file
+        if engine.num_optimization_profiles != len(file.profiles):
+            raise PassError(
+                f"{self._path} has {engine.num_optimization_profiles} profiles and the manifest lists "
+                f"{len(file.profiles)}; build it again with pass-export build"
+            )
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        outputs = [name for name in names if engine.get_tensor_mode(name) == self._library.TensorIOMode.OUTPUT]
+        found = {name: engine.get_aliased_input_tensor(name) for name in outputs}
+        actual = {name: source for name, source in found.items() if source}
+        if actual != file.aliases:
+            raise PassError(
+                f"{self._path} does not update its KV cache in place as the manifest says; build it again with "
+                "pass-export build"
+            )
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Output -> the input whose memory it shares."""
+        return self._file.aliases
+
+    def profile(self, sizes: Mapping[str, int]) -> int:
+        """The first profile that admits `sizes`, by symbolic dimension."""
+        for index, profile in enumerate(self._file.profiles):
+            if profile.admits(sizes):
+                return index
+        shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise PassError(f"{self._path} was not built for {shape}; build it again with pass-export build")
+
+    def bind(self, profile: int, inputs: Placed, outputs: Placed) -> Binding:
+        """`inputs` and `outputs` are every tensor's slot with its address."""
+        addresses = {slot.tensor: address for slot, address in (*inputs, *outputs)}
+        return Binding(profile, {slot.tensor: slot.shape for slot, _ in inputs}, addresses)
+
+    def enqueue(self, binding: Binding) -> None:
+        """Run once, behind what the stream has to do."""
+        context = self._context(binding.profile)
+        if self._bound.get(binding.profile) is not binding:
+            for name, shape in binding.shapes.items():
+                if not context.set_input_shape(name, shape):
+                    raise PassError(f"{self._path} refuses shape {shape} for {name} in profile {binding.profile}")
+            for name, address in binding.addresses.items():
+                if not context.set_tensor_address(name, address):
+                    raise PassError(f"{self._path} has no tensor {name}")
+            self._bound[binding.profile] = binding
+        if not context.execute_async_v3(self._cuda.stream):
+            raise PassError(f"{self._path} failed to run; the GPU may be out of memory")
+
+    def capturable(self, binding: Binding) -> bool:
+        """Whether a CUDA graph can hold it. (TensorRT-RTX says so; TensorRT always can with these operators.)"""
+        ask = getattr(self._context(binding.profile), "is_stream_capturable", None)
+        return ask is None or bool(ask(self._cuda.stream))
+
+    def _context(self, profile: int) -> Any:
+        if profile not in self._contexts:
+            strategy = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
+            context = self._engine.create_execution_context(strategy)
+            if context is None:
+                raise PassError(f"the GPU has no memory left for {self._path.name}; stop other programs on it")
+            context.set_device_memory(self._scratch, self._scratch_size)
+            if profile and not context.set_optimization_profile_async(profile, self._cuda.stream):
+                raise PassError(f"{self._path} has no profile {profile}")
+            self._cuda.synchronize()
+            self._contexts[profile] = context
+        return self._contexts[profile]
+
+    def close(self) -> None:
+        """Contexts go before their engine."""
+        self._bound.clear()
+        self._contexts.clear()
+        self._engine = None

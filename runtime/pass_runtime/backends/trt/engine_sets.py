@@ -1,0 +1,62 @@
+"""Which of a bundle's engine sets fits this machine: decided from the manifest, before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pass_runtime.backends.trt.cuda import DeviceInfo
+from pass_runtime.backends.trt.library import Flavour
+from pass_runtime.bundle.manifest import EngineSet, Manifest, file_info
+from pass_runtime.errors import PassError
+
+
+def choose_engines(
+    bundle: Path, manifest: Manifest, flavour: Flavour, version: str, device: DeviceInfo | None, verify: bool = True
+) -> EngineSet:
+    """The newest set of `flavour` for this `version` and GPU; PassError tells why none fits. verify: check hashes."""
+    build = f"run: pass-export build {bundle} --engine {flavour.name}"
+    candidates = [engines for engines in manifest.engines if engines.flavour == flavour.name]
+    if not candidates:
+        raise PassError(f"{bundle} has no {flavour.name} engines; {build}")
+    if device is None:
+        raise PassError(f"{flavour.name} needs an NVIDIA GPU, and none is visible; use --device cpu")
+    fitting = [engines for engines in candidates if fits(engines, manifest, version, device)]
+    if not fitting:
+        reason = why_not(candidates[-1], manifest, version, device)
+        raise PassError(f"the {flavour.name} engines in {bundle} {reason}; {build}")
+    _verify(bundle, fitting[-1], hashes=verify)
+    return fitting[-1]
+
+
+def why_not(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> str | None:
+    """What keeps `engines` from running, None where nothing does."""
+    if engines.bundle != manifest.content:
+        return "were built from other graphs than the bundle has now"
+    if engines.version != version:
+        return f"were built by version {engines.version}, and {version} is installed"
+    if device.target not in engines.targets:
+        return f"are for {_listed(engines.targets)}, and this GPU ({device.name}) is {device.target}"
+    return None
+
+
+def fits(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> bool:
+    """Whether `engines` can run with this library version on this GPU."""
+    return why_not(engines, manifest, version, device) is None
+
+
+def _listed(targets: Sequence[str]) -> str:
+    return ", ".join(targets)
+
+
+def _verify(bundle: Path, engines: EngineSet, *, hashes: bool) -> None:
+    for engine in engines.engines:
+        path = engines.path(bundle) / engine.file
+        if not path.is_file():
+            raise PassError(f"{path} is missing; run: pass-export build {bundle} --engine {engines.flavour}")
+        size = path.stat().st_size
+        if size != engine.bytes or (hashes and file_info(path).sha256 != engine.sha256):
+            raise PassError(
+                f"{path} is not the file that was built ({size} bytes, {engine.bytes} listed); "
+                f"run: pass-export build {bundle} --engine {engines.flavour} --force"
+            )

@@ -1,0 +1,1 @@
+"""What a bundle is, as data: manifest, window layouts, noise, sampling, and which buffer feeds which tensor."""

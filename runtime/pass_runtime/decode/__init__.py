@@ -1,0 +1,1 @@
+"""Sequences, the slots they decode in, and which pass comes next."""

@@ -1,0 +1,1 @@
+"""How fast: pass times, the arithmetic of group sizes, and `--plan auto`."""
