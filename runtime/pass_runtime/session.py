@@ -1,72 +1,54 @@
-"""A loaded bundle: `load(path)`, then `generate`, `generate_ids` or `chat`."""
+"""A loaded bundle: `load(path)`, then `generate`, `chat`, or `submit` for many requests at once."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.backends.open import open_backend
-from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest, read_manifest, verify_files
-from pass_runtime.bundle.plan import MODES, make_cycle
+from pass_runtime.bundle.integrity import verify_files
+from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest, read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.decode.draft_policy import DRAFTS, Steering, make_steering
-from pass_runtime.decode.loop import Request, TokenStream
+from pass_runtime.decode.draft_policy import Mode, make_mode
+from pass_runtime.decode.runner import Runner
+from pass_runtime.decode.scheduler import Scheduler
+from pass_runtime.decode.sequence import Request
+from pass_runtime.decode.sequence import Sequence as Decoding
+from pass_runtime.decode.worker import Worker
 from pass_runtime.errors import PassError
+from pass_runtime.generation import Generation, TokenStream
+from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template
-from pass_runtime.text.stream import Generation
-from pass_runtime.tuning.pass_times import measure, probe_plans
-from pass_runtime.tuning.tuner import SAMPLED, AutoSteering, Chooser
-
-PLANS = (*MODES, "fused:G0,G1,...", "auto")
-"""What `plan` may be; the sizes G0, G1, ... are those of a fused plan's look-ahead groups."""
-
-
-@dataclass(frozen=True)
-class GenerateOptions:
-    """Everything a request may ask for.
-
-    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": whatever is fastest here.
-    lookahead: drafts per round, at most the bundle's L (None: all of them; 0: plain decoding).
-    draft: where drafts come from, one of `decode.draft_policy.DRAFTS` (None: "both" for auto, else "lookahead").
-    stop: strings that end the text and are not part of it. ignore_eos: go on after an end-of-sequence token.
-    reuse_prefix: keep the K/V that the last request on this session has in common with this one.
-    """
-
-    max_new_tokens: int = 128
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    plan: str = "auto"
-    lookahead: int | None = None
-    draft: str | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    reuse_prefix: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise PassError(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
-        if self.plan != "auto":
-            make_cycle(self.plan, 1)  # refuses what is no plan
-        if self.draft not in (None, *DRAFTS):
-            raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFTS)}")
-
+from pass_runtime.text.stream import TextStream
+from pass_runtime.tuning.tuner import PlanTuner
+from pass_runtime.tuning.tuners import Tuners
 
 class Session:
-    """One model and one sequence at a time: a new request ends the one before it."""
+    """One model, and as many sequences at a time as its backend has slots. Its methods may be called from any thread."""
 
     def __init__(
-        self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer, chat_template: ChatTemplate | None = None
+        self,
+        manifest: Manifest,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None = None,
+        *,
+        max_queue: int = MAX_QUEUE,
     ) -> None:
         self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
         self.chat_template = chat_template
-        self._choosers: dict[str, Chooser] = {}  # by sampler
+        runner = Runner(backend)
+        self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
+        self._worker = Worker(Scheduler(runner, self._tuners, max_queue))
+        self._finalizer = weakref.finalize(self, _close, self._worker, backend)
 
     def close(self) -> None:
-        """Give the device's memory back; the session cannot be used afterwards."""
-        self.backend.close()
+        """Cancel what is under way and give the device's memory back; the session cannot be used afterwards."""
+        self._finalizer()
 
     def __enter__(self) -> Session:
         return self
@@ -89,27 +71,37 @@ class Session:
         """The chat template's prompt for the assistant's next turn."""
         if self.chat_template is None:
             raise PassError(f"{self.manifest.model.name} has no chat template; use plain prompts")
+        if not messages:
+            raise PassError("a conversation needs at least one message")
         return list(self.tokenizer.encode(_valid(self.chat_template.render(messages)), add_special_tokens=False).ids)
 
-    def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
-        """Text for `prompt` (a string, or token ids). Iterate over the result for pieces as they come."""
+    def submit(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
+        """Begin to write behind `prompt` (a string, or token ids), or wait in the queue for a free slot.
+
+        Raises `QueueFull` where too many are waiting. The text is the same whatever else is under way.
+        """
         options = options or GenerateOptions()
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return Generation(self._start(ids, options), ids, self.tokenizer, options.stop)
+        reader = TextStream(self.tokenizer, ids, options.stop_strings)
+        return Generation(self._submit(ids, options, reader), self)
+
+    def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
+        """Text for `prompt`: `submit` under the name that people look for."""
+        return self.submit(prompt, options)
 
     def chat(self, messages: Sequence[Message], options: GenerateOptions | None = None) -> Generation:
         """The assistant's next turn."""
-        return self.generate(self.encode_chat(messages), options)
+        return self.submit(self.encode_chat(messages), options)
 
     def generate_ids(self, prompt_ids: Sequence[int], options: GenerateOptions | None = None) -> TokenStream:
-        """Tokens without text: iterate for the tokens of each pass. Stop strings need `generate`."""
+        """Tokens without text. Stop strings need `generate`."""
         options = options or GenerateOptions()
-        if options.stop:
-            raise PassError("stop strings need text: use generate, or stop token ids")
-        return self._start(list(prompt_ids), options)
+        if options.stop_strings:
+            raise PassError("stop strings need text: use generate, or stop_token_ids")
+        return TokenStream(self._submit(list(prompt_ids), options, None), self)
 
-    def steering(self, options: GenerateOptions) -> Steering:
-        """The passes that `options` ask for on this bundle."""
+    def mode(self, options: GenerateOptions) -> Mode:
+        """How `options` are decoded on this bundle."""
         available = self.manifest.lookahead.length
         lookahead = available if options.lookahead is None else options.lookahead
         if not 0 <= lookahead <= available:
@@ -122,48 +114,51 @@ class Session:
                 f"the engines are for look-ahead {exactly} with full groups: use --plan fused, and "
                 f"--lookahead {exactly} or 0"
             )
-        if options.plan == "auto" and lookahead:
-            draft = options.draft or "both"
-            return AutoSteering(
-                self.chooser(options.sampling), lookahead, rows=draft != "ngram", text=draft != "lookahead"
-            )
-        steering = make_steering("ar" if options.plan == "auto" else options.plan, lookahead, options.draft)
-        if steering.lookahead > available:
+        mode = make_mode(options.plan, lookahead, options.draft)
+        if max(mode.lookahead, mode.text_drafts) > available:
             raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
-        return steering
+        return mode
 
-    def chooser(self, sampling: SamplingParams) -> Chooser:
-        """What `auto` knows. The first request of a kind (greedy, sampled, truncated) times passes for a second."""
-        kind, lookahead = sampling.sampler, self.manifest.lookahead
-        if kind not in self._choosers:
-            probes = [plan for plan in probe_plans(lookahead.length) if self.backend.capabilities.allows([plan])]
-            times = measure(self.backend, sampling, probes)
-            discount = 1.0 if kind == "greedy" else SAMPLED
-            self._choosers[kind] = Chooser(
-                times,
-                lookahead.length,
-                lookahead.acceptance_per_position,
-                discount,
-                exactly=self.backend.capabilities.lookahead,
-                follow=True,
-            )
-        return self._choosers[kind]
+    def tuner(self, sampling: SamplingParams) -> PlanTuner:
+        """What `auto` knows of requests like this. The first of a kind (greedy, sampled, truncated) times passes for a
+        second."""
+        return self._worker.call(lambda: self._tuners.get(sampling.sampler))
 
-    def _start(self, prompt_ids: list[int], options: GenerateOptions) -> TokenStream:
-        model = self.manifest.model
+    def _submit(self, ids: list[int], options: GenerateOptions, reader: TextStream | None) -> Decoding:
+        sequence = Decoding(self._request(ids, options), reader)
+        self._worker.submit(sequence)
+        return sequence
+
+    def _request(self, prompt_ids: list[int], options: GenerateOptions) -> Request:
+        model, capacity = self.manifest.model, self.backend.capabilities.max_capacity
         if not prompt_ids:
             raise PassError("the prompt has no tokens")
-        if bad := [token for token in prompt_ids if not 0 <= token < model.vocab_size]:
-            raise PassError(f"token id {bad[0]} is not in the vocabulary of {model.vocab_size}")
-        request = Request(
+        for token in (*prompt_ids, *options.stop_token_ids):
+            if not 0 <= token < model.vocab_size:
+                raise PassError(f"token id {token} is not in the vocabulary of {model.vocab_size}")
+        if len(prompt_ids) > capacity:
+            raise PassError(
+                f"the prompt has {len(prompt_ids)} tokens, more than the KV capacity of {capacity}; shorten it"
+            )
+        mode = self.mode(options)
+        return Request(
             prompt_ids=tuple(prompt_ids),
-            steering=self.steering(options),
-            sampling=options.sampling,
+            sampling=options.sampling.seeded(),
             max_new_tokens=options.max_new_tokens,
-            stop_token_ids=frozenset() if options.ignore_eos else frozenset(model.eos_token_ids),
+            cycle=mode.cycle,
+            lookahead=mode.lookahead,
+            text_drafts=mode.text_drafts,
+            stop_token_ids=frozenset(options.stop_token_ids)
+            | (frozenset() if options.ignore_eos else frozenset(model.eos_token_ids)),
             reuse_prefix=options.reuse_prefix,
+            logprobs=options.logprobs,
+            name=mode.name,
         )
-        return TokenStream(self.backend, request)
+
+
+def _close(worker: Worker, backend: Backend) -> None:
+    worker.close()
+    backend.close()
 
 
 def _valid(text: str) -> str:
@@ -182,22 +177,25 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         raise PassError(f"cannot read {path}: {error}; export the bundle again") from None
 
 
-def load(bundle: str | Path, device: str = "auto", *, threads: int = 0, verify: bool = True) -> Session:
-    """Open a bundle. `threads`: 0 lets ONNX Runtime choose; `verify`: check file hashes.
-
-    device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto: the bundle's engines
-    where some fit this machine, else CUDA, else the CPU.
-    Raises PassError where the bundle is not whole, not ours, or of another version.
-    """
+def load(
+    bundle: str | Path,
+    device: str = "auto",
+    *,
+    threads: int = 0,
+    verify: bool = True,
+    max_batch_size: int = 1,
+    max_queue: int = MAX_QUEUE,
+    capacity: int | None = None,
+) -> Session:
+    """Open a bundle; see `LoadOptions`. verify: check the hashes of its files."""
+    options = LoadOptions(device, threads, max_batch_size, max_queue, capacity)
     path = Path(bundle)
     manifest = read_manifest(path)
     verify_files(path, manifest, hashes=verify)
-    return open_session_of(path, manifest, device, threads=threads, verify=verify)
+    return open_session_of(path, manifest, options, verify=verify)
 
 
-def open_session_of(
-    path: Path, manifest: Manifest, device: str = "auto", *, threads: int = 0, verify: bool = False
-) -> Session:
+def open_session_of(path: Path, manifest: Manifest, options: LoadOptions, *, verify: bool = False) -> Session:
     """`load` with a manifest that was read, and its bundle's files verified, before. verify: engines' hashes."""
     tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
     bos, eos = manifest.model.bos_token_id, manifest.model.eos_token_ids
@@ -206,4 +204,13 @@ def open_session_of(
         bos_token=tokenizer.id_to_token(bos) or "" if bos is not None else "",
         eos_token=tokenizer.id_to_token(eos[0]) or "" if eos else "",
     )
-    return Session(manifest, open_backend(path, manifest, device, threads, verify=verify), tokenizer, template)
+    backend = open_backend(
+        path,
+        manifest,
+        options.device,
+        threads=options.threads,
+        max_batch_size=options.max_batch_size,
+        capacity=options.capacity,
+        verify=verify,
+    )
+    return Session(manifest, backend, tokenizer, template, max_queue=options.max_queue)

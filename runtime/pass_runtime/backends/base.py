@@ -1,164 +1,155 @@
-"""What an engine must do for the decoding loop. The base class checks, a subclass computes."""
+"""A bundle's graphs over the slots of one device. The base class fills the buffers, a subclass runs the graphs.
+
+A backend keeps no account of sequences: what is in a slot, and how far, `pass_runtime.decode.runner` knows. Everything
+that a pass needs is either in the buffers (written here, or by the graphs of the pass before) or in the KV cache.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.bundle.noise import noise_offsets
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, make_cycle, verify_plan
-from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.errors import PassError
+from pass_runtime.backends.buffers import Buffers
+from pass_runtime.backends.capabilities import Capabilities
+from pass_runtime.backends.kv_cache import KVCache
+from pass_runtime.backends.memory import Memory
+from pass_runtime.bundle.bindings import PREFILL, BundleBindings
+from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.noise import STREAMS, noise_offsets
+from pass_runtime.bundle.plan import Plan, prefill_plan
+from pass_runtime.bundle.sampling import MAX_LOGPROBS, Sampler, SamplingParams
 
 
 @dataclass(frozen=True)
-class Capabilities:
-    """How engines differ, as data.
+class PassKind:
+    """What is run: a plan over the first `batch` slots, and which graphs follow the trunk."""
 
-    capacities: KV capacities S in rising order; a sequence starts in the smallest that fits and grows.
-    prefill_widths: chunk widths Q in falling order, ending in 1.
-    least_width: narrower windows are padded to it.
-    lookahead: the only number of drafts that plans may have, with full groups; None allows any plan.
-    """
-
-    device: str
-    vocab_size: int
-    capacities: tuple[int, ...]
-    prefill_widths: tuple[int, ...]
-    lookahead: int | None = None
-    least_width: int = 1
-
-    @property
-    def max_capacity(self) -> int:
-        return self.capacities[-1]
-
-    def allows(self, plans: Sequence[Plan]) -> bool:
-        """Whether there are engines for all of `plans`."""
-        if self.lookahead is None:
-            return True
-        return set(plans) <= {plan for mode in MODES for plan in make_cycle(mode, self.lookahead).plans}
-
-    def verify_plan(self, drafts: int) -> Plan:
-        """The plan that verifies `drafts` drafts; it may have room for more."""
-        return verify_plan(drafts if self.lookahead is None else self.lookahead)
-
-    @property
-    def positions(self) -> int:
-        """N, the positions a tail may want noise for."""
-        return listed_positions(self.max_capacity)
+    plan: Plan
+    batch: int
+    sampler: Sampler
+    logprobs: bool = False
 
 
-def listed_positions(capacity: int) -> int:
-    """N for a cache of `capacity` columns: a window's last row predicts one past it, and a fused tail looks as far as a
-    full group would."""
-    return capacity + 1 + MAX_LOOKAHEAD
+@dataclass(frozen=True)
+class Logprobs:
+    """Of the emitted tokens: `chosen` [b,E]; the most likely ones `ids` [b,E,K] with their `values` [b,E,K]."""
+
+    chosen: npt.NDArray[np.float32]
+    ids: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
 
 
 class Backend(ABC):
-    """One sequence on one device: its KV cache, its window, and the two kinds of graphs."""
+    """Slots 0 .. capabilities.slots-1 of one bundle on one device."""
 
-    def __init__(self, capabilities: Capabilities) -> None:
-        self.capabilities = capabilities
-        self.capacity = 0
-        self.cached: list[int] = []
-        """The tokens whose K/V are in the cache."""
-        self.root = 0
-        """The newest token, not yet in the cache."""
-        self.owner: object = None
-        """Whoever began the current request: a later request takes the cache away from an earlier one."""
+    def __init__(self, bundle: Path, manifest: Manifest, capabilities: Capabilities, memory: Memory) -> None:
+        self.bundle, self.manifest, self.capabilities, self.memory = bundle, manifest, capabilities, memory
+        self.buffers = Buffers(memory, capabilities.slots)
+        self.bindings = BundleBindings(manifest, capabilities.positions, capabilities.least_width)
+        self.cache = KVCache(memory, manifest, capabilities.slots)
+        self._streams = STREAMS if manifest.rule == "rejection" else STREAMS[:1]
 
     @property
-    def length(self) -> int:
-        """Valid KV entries, which is also the position of the root."""
-        return len(self.cached)
+    def capacity(self) -> int:
+        """Cache columns that a pass may use now."""
+        return self.cache.capacity
 
-    def begin(self, owner: object, params: SamplingParams, *, keep: int = 0) -> None:
-        """Start a request, keeping the first `keep` entries of the cache."""
-        if keep > self.length:
-            raise ValueError(f"cannot keep {keep} of {self.length} cached entries")
-        self.owner = owner
-        del self.cached[keep:]
-        self._begin(params)
+    def resize(self, capacity: int, lengths: Sequence[int]) -> None:
+        """Make room for `capacity` columns, keeping the first `lengths[slot]` of every slot. All or nothing."""
+        self.cache.resize(capacity, lengths)
 
-    def _noise_offsets(self, seed: int, stream: str) -> npt.NDArray[np.int64]:
-        """[N,2] for the positions 0..N-1."""
-        return noise_offsets(seed, np.arange(self.capabilities.positions, dtype=np.int64), stream)
+    def set_sampling(self, slot: int, params: SamplingParams) -> None:
+        """How the tokens of `slot` are drawn."""
+        write = self.buffers.write_row
+        if params.sampler != "greedy":
+            positions = np.arange(self.capabilities.positions, dtype=np.int64)
+            for stream in self._streams:
+                write(stream, slot, noise_offsets(params.seed or 0, positions, stream))
+        write("temperature", slot, np.float32(params.temperature))
+        write("top_k", slot, np.int64(params.top_k))
+        write("top_p", slot, np.float32(params.top_p))
+        write("min_p", slot, np.float32(params.min_p))
 
-    def fits(self, width: int) -> bool:
-        """Whether a window of `width` rows fits behind the committed entries, after growing if need be."""
-        return self.length + max(width, self.capabilities.least_width) <= self.capabilities.max_capacity
+    def park(self, slot: int, length: int) -> None:
+        """Leave `slot` out of the passes to come: they write behind `length` and change nothing else of it."""
+        self._set_slot(slot, length, active=False)
 
-    def reserve(self, width: int) -> None:
-        """Make room for a window of `width` rows, growing to the next capacity if need be."""
-        needed = self.length + max(width, self.capabilities.least_width)
-        if needed > self.capabilities.max_capacity:
-            raise PassError(f"{needed} tokens do not fit the KV capacity of {self.capabilities.max_capacity}")
-        if needed > self.capacity:
-            self.capacity = next(size for size in self.capabilities.capacities if size >= needed)
-            self._grow(self.capacity)
-
-    def prefill(self, tokens: Sequence[int], width: int) -> None:
-        """Write the K/V of `tokens` in a window of `width` rows; rows beyond the tokens are padding."""
-        if not 0 < len(tokens) <= width:
-            raise ValueError(f"{len(tokens)} tokens in a window of {width}")
-        self.reserve(width)
-        self._prefill(tokens, width)
-        self.cached += tokens
-
-    def enter(self, plan: Plan, drafts: Sequence[int] = ()) -> None:
-        """Lay out the window of `plan` at the root. A draft row without a draft gets id V, which no sample equals."""
+    def enter(self, slot: int, plan: Plan, length: int, root: int, drafts: Sequence[int] = ()) -> None:
+        """Lay out the window of `plan` in `slot`, behind `length` cached entries. A draft row without a draft gets id
+        V, which no sample equals."""
         if len(drafts) > plan.drafts:
             raise ValueError(f"{plan.name} has no room for {len(drafts)} drafts")
         vocab = self.capabilities.vocab_size
-        absent = [vocab] * (plan.drafts - len(drafts))
-        ids = np.concatenate([[self.root, *drafts, *absent], plan.lookahead_ids(vocab)]).astype(np.int64)
-        self._enter(ids, plan)
+        ids = np.zeros(self.bindings.window(plan), np.int64)
+        ids[: plan.width] = [root, *drafts, *[vocab] * (plan.drafts - len(drafts)), *plan.lookahead_ids(vocab)]
+        self.buffers.write_row("input_ids", slot, ids)
+        self._set_slot(slot, length, active=True)
+        if plan.drafts and self.manifest.rule == "rejection":
+            # A draft from elsewhere was certain to be drawn; one that is missing could not be.
+            certain = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
+            self.buffers.write_row("draft_probs", slot, certain.astype(np.float32))
 
-    def step(self, plan: Plan) -> list[int]:
-        """Run trunk and tail once; returns the tokens emitted. The next plan's window is in place afterwards."""
-        self.reserve(plan.width)
-        emitted = self._step(plan)
-        self.cached += [self.root, *emitted[:-1]]
-        self.root = emitted[-1]
-        return emitted
+    def _set_slot(self, slot: int, length: int, *, active: bool) -> None:
+        self.buffers.write_row("length", slot, np.int64(length))
+        self.buffers.write_row("active", slot, np.int64(active))
 
-    def time(self, plan: Plan) -> tuple[float, float]:
-        """Seconds of trunk and tail in one pass over `plan` that leaves no trace."""
-        self.reserve(plan.width)
-        self.enter(plan)
-        return self._time(plan)
+    def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
+        """Write the K/V of `tokens` behind `length` entries of `slot`, in a window of `width` rows; the rows beyond the
+        tokens are padding."""
+        if not 0 < len(tokens) <= width:
+            raise ValueError(f"{len(tokens)} tokens in a window of {width}")
+        plan = prefill_plan(width)
+        ids = np.zeros((1, self.bindings.window(plan)), np.int64)
+        ids[0, : len(tokens)] = tokens
+        self.buffers.write(f"{PREFILL}input_ids", ids)
+        self.buffers.write(f"{PREFILL}length", np.array([length], np.int64))
+        self.buffers.write(f"{PREFILL}logit_rows", np.array([len(tokens) - 1], np.int64))
+        self._run_prefill(slot, plan)
+
+    def run(self, kind: PassKind) -> list[list[int]]:
+        """One pass: trunk and tail over the windows in place. The tokens emitted by each slot, none by a parked one;
+        the windows of `kind.plan.next` are in place afterwards."""
+        counts, emitted = self._run_pass(kind)
+        return [row[:count] for row, count in zip(emitted.tolist(), counts.tolist(), strict=True)]
+
+    def logprobs(self, kind: PassKind) -> Logprobs:
+        """Of the tokens that the last pass emitted, which was of this `kind`."""
+        shape = (kind.batch, kind.plan.max_emitted)
+        most = min(MAX_LOGPROBS, self.capabilities.vocab_size)
+        read = self.buffers.read
+        return Logprobs(
+            read("chosen_logprob", shape, np.float32),
+            read("top_ids", (*shape, most), np.int64),
+            read("top_logprobs", (*shape, most), np.float32),
+        )
+
+    def logits(self, plan: Plan, batch: int = 1) -> npt.NDArray[np.float32]:
+        """[b,Q,V] logits of the last pass over `plan`. For checks, not for the loop."""
+        logits: npt.NDArray[np.float32] = self.buffers.read(
+            "logits", (batch, plan.width, self.capabilities.vocab_size), np.float32
+        )
+        return logits
 
     def close(self) -> None:  # noqa: B027 (most engines have nothing to do)
         """Give back what the device holds; harmless when repeated."""
 
     @abstractmethod
-    def _begin(self, params: SamplingParams) -> None:
-        """Take the request's sampling parameters."""
+    def run_trunk(self, plan: Plan, batch: int) -> None:
+        """The trunk alone over the windows in place, which stay: logits and K/V change."""
 
     @abstractmethod
-    def _grow(self, capacity: int) -> None:
-        """Move the first `self.length` entries of the cache into buffers of `capacity`."""
+    def run_tail(self, kind: PassKind) -> None:
+        """The tail alone, on the logits in place."""
 
     @abstractmethod
-    def _prefill(self, tokens: Sequence[int], width: int) -> None:
-        """Run the trunk over a causal window of `tokens`, padded to `width`."""
+    def _run_pass(self, kind: PassKind) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Trunk and tail; returns `count` [b] and `emitted` [b,E] on the host."""
 
     @abstractmethod
-    def _enter(self, ids: npt.NDArray[np.int64], plan: Plan) -> None:
-        """Write the window `ids` [Q] of `plan`, and the length."""
-
-    @abstractmethod
-    def _step(self, plan: Plan) -> list[int]:
-        """Run trunk and tail of `plan` on the window in place; returns the emitted tokens."""
-
-    @abstractmethod
-    def _time(self, plan: Plan) -> tuple[float, float]:
-        """`_step`, timed: seconds of trunk and tail."""
-
-    @abstractmethod
-    def logits(self, plan: Plan) -> npt.NDArray[np.float32]:
-        """[Q,V] logits of the last pass over `plan`, on the host. For checks, not for the loop."""
+    def _run_prefill(self, slot: int, plan: Plan) -> None:
+        """The trunk over the prefill window, on the cache of `slot`; only its K/V matter."""

@@ -1,82 +1,122 @@
-"""Which buffer every tensor of trunk and tail is bound to: what makes the loop's data flow, for any engine.
+"""Which buffer every tensor of a graph is bound to: what makes the loop's data flow, for any engine.
 
-Tensors with the same buffer name and shape are the same memory: the trunk's logits are the tail's, and what the tail
-calls `next_ids` and `next_length` are the next pass's `input_ids` and `length`.
+Tensors with the same buffer and shape are the same memory: the trunk's logits are the tail's, and outputs that the
+manifest's `feeds` names are the memory of the input that they feed, as `next_ids` is the next pass's `input_ids`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
-from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.manifest import Graph, Manifest, PlanConstants, Tensor
+from pass_runtime.bundle.plan import Plan, prefill_plan
 from pass_runtime.bundle.sampling import Sampler
 
-CACHE = "past_"
+CACHE, PRESENT = "past_", "present_"
 COLUMNS = "columns"
 """An input that only a trunk for TensorRT has: its length says how many cache columns a pass reads."""
-_NEXT = {"next_ids": "input_ids", "next_length": "length", "next_draft_probs": "draft_probs"}
+PREFILL = "prefill."
+"""Buffers of prefill, which works on one slot while the windows of the others stay."""
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A tensor's place: buffer name, shape and dtype. constant: what the buffer holds, None where it is computed."""
+class Binding:
+    """A tensor's place: buffer name, shape and dtype. constant: what the buffer holds, None where it is computed.
+
+    by_slot: the buffer has a row for every slot, of which a pass over b slots is bound to the first b.
+    """
 
     tensor: str
     buffer: str
     shape: tuple[int, ...]
     dtype: str
+    by_slot: bool = True
     constant: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
-class Slots:
-    """The slots of one graph in one plan."""
+class Bindings:
+    """Those of one graph in one plan."""
 
-    inputs: Sequence[Slot]
-    outputs: Sequence[Slot]
-
-
-def trunk_slots(manifest: Manifest, plan: Plan, rows: npt.NDArray[np.int64] | None = None) -> Slots:
-    """Of everything but the KV cache. `rows`: logit rows in place of the plan's own."""
-    constants = {
-        "row_position": plan.row_position,
-        "window_mask": plan.window_mask,
-        "logit_rows": plan.logit_rows if rows is None else rows,
-        "lookahead_rows": plan.lookahead_rows,
-    }
-    sizes = {"batch": 1, "width": plan.width, "logit_rows": len(constants["logit_rows"])}
-    sizes["lookahead_rows"] = len(plan.lookahead_rows)
-    graph = manifest.trunk
-    inputs = [_slot(t, sizes, plan, constants) for t in graph.inputs if not t.name.startswith(CACHE)]
-    outputs = [_slot(t, sizes, plan, {}) for t in graph.outputs if not t.name.startswith("present_")]
-    return Slots(inputs, outputs)
+    inputs: Sequence[Binding]
+    outputs: Sequence[Binding]
 
 
-def tail_graph(manifest: Manifest, plan: Plan, sampler: Sampler) -> Graph:
-    return manifest.plan(plan.tail).tails[sampler]
+class BundleBindings:
+    """The bindings of a bundle's graphs, from its manifest. `positions` is N, the listed ones.
 
+    least_width: rows that an engine wants of a window at least; narrower ones have padding behind them.
+    """
 
-def tail_slots(manifest: Manifest, plan: Plan, sampler: Sampler, positions: int) -> Slots:
-    """Of the tail of `plan`; `positions` is N, the listed ones."""
-    graph = tail_graph(manifest, plan, sampler)
-    constants: dict[str, npt.NDArray[Any]] = {}
-    if plan.is_fused:
-        constants = {"draft_rows": plan.draft_rows, "lookahead_ids": plan.lookahead_ids(manifest.model.vocab_size)}
-    sizes = {"batch": 1, "positions": positions, "width": plan.width, "lookahead_rows": len(plan.lookahead_rows)}
-    return Slots(
-        [_slot(t, sizes, plan, constants) for t in graph.inputs],
-        [_slot(t, sizes, plan, {}) for t in graph.outputs],
-    )
+    def __init__(self, manifest: Manifest, positions: int, least_width: int = 1) -> None:
+        self._manifest, self._positions, self._least_width = manifest, positions, least_width
+        self._listed = {plan.name: plan.constants for plan in manifest.plans}
 
+    def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
+        """What the graphs of `plan` are given in every pass, by input name: as the manifest lists it, else computed."""
+        listed = self._listed.get(plan.name) or PlanConstants.of(plan, self._manifest.model.vocab_size)
+        return listed.arrays()
 
-def _slot(tensor: Tensor, sizes: dict[str, int], plan: Plan, constants: dict[str, npt.NDArray[Any]]) -> Slot:
-    shape = tuple(sizes[size] if isinstance(size, str) else size for size in tensor.shape)
-    constant = constants.get(tensor.name)
-    name = _NEXT.get(tensor.name, tensor.name) if constant is None else f"{plan.name}.{tensor.name}"
-    return Slot(tensor.name, name, shape, tensor.dtype, constant)
+    def window(self, plan: Plan) -> int:
+        """Rows of a window as it lies in memory."""
+        return max(plan.width, self._least_width)
+
+    def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
+        """Of everything but the KV cache. prefill: a window of its own, with one logit row, which the host writes."""
+        constants = self.constants(plan)
+        width, rows = self.window(plan), 1 if prefill else plan.width
+        if width > plan.width:  # rows that nobody reads: a chain behind the window
+            constants = self.constants(prefill_plan(width)) | {"logit_rows": constants["logit_rows"]}
+        adapted = constants["lookahead_rows"]
+        sizes = {"batch": batch, "width": width, "logit_rows": rows, "lookahead_rows": len(adapted)}
+        if prefill:
+            del constants["logit_rows"]
+        graph, scope = self._manifest.trunk, PREFILL if prefill else ""
+        inputs = [self._bind(t, sizes, plan, constants, scope) for t in graph.inputs if not t.name.startswith(CACHE)]
+        outputs = [self._bind(t, sizes, plan, {}, scope) for t in graph.outputs if not t.name.startswith(PRESENT)]
+        return Bindings(inputs, outputs)
+
+    def tail_graph(self, plan: Plan, sampler: Sampler) -> Graph:
+        return self._manifest.plan(plan.tail).tails[sampler]
+
+    def tail(self, plan: Plan, sampler: Sampler, batch: int) -> Bindings:
+        """Of the tail of `plan`."""
+        graph, constants = self.tail_graph(plan, sampler), self.constants(plan)
+        sizes = {"batch": batch, "positions": self._positions, "width": plan.width}
+        sizes["lookahead_rows"] = len(constants["lookahead_rows"])
+        return Bindings(
+            [self._bind(tensor, sizes, plan, constants) for tensor in graph.inputs],
+            [self._bind(self._widened(tensor, plan), sizes, plan, {}) for tensor in graph.outputs],
+        )
+
+    def logprobs(self, plan: Plan, batch: int) -> Bindings:
+        """Of the graph of log-probabilities, after the tail of `plan`."""
+        graph = self._manifest.logprobs
+        sizes = {"batch": batch, "width": plan.width, "emitted": plan.max_emitted}
+        return Bindings(*([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)))
+
+    def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
+        """`next_ids` of an engine's tail, where the next window is padded."""
+        if tensor.name != "next_ids" or self.window(plan.next) == plan.next.width:
+            return tensor
+        return tensor.model_copy(update={"shape": (tensor.shape[0], self.window(plan.next))})
+
+    def _bind(
+        self,
+        tensor: Tensor,
+        sizes: Mapping[str, int],
+        plan: Plan,
+        constants: Mapping[str, npt.NDArray[Any]],
+        scope: str = "",
+    ) -> Binding:
+        shape = tuple(sizes[size] if isinstance(size, str) else size for size in tensor.shape)
+        constant = constants.get(tensor.name)
+        if constant is not None:
+            return Binding(tensor.name, f"{scope}{plan.name}.{tensor.name}", shape, tensor.dtype, False, constant)
+        by_slot = tensor.shape[0] == "batch" and not scope
+        buffer = scope + self._manifest.feeds.get(tensor.name, tensor.name)
+        return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from pass_runtime.backends.trt.library import FlavourName
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD
+from pass_runtime.bundle.consistency import inconsistency
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Plan
 from pass_runtime.bundle.sampling import Rule, Sampler
 from pass_runtime.errors import PassError
 
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 ENGINES = "engines"
 """The directory of engine sets in a bundle."""
-VERSION = 1
+VERSION = 2
 
 
 class _Strict(BaseModel):
@@ -41,7 +44,11 @@ ModelDtype = Literal["float16", "bfloat16", "float32"]
 
 
 class Tensor(_Strict):
-    """A graph input or output. Named dimensions are symbolic: batch, width, logit_rows, capacity, positions."""
+    """A graph input or output.
+
+    Named dimensions are symbolic: batch (slots), width (window rows), logit_rows, lookahead_rows, capacity (cache
+    columns), positions (listed in noise offsets), emitted (tokens that a pass may emit).
+    """
 
     name: str
     dtype: Literal["int64", "bool", "float16", "bfloat16", "float32"]
@@ -89,6 +96,49 @@ class LookaheadInfo(_Strict):
     acceptance_per_position: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(strict=False)
 
 
+Numbers = Annotated[tuple[int, ...], Field(strict=False)]
+
+
+class PlanConstants(_Strict):
+    """What a plan's graphs are given in every pass, by input name: Q window rows, A of them look-ahead rows.
+
+    row_position [Q], window_mask [Q,Q] (a text of 0 and 1 for every row), logit_rows [R] and lookahead_rows [A] are the
+    trunk's; draft_rows [D+1,D] and lookahead_ids [A] a fused tail's. See `pass_runtime.bundle.plan.Plan`.
+    """
+
+    row_position: Numbers
+    window_mask: tuple[str, ...] = Field(strict=False)
+    logit_rows: Numbers
+    lookahead_rows: Numbers
+    draft_rows: tuple[Numbers, ...] = Field(strict=False)
+    lookahead_ids: Numbers
+
+    @classmethod
+    def of(cls, plan: Plan, vocab_size: int) -> PlanConstants:
+        """The constants of any plan, listed in a manifest or not."""
+        return cls(
+            row_position=tuple(plan.row_position.tolist()),
+            window_mask=tuple("".join("01"[seen] for seen in row) for row in plan.window_mask.tolist()),
+            logit_rows=tuple(plan.logit_rows.tolist()),
+            lookahead_rows=tuple(plan.lookahead_rows.tolist()),
+            draft_rows=tuple(tuple(row) for row in plan.draft_rows.tolist()),
+            lookahead_ids=tuple(plan.lookahead_ids(vocab_size).tolist()),
+        )
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """By input name, as a graph takes them."""
+        width = len(self.row_position)
+        mask = np.array([[seen == "1" for seen in row] for row in self.window_mask], np.bool_).reshape(width, width)
+        return {
+            "row_position": np.array(self.row_position, np.int64),
+            "window_mask": mask,
+            "logit_rows": np.array(self.logit_rows, np.int64),
+            "lookahead_rows": np.array(self.lookahead_rows, np.int64),
+            "draft_rows": np.array(self.draft_rows, np.int64),
+            "lookahead_ids": np.array(self.lookahead_ids, np.int64),
+        }
+
+
 class PlanInfo(_Strict):
     """A window layout (see pass_runtime.bundle.plan), the plan its tails prepare the window of, and its tail graphs."""
 
@@ -96,6 +146,7 @@ class PlanInfo(_Strict):
     drafts: int = Field(ge=0)
     groups: tuple[int, ...] = Field(strict=False)
     next: str
+    constants: PlanConstants
     tails: dict[Sampler, Graph]
 
 
@@ -143,7 +194,7 @@ class EngineSet(_Strict):
     """
 
     directory: FileName
-    flavour: FlavourName
+    library: FileName
     version: str
     targets: tuple[str, ...] = Field(strict=False)
     bundle: str
@@ -158,14 +209,21 @@ class EngineSet(_Strict):
 
 
 class Manifest(_Strict):
+    """pass_config.json, all that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
+
+    feeds: output -> the input of the next graph or pass whose memory it is. Tensors of one name are one memory anyway.
+    logprobs: what the trunk thought of the emitted tokens, after any tail.
+    """
+
     format: Literal["pass-bundle"]
-    version: Literal[1]
-    opset: int
+    version: Literal[2]
     model: ModelInfo
     lookahead: LookaheadInfo
     rule: Rule
     trunk: Graph
     plans: tuple[PlanInfo, ...] = Field(strict=False)
+    logprobs: Graph
+    feeds: dict[str, str]
     noise: NoiseInfo
     files: dict[FileName, FileInfo]
     tools: dict[str, str]
@@ -173,8 +231,9 @@ class Manifest(_Strict):
 
     @property
     def content(self) -> str:
-        """A hash over the hashes of all files: engines built from other files do not fit."""
-        listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(self.files.items()))
+        """A hash over the hashes of graphs and weights: engines built from others do not fit."""
+        used = {name: info for name, info in self.files.items() if name.endswith((".onnx", ".data"))}
+        listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(used.items()))
         return hashlib.sha256(listed.encode()).hexdigest()
 
     def plan(self, name: str) -> PlanInfo:
@@ -202,42 +261,9 @@ def read_manifest(bundle: Path) -> Manifest:
         raise PassError(
             f"{path}: noise scheme {manifest.noise.scheme!r} is not this version's {noise.SCHEME!r}; export again"
         )
+    if (problem := inconsistency(manifest)) is not None:
+        raise PassError(f"{path} contradicts itself: {problem}; export the bundle again")
     return manifest
-
-
-def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True) -> None:
-    """Check that every file of the bundle is there, whole and the one that was exported."""
-    for name, info in manifest.files.items():
-        path = bundle / name
-        if not path.is_file():
-            raise PassError(f"{path} is missing; export the bundle again")
-        if path.stat().st_size != info.bytes:
-            raise PassError(
-                f"{path} has {path.stat().st_size} bytes instead of {info.bytes}; copy or export the bundle again"
-            )
-        if hashes and file_info(path) != info:
-            raise PassError(f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again")
-    listed = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
-    if missing := sorted(listed - set(manifest.files)):
-        raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")
-
-
-def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:
-    """Size and SHA-256, read in 4 MiB pieces."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-            size += len(piece)
-            if progress is not None:
-                progress(len(piece))
-    return FileInfo(sha256=digest.hexdigest(), bytes=size)
-
-
-def _graphs(manifest: Manifest) -> Iterable[Graph]:
-    yield manifest.trunk
-    for plan in manifest.plans:
-        yield from plan.tails.values()
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -1,101 +1,150 @@
 """Which pass comes next: a mode's cycle of plans, drafts found in the text, and whatever still fits the KV cache.
 
-Nothing here can change the text. Drafts are only compared with what the model chooses by itself.
+Pure functions of numbers. Nothing here can change the text: drafts are only compared with what the model chooses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from pass_runtime.backends.base import Backend
+from pass_runtime.backends.capabilities import Capabilities
 from pass_runtime.bundle.plan import Cycle, Plan, make_cycle
-from pass_runtime.decode.ngram import NgramIndex
 from pass_runtime.errors import PassError
+from pass_runtime.tuning.group_sizes import chain_of
+from pass_runtime.tuning.tuner import KEEP, Candidate, PlanTuner
 
 DRAFTS = ("lookahead", "ngram", "both")
 """Where drafts come from: look-ahead rows, the text so far, or the text where it matches and else look-ahead rows."""
 
 
 @dataclass(frozen=True)
+class Mode:
+    """How a request is decoded: `cycle` (None: whatever is fastest), at most `lookahead` drafts from look-ahead rows
+    and `text_drafts` from the text. name: as statistics call it."""
+
+    name: str
+    cycle: Cycle | None
+    lookahead: int
+    text_drafts: int
+
+
+@dataclass(frozen=True)
+class View:
+    """What is known of one sequence: the drafts that the last pass `left` in its window, and what followed the last
+    time in the `text`, after `matched` tokens that agree."""
+
+    left: int = 0
+    text: tuple[int, ...] = ()
+    matched: int = 0
+
+
+@dataclass(frozen=True)
 class Pass:
-    """A plan and its window: the one that the last tail laid out (`drafts` is None), or one with these drafts."""
+    """A plan, and drafts from the text for every sequence; None leaves its window as the last pass left it."""
 
     plan: Plan
-    drafts: tuple[int, ...] | None
+    drafts: tuple[tuple[int, ...] | None, ...]
 
 
-class Steering:
-    """The passes of one request. `cycle` is the mode, `text_drafts` the most tokens to draft from the text."""
+class Judge(Protocol):
+    """Whether drafts from the text are worth their pass."""
 
-    def __init__(self, cycle: Cycle, text_drafts: int = 0) -> None:
-        self._cycle = cycle
-        self._text_drafts = text_drafts
-        self._index = NgramIndex()
-        self._ready: Plan | None = None
-        self.drafted = 0
-        """Drafts in the window of the pass that `next` chose."""
-        self._left = 0
+    def prefers(self, view: View, plan: Plan) -> bool:
+        """Whether its text drafts are better than those in its window of `plan`."""
 
-    @property
-    def name(self) -> str:
-        """The mode, as statistics call it."""
-        if not self._text_drafts:
-            return self._cycle.name
-        return "ngram" if self._cycle.name == "ar" else f"{self._cycle.name}+ngram"
+    def count(self, views: Sequence[View], plans: Sequence[Plan]) -> int:
+        """How many text drafts to verify now; plans[i] would verify i + 1 of them. 0 for none."""
 
-    @property
-    def lookahead(self) -> int:
-        """The most drafts of one pass."""
-        return max(self._cycle.lookahead, self._text_drafts)
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """The prompt is in; the first pass comes next."""
-        if self._text_drafts:
-            self._index.extend(prompt)
+class Always:
+    """What a match proposes is always tried."""
 
-    def next(self, backend: Backend) -> Pass | None:
-        """The next pass, None where not even a plain one fits the capacity."""
-        chosen = self._from_text(backend) or self._from_cycle(backend)
-        if chosen is not None:
-            self.drafted = self._left if chosen.drafts is None else len(chosen.drafts)
-        return chosen
+    def prefers(self, view: View, plan: Plan) -> bool:  # noqa: ARG002
+        return True
 
-    def record(self, plan: Plan, tokens: Sequence[int], seconds: float) -> None:  # noqa: ARG002
-        """`plan` was run for `seconds` and emitted `tokens`."""
-        self._ready, self._left = plan.next, plan.left(len(tokens) - 1)
-        if self._text_drafts:
-            self._index.extend(tokens)
+    def count(self, views: Sequence[View], plans: Sequence[Plan]) -> int:  # noqa: ARG002
+        return len(plans)
 
-    def _from_text(self, backend: Backend) -> Pass | None:
-        """A window with drafts from the text: of the fused plan, which leaves the next drafts, or of their number."""
-        drafts = self._index.propose(self._text_drafts)
-        if not drafts:
+
+class Expected:
+    """Tried where they promise more tokens per second than `decided` does without them."""
+
+    def __init__(self, tuner: PlanTuner, decided: Candidate, batch: int) -> None:
+        self._tuner, self._decided, self._batch = tuner, decided, batch
+
+    def prefers(self, view: View, plan: Plan) -> bool:
+        text = chain_of(self._tuner.text(view.matched).rates)[1 : plan.drafts + 1]
+        rows = chain_of(self._tuner.drafts.rates)[1 : view.left + 1]
+        return float(text.sum()) > float(rows.sum())
+
+    def count(self, views: Sequence[View], plans: Sequence[Plan]) -> int:
+        chains = [chain_of(self._tuner.text(view.matched).rates) for view in views if view.text]
+        texts = [view.text for view in views if view.text]
+        rates = []
+        for drafts, plan in enumerate(plans, 1):
+            tokens = sum(chain[: min(drafts, len(text)) + 1].sum() for chain, text in zip(chains, texts, strict=True))
+            tokens += len(views) - len(texts)  # one each for the others
+            rates.append(float(tokens) / self._tuner.plan_seconds(plan, self._batch))
+        best = max(rates, default=0.0)
+        if best < KEEP * self._decided.rate * len(views):
+            for view in views:
+                if view.text:
+                    self._tuner.text(view.matched).forget()
+            return 0
+        return rates.index(best) + 1
+
+
+def next_pass(
+    cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, views: Sequence[View], judge: Judge
+) -> Pass | None:
+    """The next pass over the sequences of `views`, None where not even a plain one fits.
+
+    window: the plan whose windows are in place. room: cache columns behind the longest sequence.
+    """
+    found = _from_text(cycle, window, room, capabilities, views, judge) if any(view.text for view in views) else None
+    return found or _from_cycle(cycle, window, room, capabilities, len(views))
+
+
+def _from_text(
+    cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, views: Sequence[View], judge: Judge
+) -> Pass | None:
+    """Text drafts in the window that has drafts anyway, else in one of their number in place of the cycle's next."""
+    first = cycle.plans[0]
+    plan = window if window in cycle.plans and window.drafts else first if first.is_fused else None
+    if plan is not None and plan.width <= room:
+        drafts = [view.text[: plan.drafts] if view.text and judge.prefers(view, plan) else None for view in views]
+        return Pass(plan, tuple(drafts)) if any(drafts) else None
+    longest = max(len(view.text) for view in views)
+    plans = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
+    count = judge.count(views, [plan for plan in plans if plan.width <= room])
+    return Pass(plans[count - 1], tuple(view.text[:count] or None for view in views)) if count else None
+
+
+def _from_cycle(cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, count: int) -> Pass | None:
+    """The windows in place, or the start of the cycle; near the end of the capacity a narrower cycle."""
+    untouched = (None,) * count
+    if window in cycle.plans and max(window.width, capabilities.least_width) <= room:
+        return Pass(window, untouched)
+    while not (max(cycle.reach, capabilities.least_width) <= room and capabilities.allows(cycle.plans)):
+        if cycle.lookahead == 0:
             return None
-        plan = self._cycle.plans[0]
-        if plan.is_fused and backend.fits(plan.width):
-            return Pass(plan, drafts[: plan.drafts])
-        plans = [backend.capabilities.verify_plan(count) for count in range(1, len(drafts) + 1)]
-        room = sum(backend.fits(plan.width) for plan in plans)
-        return Pass(plans[room - 1], drafts[:room]) if room else None
-
-    def _from_cycle(self, backend: Backend) -> Pass | None:
-        """The window in place, or the start of the cycle; near the end of the capacity a narrower cycle."""
-        ready = self._ready
-        if ready in self._cycle.plans and backend.fits(ready.width):
-            return Pass(ready, None)
-        while not (backend.fits(self._cycle.reach) and backend.capabilities.allows(self._cycle.plans)):
-            if self._cycle.lookahead == 0:
-                return None
-            self._cycle = self._cycle.narrower()
-        return Pass(self._cycle.plans[0], ())
+        cycle = cycle.narrower()
+    return Pass(cycle.plans[0], untouched)
 
 
-def make_steering(mode: str, lookahead: int, draft: str | None = None) -> Steering:
-    """`mode` and `lookahead` as for `make_cycle`; `draft` is one of DRAFTS (None: "lookahead")."""
-    cycle = make_cycle(mode, lookahead)
+def make_mode(plan: str, lookahead: int, draft: str | None = None) -> Mode:
+    """`plan` and `lookahead` as for `make_cycle`, or "auto"; `draft` is one of DRAFTS (None: "both" for auto, else
+    "lookahead")."""
+    if plan == "auto" and lookahead:
+        draft = draft or "both"
+        return Mode("auto", None, 0 if draft == "ngram" else lookahead, 0 if draft == "lookahead" else lookahead)
+    cycle = make_cycle("ar" if plan == "auto" else plan, lookahead)
     if draft in (None, "lookahead") or lookahead == 0:
-        return Steering(cycle)
-    if mode == "ar":
+        return Mode(cycle.name, cycle, cycle.lookahead, 0)
+    if plan == "ar":
         raise PassError(f"the plan ar takes no drafts, so --draft {draft} needs another one: two-pass, fused or auto")
-    return Steering(make_cycle("ar", 0) if draft == "ngram" else cycle, cycle.lookahead)
+    if draft == "ngram":
+        return Mode("ngram", make_cycle("ar", 0), 0, cycle.lookahead)
+    return Mode(f"{cycle.name}+ngram", cycle, cycle.lookahead, cycle.lookahead)

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+import onnxruntime as ort
 
 from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.backends.ort.engine import Buffers
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan, RowKind
 
@@ -22,29 +21,33 @@ CERTAIN = np.float32(1e4)
 """A logit so far above the others (0) that no temperature up to 100 draws anything else."""
 
 
-class ScriptedTrunk:
-    """Predicts `target(position)` in root and draft rows, `drafter(position)` in look-ahead rows."""
+class ScriptedBackend(OrtBackend):
+    """The bundle's tails behind a trunk that predicts `target(position)` in root and draft rows, and
+    `drafter(position)` in look-ahead rows. On the CPU."""
 
-    def __init__(self, target: Script, drafter: Script, vocab_size: int, buffers: Buffers) -> None:
+    def __init__(
+        self, bundle: Path, manifest: Manifest, target: Script, drafter: Script, *, max_batch_size: int = 1
+    ) -> None:
         self._target, self._drafter = target, drafter
-        self._vocab_size, self._buffers = vocab_size, buffers
+        super().__init__(bundle, manifest, "cpu", threads=1, max_batch_size=max_batch_size)
 
-    def grow(self, capacity: int, keep: int) -> None:
-        """There is no cache to move."""
+    def _open_trunk(self, _threads: int) -> ort.InferenceSession | None:
+        return None
 
-    def run(self, plan: Plan, logit_rows: npt.NDArray[np.int64] | None = None) -> None:
-        if logit_rows is not None:
-            return  # prefill: its logits are not read
-        length = int(self._buffers.get("length", (1,), np.int64).numpy()[0])
-        logits = np.zeros((1, plan.width, self._vocab_size), np.float32)
-        for i, row in enumerate(plan.rows):
-            script = self._drafter if row.kind is RowKind.LOOKAHEAD else self._target
-            logits[0, i, script(length + row.depth + 1)] = CERTAIN
-        self._buffers.put("logits", logits)
+    def run_trunk(self, plan: Plan, batch: int) -> None:
+        lengths = self.buffers.read("length", (batch,), np.int64)
+        for slot, length in enumerate(lengths.tolist()):
+            logits = np.zeros((plan.width, self.capabilities.vocab_size), np.float32)
+            for i, row in enumerate(plan.rows):
+                script = self._drafter if row.kind is RowKind.LOOKAHEAD else self._target
+                logits[i, script(length + row.depth + 1)] = CERTAIN
+            self.buffers.write_row("logits", slot, logits)
+
+    def _run_prefill(self, slot: int, plan: Plan) -> None:
+        """There is no cache to fill."""
 
 
-def scripted_backend(bundle: Path, manifest: Manifest, target: Script, drafter: Script) -> OrtBackend:
-    """The bundle's tails behind a ScriptedTrunk, on the CPU."""
-    buffers = Buffers("cpu")
-    trunk = ScriptedTrunk(target, drafter, manifest.model.vocab_size, buffers)
-    return OrtBackend(bundle, manifest, trunk, buffers, "cpu")
+def scripted_backend(
+    bundle: Path, manifest: Manifest, target: Script, drafter: Script, *, max_batch_size: int = 1
+) -> ScriptedBackend:
+    return ScriptedBackend(bundle, manifest, target, drafter, max_batch_size=max_batch_size)

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
-
-from pass_runtime.decode.loop import FinishReason, TokenStream
-from pass_runtime.decode.stats import Stats
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text that is final, and the tokens read since the last piece (either may be empty)."""
-
-    text: str
-    token_ids: tuple[int, ...]
 
 
 class StopFilter:
@@ -60,60 +48,30 @@ def _context(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     return [] if tokenizer.decode(context).endswith("\ufffd") else context
 
 
-class Generation:
-    """A running generation as text. Iterate for pieces; the other attributes are final when it is exhausted.
+class TextStream:
+    """The text of one request, token by token. stop: strings that end it and are not part of it.
 
-    `text` is the pieces joined. Bytes of a character that was never completed are left out of it; they are in
-    `token_ids`. Special tokens are in `token_ids` but not in `text`.
+    A stop string that a special token spells ends the text too, though special tokens are not shown.
     """
 
-    def __init__(
-        self, stream: TokenStream, prompt_ids: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str] = ()
-    ) -> None:
-        self.prompt_ids = list(prompt_ids)
-        self.text = ""
-        self._stream, self._tokenizer = stream, tokenizer
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
         self._filter = StopFilter(stop)
+        self._special = {token for string in stop if (token := _special_id(tokenizer, string)) is not None}
         self._decode = DecodeStream(ids=_context(prompt_ids, tokenizer), skip_special_tokens=True)
 
-    @property
-    def token_ids(self) -> list[int]:
-        return self._stream.token_ids
+    def read(self, token: int) -> tuple[str, str | None]:
+        """-> (text that is final now, the stop string that ended it)."""
+        if token in self._special:
+            return self._filter.flush(), self._tokenizer.id_to_token(token)
+        return self._filter.push(self._decode.step(self._tokenizer, token) or "")
 
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self._stream.finish_reason
+    def flush(self) -> str:
+        """What was held back, once no more tokens come."""
+        return self._filter.flush()
 
-    @property
-    def stop_reason(self) -> int | str | None:
-        return self._stream.stop_reason
 
-    @property
-    def stats(self) -> Stats:
-        return self._stream.stats
-
-    def run(self) -> Generation:
-        """Run to the end without looking at the pieces."""
-        for _ in self:
-            pass
-        return self
-
-    def __iter__(self) -> Iterator[Piece]:
-        for tokens in self._stream:
-            piece = self._read(tokens)
-            self.text += piece.text
-            yield piece
-        rest = self._filter.flush()
-        if rest:
-            self.text += rest
-            yield Piece(rest, ())
-
-    def _read(self, tokens: list[int]) -> Piece:
-        shown = ""
-        for i, token in enumerate(tokens):
-            text, stop = self._filter.push(self._decode.step(self._tokenizer, token) or "")
-            shown += text
-            if stop is not None:
-                self._stream.stop(stop, keep=len(self.token_ids) - len(tokens) + i + 1)
-                return Piece(shown, tuple(tokens[: i + 1]))
-        return Piece(shown, tuple(tokens))
+def _special_id(tokenizer: Tokenizer, text: str) -> int | None:
+    """The special token that `text` is; None where it is none."""
+    added = tokenizer.get_added_tokens_decoder()
+    return next((number for number, token in added.items() if token.special and token.content == text), None)

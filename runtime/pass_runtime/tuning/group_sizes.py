@@ -15,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_DRAFTS = 8
-"""Of the shapes that are enumerated: there are C(2D, D) of them with D drafts, 12,870 with eight."""
+"""Of the shapes that are enumerated."""
+EXHAUSTIVE = 5
+"""Up to so many drafts every shape is tried: C(2D, D) of them, 252 with five and 12,870 with eight. With more, groups are
+as long as the chain of drafts, or 4, 2, 1 or 0: 495 shapes with eight."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,8 +74,9 @@ def two_pass_tokens(drafts: int, chain: Floats) -> float:
 
 @cache
 def shapes(drafts: int) -> npt.NDArray[np.int64]:
-    """[N,D+1]: every falling choice of group sizes with `drafts` rows after the root; deeper groups are used less."""
-    tails = itertools.combinations_with_replacement(range(drafts, -1, -1), drafts)
+    """[N,D+1]: falling choices of group sizes with `drafts` rows after the root; deeper groups are used less."""
+    sizes = range(drafts, -1, -1) if drafts <= EXHAUSTIVE else (drafts, 4, 2, 1, 0)
+    tails = itertools.combinations_with_replacement(sizes, drafts)
     return np.array([(drafts, *tail) for tail in tails], np.int64)
 
 

@@ -1,125 +1,157 @@
-"""ONNX Runtime backend: trunk and tails joined by buffers that stay on the device.
+"""ONNX Runtime backend: trunk and tails bound to buffers that stay on the device.
 
-The trunk's logits are the tail's, and the tail's `next_ids` and `next_length` are the next window's `input_ids`
-and `length`. A step is two `run_with_iobinding` calls and the copy of a few integers to the host.
+A pass is two `run_with_iobinding` calls and the copy of a few integers to the host. One session serves every window
+width and batch; what is bound is kept by plan and batch.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backends.base import Capabilities
-from pass_runtime.backends.graph_backend import GraphBackend
-from pass_runtime.backends.ort.engine import Bound, Buffers, choose_device, open_session
-from pass_runtime.backends.ort.trunk import OrtTrunk
-from pass_runtime.bundle.bindings import tail_graph, tail_slots
-from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.backends.base import Backend, PassKind
+from pass_runtime.backends.capabilities import Capabilities, batch_sizes
+from pass_runtime.backends.memory import Memory
+from pass_runtime.backends.ort.engine import (
+    Bound,
+    BoundTensor,
+    bind,
+    check_graph,
+    choose_device,
+    open_memory,
+    open_session,
+)
+from pass_runtime.bundle.bindings import CACHE, PRESENT, Binding
+from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.errors import PassError
 
 FIRST_CAPACITY = 256
 PREFILL_WIDTHS = (256, 64, 16, 1)
 
-
-class TrunkRunner(Protocol):
-    """What the backend asks of a trunk; `pass_runtime.testing.scripted` has another one."""
-
-    def grow(self, capacity: int, keep: int) -> None: ...
-    def run(self, plan: Plan, logit_rows: npt.NDArray[np.int64] | None = None) -> None: ...
+Key = TypeVar("Key")
 
 
-@dataclass(frozen=True)
-class BoundTail:
-    """A tail graph bound to the buffers; `emitted` [1,E] and `count` [1] are what the host reads."""
+class OrtBackend(Backend):
+    """The bundle's own trunk and tails on the CPU or on CUDA."""
 
-    graph: Bound
-    emitted: ort.OrtValue
-    count: ort.OrtValue
-
-    def run(self) -> list[int]:
-        self.graph.run()
-        count = int(self.count.numpy()[0])
-        tokens: list[int] = self.emitted.numpy()[0, :count].tolist()
-        return tokens
-
-
-class OrtBackend(GraphBackend):
-    """Drives any trunk through the bundle's tail graphs."""
-
-    def __init__(self, bundle: Path, manifest: Manifest, trunk: TrunkRunner, buffers: Buffers, device: str) -> None:
-        capacities = doubling_capacities(manifest.model.max_capacity)
-        capabilities = Capabilities(device, manifest.model.vocab_size, capacities, PREFILL_WIDTHS)
-        super().__init__(bundle, manifest, capabilities, buffers)
-        self._trunk, self._buffers = trunk, buffers
-        self._tail_sessions: dict[str, ort.InferenceSession] = {}  # by file
-        self._tails: dict[tuple[str, str], BoundTail] = {}  # by plan and sampler
-
-    @classmethod
-    def open(cls, bundle: Path, manifest: Manifest, device: str = "cpu", threads: int = 0) -> OrtBackend:
-        """The bundle's own trunk on `device` (cpu, cuda or auto)."""
+    def __init__(
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        device: str = "cpu",
+        *,
+        threads: int = 0,
+        max_batch_size: int = 1,
+        capacity: int | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        """device: cpu, cuda or auto. threads: 0 lets ONNX Runtime choose. capacity: the most cache columns."""
         device = choose_device(device)
         if manifest.model.dtype == "bfloat16":
             raise PassError("bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or fp32")
-        buffers = Buffers(device)
-        return cls(bundle, manifest, OrtTrunk(bundle, manifest, buffers, device, threads), buffers, device)
+        capabilities = Capabilities(
+            device,
+            manifest.model.vocab_size,
+            doubling_capacities(capacity or manifest.model.max_capacity),
+            PREFILL_WIDTHS,
+            batch_sizes(max_batch_size),
+        )
+        super().__init__(bundle, manifest, capabilities, memory or open_memory(device))
+        self._trunk = self._open_trunk(threads)
+        self._tails: dict[str, ort.InferenceSession] = {}  # by file
+        self._bound_trunks: dict[tuple[str, int], Bound] = {}  # by plan and batch, for the present cache
+        self._bound_prefills: dict[tuple[int, int], Bound] = {}  # by width and slot, for the present cache
+        self._bound_tails: dict[tuple[str, str, int], Bound] = {}  # by plan, sampler or "logprobs", and batch
 
-    def _grow(self, capacity: int) -> None:
-        self._trunk.grow(capacity, self.length)
+    def _open_trunk(self, threads: int) -> ort.InferenceSession:
+        session = open_session(self.bundle / self.manifest.trunk.file, self.capabilities.device, threads)
+        check_graph(session, self.manifest.trunk, self.manifest)
+        return session
 
-    def _run_prefill(self, plan: Plan, logit_rows: npt.NDArray[np.int64]) -> None:
-        self._trunk.run(plan, logit_rows)
+    def resize(self, capacity: int, lengths: Sequence[int]) -> None:
+        super().resize(capacity, lengths)
+        self._bound_trunks.clear()
+        self._bound_prefills.clear()
 
-    def _step(self, plan: Plan) -> list[int]:
-        self._trunk.run(plan)
-        return self._tail(plan).run()
+    def run_trunk(self, plan: Plan, batch: int) -> None:
+        _kept(self._bound_trunks, (plan.name, batch), lambda: self._bind_trunk(plan, batch)).run()
 
-    def _time(self, plan: Plan) -> tuple[float, float]:
-        started = time.perf_counter()
-        self._trunk.run(plan)
-        between = time.perf_counter()
-        self._tail(plan).run()
-        return between - started, time.perf_counter() - between
+    def run_tail(self, kind: PassKind) -> None:
+        plan, batch = kind.plan, kind.batch
+        _kept(self._bound_tails, (plan.name, kind.sampler, batch), lambda: self._bind_tail(kind)).run()
+        if kind.logprobs:
+            _kept(self._bound_tails, (plan.name, "logprobs", batch), lambda: self._bind_logprobs(plan, batch)).run()
 
-    def logits(self, plan: Plan) -> npt.NDArray[np.float32]:
-        shape = (1, plan.width, self.capabilities.vocab_size)
-        # on the CPU, numpy() shows the buffer itself
-        logits: npt.NDArray[np.float32] = self._buffers.get("logits", shape, np.float32).numpy()[0].copy()
-        return logits
+    def _run_pass(self, kind: PassKind) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        self.run_trunk(kind.plan, kind.batch)
+        self.run_tail(kind)
+        read = self.buffers.read
+        return read("count", (kind.batch,), np.int64), read("emitted", (kind.batch, kind.plan.max_emitted), np.int64)
 
-    def _tail(self, plan: Plan) -> BoundTail:
-        key = (plan.name, self._params.sampler)
-        if key not in self._tails:
-            self._tails[key] = self._bind_tail(plan)
-        return self._tails[key]
+    def _run_prefill(self, slot: int, plan: Plan) -> None:
+        _kept(self._bound_prefills, (plan.width, slot), lambda: self._bind_prefill(slot, plan)).run()
 
-    def _tail_session(self, file: str) -> ort.InferenceSession:
+    def _bind_trunk(self, plan: Plan, batch: int) -> Bound:
+        bindings = self.bindings.trunk(plan, batch)
+        past, present = self._cache_tensors(0, batch)
+        return self._bind(self._trunk, bindings.inputs, bindings.outputs, past, present)
+
+    def _bind_prefill(self, slot: int, plan: Plan) -> Bound:
+        bindings = self.bindings.trunk(plan, 1, prefill=True)
+        past, present = self._cache_tensors(slot, 1)
+        return self._bind(self._trunk, bindings.inputs, bindings.outputs, past, present)
+
+    def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
+        """Past and present are the same memory: without that, every pass would copy the cache."""
+        cache = self.cache
+        past = [BoundTensor(name, cache.dtype, cache.shape(batch), address) for name, address in cache.places(slot)]
+        return past, [BoundTensor(t.name.replace(CACHE, PRESENT, 1), t.dtype, t.shape, t.address) for t in past]
+
+    def _bind_tail(self, kind: PassKind) -> Bound:
+        bindings = self.bindings.tail(kind.plan, kind.sampler, kind.batch)
+        session = self._tail_session(self.bindings.tail_graph(kind.plan, kind.sampler))
+        return self._bind(session, bindings.inputs, bindings.outputs)
+
+    def _bind_logprobs(self, plan: Plan, batch: int) -> Bound:
+        bindings = self.bindings.logprobs(plan, batch)
+        return self._bind(self._tail_session(self.manifest.logprobs), bindings.inputs, bindings.outputs)
+
+    def _bind(
+        self,
+        session: ort.InferenceSession,
+        inputs: Sequence[Binding],
+        outputs: Sequence[Binding],
+        more_inputs: Sequence[BoundTensor] = (),
+        more_outputs: Sequence[BoundTensor] = (),
+    ) -> Bound:
+        first, second = (
+            [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.at(b)) for b in bs] for bs in (inputs, outputs)
+        )
+        return bind(session, self.capabilities.device, [*first, *more_inputs], [*second, *more_outputs])
+
+    def _tail_session(self, graph: Graph) -> ort.InferenceSession:
         """One thread: a second pool would spin on the cores that the trunk's next pass needs (it doubled a pass)."""
-        if file not in self._tail_sessions:
-            self._tail_sessions[file] = open_session(self._bundle / file, self.capabilities.device, threads=1)
-        return self._tail_sessions[file]
+        if graph.file not in self._tails:
+            session = open_session(self.bundle / graph.file, self.capabilities.device, threads=1)
+            check_graph(session, graph)
+            self._tails[graph.file] = session
+        return self._tails[graph.file]
 
-    def _bind_tail(self, plan: Plan) -> BoundTail:
-        sampler = self._params.sampler
-        slots = tail_slots(self._manifest, plan, sampler, self.capabilities.positions)
-        session = self._tail_session(tail_graph(self._manifest, plan, sampler).file)
-        binding = session.io_binding()
-        for slot in slots.inputs:
-            binding.bind_ortvalue_input(slot.tensor, self._buffers.at(slot))
-        outputs = {slot.tensor: self._buffers.at(slot) for slot in slots.outputs}
-        for name, value in outputs.items():
-            binding.bind_ortvalue_output(name, value)
-        return BoundTail(Bound(session, binding), outputs["emitted"], outputs["count"])
+
+def _kept(kept: dict[Key, Bound], key: Key, make: Callable[[], Bound]) -> Bound:
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
 
 
 def doubling_capacities(maximum: int) -> tuple[int, ...]:
-    """512, 1024, ... up to and including `maximum`: unused capacity costs attention time."""
+    """256, 512, ... up to and including `maximum`: unused capacity costs attention time."""
     sizes, size = [], FIRST_CAPACITY
     while size < maximum:
         sizes.append(size)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.bundle.bindings import Slot
+from pass_runtime.backends.memory import HostMemory, Memory
+from pass_runtime.bundle.manifest import Graph, Manifest
+from pass_runtime.bundle.metadata import METADATA, trunk_metadata
 from pass_runtime.errors import PassError
 
 PROVIDERS: Mapping[str, tuple[str, str]] = {
@@ -68,8 +70,18 @@ def open_session(path: Path, device: str, threads: int = 0, *, exact: bool = Fal
     return session
 
 
+@dataclass(frozen=True)
+class BoundTensor:
+    """A graph's tensor and the memory it lies in."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+
+
 class Bound:
-    """A session bound to buffers. On CUDA it is captured as a graph of its own: addresses and shapes stay the same."""
+    """A session bound to memory. On CUDA it is captured as a graph of its own: addresses and shapes stay the same."""
 
     _ids = itertools.count(1)
 
@@ -79,34 +91,54 @@ class Bound:
         self._options.add_run_config_entry("gpu_graph_id", str(next(self._ids)))
 
     def run(self) -> None:
-        self._session.run_with_iobinding(self._binding, self._options)
+        """PassError where ONNX Runtime fails, as when memory runs out."""
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except Exception as error:  # onnxruntime raises bare classes of its own
+            raise PassError(f"onnxruntime failed to run a pass: {' '.join(str(error).split())}") from None
 
 
-class Buffers:
-    """Named device tensors that several graphs are bound to: the same name and shape is the same memory."""
+def bind(
+    session: ort.InferenceSession, device: str, inputs: Sequence[BoundTensor], outputs: Sequence[BoundTensor]
+) -> Bound:
+    """`session` on nothing but the memory of `inputs` and `outputs`."""
+    binding, kind = session.io_binding(), PROVIDERS[device][1]
+    for tensor in inputs:
+        binding.bind_input(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+    for tensor in outputs:
+        binding.bind_output(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+    return Bound(session, binding)
 
-    def __init__(self, device: str) -> None:
-        self._memory = PROVIDERS[device][1]
-        self._values: dict[tuple[str, tuple[int, ...]], ort.OrtValue] = {}
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> ort.OrtValue:
-        key = (name, shape)
-        if key not in self._values:
-            self._values[key] = self.new(np.zeros(shape, dtype))
-        return self._values[key]
+def open_memory(device: str) -> Memory:
+    """The memory that sessions on `device` work in."""
+    if device == "cpu":
+        return HostMemory()
+    from pass_runtime.backends.trt.cuda import Cuda, import_api
 
-    def at(self, slot: Slot) -> ort.OrtValue:
-        """The buffer of a slot, filled if it is a constant."""
-        if slot.constant is not None:
-            return self.put(slot.buffer, slot.constant)
-        return self.get(slot.buffer, slot.shape, slot.dtype)
+    return Cuda(import_api())
 
-    def put(self, name: str, array: npt.NDArray[Any]) -> ort.OrtValue:
-        """Write `array` into its buffer."""
-        value = self.get(name, array.shape, array.dtype)
-        value.update_inplace(np.ascontiguousarray(array))
-        return value
 
-    def new(self, array: npt.NDArray[Any]) -> ort.OrtValue:
-        """A buffer that nobody finds by name."""
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._memory, 0)
+DTYPES = {
+    "int64": "tensor(int64)",
+    "bool": "tensor(bool)",
+    "float16": "tensor(float16)",
+    "bfloat16": "tensor(bfloat16)",
+    "float32": "tensor(float)",
+}
+
+
+def check_graph(session: ort.InferenceSession, graph: Graph, manifest: Manifest | None = None) -> None:
+    """The file's own inputs, outputs and (with `manifest`, for a trunk) metadata must be what the manifest says."""
+    for described, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
+        listed = [(tensor.name, DTYPES[tensor.dtype], tensor.shape) for tensor in described]
+        actual = [(tensor.name, tensor.type, tuple(tensor.shape)) for tensor in found]
+        for one in sorted({*listed} ^ {*actual}, key=str):
+            raise PassError(f"the manifest and {graph.file} differ in {one[0]} {list(one[2])}; export the bundle again")
+    if manifest is not None:
+        stated = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA, "{}"))
+        for name, value in trunk_metadata(manifest).items():
+            if stated.get(name) != value:
+                raise PassError(
+                    f"the manifest says {name} {value} and {graph.file} {stated.get(name)}; export the bundle again"
+                )

@@ -1,0 +1,66 @@
+"""Where buffers live: the host's memory, or a device's (`pass_runtime.backends.trt.cuda`). Addresses, not objects:
+ONNX Runtime and TensorRT are both bound to addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGNMENT = 64
+"""Bytes; a cache line, and what vector instructions like."""
+
+
+class Memory(Protocol):
+    """What buffers need of a device. Everything but `download` may be asynchronous to the host."""
+
+    def allocate(self, size: int) -> int:
+        """Address of `size` zeroed bytes; PassError or MemoryError where there are none."""
+
+    def free(self, address: int) -> None: ...
+
+    def upload(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Copy a contiguous host array to `address`; `array` may change at once."""
+
+    def download(self, array: npt.NDArray[Any], address: int) -> None:
+        """Fill a contiguous host array from `address`, behind everything that was asked of the device before."""
+
+    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+        """Copy `rows` rows of `size` bytes, which begin `pitch` bytes apart."""
+
+
+class HostMemory:
+    """The host's own."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, npt.NDArray[np.uint8]] = {}
+
+    def allocate(self, size: int) -> int:
+        block = np.zeros(size + ALIGNMENT, np.uint8)  # pages are taken when they are written
+        address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self._blocks[address] = block
+        return address
+
+    def free(self, address: int) -> None:
+        del self._blocks[address]
+
+    def upload(self, address: int, array: npt.NDArray[Any]) -> None:
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def download(self, array: npt.NDArray[Any], address: int) -> None:
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+        for row in range(rows):
+            ctypes.memmove(target + row * pitch, source + row * source_pitch, size)
+
+
+ITEM_SIZES = {"bfloat16": 2}
+"""Bytes of an element of what numpy has no name for."""
+
+
+def item_size(dtype: npt.DTypeLike) -> int:
+    """Bytes of one element."""
+    return ITEM_SIZES[dtype] if isinstance(dtype, str) and dtype in ITEM_SIZES else np.dtype(dtype).itemsize

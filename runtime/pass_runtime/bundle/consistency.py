@@ -1,0 +1,107 @@
+"""Does a manifest contradict itself? Its numbers are checked against the tensors and plans that it lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pass_runtime.bundle.plan import Plan, bundle_plans
+
+if TYPE_CHECKING:
+    from pass_runtime.bundle.manifest import Graph, Manifest, PlanInfo, Tensor
+
+CACHE_PARTS = ("key", "value")
+
+
+def inconsistency(manifest: Manifest) -> str | None:
+    """The first contradiction in a few words, None where there is none."""
+    return next(_problems(manifest), None)
+
+
+def cache_names(prefix: str, layers: int) -> list[str]:
+    """`past` -> past_key.0 .. past_key.n-1, past_value.0 .. past_value.n-1 (the order of the graph)."""
+    return [f"{prefix}_{part}.{i}" for part in CACHE_PARTS for i in range(layers)]
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    yield from _of_model(manifest)
+    yield from _of_trunk(manifest)
+    yield from _of_plans(manifest)
+    yield from _of_feeds(manifest)
+
+
+def _of_model(manifest: Manifest) -> Iterator[str]:
+    model = manifest.model
+    if model.heads % model.kv_heads:
+        yield f"model.heads {model.heads} is no multiple of model.kv_heads {model.kv_heads}"
+    for token in (model.bos_token_id, *model.eos_token_ids):
+        if token is not None and not 0 <= token < model.vocab_size:
+            yield f"token {token} is not in the vocabulary of {model.vocab_size} (model.vocab_size)"
+    if len(manifest.lookahead.acceptance_per_position) > manifest.lookahead.length:
+        yield "lookahead.acceptance_per_position is longer than lookahead.length"
+
+
+def _of_trunk(manifest: Manifest) -> Iterator[str]:
+    model, trunk = manifest.model, manifest.trunk
+    cache = ("batch", model.kv_heads, "capacity", model.head_dim)
+    for tensors, prefix in ((trunk.inputs, "past"), (trunk.outputs, "present")):
+        found = {tensor.name: tensor for tensor in tensors if tensor.name.startswith(f"{prefix}_")}
+        if set(found) != set(cache_names(prefix, model.layers)):
+            yield f"model.layers is {model.layers} and the trunk has {len(found)} {prefix} tensors"
+        for tensor in found.values():
+            if tensor.shape != cache:
+                yield (
+                    f"{tensor.name} is {_shape(tensor)}, not [batch,{model.kv_heads},capacity,{model.head_dim}] "
+                    "(model.kv_heads, model.head_dim)"
+                )
+            if tensor.dtype != model.dtype:
+                yield f"{tensor.name} is {tensor.dtype} and model.dtype {model.dtype}"
+    logits = _named(trunk, "logits")
+    if logits is None or logits.shape[-1] != model.vocab_size:
+        yield f"the trunk's logits are not those of model.vocab_size {model.vocab_size}"
+    if (_named(trunk, "lookahead_rows") is not None) != (manifest.lookahead.adapter_rank > 0):
+        yield f"lookahead.adapter_rank is {manifest.lookahead.adapter_rank} and the trunk says otherwise"
+
+
+def _of_plans(manifest: Manifest) -> Iterator[str]:
+    length = manifest.lookahead.length
+    expected = {plan.name: plan for plan in bundle_plans(length)}
+    if [plan.name for plan in manifest.plans] != list(expected):
+        yield f"the plans are not those of lookahead.length {length}"
+        return
+    for info in manifest.plans:
+        yield from _of_plan(manifest, info, expected[info.name])
+
+
+def _of_plan(manifest: Manifest, info: PlanInfo, plan: Plan) -> Iterator[str]:
+    constants = type(info.constants).of(plan, manifest.model.vocab_size)
+    if (info.drafts, info.groups, info.next, info.constants) != (plan.drafts, plan.groups, plan.next.name, constants):
+        yield f"plan {info.name} does not have the drafts, groups and constants of {info.name}"
+    for sampler, tail in info.tails.items():
+        logits = _named(tail, "logits")
+        if logits is None or logits.shape[-1] != manifest.model.vocab_size:
+            yield f"the logits of {tail.file} are not those of model.vocab_size {manifest.model.vocab_size}"
+        compares = manifest.rule == "rejection" and plan.drafts > 0 and sampler != "greedy"
+        if (_named(tail, "draft_probs") is not None) != compares:
+            yield f"rule is {manifest.rule} and {tail.file} is of another"
+
+
+def _of_feeds(manifest: Manifest) -> Iterator[str]:
+    graphs = [manifest.trunk, *(tail for plan in manifest.plans for tail in plan.tails.values())]
+    inputs = {tensor.name for graph in graphs for tensor in graph.inputs}
+    outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
+    for output, fed in manifest.feeds.items():
+        if output not in outputs or fed not in inputs:
+            yield f"feeds {output} -> {fed} name no output and input of the graphs"
+    if missing := sorted(
+        name for name in outputs if name.startswith(("present_", "next_")) and name not in manifest.feeds
+    ):
+        yield f"feeds leave out {missing[0]}"
+
+
+def _named(graph: Graph, name: str) -> Tensor | None:
+    return next((tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.name == name), None)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"[{','.join(map(str, tensor.shape))}]"

@@ -1,0 +1,47 @@
+"""Are a bundle's files the ones that were exported? Sizes and SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE, FILE_NAME, TOKENIZER_FILE, FileInfo, Graph, Manifest
+from pass_runtime.errors import PassError
+
+
+def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True) -> None:
+    """Check that every file of the bundle is there, whole and the one that was exported."""
+    for name, info in manifest.files.items():
+        path = bundle / name
+        if not path.is_file():
+            raise PassError(f"{path} is missing; export the bundle again")
+        if path.stat().st_size != info.bytes:
+            raise PassError(
+                f"{path} has {path.stat().st_size} bytes instead of {info.bytes}; copy or export the bundle again"
+            )
+        if hashes and file_info(path) != info:
+            raise PassError(f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again")
+    listed = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
+    listed |= {CHAT_TEMPLATE_FILE} if (bundle / CHAT_TEMPLATE_FILE).exists() else set()
+    if missing := sorted(listed - set(manifest.files)):
+        raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")
+
+
+def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:
+    """Size and SHA-256, read in 4 MiB pieces."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+            size += len(piece)
+            if progress is not None:
+                progress(len(piece))
+    return FileInfo(sha256=digest.hexdigest(), bytes=size)
+
+
+def _graphs(manifest: Manifest) -> Iterable[Graph]:
+    yield manifest.trunk
+    yield manifest.logprobs
+    for plan in manifest.plans:
+        yield from plan.tails.values()

@@ -1,0 +1,286 @@
+"""The slots of a backend and what stands in them: which sequence, how much of it in the cache, which window.
+
+The device is told only what changed. Where a pass or an allocation fails, or is interrupted, the host's account is as
+before it, and the windows are laid out anew from that account: nothing that half happened is believed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence as Items
+from dataclasses import dataclass, field
+
+from pass_runtime.backends.base import Backend, Logprobs, PassKind
+from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.sampling import SAMPLERS, Sampler
+from pass_runtime.decode.sequence import Sequence, Source, Token, TokenLogprobs
+
+Drafts = tuple[int, ...]
+
+
+@dataclass
+class Slot:
+    """One row of the batch.
+
+    admitted: counts the sequences that joined before. kept: tokens whose K/V are in the cache though no sequence is.
+    left: drafts in its window, of `source`. entered: whether its window is on the device. parked: whether the device
+    knows that it is left out.
+    """
+
+    number: int
+    sequence: Sequence | None = None
+    admitted: int = 0
+    kept: list[int] = field(default_factory=list)
+    left: int = 0
+    source: Source = "lookahead"
+    entered: bool = False
+    parked: bool = False
+
+    @property
+    def cached(self) -> int:
+        """Valid entries of the cache."""
+        return len(self.kept) if self.sequence is None else self.sequence.cached
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pass did to one sequence: `drafted` drafts were in its window, of `source`, and these tokens came out."""
+
+    sequence: Sequence
+    drafted: int
+    source: Source
+    tokens: tuple[Token, ...]
+
+
+class Runner:
+    """B slots. Everything here is about one thread: the scheduler's."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.slots = [Slot(number) for number in range(backend.capabilities.slots)]
+        self.window: Plan | None = None
+        """The plan whose windows are on the device, None where they are to be laid out anew."""
+
+        self._sampler: Sampler = "greedy"  # of the last pass
+        self._admitted = 0
+
+    @property
+    def busy(self) -> list[Slot]:
+        """Slots that have a sequence."""
+        return [slot for slot in self.slots if slot.sequence is not None]
+
+    @property
+    def decoding(self) -> list[Slot]:
+        """Slots whose sequence is past its prompt."""
+        return [slot for slot in self.slots if slot.sequence is not None and slot.sequence.prefilled]
+
+    @property
+    def room(self) -> int:
+        """Cache columns that a window may write behind the longest sequence, after growing if need be."""
+        return self.backend.capabilities.max_capacity - max((slot.cached for slot in self.busy), default=0)
+
+    def fits(self, prompt: int) -> bool:
+        """Whether a token can be written behind a prompt of so many tokens."""
+        return prompt - 1 + self._columns(1) <= self.backend.capabilities.max_capacity
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Give `sequence` a free slot; False where there is none. With `reuse_prefix` it is the one whose cache begins
+        most like the prompt."""
+        free = [slot for slot in self.slots if slot.sequence is None]
+        if not free:
+            return False
+        prompt = sequence.request.prompt_ids
+        shared = {slot.number: _common_prefix(slot.kept, prompt[:-1]) for slot in free}
+        if sequence.request.reuse_prefix:
+            slot = max(free, key=lambda slot: (shared[slot.number], -slot.number))
+        else:
+            slot = min(free, key=lambda slot: (len(slot.kept), slot.number))
+        keep = shared[slot.number] if sequence.request.reuse_prefix else 0
+        self._fit(len(prompt) + 1, slot, keep)
+        self.backend.set_sampling(slot.number, sequence.request.sampling)
+        slot.sequence, sequence.cached, slot.kept = sequence, keep, []
+        slot.left, slot.entered, slot.parked = 0, False, False
+        self._admitted += 1
+        slot.admitted = self._admitted
+        sequence.stats.cached_tokens = keep
+        return True
+
+    def release(self, slot: Slot) -> None:
+        """The sequence is done; what it left in the cache can serve one that begins alike."""
+        if slot.sequence is not None:
+            slot.kept = slot.sequence.tokens[: slot.sequence.cached]
+            slot.sequence, slot.entered, slot.parked = None, False, False
+
+    def prefill(self, slot: Slot, most: int | None = None) -> int:
+        """One chunk of the prompt, of at most `most` rows; returns how many tokens it held."""
+        sequence = slot.sequence
+        assert sequence is not None
+        started, prompt = time.perf_counter(), sequence.request.prompt_ids
+        count, width = self._chunk(sequence.cached, len(prompt) - 1, most)
+        self._reserve(sequence.cached + self._columns(width))
+        self.backend.prefill(slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width)
+        sequence.cached += count
+        slot.parked = False  # behind what is cached now
+        sequence.stats.prefill_seconds += time.perf_counter() - started
+        return count
+
+    def make_room(self, plan: Plan, batch: int) -> None:
+        """For windows of `plan` in the first `batch` slots, growing the cache if need be. Those of parked slots are
+        written too, behind what they keep."""
+        columns, most = self._columns(plan.width), self.backend.capabilities.max_capacity
+        for slot in self.slots[:batch]:
+            if slot.sequence is None and slot.cached + columns > most:
+                slot.kept, slot.parked = slot.kept[: most - columns], False
+        self._reserve(max(slot.cached for slot in self.slots[:batch]) + columns)
+
+    def run(self, plan: Plan, drafts: Mapping[int, Drafts]) -> tuple[list[Outcome], float]:
+        """One pass over every decoding slot, for which there must be room. `drafts`, by slot number, are written into
+        windows that have others or none. Returns what it did, and its seconds."""
+        active = self.decoding
+        kind = self._kind(plan, active)
+        if kind.sampler != self._sampler and self.backend.manifest.rule == "rejection":
+            self.window = None  # drafts without the probabilities that this sampler's tail compares
+        self._sampler = kind.sampler
+        self._lay_out(plan, active, drafts, kind.batch)
+        self.window = None  # until the pass is done
+        started = time.perf_counter()
+        emitted = self.backend.run(kind)
+        seconds = time.perf_counter() - started
+        logprobs = self.backend.logprobs(kind) if kind.logprobs else None
+        outcomes = [self._take(slot, plan, emitted[slot.number], logprobs) for slot in active]
+        self.window = plan.next
+        return outcomes, seconds
+
+    def idle_pass(self, kind: PassKind) -> tuple[float, float]:
+        """Seconds of trunk and tail in a pass in which every slot is parked: it leaves no trace."""
+        self.make_room(kind.plan, kind.batch)
+        self.window = None
+        for slot in self.slots[: kind.batch]:
+            self.backend.enter(slot.number, kind.plan, slot.cached, 0)
+            self._park(slot)
+        started = time.perf_counter()
+        self.backend.run_trunk(kind.plan, kind.batch)
+        between = time.perf_counter()
+        self.backend.run_tail(kind)
+        return between - started, time.perf_counter() - between
+
+    def gather(self) -> list[Slot]:
+        """The decoding slots, after moving sequences down into free ones where a smaller batch then covers them all."""
+        sizes = self.backend.capabilities
+        while active := self.decoding:
+            source = active[-1]
+            target = next((slot for slot in self.slots[: source.number] if slot.sequence is None), None)
+            if target is None or sizes.batch_size(len(active)) == sizes.batch_size(source.number + 1):
+                break
+            self._move(source, target)
+        return active
+
+    def batch(self, active: Items[Slot]) -> int:
+        """Slots that a pass over `active` runs over."""
+        return self.backend.capabilities.batch_size(active[-1].number + 1)
+
+    def sampler(self, active: Items[Slot]) -> Sampler:
+        """The cheapest that draws as each of `active` asks: the later ones compute what the earlier ones do."""
+        samplers = (slot.sequence.request.sampling.sampler for slot in active if slot.sequence is not None)
+        return max(samplers, key=SAMPLERS.index)
+
+    def _kind(self, plan: Plan, active: Items[Slot]) -> PassKind:
+        told = any(slot.sequence is not None and slot.sequence.request.logprobs is not None for slot in active)
+        return PassKind(plan, self.batch(active), self.sampler(active), told)
+
+    def _lay_out(self, plan: Plan, active: Items[Slot], drafts: Mapping[int, Drafts], batch: int) -> None:
+        """Write the windows that are not on the device as they should be."""
+        for slot in self.slots[:batch]:
+            if slot not in active:
+                if not slot.parked:
+                    self._park(slot)
+                continue
+            sequence = slot.sequence
+            assert sequence is not None
+            given = drafts.get(slot.number)
+            if self.window == plan and slot.entered and given is None:
+                continue
+            slot.entered = False
+            self.backend.enter(slot.number, plan, sequence.cached, sequence.tokens[-1], given or ())
+            slot.left, slot.source = len(given or ()), "ngram"
+            slot.entered, slot.parked = True, False
+
+    def _park(self, slot: Slot) -> None:
+        slot.entered = slot.parked = False
+        self.backend.park(slot.number, slot.cached)
+        slot.parked = True
+
+    def _take(self, slot: Slot, plan: Plan, ids: Items[int], logprobs: Logprobs | None) -> Outcome:
+        """The host's account of one slot after a pass."""
+        sequence, accepted = slot.sequence, len(ids) - 1
+        assert sequence is not None
+        told = _told(logprobs, slot.number, ids, sequence.request.logprobs)
+        sources: list[Source] = [slot.source] * accepted + ["model"]
+        tokens = tuple(Token(*token) for token in zip(ids, sources, told, strict=True))
+        outcome = Outcome(sequence, slot.left, slot.source, tokens)
+        sequence.cached += len(ids)
+        slot.left, slot.source = plan.left(accepted), "lookahead"
+        return outcome
+
+    def _columns(self, width: int) -> int:
+        """Cache columns that a window of `width` rows writes."""
+        return max(width, self.backend.capabilities.least_width)
+
+    def _reserve(self, columns: int) -> None:
+        """Grow the cache to `columns` at least."""
+        if columns > self.backend.capacity:
+            self._resize(self.backend.capabilities.capacity(columns))
+
+    def _fit(self, columns: int, slot: Slot, keep: int) -> None:
+        """Before a sequence of `columns` joins in `slot`: a cache that is too long for all of them shrinks, since passes
+        pay for its length. What slots kept for later goes where it does not fit."""
+        slot.kept = slot.kept[:keep]
+        busy = max((len(s.sequence.tokens) + 1 for s in self.slots if s.sequence is not None), default=0)
+        fitting = self.backend.capabilities.capacity(min(max(columns, busy), self.backend.capabilities.max_capacity))
+        if fitting < self.backend.capacity:
+            for other in self.slots:
+                other.kept = other.kept[:fitting]
+            self._resize(fitting)
+
+    def _resize(self, capacity: int) -> None:
+        self.backend.resize(capacity, [slot.cached for slot in self.slots])
+
+    def _move(self, source: Slot, target: Slot) -> None:
+        sequence = source.sequence
+        assert sequence is not None
+        target.kept, target.entered, target.parked = [], False, False
+        self.backend.cache.move(source.number, target.number, sequence.cached)
+        self.backend.set_sampling(target.number, sequence.request.sampling)
+        target.sequence, source.sequence = sequence, None
+        source.kept, source.entered, source.parked = [], False, False
+
+    def _chunk(self, start: int, stop: int, most: int | None) -> tuple[int, int]:
+        """Prompt tokens of the next chunk and the rows of its window: the widest that is filled, then the narrowest
+        that pads."""
+        left, limit = self.backend.capabilities.max_capacity - start, most or stop
+        remaining = stop - start
+        offered = [w for w in self.backend.capabilities.prefill_widths if self._columns(w) <= left]
+        widths = [width for width in offered if width <= limit] or offered[-1:]
+        filled = [width for width in widths if width <= remaining]
+        padded = [width for width in widths if width > remaining]
+        width = filled[0] if filled and (filled[0] > 1 or remaining == 1 or not padded) else padded[-1]
+        return min(width, remaining), width
+
+
+def _told(
+    logprobs: Logprobs | None, slot: int, ids: Items[int], count: int | None
+) -> list[TokenLogprobs | None]:
+    """For every token of a slot; None where its request did not ask."""
+    if logprobs is None or count is None:
+        return [None] * len(ids)
+    chosen = logprobs.chosen[slot].tolist()
+    pairs = zip(logprobs.ids[slot, :, :count].tolist(), logprobs.values[slot, :, :count].tolist(), strict=True)
+    tops = [tuple(zip(*pair, strict=True)) for pair in pairs]
+    return [TokenLogprobs(chosen[i], tops[i]) for i in range(len(ids))]
+
+
+def _common_prefix(a: Items[int], b: Items[int]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

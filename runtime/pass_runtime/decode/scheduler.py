@@ -1,0 +1,197 @@
+"""Many requests, few slots: who joins, whose prompt is read, which pass is run, who leaves.
+
+One round admits what fits, reads some of the prompts, and runs one pass over everybody else: nobody waits for a
+neighbour's long prompt. What fails ends the sequences that it happened to, and no others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence as Items
+
+from pass_runtime.bundle.plan import Plan
+from pass_runtime.decode.draft_policy import Always, Expected, Judge, Pass, View, next_pass
+from pass_runtime.decode.runner import Outcome, Runner, Slot
+from pass_runtime.decode.sequence import End, Sequence
+from pass_runtime.errors import PassError
+from pass_runtime.tuning.tuner import PlanTuner
+from pass_runtime.tuning.tuners import Tuners
+
+PROMPT_TOKENS = 64
+"""Prompt tokens that a round reads at most while others are decoding."""
+
+
+class QueueFull(PassError):
+    """More requests wait than the session was opened for."""
+
+
+class Scheduler:
+    """Everything but `add` and `cancel` is for one thread."""
+
+    def __init__(self, runner: Runner, tuners: Tuners, max_queue: int) -> None:
+        self.runner, self.tuners = runner, tuners
+        self.waiting: deque[Sequence] = deque()
+        self._max_queue = max_queue
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.waiting and not self.runner.busy
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the queue."""
+        if len(self.waiting) >= self._max_queue:
+            raise QueueFull(
+                f"{len(self.waiting)} requests are waiting already, and the queue holds {self._max_queue}: "
+                "try again later, or open the session with a larger max_queue"
+            )
+        self.waiting.append(sequence)
+
+    def round(self) -> None:
+        """One step of everybody."""
+        self._drop_cancelled()
+        self._admit()
+        self._prefill()
+        if active := self.runner.gather():
+            self._decode(active)
+
+    def end_all(self, end: End) -> None:
+        """Finish every sequence, waiting ones too."""
+        for slot in self.runner.busy:
+            self._finish(slot, end)
+        while self.waiting:
+            self.waiting.popleft().finish(end)
+
+    def _drop_cancelled(self) -> None:
+        for slot in self.runner.busy:
+            if slot.sequence is not None and slot.sequence.cancelled:
+                self._finish(slot, End("cancelled"))
+
+    def _admit(self) -> None:
+        while self.waiting:
+            sequence = self.waiting[0]
+            if sequence.cancelled:
+                sequence.finish(End("cancelled"))
+            elif not self.runner.fits(len(sequence.request.prompt_ids)):
+                sequence.finish(End("length"))
+            else:
+                try:
+                    if not self.runner.admit(sequence):
+                        return
+                except Exception as error:
+                    sequence.finish(End("error", error=error))
+            self.waiting.popleft()
+
+    def _prefill(self) -> None:
+        """Chunks of the prompts, the oldest first: all that one takes at once where nobody is decoding."""
+        budget = PROMPT_TOKENS if self.runner.decoding else None
+        reading = [slot for slot in self.runner.busy if slot.sequence is not None and not slot.sequence.prefilled]
+        for slot in sorted(reading, key=lambda slot: slot.admitted):
+            while slot.sequence is not None and not slot.sequence.prefilled:
+                if budget is not None and budget <= 0:
+                    return
+                try:
+                    count = self.runner.prefill(slot, budget)
+                except Exception as error:
+                    self._finish(slot, End("error", error=error))
+                    break
+                if budget is None:
+                    return  # one chunk: whoever waits may be admitted, or cancelled, behind it
+                budget -= count
+
+    def _decode(self, active: Items[Slot]) -> None:
+        batch = self.runner.batch(active)
+        tuner = self._tuner(active, batch)
+        views = [_view(slot) for slot in active]
+        chosen = self._choose(active, views, tuner, batch)
+        if chosen is None:
+            self._end_longest(active, End("length"))
+            return
+        drafts = {slot.number: d for slot, d in zip(active, chosen.drafts, strict=True) if d is not None}
+        try:
+            self.runner.make_room(chosen.plan, batch)
+        except Exception as error:
+            self._end_longest(active, End("error", error=error))
+            return
+        try:
+            outcomes, seconds = self.runner.run(chosen.plan, drafts)
+        except Exception as error:
+            for slot in active:
+                self._finish(slot, End("error", error=error))
+            return
+        if tuner is not None:
+            _observe(tuner, chosen.plan, batch, seconds, outcomes, views)
+        self._deliver(outcomes)
+
+    def _choose(self, active: Items[Slot], views: Items[View], tuner: PlanTuner | None, batch: int) -> Pass | None:
+        """The oldest request with a plan of its own decides for all: a pass runs one plan. Else it is the fastest."""
+        sequences = [slot.sequence for slot in sorted(active, key=lambda slot: slot.admitted) if slot.sequence]
+        cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
+        judge: Judge = Always()
+        if cycle is None:
+            assert tuner is not None
+            limit = max(sequence.request.lookahead for sequence in sequences)
+            accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
+            decided = tuner.mode(limit, batch, accepted)
+            cycle, judge = decided.cycle, Expected(tuner, decided, batch)
+        runner = self.runner
+        return next_pass(cycle, runner.window, runner.room, runner.backend.capabilities, views, judge)
+
+    def _tuner(self, active: Items[Slot], batch: int) -> PlanTuner | None:
+        """What knows the speeds of these requests, where one of them leaves the plan open."""
+        sequences = [slot.sequence for slot in active if slot.sequence is not None]
+        if all(sequence.request.cycle is not None for sequence in sequences):
+            return None
+        tuner = self.tuners.get(self.runner.sampler(active), batch)
+        for sequence in sequences:
+            if sequence.acceptance is None:
+                sequence.acceptance = tuner.new_acceptance()
+        return tuner
+
+    def _deliver(self, outcomes: Items[Outcome]) -> None:
+        for outcome in outcomes:
+            sequence = outcome.sequence
+            sequence.stats.record(outcome.drafted, len(outcome.tokens))
+            sequence.write(outcome.tokens)
+        for slot in self.runner.busy:
+            if slot.sequence is not None and slot.sequence.finished is not None:
+                self.runner.release(slot)
+
+    def _end_longest(self, active: Items[Slot], end: End) -> None:
+        """The sequence that there is no room for; the others go on."""
+        self._finish(max(active, key=lambda slot: slot.cached), end)
+
+    def _finish(self, slot: Slot, end: End) -> None:
+        sequence = slot.sequence
+        self.runner.release(slot)
+        if sequence is not None:
+            sequence.finish(end)
+
+
+def _view(slot: Slot) -> View:
+    sequence = slot.sequence
+    if sequence is None or sequence.index is None:
+        return View(slot.left)
+    return View(slot.left, sequence.index.propose(sequence.request.text_drafts), sequence.index.matched)
+
+
+def _observe(
+    tuner: PlanTuner, plan: Plan, batch: int, seconds: float, outcomes: Items[Outcome], views: Items[View]
+) -> None:
+    """What the pass says about speeds and drafts."""
+    tuner.observe(plan, batch, seconds)
+    for outcome, view in zip(outcomes, views, strict=True):
+        accepted = len(outcome.tokens) - 1
+        if not outcome.drafted:
+            continue
+        if outcome.source == "ngram":
+            tuner.text(view.matched).record(outcome.drafted, accepted)
+        else:
+            tuner.drafts.record(outcome.drafted, accepted)
+            if outcome.sequence.acceptance is not None:
+                outcome.sequence.acceptance.record(outcome.drafted, accepted)
+    if not plan.groups and not any(outcome.drafted for outcome in outcomes):
+        tuner.drafts.forget()
+        for outcome in outcomes:
+            if outcome.sequence.acceptance is not None:
+                outcome.sequence.acceptance.forget()

@@ -1,0 +1,161 @@
+"""A request's state: what was asked for, what is written, and where its reader gets it from."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence as Items
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pass_runtime.bundle.plan import Cycle
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.ngram import NgramIndex
+from pass_runtime.decode.stats import Stats
+from pass_runtime.tuning.acceptance import Acceptance
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+Source = Literal["model", "lookahead", "ngram"]
+"""Where a token came from: the model's own choice, or a draft that was one."""
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Of one token, by the model before temperature and truncation: its own, and those of the most likely ones."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Token:
+    """One written token."""
+
+    id: int
+    source: Source
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The tokens of one pass, and the text that is final with them ("" where nobody asked for text)."""
+
+    tokens: tuple[Token, ...]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """The last thing a reader gets. `error` is what to raise, where there is something."""
+
+    reason: FinishReason
+    stop: int | str | None = None
+    error: Exception | None = None
+
+
+class TextReader(Protocol):
+    """Turns tokens into text and finds stop strings (`pass_runtime.text.stream.TextStream`)."""
+
+    def read(self, token: int) -> tuple[str, str | None]:
+        """-> (text that is final now, the stop string that ended it)."""
+
+    def flush(self) -> str:
+        """What was held back, once no more tokens come."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate; it never changes.
+
+    cycle: the passes to decode with, None for whatever is fastest. lookahead: the most look-ahead drafts of a pass.
+    text_drafts: the most drafts from the text. logprobs: how many of the most likely tokens to tell, None for none.
+    """
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_new_tokens: int
+    cycle: Cycle | None
+    lookahead: int
+    text_drafts: int
+    stop_token_ids: frozenset[int]
+    reuse_prefix: bool = False
+    logprobs: int | None = None
+    name: str = "ar"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request under way. The runner counts `cached`; everything a reader may know goes through `events`."""
+
+    request: Request
+    reader: TextReader | None = None
+    tokens: list[int] = field(default_factory=list)
+    """Prompt and what was written; the last one is the root, which is not in the cache."""
+    cached: int = 0
+    """Entries of the KV cache that are this sequence's."""
+    cancelled: bool = False
+    finished: End | None = None
+    events: queue.SimpleQueue[Chunk | End] = field(default_factory=queue.SimpleQueue)
+    on_event: Callable[[], None] | None = None
+    """Called behind every event, from the thread that decodes."""
+    index: NgramIndex | None = None
+    acceptance: Acceptance | None = None
+    """How well look-ahead drafts do in this sequence; None until `auto` asks."""
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.tokens = list(request.prompt_ids)
+        if request.text_drafts:
+            self.index = NgramIndex(request.prompt_ids)
+        self.stats = Stats(
+            plan=request.name,
+            lookahead=max(request.lookahead, request.text_drafts),
+            prompt_tokens=len(request.prompt_ids),
+        )
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the whole prompt but its last token is in the cache."""
+        return self.cached == len(self.tokens) - 1
+
+    @property
+    def written(self) -> int:
+        """Tokens written so far."""
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    def write(self, tokens: Items[Token]) -> None:
+        """The tokens of a pass: up to a stop or the limit they are the sequence's, then it has ended."""
+        kept: list[Token] = []
+        text, end = "", None
+        for token in tokens:
+            kept.append(token)
+            shown, stop = ("", None) if self.reader is None else self.reader.read(token.id)
+            text += shown
+            if token.id in self.request.stop_token_ids:
+                end = End("stop", token.id)
+            elif stop is not None:
+                end = End("stop", stop)
+            elif self.written + len(kept) == self.request.max_new_tokens:
+                end = End("length")
+            if end is not None:
+                break
+        self.tokens += [token.id for token in kept]
+        if self.index is not None:
+            self.index.extend(token.id for token in kept)
+        self.stats.generated_tokens = self.written
+        self._tell(Chunk(tuple(kept), text))
+        if end is not None:
+            self.finish(end)
+
+    def finish(self, end: End) -> None:
+        """Nothing comes after this, but for text that might have become a stop string."""
+        if self.finished is not None:
+            return
+        self.finished = end
+        if self.reader is not None and not isinstance(end.stop, str) and (rest := self.reader.flush()):
+            self._tell(Chunk((), rest))
+        self._tell(end)
+
+    def _tell(self, event: Chunk | End) -> None:
+        self.events.put(event)
+        if self.on_event is not None:
+            self.on_event()

@@ -1,0 +1,55 @@
+"""The tuners of a session: one for every kind of sampling, whose passes differ in their tails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pass_runtime.backends.base import PassKind
+from pass_runtime.backends.capabilities import Capabilities
+from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.sampling import Sampler
+from pass_runtime.tuning.pass_times import PassTimes, Points, measure, probe_plans
+from pass_runtime.tuning.tuner import SAMPLED, PlanTuner
+
+IdlePass = Callable[[PassKind], tuple[float, float]]
+"""Seconds of trunk and tail in a pass that leaves no trace (`pass_runtime.decode.runner.Runner.idle_pass`)."""
+
+
+class Tuners:
+    """The first request of a kind, and the first batch of a size, time passes: about a second, and less for a batch."""
+
+    def __init__(
+        self, manifest: Manifest, capabilities: Capabilities, idle_pass: IdlePass, room: Callable[[], int]
+    ) -> None:
+        """room: rows that a window may have now."""
+        self._manifest, self._capabilities, self._idle_pass, self._room = manifest, capabilities, idle_pass, room
+        self._tuners: dict[Sampler, PlanTuner] = {}
+
+    def get(self, sampler: Sampler, batch: int = 1) -> PlanTuner:
+        """The tuner for `sampler`, which knows the times of passes over `batch` slots."""
+        if sampler not in self._tuners:
+            self._tuners[sampler] = self._new(sampler)
+        tuner = self._tuners[sampler]
+        if batch > 1 and batch not in tuner.times.batched:
+            tuner.times.batched[batch] = self._measure(sampler, batch)[0]
+        return tuner
+
+    def _new(self, sampler: Sampler) -> PlanTuner:
+        lookahead = self._manifest.lookahead
+        return PlanTuner(
+            PassTimes(*self._measure(sampler)),
+            lookahead.length,
+            lookahead.acceptance_per_position,
+            1.0 if sampler == "greedy" else SAMPLED,
+            exactly=self._capabilities.lookahead,
+            follow=True,
+        )
+
+    def _measure(self, sampler: Sampler, batch: int = 1) -> tuple[Points, Points]:
+        plans = probe_plans(self._manifest.lookahead.length, batch)
+        allowed = [plan for plan in plans if self._capabilities.allows([plan]) and plan.width <= self._room()]
+        return measure(lambda plan: self._time(plan, sampler, batch), allowed)
+
+    def _time(self, plan: Plan, sampler: Sampler, batch: int) -> tuple[float, float]:
+        return self._idle_pass(PassKind(plan, batch, sampler))
