@@ -31,6 +31,7 @@ class GraphBackend(Backend):
         self._bundle, self._manifest = bundle, manifest
         self._writable = buffers
         self._params = SamplingParams()
+        self._writable.put("active", np.ones(1, np.int64))
 
     def _begin(self, params: SamplingParams) -> None:
         self._params = params
@@ -42,6 +43,7 @@ class GraphBackend(Backend):
         put("temperature", np.array([params.temperature], np.float32))
         put("top_k", np.array([params.top_k], np.int64))
         put("top_p", np.array([params.top_p], np.float32))
+        put("min_p", np.array([params.min_p], np.float32))
 
     def _prefill(self, tokens: Sequence[int], width: int) -> None:
         ids = np.zeros((1, width), np.int64)
