@@ -93,7 +93,9 @@ def test_each_request_gets_what_its_own_tail_gives_it_alone(sampler, rule, data)
         assert out["emitted"][b, :count].tolist() == alone["emitted"][0, :count].tolist()
         if count == alone["count"][0]:
             for name in set(alone) - {"emitted"}:
-                assert np.array_equal(out[name][row], alone[name]), name
+                # ONNX Runtime adds up several rows in another order than one: the last bit of a normalized row.
+                rounding = 1e-6 if name == "next_draft_probs" and own.sampler == "truncated" else 0
+                assert np.allclose(out[name][row], alone[name], rtol=rounding, atol=0), name
 
 
 def test_a_greedy_draft_that_is_the_argmax_is_accepted_by_rejection():
