@@ -17,6 +17,7 @@ from pass_exporter.model.families import Geometry
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.registry import Source
+from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
 from pass_exporter.trunk.graph import OPSET
@@ -40,6 +41,7 @@ from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
 from pass_runtime.text import chat
 
 NOISE_FILE = "tail.noise.data"
+LOGPROBS_FILE = "tail.logprobs.onnx"
 MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
     torch.float32: "float32",
     torch.float16: "float16",
@@ -70,6 +72,13 @@ def _write_plan(directory: Path, plan: Plan, vocab_size: int, rule: Rule) -> Pla
         ir.save(model, directory / name)
         tails[sampler] = graph_info(model, name)
     return PlanInfo(name=plan.name, drafts=plan.drafts, groups=plan.groups, next=plan.next.name, tails=tails)
+
+
+def write_logprobs(directory: Path, vocab_size: int) -> Graph:
+    """tail.logprobs.onnx, which serves all plans and samplers."""
+    model = build_logprobs(vocab_size)
+    ir.save(model, directory / LOGPROBS_FILE)
+    return graph_info(model, LOGPROBS_FILE)
 
 
 def _share_noise_tables(model: ir.Model, directory: Path) -> None:

@@ -122,7 +122,7 @@ def _compare(
 
 
 def _race(p: torch.Tensor, of_blocks: torch.Tensor, of_members: torch.Tensor) -> torch.Tensor:
-    """p [R,V], noise [R,K] and [R,8] -> [R] tokens: `pass_runtime.bundle.sampling.two_races`."""
+    """p [R,V], noise [R,K] and [R,8] -> [R] tokens: `pass_runtime.bundle.reference.two_races`."""
     rows, blocks = of_blocks.shape
     padded = torch.nn.functional.pad(p, (0, blocks * MEMBERS - p.shape[1])).view(rows, MEMBERS, blocks)
     winner = (padded.sum(1) / of_blocks).argmax(-1)

@@ -45,7 +45,7 @@ def test_sampling_and_plans(random_bundle: Path):
     flags = ("--temperature", "1", "--seed", "3", "--plan", "two-pass", "--plan", "ar", "--plan", "two-pass")
     report = json.loads(output("bench", random_bundle, *QUICK, *flags, "--json"))
     assert [plan["plan"] for plan in report["plans"]] == ["two-pass L=6", "ar"]
-    assert report["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3}
+    assert report["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, "min_p": 0.0}
 
 
 def test_prompt_file(tiny_bundle: Path, tmp_path: Path):

@@ -144,6 +144,21 @@ def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
                 assert len(builder.build(source, no_report)) > 0, graph.file
 
 
+def test_the_logprobs_graph_builds(tmp_path: Path):
+    """For the windows of every plan: TopK, and a slice as long as another input."""
+    from pass_exporter.bundle import write_logprobs
+    from pass_runtime.bundle.plan import bundle_plans
+
+    graph = write_logprobs(tmp_path, vocab_size=SMOLLM2_SHAPE["vocab_size"])
+    path = tmp_path / graph.file
+    windows = [(batch, plan.width, plan.max_emitted) for plan in bundle_plans(4)[-3:] for batch in (1, 4)]
+    profiles = tuple(
+        Profile(sizes={"batch": (b, b, b), "width": (w, w, w), "max_emitted": (e, e, e)}) for b, w, e in windows
+    )
+    source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
+    assert len(EngineBuilder(RTX, ("sm120",)).build(source, no_report)) > 0
+
+
 def test_trunk_profiles_without_an_adapter_are_fewer(tiny_bundle: Path, adapter_bundle: Path):
     """Draft and verify windows are one where no row is special."""
     counts = [len(trunk_profiles(read_manifest(bundle), (512,))) for bundle in (tiny_bundle, adapter_bundle)]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from aliasing import late_readers
 from scipy import stats
+from tail_runs import open_graph, run_graph
 
 import pass_exporter.tails.rejection as rejection
 from pass_runtime.bundle.noise import STREAMS, noise_offsets
@@ -20,41 +19,42 @@ TARGET = RNG.normal(0, 1.2, (3, VOCAB)).astype(np.float32)  # of the root and be
 DRAFT = (TARGET[1:] + RNG.normal(0, 1.0, (2, VOCAB))).astype(np.float32)  # agrees with it only roughly
 
 
-def session(plan: Plan, sampler: str) -> ort.InferenceSession:
-    data = ir.serde.serialize_model(rejection.build_rejection_tail(plan, sampler, VOCAB)).SerializeToString()
-    return ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+CASES = {"plain": (0, 1.0, 0.0), "top-k and top-p": (5, 0.9, 0.0), "min-p": (0, 1.0, 0.15)}
+"""top-k, top-p and min-p of a request."""
 
 
-def run(plan: Plan, sampler: str, feed: dict) -> dict[str, np.ndarray]:
-    graph = session(plan, sampler)
-    names = [value.name for value in graph.get_outputs()]
-    return dict(zip(names, graph.run(names, {i.name: feed[i.name] for i in graph.get_inputs()}), strict=True))
+def run(plan: Plan, case: str, feed: dict) -> dict[str, np.ndarray]:
+    sampler = "sample" if case == "plain" else "truncated"
+    return run_graph(open_graph(rejection.build_rejection_tail(plan, sampler, VOCAB)), feed)
 
 
-def probabilities(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """[V], by definition: temperature, then top-k, then top-p."""
+def probabilities(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """[V], by definition: temperature, then top-k, then top-p, then min-p."""
     p = np.exp(logits.astype(np.float64) / temperature)
     order = np.argsort(-p)
     kept = order[: top_k or VOCAB]
     share = p[kept] / p[kept].sum()
     kept = kept[np.cumsum(share) - share < top_p]
+    kept = kept[p[kept] >= min_p * p.max()]
     out = np.zeros(VOCAB)
     out[kept] = p[kept] / p[kept].sum()
     return out
 
 
-def request(sampler: str, shared_stream: bool = False) -> dict:
+def request(case: str, shared_stream: bool = False) -> dict:
     """REQUESTS with noise of their own. With `shared_stream`, drafting uses that of the model's own tokens."""
-    truncation = (5, 0.9) if sampler == "truncated" else (0, 1.0)
+    top_k, top_p, min_p = CASES[case]
     positions = np.arange(REQUESTS * 9, dtype=np.int64)
     streams = {name: noise_offsets(1, positions, name).reshape(REQUESTS, 9, 2) for name in STREAMS}
     if shared_stream:
         streams["draft_offsets"] = streams["noise_offsets"]
     return streams | {
         "length": np.zeros(REQUESTS, np.int64),
+        "active": np.ones(REQUESTS, np.int64),
         "temperature": np.full(REQUESTS, 0.8, np.float32),
-        "top_k": np.full(REQUESTS, truncation[0], np.int64),
-        "top_p": np.full(REQUESTS, truncation[1], np.float32),
+        "top_k": np.full(REQUESTS, top_k, np.int64),
+        "top_p": np.full(REQUESTS, top_p, np.float32),
+        "min_p": np.full(REQUESTS, min_p, np.float32),
     }
 
 
@@ -62,13 +62,13 @@ def rows(*logits: np.ndarray) -> np.ndarray:
     return np.broadcast_to(np.stack(logits), (REQUESTS, len(logits), VOCAB))
 
 
-def two_pass(sampler: str, draft: np.ndarray = DRAFT, *, shared_stream: bool = False) -> tuple[dict, dict]:
+def two_pass(case: str, draft: np.ndarray = DRAFT, *, shared_stream: bool = False) -> tuple[dict, dict]:
     """A draft pass and the verify pass behind it: their outputs."""
-    feed = request(sampler, shared_stream)
-    first = run(draft_plan(2), sampler, feed | {"logits": rows(TARGET[0], *draft)})
+    feed = request(case, shared_stream)
+    first = run(draft_plan(2), case, feed | {"logits": rows(TARGET[0], *draft)})
     feed |= {"logits": rows(TARGET[1], TARGET[2], TARGET[2]), "input_ids": first["next_ids"]}
     feed |= {"draft_probs": first["next_draft_probs"], "length": first["next_length"]}
-    return first, run(verify_plan(2), sampler, feed)
+    return first, run(verify_plan(2), case, feed)
 
 
 def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
@@ -79,67 +79,67 @@ def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
     return float(stats.chisquare(counts[kept], expected[kept] * len(tokens)).pvalue)
 
 
-def expected(logits: np.ndarray, sampler: str) -> np.ndarray:
-    return probabilities(logits, 0.8, *((5, 0.9) if sampler == "truncated" else (0, 1.0)))
+def expected(logits: np.ndarray, case: str) -> np.ndarray:
+    return probabilities(logits, 0.8, *CASES[case])
 
 
-@pytest.mark.parametrize("sampler", ["sample", "truncated"])
-def test_tokens_are_distributed_as_direct_samples(sampler):
-    first, second = two_pass(sampler)
-    assert p_value(first["emitted"][:, 0], expected(TARGET[0], sampler)) > SIGNIFICANCE
-    assert p_value(first["next_ids"][:, 1], expected(DRAFT[0], sampler)) > SIGNIFICANCE
-    assert p_value(second["emitted"][:, 0], expected(TARGET[1], sampler)) > SIGNIFICANCE
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_distributed_as_direct_samples(case):
+    first, second = two_pass(case)
+    assert p_value(first["emitted"][:, 0], expected(TARGET[0], case)) > SIGNIFICANCE
+    assert p_value(first["next_ids"][:, 1], expected(DRAFT[0], case)) > SIGNIFICANCE
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], case)) > SIGNIFICANCE
     for accepted in (1, 2):  # the tokens behind one and two accepted drafts
         there = second["count"] > accepted
         assert there.sum() > 2000
-        assert p_value(second["emitted"][there, accepted], expected(TARGET[2], sampler)) > SIGNIFICANCE
+        assert p_value(second["emitted"][there, accepted], expected(TARGET[2], case)) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("sampler", ["sample", "truncated"])
-def test_drafts_are_accepted_as_often_as_can_be(sampler):
+@pytest.mark.parametrize("case", CASES)
+def test_drafts_are_accepted_as_often_as_can_be(case):
     """With probability sum_i min(p_i, q_i), which no rule exceeds."""
-    _, second = two_pass(sampler)
-    p, q = expected(TARGET[1], sampler), expected(DRAFT[0], sampler)
+    _, second = two_pass(case)
+    p, q = expected(TARGET[1], case), expected(DRAFT[0], case)
     best = float(np.minimum(p, q).sum())
     assert 0.2 < best < 0.9
     assert (second["count"] > 1).mean() == pytest.approx(best, abs=4 * np.sqrt(best * (1 - best) / REQUESTS))
 
 
 def test_identity_every_draft_of_the_same_distribution_is_accepted():
-    _, second = two_pass("sample", np.stack([TARGET[1], TARGET[2]]))
+    _, second = two_pass("plain", np.stack([TARGET[1], TARGET[2]]))
     assert (second["count"] == 3).all()
-    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "sample")) > SIGNIFICANCE
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) > SIGNIFICANCE
 
 
 def test_resampling_from_p_is_caught(monkeypatch):
     """A wrong rule: behind a rejected draft, the model's distribution instead of the positive part of p - q."""
     monkeypatch.setattr(rejection, "residual", lambda _op, p, _q: p)
-    _, second = two_pass("sample")
-    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "sample")) < SIGNIFICANCE
+    _, second = two_pass("plain")
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) < SIGNIFICANCE
 
 
 def test_a_stream_shared_by_drafting_and_resampling_is_caught():
-    _, second = two_pass("sample", shared_stream=True)
-    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "sample")) < SIGNIFICANCE
+    _, second = two_pass("plain", shared_stream=True)
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) < SIGNIFICANCE
 
 
 @pytest.mark.parametrize("groups", [(2, 2, 2), (2, 1, 0)])
 def test_fused(groups):
     """From the drafts of one fused pass to the tokens of the next."""
     plan = fused_plan(groups)
-    feed = request("sample") | {"draft_rows": plan.draft_rows, "lookahead_ids": plan.lookahead_ids(VOCAB)}
+    feed = request("plain") | {"draft_rows": plan.draft_rows, "lookahead_ids": plan.lookahead_ids(VOCAB)}
     missing = np.full((REQUESTS, 2), VOCAB)
     window = np.concatenate([np.ones((REQUESTS, 1)), missing, np.ones((REQUESTS, sum(groups)))], 1).astype(np.int64)
     groups_logits = [DRAFT[i] for size in groups for i in range(size)]
     feed |= {"logits": rows(TARGET[0], TARGET[1], TARGET[2], *groups_logits), "input_ids": window}
-    first = run(plan, "sample", feed | {"draft_probs": np.zeros((REQUESTS, 2, VOCAB), np.float32)})
+    first = run(plan, "plain", feed | {"draft_probs": np.zeros((REQUESTS, 2, VOCAB), np.float32)})
     assert (first["count"] == 1).all(), "a missing draft is never accepted"
-    assert p_value(first["emitted"][:, 0], expected(TARGET[0], "sample")) > SIGNIFICANCE
+    assert p_value(first["emitted"][:, 0], expected(TARGET[0], "plain")) > SIGNIFICANCE
     feed |= {"logits": rows(TARGET[1], TARGET[2], TARGET[2], *groups_logits), "input_ids": first["next_ids"]}
-    second = run(plan, "sample", feed | {"draft_probs": first["next_draft_probs"], "length": first["next_length"]})
-    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "sample")) > SIGNIFICANCE
+    second = run(plan, "plain", feed | {"draft_probs": first["next_draft_probs"], "length": first["next_length"]})
+    assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) > SIGNIFICANCE
     accepted = second["count"] > 1
-    assert p_value(second["emitted"][accepted, 1], expected(TARGET[2], "sample")) > SIGNIFICANCE
+    assert p_value(second["emitted"][accepted, 1], expected(TARGET[2], "plain")) > SIGNIFICANCE
     left = np.array(groups)[second["count"] - 1]
     assert ((second["next_ids"][:, 1:3] < VOCAB).sum(1) == left).all()
     assert np.allclose(second["next_draft_probs"].sum(-1), np.arange(2) < left[:, None], atol=1e-5)

@@ -12,7 +12,8 @@ import pytest
 from scipy.stats import chi2_contingency, chisquare, norm
 
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.sampling import SamplingParams, race_noise, sample, two_races
+from pass_runtime.bundle.reference import race_noise, sample, two_races
+from pass_runtime.bundle.sampling import SamplingParams
 
 POSITIONS = 400_000
 CHUNK = 20_000
@@ -31,7 +32,7 @@ def spread_logits(vocab: int = 24) -> np.ndarray:
 
 
 def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Temperature, top-k, top-p one after the other, in float64."""
+    """Temperature, top-k, top-p, min-p one after the other, in float64."""
     p = np.exp(logits.astype(np.float64) / params.temperature)
     p /= p.sum()
     order = np.argsort(-p, kind="stable")
@@ -46,6 +47,7 @@ def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarra
         mass += p[token]
     cut = np.zeros_like(p)
     cut[kept] = p[kept]
+    cut[cut < params.min_p * p.max()] = 0
     return cut / cut.sum()
 
 
@@ -96,6 +98,8 @@ CASES = {
     "top-k": SamplingParams(temperature=1.0, top_k=5, seed=4),
     "top-k 1": SamplingParams(temperature=1.0, top_k=1, seed=4),
     "top-p": SamplingParams(temperature=0.9, top_p=0.8, seed=5),
+    "min-p": SamplingParams(temperature=1.2, seed=7, min_p=0.05),
+    "all three": SamplingParams(temperature=1.3, top_k=12, top_p=0.9, seed=8, min_p=0.1),
     "top-k and top-p": SamplingParams(temperature=1.3, top_k=12, top_p=0.7, seed=6),
 }
 
@@ -111,8 +115,9 @@ def test_frequencies(params):
         (SamplingParams(temperature=1.0, seed=7), 20_000),
         (SamplingParams(temperature=1.0, top_p=0.95, seed=8), 8_000),
         (SamplingParams(temperature=1.5, top_k=200, seed=9), 8_000),
+        (SamplingParams(temperature=1.5, seed=10, min_p=1e-4), 8_000),  # keeps more than MAX_CANDIDATES
     ],
-    ids=["plain", "top-p", "top-k"],
+    ids=["plain", "top-p", "top-k", "min-p"],
 )
 def test_frequencies_of_a_large_vocabulary(params, positions):
     """More tokens than MAX_CANDIDATES, and not a multiple of the table's block; the rare ones are counted together."""
@@ -214,8 +219,9 @@ def test_rarely_repeated_noise_is_caught():
     assert dependence_pvalue(repeating, spread_logits(), CASES["plain"], 1) < CAUGHT
 
 
-def test_every_token_can_be_drawn_without_truncation():
-    """No truncation means the whole vocabulary, also beyond MAX_CANDIDATES."""
+@pytest.mark.parametrize("min_p", [0.0, 0.9])
+def test_every_token_can_be_drawn_without_truncation(min_p):
+    """No truncation means the whole vocabulary, also beyond MAX_CANDIDATES. Min-p alone has no limit either."""
     logits = np.zeros(1501, np.float32)
-    tokens = draw_tokens(sample, logits, SamplingParams(temperature=1.0, seed=3), 20_000)
+    tokens = draw_tokens(sample, logits, SamplingParams(temperature=1.0, seed=3, min_p=min_p), 20_000)
     assert len(np.unique(tokens)) == 1501  # each is expected 13 times; one missing has probability 2e-3

@@ -5,55 +5,20 @@ Where the graph draws another token than numpy does, the two must be a near-tie 
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from aliasing import late_readers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tail_runs import PLANS, POSITIONS, PRUNED, run_tail
 
 from pass_exporter.tails.match import build_tail
-from pass_runtime.bundle.noise import noise_offsets
-from pass_runtime.bundle.plan import Plan, RowKind, bundle_plans, fused_plan, verify_plan
-from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams, race_scores, sample
+from pass_runtime.bundle.plan import Plan, RowKind, fused_plan, verify_plan
+from pass_runtime.bundle.reference import race_scores, sample
+from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
-LOOKAHEAD = 6
-PLANS = bundle_plans(LOOKAHEAD)
-PRUNED = [fused_plan(groups) for groups in ((1, 0), (1, 1, 1), (3, 0, 3, 1), (4, 3, 2, 2, 1), (2, 6, 0, 5, 1, 1, 3))]
 VOCABS = (24, 37, 1501, 2048)  # with and without a last partial block of noise, below and above MAX_CANDIDATES
 NEAR_TIE = 1e-4
-POSITIONS = 800
-
-
-@lru_cache(maxsize=48)
-def tail_session(name: str, sampler: str, vocab: int) -> ort.InferenceSession:
-    """Pruned plans share the tail of the full one."""
-    model = build_tail(next(plan for plan in PLANS if plan.name == name), sampler, vocab)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    data = ir.serde.serialize_model(model).SerializeToString()
-    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-
-
-def run_tail(plan: Plan, sampler: str, logits, ids, length, params: list[SamplingParams]) -> dict[str, np.ndarray]:
-    vocab = logits.shape[2]
-    session = tail_session(plan.tail, sampler, vocab)
-    feed = {
-        "logits": logits,
-        "input_ids": ids,
-        "length": length,
-        "temperature": np.array([p.temperature for p in params], np.float32),
-        "noise_offsets": np.stack([noise_offsets(p.seed, np.arange(POSITIONS, dtype=np.int64)) for p in params]),
-        "top_k": np.array([p.top_k for p in params], np.int64),
-        "top_p": np.array([p.top_p for p in params], np.float32),
-        "draft_rows": plan.draft_rows,
-        "lookahead_ids": plan.lookahead_ids(vocab),
-    }
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, {i.name: feed[i.name] for i in session.get_inputs()}), strict=True))
 
 
 def oracle_samples(plan: Plan, logits, length: int, params: SamplingParams) -> list[int]:
@@ -118,7 +83,8 @@ def sampling_params(draw, sampler: str) -> SamplingParams:
         return SamplingParams(temperature, seed=seed)
     top_k = draw(st.one_of(st.just(0), st.integers(1, 60), st.integers(1, 1024), st.just(1024)))
     top_p = draw(st.one_of(st.just(1.0), st.floats(0.01, 0.999), st.just(1e-6)))
-    return SamplingParams(temperature, top_k, top_p, seed)
+    min_p = draw(st.one_of(st.just(0.0), st.floats(1e-6, 1.0), st.just(1.0)))
+    return SamplingParams(temperature, top_k, top_p, seed, min_p)
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
@@ -154,7 +120,7 @@ def test_each_number_of_accepted_drafts(plan, sampler):
     rng = np.random.default_rng(plan.width)
     logits = rng.normal(0, 2, (batch, plan.width, vocab)).astype(np.float32)
     length = rng.integers(0, 500, batch)
-    top = {"top_k": 20, "top_p": 0.9} if sampler == "truncated" else {}
+    top = {"top_k": 20, "top_p": 0.9, "min_p": 0.05} if sampler == "truncated" else {}
     params = [SamplingParams(0.0 if sampler == "greedy" else 0.7 + b / 10, seed=b, **top) for b in range(batch)]
     ids = np.zeros((batch, plan.width), np.int64)
     for b in range(batch):

@@ -5,19 +5,24 @@ Contract (B batch, R = Q window rows, N listed positions; only the inputs a tail
     logits         [B,R,V] float32   the trunk's, one row per window row
     input_ids      [B,Q] int64       the window that was run
     length         [B] int64         valid KV entries before the pass
+    active         [B] int64         1 takes part, 0 is parked
     temperature    [B] float32       sampling tails
     noise_offsets  [B,N,2] int64     sampling tails: `pass_runtime.bundle.noise.noise_offsets` of positions 0..N-1
     top_k          [B] int64, 0 off  truncated tail
     top_p          [B] float32       truncated tail
+    min_p          [B] float32       truncated tail
     draft_rows     [D+1,D] int64     fused tails: `Plan.draft_rows`
     lookahead_ids  [A] int64         fused tails: the look-ahead ids of the window, which are the next one's too
  -> emitted        [B,E] int64       new tokens; the first `count` of them are valid
-    count          [B] int64         accepted drafts and the bonus token: 1..E
+    count          [B] int64         accepted drafts and the bonus token: 1..E; 0 where parked
     next_ids       [B,Q'] int64      the next plan's window
     next_length    [B] int64         length + count
 
 A fused tail serves every choice of groups, so its Q is symbolic. A draft that no group left is id V in `next_ids`:
 no sample equals it, so it is never accepted.
+
+A parked row emits nothing and keeps its length. Where the plan repeats (ar, fused) it keeps its window too; otherwise
+what `next_ids` holds of it is of no use. It is computed as the others are, so the listed positions must cover it.
 
 `next_ids` and `next_length` may share memory with `input_ids` and `length`: every reader of the inputs is an
 ancestor of the node that writes the outputs.
@@ -46,13 +51,14 @@ def build_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Model:
     samples = sample_rows(op, sampler, sampled, length, plan.row_position[:rows].tolist(), vocab_size)  # [B,rows]
     emitted = columns(op, samples, 0, plan.max_emitted)
     accepted = _accepted(op, plan, emitted, width)  # [B,1]
-    count = op("Add", op("Squeeze", accepted, op.const([1])), op.const(1))
-    root, next_length = op("GatherElements", emitted, accepted, axis=1), op("Add", length, count)
+    count, next_length = advance(op, length, accepted)
+    root = op("GatherElements", emitted, accepted, axis=1)
     if plan.is_fused:
         drafts = _fused_drafts(op, plan, sampler, logits, accepted, next_length, vocab_size)
         next_ids = op("Concat", root, drafts, per_batch(op, root, fused_rows(op)), axis=1)
     else:
         next_ids = _next_window(op, plan.next, samples, root, vocab_size)
+    next_ids = unless_parked(op, plan, next_ids, width)
     return op.model(
         {
             "emitted": (emitted, np.int64, ["batch", plan.max_emitted]),
@@ -71,6 +77,26 @@ def _accepted(op: GraphTape, plan: Plan, emitted: ir.Value, width: int | str) ->
     drafts = columns(op, input_ids, 1, 1 + plan.drafts)
     equal = op("Equal", columns(op, emitted, 0, plan.drafts), drafts)
     return leading(op, equal, plan.drafts)
+
+
+def advance(op: GraphTape, length: ir.Value, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """length [B], accepted [B,1] -> count and next_length [B]."""
+    count = op("Add", op("Squeeze", accepted, op.const([1])), op.const(1))
+    count = op("Mul", count, op.input("active", np.int64, ["batch"]))
+    return count, op("Add", length, count)
+
+
+def unless_parked(op: GraphTape, plan: Plan, window: ir.Value, width: int | str) -> ir.Value:
+    """[B,Q']: `window`; of a parked row the one that was run, where the next pass has the same plan."""
+    if plan.next != plan:
+        return window
+    return op("Where", is_active(op, [1]), window, op.input("input_ids", np.int64, ["batch", width]))
+
+
+def is_active(op: GraphTape, axes: list[int]) -> ir.Value:
+    """[B,1,...] bool, with new `axes`."""
+    active = op.input("active", np.int64, ["batch"])
+    return op("Unsqueeze", op("Greater", active, op.const(0)), op.const(axes))
 
 
 def leading(op: GraphTape, good: ir.Value, count: int) -> ir.Value:

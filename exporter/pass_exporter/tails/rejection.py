@@ -3,12 +3,15 @@ arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
 
 A draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)); at the first that is not, the token is drawn
 from the normalized positive part of p - q instead, and behind the last draft from p. Tokens are distributed as p.
+At temperature 0 a draft is accepted where no other token is as likely, and else the argmax is taken: the same tokens as
+by the `match` rule.
 
 As the tails in `tail`, with these inputs and outputs besides:
 
     accept_offsets, draft_offsets [B,N,2] int64   noise of their own for accepting and for drafting (`noise.STREAMS`)
     draft_probs                   [B,D,V] float32 what each draft was drawn from; 0 for a draft that is missing
- -> next_draft_probs              [B,D',V] float32 the same for the drafts in `next_ids`; may share its memory
+ -> next_draft_probs              [B,D',V] float32 the same for the drafts in `next_ids`; may share its memory,
+                                                  and a parked row keeps it where it keeps its window
 """
 
 from __future__ import annotations
@@ -16,8 +19,18 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.tails.match import columns, fused_rows, leading, left_rows, per_batch, pick_rows
-from pass_exporter.tails.sampler import draw, uniform, weights
+from pass_exporter.tails.match import (
+    advance,
+    columns,
+    fused_rows,
+    is_active,
+    leading,
+    left_rows,
+    per_batch,
+    pick_rows,
+    unless_parked,
+)
+from pass_exporter.tails.sampler import draw, is_noisy, uniform, weights
 from pass_exporter.tails.tape import GraphTape, Output
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
@@ -30,10 +43,10 @@ def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Mo
     logits = op.input("logits", np.float32, ["batch", width, vocab_size])
     length = op.input("length", np.int64, ["batch"])
     chain = plan.drafts + 1
-    p = _probabilities(op, sampler, columns(op, logits, 0, chain), chain, vocab_size)  # [B,chain,V]
+    p = weights(op, sampler, columns(op, logits, 0, chain), chain, vocab_size, normalized=True)  # [B,chain,V]
     accepted, drafts = _accepted(op, plan, p, length, width, vocab_size)  # [B,1], [B,D] or None
-    count = op("Add", op("Squeeze", accepted, op.const([1])), op.const(1))
-    next_length = op("Add", length, count)  # from here on, positions come from it: it may lie where `length` was
+    count, next_length = advance(op, length, accepted)
+    # From here on, positions come from next_length: it may lie where `length` was.
     root = draw(op, _target(op, plan, p, accepted, vocab_size), next_length, [-1], "noise_offsets", vocab_size)  # [B,1]
     outputs: dict[str, Output] = {
         "emitted": (_emitted(op, plan, drafts, accepted, root), np.int64, ["batch", plan.max_emitted]),
@@ -47,22 +60,16 @@ def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Mo
     if after.groups:
         ids = fused_rows(op) if plan.is_fused else op.const(after.lookahead_ids(vocab_size)[None])
         parts.append(per_batch(op, root, ids))
-    window = op("Concat", *parts, axis=1)
+    window = unless_parked(op, plan, op("Concat", *parts, axis=1), width)
     outputs["next_ids"] = (window, np.int64, ["batch", "width" if plan.is_fused else after.width])
     outputs["next_length"] = (next_length, np.int64, ["batch"])
     return op.model(outputs)
 
 
-def _probabilities(op: GraphTape, sampler: Sampler, logits: ir.Value, rows: int, vocab_size: int) -> ir.Value:
-    """logits [B,R,V] -> [B,R,V]: what is drawn from, normalized."""
-    w = weights(op, sampler, logits, rows, vocab_size)
-    return w if sampler == "sample" else op("Div", w, op("ReduceSum", w, op.const([2]), keepdims=1))
-
-
 def _accepted(
     op: GraphTape, plan: Plan, p: ir.Value, length: ir.Value, width: int | str, vocab_size: int
 ) -> tuple[ir.Value, ir.Value | None]:
-    """[B,1]: leading drafts x with u q(x) <= p(x); and the drafts [B,D]."""
+    """[B,1]: leading drafts x with u q(x) <= p(x), and at temperature 0 with p(x) = 1; and the drafts [B,D]."""
     if plan.drafts == 0:
         return op("Mul", op("Unsqueeze", length, op.const([1])), op.const(0)), None
     ids = columns(op, op.input("input_ids", np.int64, ["batch", width]), 1, 1 + plan.drafts)
@@ -73,6 +80,8 @@ def _accepted(
     q_x = op("GatherElements", q, token, axis=2)
     u = uniform(op, length, list(range(plan.drafts)), "accept_offsets", vocab_size)  # [B,D,1]
     fits = op("LessOrEqual", op("Mul", u, q_x), p_x)
+    alone = op("Greater", p_x, op.const(0.75, np.float32))  # tokens that tie have a half each, or less
+    fits = op("And", fits, op("Or", is_noisy(op), alone))
     return leading(op, op("And", op("Squeeze", fits, op.const([2])), known), plan.drafts), ids
 
 
@@ -85,7 +94,8 @@ def _target(op: GraphTape, plan: Plan, p: ir.Value, accepted: ir.Value, vocab_si
     last = op.const(plan.drafts - 1)
     drawn_from = pick_rows(op, q, op("Min", accepted, last), plan.drafts, vocab_size)
     behind = op("Unsqueeze", op("Greater", accepted, last), op.const([2]))  # no draft stands there
-    return residual(op, here, op("Where", behind, op.const(0, np.float32), drawn_from))
+    drawn = op("And", is_noisy(op), op("Not", behind))
+    return residual(op, here, op("Where", drawn, drawn_from, op.const(0, np.float32)))
 
 
 def residual(op: GraphTape, p: ir.Value, q: ir.Value) -> ir.Value:
@@ -118,8 +128,11 @@ def _next_drafts(
     # Through `root`, so that whoever reads draft_probs has run before next_draft_probs is written over it.
     after_root = op("Add", accepted, op("Mul", root, op.const(0)))
     rows, chosen = left_rows(op, plan, logits, after_root, vocab_size)
-    q = _probabilities(op, sampler, chosen, count, vocab_size)
+    q = weights(op, sampler, chosen, count, vocab_size, normalized=True)
     drafts = draw(op, q, root_position, list(range(count)), "draft_offsets", vocab_size)
     missing = op("Equal", rows, op.const(0))
     q = op("Where", op("Unsqueeze", missing, op.const([2])), op.const(0, np.float32), q)
+    if plan.is_fused:
+        before = op.input("draft_probs", np.float32, ["batch", count, vocab_size])
+        q = op("Where", is_active(op, [1, 2]), q, before)
     return op("Where", missing, op.const(vocab_size), drafts), q

@@ -1,4 +1,4 @@
-"""The sampler of `pass_runtime.bundle.sampling` as ONNX operators, for the tail graphs.
+"""The sampler of `pass_runtime.bundle.reference` as ONNX operators, for the tail graphs.
 
 Only operators that TensorRT-RTX takes: no modulo chains, no bitwise operators, TopK with a constant k.
 """
@@ -24,8 +24,13 @@ def sample_rows(
     return draw(op, weights(op, sampler, logits, len(depth), vocab_size), root, depth, "noise_offsets", vocab_size)
 
 
-def weights(op: GraphTape, sampler: Sampler, logits: ir.Value, rows: int, vocab_size: int) -> ir.Value:
-    """logits [B,R,V] -> [B,R,V]: the probability of every token, 0 for those that top-k or top-p removed."""
+def weights(
+    op: GraphTape, sampler: Sampler, logits: ir.Value, rows: int, vocab_size: int, *, normalized: bool = False
+) -> ir.Value:
+    """logits [B,R,V] -> [B,R,V]: the probability of every token, 0 for those that were removed.
+
+    normalized: what is left adds up to one. Where nothing was removed, it is the plain sampler's to the last bit.
+    """
     temperature = op("Max", _per_request(op, "temperature"), op.const(MIN_TEMPERATURE, F32))
     p = op("Softmax", op("Div", logits, temperature), axis=-1)
     if sampler == "sample":
@@ -33,7 +38,11 @@ def weights(op: GraphTape, sampler: Sampler, logits: ir.Value, rows: int, vocab_
     values = _candidates(op, p, rows, vocab_size)
     least = _least_kept(op, values, min(MAX_CANDIDATES, vocab_size))
     kept = op("Cast", op("GreaterOrEqual", p, least), to=int(ir.DataType.FLOAT))
-    return op("Mul", p, kept)  # a third of what Where costs
+    p = op("Mul", p, kept)  # a third of what Where costs
+    if not normalized:
+        return p
+    some, total = op("Greater", least, op.const(0, F32)), op("ReduceSum", p, op.const([2]), keepdims=1)
+    return op("Div", p, op("Where", some, total, op.const(1, F32)))
 
 
 def draw(op: GraphTape, w: ir.Value, root: ir.Value, depth: list[int], offsets: str, vocab_size: int) -> ir.Value:
@@ -49,8 +58,7 @@ def draw(op: GraphTape, w: ir.Value, root: ir.Value, depth: list[int], offsets: 
         for start, count in noise.race_entries(vocab_size)
     )
     mass = op("ReduceSum", by_block, op.const([2]), keepdims=0)
-    noisy = op("Greater", _per_request(op, "temperature"), op.const(0, F32))
-    mass = op("Where", noisy, mass, _first_members(op, by_block, blocks))
+    mass = op("Where", is_noisy(op), mass, _first_members(op, by_block, blocks))
     winner = op("ArgMax", op("Div", mass, of_blocks), axis=2, keepdims=1)  # [B,R,1]
     every = op("Add", op("Unsqueeze", winner, op.const([3])), op.const(np.zeros((1, 1, noise.MEMBERS, 1))))
     members = op("Squeeze", op("GatherElements", by_block, every, axis=3), op.const([3]))  # [B,R,8]
@@ -99,7 +107,8 @@ def _candidates(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Va
 
 
 def _least_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
-    """[B,R,1]: the least probability that top-k, then top-p, keep of `values` [B,R,K] in falling order."""
+    """[B,R,1]: the least probability that top-k, then top-p, then min-p keep of `values` [B,R,K] in falling order;
+    0 where all are off."""
     top_k, top_p = _per_request(op, "top_k", np.int64), _per_request(op, "top_p")
     no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
     rank, axis = op.const(np.arange(candidates).reshape(1, 1, -1)), op.const([2])
@@ -109,7 +118,14 @@ def _least_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
     before = op("CumSum", op("Div", of_top_k, total), op.const(2), exclusive=1)
     kept = op("And", in_top_k, op("Or", no_p, op("Less", before, top_p)))
     least = op("ReduceMin", op("Where", kept, values, op.const(2, F32)), axis, keepdims=1)
-    return op("Where", op("And", no_k, no_p), op.const(0, F32), least)
+    least = op("Where", op("And", no_k, no_p), op.const(0, F32), least)
+    largest = op("Slice", values, op.const([0]), op.const([1]), axis)
+    return op("Max", least, op("Mul", _per_request(op, "min_p"), largest))
+
+
+def is_noisy(op: GraphTape) -> ir.Value:
+    """[B,1,1] bool: not of temperature 0."""
+    return op("Greater", _per_request(op, "temperature"), op.const(0, F32))
 
 
 def _per_request(op: GraphTape, name: str, dtype: type = np.float32) -> ir.Value:
@@ -145,8 +161,7 @@ def _uniform(op: GraphTape, total: ir.Value) -> ir.Value:
     """int32 table sums (below 2^31, so they never overflow) -> u in (0, 1), float32."""
     modulus = op.const(1 << noise.BITS, np.int32)
     x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))
-    noisy = op("Greater", _per_request(op, "temperature"), op.const(0, F32))
-    scale = op("Where", noisy, op.const(noise.SCALE, F32), op.const(0, F32))
+    scale = op("Where", is_noisy(op), op.const(noise.SCALE, F32), op.const(0, F32))
     return op("Add", op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale), op.const(0.5 * noise.SCALE, F32))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pass_runtime.bundle.plan import ar_plan
-from pass_runtime.bundle.sampling import race_scores
+from pass_runtime.bundle.reference import race_scores
 from pass_runtime.decode.loop import TokenStream
 from pass_runtime.session import GenerateOptions, Session
 

@@ -1,0 +1,77 @@
+"""Tail graphs run by ONNX Runtime, for requests side by side in a batch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from pass_exporter.tails.match import build_tail
+from pass_exporter.tails.rejection import build_rejection_tail
+from pass_runtime.bundle.noise import STREAMS, noise_offsets
+from pass_runtime.bundle.plan import Plan, bundle_plans, fused_plan
+from pass_runtime.bundle.sampling import SamplingParams
+
+LOOKAHEAD = 6
+PLANS = bundle_plans(LOOKAHEAD)
+PRUNED = [fused_plan(groups) for groups in ((1, 0), (1, 1, 1), (3, 0, 3, 1), (4, 3, 2, 2, 1), (2, 6, 0, 5, 1, 1, 3))]
+POSITIONS = 800
+
+
+@lru_cache(maxsize=48)
+def tail_session(name: str, sampler: str, vocab: int, rule: str) -> ort.InferenceSession:
+    """Pruned plans share the tail of the full one; greedy tails and those of `ar` are the match rule's."""
+    plan = next(plan for plan in PLANS if plan.name == name)
+    by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
+    return open_graph((build_rejection_tail if by_rejection else build_tail)(plan, sampler, vocab))
+
+
+def open_graph(model: ir.Model) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    data = ir.serde.serialize_model(model).SerializeToString()
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def run_graph(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With what of `feed` the graph takes."""
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, {i.name: feed[i.name] for i in session.get_inputs()}), strict=True))
+
+
+def request_feed(params: list[SamplingParams], active=None) -> dict[str, np.ndarray]:
+    """What belongs to the requests of a batch. `active` [B]: all of them."""
+    positions = np.arange(POSITIONS, dtype=np.int64)
+    return {stream: np.stack([noise_offsets(p.seed, positions, stream) for p in params]) for stream in STREAMS} | {
+        "active": np.ones(len(params), np.int64) if active is None else np.asarray(active, np.int64),
+        "temperature": np.array([p.temperature for p in params], np.float32),
+        "top_k": np.array([p.top_k for p in params], np.int64),
+        "top_p": np.array([p.top_p for p in params], np.float32),
+        "min_p": np.array([p.min_p for p in params], np.float32),
+    }
+
+
+def run_tail(
+    plan: Plan,
+    sampler: str,
+    logits,
+    ids,
+    length,
+    params: list[SamplingParams],
+    *,
+    active=None,
+    rule="match",
+    draft_probs=None,
+) -> dict[str, np.ndarray]:
+    vocab = logits.shape[2]
+    feed = request_feed(params, active) | {
+        "logits": logits,
+        "input_ids": ids,
+        "length": length,
+        "draft_probs": draft_probs,
+        "draft_rows": plan.draft_rows,
+        "lookahead_ids": plan.lookahead_ids(vocab),
+    }
+    return run_graph(tail_session(plan.tail, sampler, vocab, rule), feed)

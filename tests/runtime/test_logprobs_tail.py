@@ -1,0 +1,94 @@
+"""tail.logprobs.onnx against its definition in numpy."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax
+from tail_runs import open_graph, run_graph
+
+from pass_exporter.bundle import write_logprobs
+from pass_exporter.tails.logprobs import build_logprobs
+from pass_runtime.bundle.reference import token_logprobs
+from pass_runtime.bundle.sampling import MAX_LOGPROBS
+
+NAMES = ("chosen_logprob", "top_ids", "top_logprobs")
+
+
+@lru_cache
+def session(vocab: int) -> ort.InferenceSession:
+    return open_graph(build_logprobs(vocab))
+
+
+def run(logits: np.ndarray, emitted: np.ndarray) -> tuple[np.ndarray, ...]:
+    out = run_graph(session(logits.shape[2]), {"logits": logits, "emitted": emitted})
+    return tuple(out[name] for name in NAMES)
+
+
+@pytest.mark.parametrize("vocab", [12, 37, 2048])
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(data=st.data())
+def test_graph_numpy_and_scipy_agree(vocab, data):
+    batch, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 30))
+    emits = data.draw(st.integers(1, width))
+    spread = data.draw(st.sampled_from([1e-3, 1.0, 30.0]))
+    offset = data.draw(st.sampled_from([0.0, -200.0, 200.0]))  # exp of the logits themselves would overflow
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = (rng.permuted(np.arange(batch * width * vocab)) / vocab).reshape(batch, width, vocab)  # no two are equal
+    logits = (offset + spread * logits / logits.max()).astype(np.float32)
+    emitted = rng.integers(0, vocab, (batch, emits))
+    chosen, ids, tops = run(logits, emitted)
+    exact = log_softmax(logits[:, :emits].astype(np.float64), -1)
+    expected = token_logprobs(logits, emitted, MAX_LOGPROBS)
+    for got in (chosen, expected[0]):
+        assert got.dtype == np.float32
+        assert np.allclose(got, np.take_along_axis(exact, emitted[..., None], -1)[..., 0], atol=5e-5)
+    for got_ids, got in ((ids, tops), expected[1:]):
+        assert got_ids.shape == got.shape == (batch, emits, min(MAX_LOGPROBS, vocab))
+        # By value: rounding may have made two logits equal.
+        assert np.allclose(np.take_along_axis(exact, got_ids, -1), -np.sort(-exact)[..., :MAX_LOGPROBS], atol=5e-5)
+        assert np.allclose(got, np.take_along_axis(exact, got_ids, -1), atol=5e-5)
+        assert (np.sort(got_ids, -1)[..., 1:] != np.sort(got_ids, -1)[..., :-1]).all()
+
+
+def test_ids_are_those_of_numpy_where_no_two_tokens_tie():
+    rng = np.random.default_rng(0)
+    logits = np.stack([rng.permutation(2048) for _ in range(8)]).reshape(2, 4, 2048).astype(np.float32)
+    emitted = rng.integers(0, 2048, (2, 4))
+    assert np.array_equal(run(logits, emitted)[1], token_logprobs(logits, emitted, MAX_LOGPROBS)[1])
+
+
+def test_windows_of_any_width_give_the_same():
+    """Rows behind the emitted ones are look-ahead rows; a window has more or fewer of them."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(0, 3, (3, 30, 37)).astype(np.float32)
+    emitted = rng.integers(0, 37, (3, 5))
+    for width in (5, 9):
+        for got, wide in zip(run(logits[:, :width], emitted), run(logits, emitted), strict=True):
+            assert np.array_equal(got, wide)
+
+
+def test_entries_behind_count_may_be_missing_drafts():
+    """Their id is V, and the others must not notice."""
+    rng = np.random.default_rng(2)
+    logits = rng.normal(0, 3, (1, 3, 37)).astype(np.float32)
+    chosen, beside = (run(logits, np.array([[4, 9, last]]))[0] for last in (5, 37))
+    assert np.array_equal(chosen[:, :2], beside[:, :2])
+    assert np.isfinite(beside).all()
+
+
+def test_the_file_of_a_bundle(tmp_path: Path):
+    described = write_logprobs(tmp_path, 37)
+    assert [path.name for path in tmp_path.iterdir()] == [described.file] == ["tail.logprobs.onnx"]
+    graph = ort.InferenceSession(tmp_path / described.file, providers=["CPUExecutionProvider"])
+    for tensors, values in ((described.inputs, graph.get_inputs()), (described.outputs, graph.get_outputs())):
+        assert [(t.name, list(t.shape)) for t in tensors] == [(v.name, v.shape) for v in values]
+    logits, emitted = np.zeros((1, 2, 37), np.float32), np.array([[3, 4]])
+    out = run_graph(graph, {"logits": logits, "emitted": emitted})
+    assert np.allclose(out["chosen_logprob"], -np.log(37))

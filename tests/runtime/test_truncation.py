@@ -1,0 +1,116 @@
+"""Which tokens top-k, top-p and min-p keep: as transformers has it, in numpy and in the graph."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tail_runs import open_graph, request_feed, run_graph
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from pass_exporter.tails.sampler import weights
+from pass_exporter.tails.tape import GraphTape
+from pass_runtime.bundle.reference import kept
+from pass_runtime.bundle.sampling import MAX_CANDIDATES, SamplingParams
+
+ROWS = 3
+ROUNDING = 1e-5
+
+
+@lru_cache
+def weights_session(vocab: int, normalized: bool) -> ort.InferenceSession:
+    op = GraphTape("weights")
+    logits = op.input("logits", np.float32, ["batch", ROWS, vocab])
+    found = weights(op, "truncated", logits, ROWS, vocab, normalized=normalized)
+    return open_graph(op.model({"weights": (found, np.float32, ["batch", ROWS, vocab])}))
+
+
+def graph_weights(logits: np.ndarray, params: list[SamplingParams], *, normalized: bool = False) -> np.ndarray:
+    """[B,ROWS,V] of logits [B,ROWS,V]."""
+    feed = request_feed(params) | {"logits": logits}
+    return run_graph(weights_session(logits.shape[2], normalized), feed)["weights"]
+
+
+def numpy_kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    scaled = logits / np.float32(params.temperature)
+    return kept(scaled - scaled.max(-1, keepdims=True), params)
+
+
+def transformers_kept(logits: np.ndarray, params: SamplingParams, slack: float) -> np.ndarray:
+    """[N,V] bool, in float64. slack: above 0 a little more is kept than `params` says, below 0 a little less."""
+    warpers = [TemperatureLogitsWarper(params.temperature)]
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(min(1.0, params.top_p * (1 + slack))))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(min(1.0, params.min_p * (1 - slack))))
+    scores = torch.from_numpy(logits.astype(np.float64))
+    for warper in warpers:
+        scores = warper(torch.zeros(len(logits), 1, dtype=torch.long), scores)
+    return (scores > -torch.inf).numpy()
+
+
+@st.composite
+def truncations(draw) -> SamplingParams:
+    return SamplingParams(
+        draw(st.floats(0.3, 1.5)),
+        draw(st.one_of(st.just(0), st.integers(1, 60), st.integers(1, 1024))),
+        draw(st.one_of(st.just(1.0), st.floats(0.05, 0.97))),
+        min_p=draw(st.one_of(st.just(0.0), st.floats(1e-6, 1e-3), st.floats(1e-3, 1.0), st.just(1.0))),
+    )
+
+
+@pytest.mark.parametrize("vocab", [37, 1501, 20_000])
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(params=st.lists(truncations(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
+def test_what_transformers_keeps_is_kept(vocab, params, seed):
+    """Tokens nearer to a limit than rounding may be kept or not."""
+    assume(all(p.sampler == "truncated" for p in params))
+    logits = np.random.default_rng(seed).normal(0, 3, (len(params), ROWS, vocab)).astype(np.float32)
+    from_graph = graph_weights(logits, params) > 0
+    for b, own in enumerate(params):
+        least, most = (transformers_kept(logits[b], own, slack) for slack in (-ROUNDING, ROUNDING))
+        if own.top_p < 1 and not own.top_k:
+            assume(most.sum(-1).max() <= MAX_CANDIDATES)
+        for ours in (numpy_kept(logits[b], own), from_graph[b]):
+            assert (least <= ours).all(), own
+            assert (ours <= most).all(), own
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("min_p", [0.3, 1.0])
+def test_ties_at_the_edge_of_min_p_are_kept(min_p, temperature):
+    """As transformers does: what is exactly `min_p` times as likely stays, and the most likely always do."""
+    logits = np.full((1, ROWS, 37), -9, np.float32)
+    logits[..., [3, 8, 21]] = 4
+    found = graph_weights(logits, [SamplingParams(temperature, min_p=min_p)])[0, 0]
+    assert np.flatnonzero(found).tolist() == [3, 8, 21]
+
+
+def test_min_p_alone_keeps_more_than_the_candidates():
+    logits = np.random.default_rng(1).normal(0, 0.1, (2, ROWS, 20_000)).astype(np.float32)
+    params = [SamplingParams(1.0, min_p=0.01), SamplingParams(1.0)]
+    assert (graph_weights(logits, params) > 0).all()
+    assert numpy_kept(logits[0], params[0]).all()
+
+
+@pytest.mark.parametrize("vocab", [37, 1501])
+def test_normalized_weights_add_up_to_one_and_are_the_softmax_where_nothing_is_removed(vocab):
+    logits = np.random.default_rng(2).normal(0, 3, (2, ROWS, vocab)).astype(np.float32)
+    params = [SamplingParams(0.7, min_p=0.05), SamplingParams(0.7)]
+    some, every = graph_weights(logits, params, normalized=True)
+    assert np.allclose(some.sum(-1), 1, atol=1e-6)
+    assert not some.all()
+    assert np.array_equal(every, graph_weights(logits, params)[1])
+
+
+@pytest.mark.parametrize(("min_p", "sampler"), [(0.0, "sample"), (1e-9, "truncated"), (1.0, "truncated")])
+def test_min_p_needs_the_truncated_tail(min_p, sampler):
+    assert SamplingParams(1.0, min_p=min_p).sampler == sampler
+    assert SamplingParams(0.0, min_p=min_p).sampler == "greedy"
