@@ -2,7 +2,7 @@
 
     scripts/gpu_check.sh build/smollm2-135m-fp16 -o build/gpu
 
-Steps are processes of their own: the tests with `-m gpu`, engines of every TensorRT flavour that knows this GPU,
+Steps are processes of their own: the tests with `-m gpu`, engines of every TensorRT library that knows this GPU,
 `pass-run bench` on every device that works (greedy and sampled), scripts/gpu_peers.py, and scripts/step_time.py. What
 cannot be run is skipped and says why. DIR has gpu_check.json and .md, written after every step, and gpu_check.log.
 """
@@ -35,7 +35,7 @@ from rich.text import Text
 
 from pass_exporter.model.registry import registry
 from pass_runtime.backends.trt.cuda import find_device
-from pass_runtime.backends.trt.library import FLAVOURS, import_library
+from pass_runtime.backends.trt.library import LIBRARIES, import_library
 from pass_runtime.bundle.manifest import FILE_NAME, read_manifest
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
@@ -110,9 +110,9 @@ def find() -> Found:
     target = device.target if device else "sm" + gpu["compute_cap"].replace(".", "")
     missing = {name: why_not(name) for name in ("cuda", "torch")}
     missing["cuda-python"] = "" if device else "cuda-python does not see the GPU; install cuda-python"
-    for name, flavour in FLAVOURS.items():
-        foreign = flavour.targets and target not in flavour.targets
-        wrong = f"{name} has no target {target}; it has {', '.join(flavour.targets)}" if foreign else ""
+    for name, library in LIBRARIES.items():
+        foreign = library.targets and target not in library.targets
+        wrong = f"{name} has no target {target}; it has {', '.join(library.targets)}" if foreign else ""
         missing[name] = wrong or missing["cuda-python"] or why_not(name)
     installed = dict(sorted((d.name, d.version) for d in distributions() if re.fullmatch(PACKAGES, d.name or "", re.I)))
     memory = device.total / 2**30 if device else float(gpu["memory.total"].split()[0]) / 1024
@@ -133,8 +133,8 @@ def nvidia_smi() -> dict[str, str]:
 def why_not(name: str) -> str:
     """What keeps a library from being used on the GPU, "" where nothing does."""
     try:
-        if name in FLAVOURS:
-            import_library(FLAVOURS[name])
+        if name in LIBRARIES:
+            import_library(LIBRARIES[name])
         elif name == "torch":
             torch = importlib.import_module("torch")
             return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
@@ -156,11 +156,11 @@ def plan_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
     flags = ("-q", "-m", "gpu", "-o", "addopts=-ra", *TESTS)  # addopts: the project's need plugins that may not be here
     blocked = None if importlib.util.find_spec("pytest") else "pytest is not installed"
     steps.append(Step("tests", (*tool, "pytest", *flags), blocked))
-    for name in FLAVOURS:
+    for name in LIBRARIES:
         flags = (str(bundle), "--engine", name, "--max-seq-len", str(length))
         steps.append(Step(f"build {name}", (*tool, "pass_exporter.cli", "build", *flags), missing.get(name), exported))
-    for name in ("cuda", *FLAVOURS):
-        after = (f"build {name}",) if name in FLAVOURS else exported
+    for name in ("cuda", *LIBRARIES):
+        after = (f"build {name}",) if name in LIBRARIES else exported
         for kind, sampling in {"greedy": (), "sampled": ("--temperature", "0.8", "--seed", "1")}.items():
             flags = (*PLANS.split(), "--device", name, *sampling, "--max-new-tokens", str(tokens), "-o", OUTPUT)
             command = (*tool, "pass_runtime.cli.main", "bench", str(bundle), *flags)
@@ -170,7 +170,7 @@ def plan_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
     flags = ("--model", model, "--dtype", dtype, "--tokens", str(tokens), "-o", OUTPUT)
     steps.append(Step("peers", (sys.executable, "scripts/gpu_peers.py", *flags), missing.get("torch") or unknown))
     small = f"7B need {LARGE} GiB, this GPU has {found.memory:.0f}" if found.memory < LARGE else ""
-    for name in ("cuda", *FLAVOURS):
+    for name in ("cuda", *LIBRARIES):
         command = (sys.executable, "scripts/step_time.py", "--engine", name, "--keep", "build/step-time", "-o", OUTPUT)
         steps.append(Step(f"step-time {name}", command, missing.get(name) or missing.get("cuda-python") or small))
     return steps

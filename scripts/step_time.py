@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+from pass_runtime.backends.graph_backend import GraphBackend
+from pass_runtime.backends.ort.trunk import OrtTrunk
 from rich.console import Console
 from rich.table import Table
 
-from pass_runtime.backends.graph_backend import GraphBackend
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.ort.engine import Buffers, choose_device
-from pass_runtime.backends.ort.trunk import OrtTrunk
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.backends.trt.cuda import Cuda, call, find_device, import_api
-from pass_runtime.backends.trt.library import FLAVOURS, Flavour, import_library
+from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.bindings import COLUMNS
 from pass_runtime.bundle.manifest import EngineFile, EngineSet, Graph, Manifest, ModelInfo, Profile, Tensor
 from pass_runtime.bundle.plan import prefill_plan
@@ -146,17 +146,17 @@ def _static(tensors: Sequence[Tensor], capacity: int) -> tuple[Tensor, ...]:
 
 
 def build_engine(
-    directory: Path, source: Source, flavour: Flavour, targets: tuple[str, ...], capacities: tuple[int, ...]
+    directory: Path, source: Source, library: Library, targets: tuple[str, ...], capacities: tuple[int, ...]
 ) -> EngineSet:
     """A set with the trunk's engine alone, in `directory`, built where it is not there yet."""
     from pass_exporter.engines.builder import EngineBuilder
 
-    builder = EngineBuilder(flavour, targets if flavour.builds_ahead else ())
+    builder = EngineBuilder(library, targets if library.builds_ahead else ())
     key = hashlib.sha256(repr((builder.version, targets, source.profiles)).encode()).hexdigest()
     unread = {"sha256": key, "bytes": 0, "profiles": source.profiles, "aliases": source.aliases}
     engines = EngineSet(
-        directory=f"{flavour.name}-{key[:12]}",
-        flavour=flavour.name,
+        directory=f"{library.name}-{key[:12]}",
+        library=library.name,
         version=builder.version,
         targets=targets,
         bundle="",
@@ -183,17 +183,17 @@ def open_backend(
     sizes = {"vocab_size": shape.vocab_size, "kv_heads": shape.num_key_value_heads, "head_dim": shape.head_dim}
     model = ModelInfo.model_construct(max_capacity=capacities[-1], **sizes)
     manifest = Manifest.model_construct(trunk=graph, model=model)
-    if engine not in FLAVOURS:
+    if engine not in LIBRARIES:
         buffers = Buffers(choose_device(engine))
         return OrtBackend(directory, manifest, OrtTrunk(directory, manifest, buffers, engine, 0), buffers, engine)
     from pass_exporter.config import EngineConfig
     from pass_exporter.engines.target import choose_targets
 
-    flavour = FLAVOURS[engine]
-    targets = choose_targets(flavour, EngineConfig(engine), find_device())
-    source = engine_source(directory, graph, rows, capacities, flavour.least_width)
-    engines = build_engine(directory, source, flavour, targets, capacities)
-    return TrtBackend(directory, manifest, engines, import_library(flavour), import_api())
+    library = LIBRARIES[engine]
+    targets = choose_targets(library, EngineConfig(engine), find_device())
+    source = engine_source(directory, graph, rows, capacities, library.least_width)
+    engines = build_engine(directory, source, library, targets, capacities)
+    return TrtBackend(directory, manifest, engines, import_library(library), import_api())
 
 
 def measure(backend: GraphBackend, rows: Sequence[int], capacity: int, rounds: int) -> list[float]:
@@ -245,7 +245,7 @@ def shape_options(command: Any) -> Any:
 
 
 @click.command()
-@click.option("--engine", type=click.Choice(("cpu", "cuda", *FLAVOURS)), required=True)
+@click.option("--engine", type=click.Choice(("cpu", "cuda", *LIBRARIES)), required=True)
 @click.option("--rows", multiple=True, type=click.IntRange(1), default=(1, 5, 9, 25, 41), show_default=True)
 @click.option("--capacity", "capacities", multiple=True, type=int, default=(512, 2048, 8192), show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Every round runs every width.")

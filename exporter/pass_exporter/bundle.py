@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,9 +22,11 @@ from pass_exporter.model.registry import Source
 from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
-from pass_exporter.trunk.graph import OPSET
 from pass_runtime.bundle import noise
+from pass_runtime.bundle.bindings import CACHE, PRESENT
+from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import (
+    CHAT_TEMPLATE_FILE,
     FILE_NAME,
     TOKENIZER_FILE,
     FileInfo,
@@ -32,13 +36,13 @@ from pass_runtime.bundle.manifest import (
     ModelDtype,
     ModelInfo,
     NoiseInfo,
+    PlanConstants,
     PlanInfo,
     Tensor,
-    file_info,
 )
+from pass_runtime.bundle.metadata import METADATA, metadata
 from pass_runtime.bundle.plan import Plan, bundle_plans
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
-from pass_runtime.text import chat
 
 NOISE_FILE = "tail.noise.data"
 LOGPROBS_FILE = "tail.logprobs.onnx"
@@ -71,7 +75,14 @@ def _write_plan(directory: Path, plan: Plan, vocab_size: int, rule: Rule) -> Pla
         name = f"tail.{plan.name}.{sampler}.onnx"
         ir.save(model, directory / name)
         tails[sampler] = graph_info(model, name)
-    return PlanInfo(name=plan.name, drafts=plan.drafts, groups=plan.groups, next=plan.next.name, tails=tails)
+    return PlanInfo(
+        name=plan.name,
+        drafts=plan.drafts,
+        groups=plan.groups,
+        next=plan.next.name,
+        constants=PlanConstants.of(plan, vocab_size),
+        tails=tails,
+    )
 
 
 def write_logprobs(directory: Path, vocab_size: int) -> Graph:
@@ -123,7 +134,7 @@ def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None
         template = tokenizer.chat_template
         if isinstance(template, dict):
             template = template.get("default") or next(iter(template.values()))
-        (directory / chat.FILE_NAME).write_text(template, encoding="utf-8")
+        (directory / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
 
 def write_manifest(
@@ -138,9 +149,8 @@ def write_manifest(
     """pass_config.json, last: it carries the hash of every other file."""
     manifest = Manifest(
         format="pass-bundle",
-        version=1,
-        opset=OPSET,
-        model=_model_info(source, loaded, config.weights),
+        version=2,
+        model=model_info(source, loaded, config.weights),
         rule=config.rule,
         lookahead=LookaheadInfo(
             length=lookahead.length,
@@ -151,6 +161,8 @@ def write_manifest(
         ),
         trunk=trunk,
         plans=plans,
+        logprobs=write_logprobs(directory, loaded.geometry.vocab_size),
+        feeds=feeds(trunk, plans),
         noise=NoiseInfo(scheme=noise.SCHEME, members=noise.MEMBERS, row=noise.ROW, bits=noise.BITS),
         files=_hash_files(directory),
         tools=_tools(),
@@ -158,6 +170,20 @@ def write_manifest(
     )
     (directory / FILE_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
+    """Output -> the input of the next graph or pass whose memory it is."""
+    tails = {tensor.name for plan in plans for tail in plan.tails.values() for tensor in tail.outputs}
+    carried = {"next_ids": "input_ids", "next_length": "length", "next_draft_probs": "draft_probs"}
+    cache = [tensor.name for tensor in trunk.outputs if tensor.name.startswith(PRESENT)]
+    found = {output: fed for output, fed in carried.items() if output in tails}
+    return found | {name: name.replace(PRESENT, CACHE, 1) for name in cache}
+
+
+def describe(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
+    """Write into the graph's metadata what it is, so that a manifest of another model does not pass for its own."""
+    trunk.metadata_props[METADATA] = json.dumps(metadata(model, lookahead, rule), sort_keys=True)
 
 
 def _tools() -> dict[str, str]:
@@ -169,7 +195,7 @@ def _tools() -> dict[str, str]:
     return found
 
 
-def _model_info(source: Source, loaded: LoadedModel, weights: Weights) -> ModelInfo:
+def model_info(source: Source, loaded: LoadedModel, weights: Weights) -> ModelInfo:
     sizes: Geometry = loaded.geometry
     return ModelInfo(
         name=source.name,

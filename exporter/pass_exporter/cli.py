@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from pass_exporter.config import DTYPES, WEIGHTS, EngineConfig, ExportConfig
 from pass_exporter.engines.target import choose_targets
 from pass_runtime.backends.trt.cuda import find_device
-from pass_runtime.backends.trt.library import FLAVOURS, flavour, import_library
+from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
@@ -71,7 +71,7 @@ def _engine_options(command: Any) -> Any:
     "--verify", type=click.Path(path_type=Path), help="Text file: report perplexity and agreement with full precision."
 )
 @click.option(
-    "--engine", type=click.Choice(tuple(FLAVOURS)), help="Build TensorRT engines too, with the options below."
+    "--engine", type=click.Choice(tuple(LIBRARIES)), help="Build TensorRT engines too, with the options below."
 )
 @_engine_options
 @click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
@@ -91,7 +91,7 @@ def main(**options: Any) -> None:
     if options["model"] is None:
         raise PassError("name the model: pass-export --model NAME (see --help), or pass-export build BUNDLE")
     if engine is None and (unused := next((name for name in given if name in _ENGINE_FIELDS), None)):
-        raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(FLAVOURS)}")
+        raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}")
     config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_FIELDS})
     _export(config, engine)
 
@@ -107,7 +107,7 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--engine", type=click.Choice(tuple(FLAVOURS)), required=True, help="The library to build with.")
+@click.option("--engine", type=click.Choice(tuple(LIBRARIES)), required=True, help="The library to build with.")
 @_engine_options
 @click.option("--verify", is_flag=True, help="Compare the engines' logits with ONNX Runtime's (needs the GPU).")
 @click.option("--force", is_flag=True, help="Build again what the bundle has already.")
@@ -147,8 +147,8 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: our progress lines are the only ones
     if engine is not None:
         # before the long work
-        import_library(flavour(engine.engine))
-        choose_targets(flavour(engine.engine), engine, find_device())
+        import_library(find_library(engine.engine))
+        choose_targets(find_library(engine.engine), engine, find_device())
     # torch takes seconds to import: --help and bad options should not wait for it.
     with _Terminal(console) as progress:
         progress.phase("importing torch")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pass_runtime.backends.trt.library import flavour
+from pass_runtime.backends.trt.library import find_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES, Rule
 from pass_runtime.errors import PassError
@@ -20,7 +20,7 @@ WEIGHTS: tuple[Weights, ...] = ("full", "int8", "int4", "fp8")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """engine: a name of `backends.trt.library.FLAVOURS`. compute_capability: GPUs to build for, as 8.9 or sm89; ()
+    """engine: a name of `backends.trt.library.LIBRARIES`. compute_capability: GPUs to build for, as 8.9 or sm89; ()
     is the GPU at hand.
 
     max_seq_len: prompt and output tokens of the longest sequence; capacity: S itself, in its place. workspace: MiB that
@@ -40,7 +40,7 @@ class EngineConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        flavour(self.engine)
+        find_library(self.engine)
         if not 1 <= self.max_batch_size <= MAX_BATCH:
             raise PassError(f"--max-batch-size must be 1 to {MAX_BATCH}, not {self.max_batch_size}")
         if self.workspace is not None and self.workspace < 1:

@@ -61,6 +61,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
             quantize_weights(graph, config.weights)
             if config.weights != "fp8":
                 pad_queries(graph)
+        files.describe(graph, files.model_info(source, loaded, config.weights), config.lookahead, config.rule)
         save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
         trunk = files.graph_info(graph, TRUNK_FILE)
         progress.phase("writing tails, tokenizer and manifest")

@@ -130,7 +130,8 @@ class Stream(Generic[T]):
             self._take(event)
             if isinstance(event, Chunk):
                 return self._item(event)
-        return self._stop(StopIteration)
+        self._close()
+        raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[T]:
         self.__iter__()
@@ -154,7 +155,8 @@ class Stream(Generic[T]):
             self._take(event)
             if isinstance(event, Chunk):
                 return self._item(event)
-        return self._stop(StopAsyncIteration)
+        self._close()
+        raise StopAsyncIteration
 
     def _take(self, event: Chunk | End) -> None:
         if isinstance(event, End):
@@ -163,10 +165,9 @@ class Stream(Generic[T]):
             self.tokens += event.tokens
             self.text += event.text
 
-    def _stop(self, kind: type[Exception]) -> Any:
+    def _close(self) -> None:
         self._told_end = True
         self._raise_error()
-        raise kind
 
     def _raise_error(self) -> None:
         error = None if self._end is None else self._end.error

@@ -24,8 +24,8 @@ MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
 class GenerateOptions:
     """Everything a request may ask for.
 
-    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": whatever is fastest here. A pass
-    runs one plan for all sequences of a batch: the oldest request that names one decides.
+    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": whatever is fastest here. A
+    pass runs one plan for all sequences of a batch: the oldest request that names one decides.
     lookahead: drafts per round, at most the bundle's L (None: all of them; 0: plain decoding).
     draft: where drafts come from, one of `pass_runtime.decode.draft_policy.DRAFTS` (None: "both" for auto, else
     "lookahead").

@@ -27,8 +27,9 @@ from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning.tuner import PlanTuner
 from pass_runtime.tuning.tuners import Tuners
 
+
 class Session:
-    """One model, and as many sequences at a time as its backend has slots. Its methods may be called from any thread."""
+    """One model, and as many sequences at a time as its backend has slots. Any thread may call its methods."""
 
     def __init__(
         self,

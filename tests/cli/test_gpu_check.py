@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from pass_run import assert_refused
 
 from pass_runtime.backends.trt.cuda import DeviceInfo, find_device
-from pass_runtime.backends.trt.library import FLAVOURS
+from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, EngineSet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,18 +76,18 @@ def test_without_a_gpu(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("target", "flavours"), [("sm90", ["tensorrt"]), ("sm89", ["tensorrt", "tensorrt-rtx"])])
-def test_a_flavour_without_the_target_is_skipped(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, flavours: list[str]
+@pytest.mark.parametrize(("target", "libraries"), [("sm90", ["tensorrt"]), ("sm89", ["tensorrt", "tensorrt-rtx"])])
+def test_a_library_without_the_target_is_skipped(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, libraries: list[str]
 ):
     monkeypatch.setattr(check, "nvidia_smi", lambda: GPU)
     monkeypatch.setattr(check, "find_device", lambda: DeviceInfo("GPU", target, GIB, 80 * GIB))
     monkeypatch.setattr(check, "why_not", lambda _: "")
     found = check.find()
     steps = {step.name: step for step in check.plan_steps(found, tmp_path, 8)}
-    for name in FLAVOURS:
+    for name in LIBRARIES:
         for step in (f"build {name}", f"bench {name} greedy", f"bench {name} sampled", f"step-time {name}"):
-            if name in flavours:
+            if name in libraries:
                 assert not steps[step].blocked
             else:
                 assert f"tensorrt-rtx has no target {target}; it has sm75, " in steps[step].blocked
@@ -217,9 +217,9 @@ def test_step_times_on_the_cpu(step_time: tuple[ModuleType, Path], tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_step_times_on_a_fake_gpu(
-    step_time: tuple[ModuleType, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str
+    step_time: tuple[ModuleType, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ):
     """The engine's profiles, bindings and captured passes; building it is what only a real TensorRT can."""
     monkeypatch.syspath_prepend(str(ROOT / "tests/runtime"))
@@ -227,20 +227,20 @@ def test_step_times_on_a_fake_gpu(
 
     module, keep = step_time
     gpu = FakeCuda(target=(8, 9))
-    monkeypatch.setitem(sys.modules, FLAVOURS[flavour].module, FakeTensorRT(gpu))
+    monkeypatch.setitem(sys.modules, LIBRARIES[library].module, FakeTensorRT(gpu))
     monkeypatch.setattr(module, "import_api", lambda: gpu)
     monkeypatch.setattr(module, "find_device", lambda: find_device(gpu))
 
-    def build(directory, source, flavour, targets, capacities) -> EngineSet:
+    def build(directory, source, library, targets, capacities) -> EngineSet:
         engines = EngineSet.model_construct(
-            directory=flavour.name, flavour=flavour.name, version="fake", lookahead=1, prefill_widths=()
+            directory=library.name, library=library.name, version="fake", lookahead=1, prefill_widths=()
         )
         engines.path(directory).mkdir(parents=True)
         file = _write_plan(directory, engines.path(directory), source)
         return engines.model_copy(update={"capacities": capacities, "engines": (file,)})
 
     monkeypatch.setattr(module, "build_engine", build)
-    found = cells(module, keep, flavour, tmp_path / "out.json")
+    found = cells(module, keep, library, tmp_path / "out.json")
     assert [(cell["rows"], cell["capacity"]) for cell in found] == CELLS
     assert gpu.captures == len(CELLS) and not gpu.blocks and not gpu.streams
 

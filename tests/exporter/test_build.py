@@ -19,14 +19,14 @@ from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.memory import check_fits, estimate
 from pass_exporter.engines.target import check_dtype, choose_capacity, choose_targets
 from pass_runtime.backends.trt.cuda import DeviceInfo
-from pass_runtime.backends.trt.library import FLAVOURS
+from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor, read_manifest
 from pass_runtime.errors import PassError
 
 pytestmark = pytest.mark.tensorrt
 pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt-rtx]'")
 
-RTX, FULL = FLAVOURS["tensorrt-rtx"], FLAVOURS["tensorrt"]
+RTX, FULL = LIBRARIES["tensorrt-rtx"], LIBRARIES["tensorrt"]
 ADA = DeviceInfo("NVIDIA L4", "sm89", 20 << 30, 23 << 30)
 HOPPER = DeviceInfo("NVIDIA H100", "sm90", 70 << 30, 79 << 30)
 CONFIG = EngineConfig("tensorrt-rtx", compute_capability=("8.9",), max_seq_len=100)

@@ -13,15 +13,16 @@ from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.graph import aliases, trunk_for_tensorrt
 from pass_exporter.engines.profiles import engine_plans, tail_profiles, trunk_profiles
 from pass_exporter.engines.target import FIRST_TARGET
-from pass_runtime.backends.trt.library import FLAVOURS
+from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.bindings import COLUMNS
-from pass_runtime.bundle.manifest import Profile, Tensor, file_info, read_manifest, verify_files
+from pass_runtime.bundle.integrity import file_info, verify_files
+from pass_runtime.bundle.manifest import Profile, Tensor, read_manifest
 from pass_runtime.bundle.sampling import SAMPLERS, Rule
 
 pytestmark = pytest.mark.tensorrt
 pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt-rtx]'")
 
-RTX = FLAVOURS["tensorrt-rtx"]
+RTX = LIBRARIES["tensorrt-rtx"]
 FORMATS = {
     "fp32": {},
     "fp16": {"dtype": "fp16"},

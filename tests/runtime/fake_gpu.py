@@ -23,7 +23,8 @@ import onnxruntime as ort
 from pass_exporter.engines.build import graph_sources
 from pass_exporter.engines.builder import Source
 from pass_exporter.engines.profiles import column_steps, prefill_widths
-from pass_runtime.bundle.manifest import FILE_NAME, EngineFile, EngineSet, Manifest, file_info, read_manifest
+from pass_runtime.bundle.integrity import file_info
+from pass_runtime.bundle.manifest import FILE_NAME, EngineFile, EngineSet, Manifest, read_manifest
 
 VERSION = "10.15.1.fake"
 DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -275,7 +276,7 @@ def add_fake_engines(bundle: Path, capacity: int, least_width: int = 1) -> Manif
     columns = column_steps(capacity)
     engines = EngineSet(
         directory="fake",
-        flavour="tensorrt",
+        library="tensorrt",
         version=VERSION,
         targets=("sm90",),
         bundle=manifest.content,

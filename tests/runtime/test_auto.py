@@ -7,7 +7,7 @@ from reciting import plans_run, reciting_session, right_unless, words, wrong
 
 from pass_runtime.bundle.plan import ar_plan, fused_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.session import GenerateOptions
+from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
 from pass_runtime.tuning.tuner import AutoSteering, Chooser
 

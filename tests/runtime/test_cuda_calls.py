@@ -5,7 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from pass_runtime.backends.trt.cuda import MAJOR, NON_BLOCKING, THREAD_LOCAL, TO_DEVICE, call, find_device, import_api
+from pass_runtime.backends.trt.cuda import (
+    MAJOR,
+    NON_BLOCKING,
+    ON_DEVICE,
+    THREAD_LOCAL,
+    TO_DEVICE,
+    call,
+    find_device,
+    import_api,
+)
 from pass_runtime.errors import PassError
 
 pytest.importorskip("cuda.bindings", reason="pip install 'pass-toolkit[cuda]'")
@@ -20,6 +29,7 @@ CALLS = {
     "cudaMallocHost": (256,),
     "cudaMemsetAsync": (0, 0, 256, 0),
     "cudaMemcpyAsync": (0, 0, 256, TO_DEVICE, 0),
+    "cudaMemcpy2DAsync": (0, 256, 0, 256, 64, 2, ON_DEVICE, 0),
     "cudaStreamSynchronize": (0,),
     "cudaStreamBeginCapture": (0, THREAD_LOCAL),
     "cudaStreamEndCapture": (0,),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.bundle.manifest import FILE_NAME, Manifest, file_info, read_manifest, verify_files
+from pass_runtime.bundle.integrity import file_info, verify_files
+from pass_runtime.bundle.manifest import FILE_NAME, Manifest, read_manifest
 from pass_runtime.errors import PassError
 from pass_runtime.session import load
 

@@ -14,7 +14,8 @@ from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.bundle.plan import RowKind
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
-from pass_runtime.session import GenerateOptions, Session
+from pass_runtime.options import GenerateOptions
+from pass_runtime.session import Session
 
 LENGTHS = range(1, 7)
 TEMPERATURES = [0.0, 0.9]

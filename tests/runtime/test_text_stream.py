@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from reciting import BOS, EOS, recite, reciting_session
 from tokenizers import Tokenizer
 
-from pass_runtime.session import GenerateOptions
-from pass_runtime.text.stream import Generation
+from pass_runtime.generation import Generation
+from pass_runtime.options import GenerateOptions
 
 TEXTS = {
     "emoji": "a👩‍👩‍👧 b🇺🇳 c😀😀",

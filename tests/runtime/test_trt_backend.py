@@ -16,7 +16,7 @@ from pass_exporter.config import EngineConfig
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.backends.trt.cuda import find_device
-from pass_runtime.backends.trt.library import FLAVOURS
+from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, TOKENIZER_FILE, Manifest, read_manifest
 from pass_runtime.bundle.plan import ar_plan
 from pass_runtime.errors import PassError
@@ -37,7 +37,7 @@ class Gpu:
         self.manifest: Manifest = read_manifest(bundle)
 
     def open(self) -> Session:
-        backend = TrtBackend.open(self.bundle, self.manifest, FLAVOURS["tensorrt"], api=self.cuda)
+        backend = TrtBackend.open(self.bundle, self.manifest, LIBRARIES["tensorrt"], api=self.cuda)
         return Session(self.manifest, backend, Tokenizer.from_file(str(self.bundle / TOKENIZER_FILE)))
 
 
@@ -201,9 +201,9 @@ def changed(manifest: Manifest, **changes: object) -> Manifest:
         ),
         ({"targets": ("sm89", "sm120")}, r"are for sm89, sm120, and this GPU \(Fake GPU\) is sm90"),
         ({"bundle": "0" * 64}, r"built from other graphs"),
-        ({"flavour": "tensorrt-rtx"}, r"has no tensorrt engines; run: pass-export build"),
+        ({"library": "tensorrt-rtx"}, r"has no tensorrt engines; run: pass-export build"),
     ],
-    ids=["version", "target", "content", "flavour"],
+    ids=["version", "target", "content", "library"],
 )
 def test_engines_that_do_not_fit_are_refused_before_anything_is_allocated(gpu: Gpu, changes, message):
     gpu.manifest = changed(gpu.manifest, **changes)
@@ -254,25 +254,25 @@ def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.Mo
     monkeypatch.setattr("pass_runtime.backends.open.find_device", lambda: find_device(gpu.cuda))
     from pass_runtime.backends.open import find_engines
 
-    assert find_engines(gpu.manifest) is FLAVOURS["tensorrt"]
+    assert find_engines(gpu.manifest) is LIBRARIES["tensorrt"]
     assert find_engines(changed(gpu.manifest, targets=("sm75",))) is None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: Path, flavour: str):
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: Path, library: str):
     """Builds for the GPU at hand and repeats the checks above on it."""
     from pass_exporter.engines.build import build_engines
 
-    pytest.importorskip(FLAVOURS[flavour].module)
+    pytest.importorskip(LIBRARIES[library].module)
     device = find_device()
-    if device is None or (FLAVOURS[flavour].targets and device.target not in FLAVOURS[flavour].targets):
-        pytest.skip(f"no GPU that {flavour} builds for")
+    if device is None or (LIBRARIES[library].targets and device.target not in LIBRARIES[library].targets):
+        pytest.skip(f"no GPU that {library} builds for")
     bundle = tmp_path / "bundle"
     shutil.copytree(adapter_bundle, bundle)
-    build_engines(bundle, EngineConfig(flavour, capacity=CAPACITY), SilentProgress())
+    build_engines(bundle, EngineConfig(library, capacity=CAPACITY), SilentProgress())
     cpu = load(bundle, "cpu")
-    with load(bundle, flavour) as session:
+    with load(bundle, library) as session:
         for sampling in SAMPLINGS:
             expected = tokens(cpu, sampling).token_ids
             for plan in ("ar", "two-pass", "fused", "auto"):

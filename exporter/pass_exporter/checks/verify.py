@@ -26,7 +26,8 @@ from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import MODES, Plan, bundle_plans, prefill_plan
 from pass_runtime.errors import PassError
-from pass_runtime.session import GenerateOptions, open_session_of
+from pass_runtime.options import GenerateOptions, LoadOptions
+from pass_runtime.session import open_session_of
 from pass_runtime.testing.lossless import Difference, first_difference, run_tokens
 
 RELATIVE_ERROR_LIMIT = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
@@ -151,7 +152,7 @@ def _error(actual: Array, expected: Array) -> float:
 
 def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | None]:
     """Greedy text of every mode: the fewest tokens that agree with `ar`, and a near-tie if one parts from it there."""
-    session = open_session_of(bundle, manifest, "cpu")
+    session = open_session_of(bundle, manifest, LoadOptions("cpu"))
     prompt = session.encode("The quick brown fox jumps over")
     same, near_tie = GREEDY_TOKENS, None
     plain: list[int] = []

@@ -11,21 +11,28 @@ from typing import TYPE_CHECKING
 from pass_exporter.config import EngineConfig
 from pass_exporter.engines import staging as engine_staging
 from pass_exporter.engines.builder import EngineBuilder, Source
-from pass_exporter.engines.graph import aliases, trunk_for_tensorrt
+from pass_exporter.engines.graph import aliases, tail_for_tensorrt, trunk_for_tensorrt, widened
 from pass_exporter.engines.memory import MemoryEstimate, check_fits, estimate
-from pass_exporter.engines.profiles import column_steps, engine_plans, prefill_widths, tail_profiles, trunk_profiles
+from pass_exporter.engines.profiles import (
+    column_steps,
+    engine_plans,
+    logprobs_profiles,
+    prefill_widths,
+    tail_profiles,
+    trunk_profiles,
+)
 from pass_exporter.engines.target import available_memory, check_dtype, choose_capacity, choose_targets
 from pass_exporter.progress import Progress, Step
 from pass_runtime.backends.trt.cuda import find_device
-from pass_runtime.backends.trt.library import flavour, import_library
+from pass_runtime.backends.trt.library import find_library, import_library
 from pass_runtime.bundle.bindings import COLUMNS
+from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import (
     EngineFile,
     EngineSet,
     Manifest,
     Tensor,
     read_manifest,
-    verify_files,
 )
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
@@ -69,7 +76,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
         files, resumed = _build_all(job, directory, config.timing_cache, progress)
         engines = EngineSet(
             directory=f"{job.name}-{_digest(file.sha256 for file in files)}",
-            flavour=job.builder.flavour.name,
+            library=job.builder.library.name,
             version=job.builder.version,
             targets=job.targets,
             bundle=job.manifest.content,
@@ -94,7 +101,7 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
     """Everything that can be refused is refused here."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
-    chosen, device = flavour(config.engine), find_device()
+    chosen, device = find_library(config.engine), find_device()
     import_library(chosen)
     targets = choose_targets(chosen, config, device)
     if chosen.builds_ahead:
@@ -111,7 +118,7 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
     builder = EngineBuilder(chosen, targets if chosen.builds_ahead else (), workspace, _read(config.timing_cache))
     name = "-".join([chosen.name, builder.version, *targets])
     wanted = (chosen.name, builder.version, targets)
-    if not config.force and any((e.flavour, e.version, e.targets) == wanted for e in manifest.engines):
+    if not config.force and any((e.library, e.version, e.targets) == wanted for e in manifest.engines):
         raise PassError(f"{bundle} has engines {name} already; use --force to build them again")
     return _Job(manifest, name, targets, columns, sources, memory, builder)
 
@@ -151,14 +158,18 @@ def graph_sources(
     for plan in engine_plans(manifest):
         profiles = tail_profiles(plan, capacity, max_batch_size)
         for graph in manifest.plan(plan.tail).tails.values():
-            path = bundle / graph.file
-            sources.append(Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {}))
+            path, outputs = bundle / graph.file, widened(graph, plan, least_width)
+            model = tail_for_tensorrt(path, outputs) if outputs != graph.outputs else path.read_bytes()
+            sources.append(Source(graph, model, path, graph.inputs, outputs, profiles, {}))
+    graph, path = manifest.logprobs, bundle / manifest.logprobs.file
+    profiles = logprobs_profiles(manifest, max_batch_size)
+    sources.append(Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {}))
     graph, path = manifest.trunk, bundle / manifest.trunk.file
-    inputs, outputs = ([_fixed(tensor, capacity) for tensor in tensors] for tensors in (graph.inputs, graph.outputs))
-    inputs.append(Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
+    inputs = (*(_fixed(t, capacity) for t in graph.inputs), Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
+    outputs = tuple(_fixed(t, capacity) for t in graph.outputs)
     profiles = trunk_profiles(manifest, columns, max_batch_size, least_width)
     model = trunk_for_tensorrt(path, capacity)
-    sources.append(Source(graph, model, path, tuple(inputs), tuple(outputs), profiles, aliases(path)))
+    sources.append(Source(graph, model, path, inputs, outputs, profiles, aliases(path)))
     return sources
 
 

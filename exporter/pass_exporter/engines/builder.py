@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pass_exporter.progress import Step
-from pass_runtime.backends.trt.library import Flavour, import_library, make_logger
+from pass_runtime.backends.trt.library import Library, import_library, make_logger
 from pass_runtime.bundle.manifest import Graph, Profile, Tensor
 from pass_runtime.errors import PassError
 
@@ -33,10 +33,10 @@ class EngineBuilder:
     """
 
     def __init__(
-        self, flavour: Flavour, targets: Sequence[str] = (), workspace: int | None = None, timing_cache: bytes = b""
+        self, library: Library, targets: Sequence[str] = (), workspace: int | None = None, timing_cache: bytes = b""
     ) -> None:
-        self._trt = import_library(flavour)
-        self.flavour, self._targets, self.workspace = flavour, tuple(targets), workspace
+        self._trt = import_library(library)
+        self.library, self._targets, self.workspace = library, tuple(targets), workspace
         self._errors: list[str] = []
         self._logger = make_logger(self._trt, self._errors)
         self._builder = self._trt.Builder(self._logger)
@@ -60,10 +60,10 @@ class EngineBuilder:
             raise monitor.interruption
         if engine is None:
             raise PassError(
-                f"{source.graph.file}: {self.flavour.name} {self.version} cannot build it"
+                f"{source.graph.file}: {self.library.name} {self.version} cannot build it"
                 f"{self._for_targets()}: {self._reason()}; {_REDUCE}"
             )
-        if self.flavour.timing_cache:
+        if self.library.timing_cache:
             self.timing_cache = bytes(config.get_timing_cache().serialize())
         return bytes(engine)
 
@@ -86,7 +86,7 @@ class EngineBuilder:
     def _parse_error(self, parser: Any) -> str:
         error = parser.get_error(0)
         what = f"node {error.node_name()!r} ({error.node_operator()})" if error.node_name() else "the model"
-        return f"{self.flavour.name} {self.version} does not take {what}: {' '.join(error.desc().split())}"
+        return f"{self.library.name} {self.version} does not take {what}: {' '.join(error.desc().split())}"
 
     def _check_bindings(self, network: Any, source: Source) -> None:
         """Names, dtypes and static sizes must be the manifest's, and each cache must be updated in place."""
@@ -98,7 +98,7 @@ class EngineBuilder:
             for name in {**found, **listed}:
                 if not _agree(found.get(name), listed.get(name)):
                     raise PassError(
-                        f"{source.graph.file}: {name} is {found.get(name, 'missing')} in {self.flavour.name}, but "
+                        f"{source.graph.file}: {name} is {found.get(name, 'missing')} in {self.library.name}, but "
                         f"{listed.get(name, 'missing')} in the manifest; please report it"
                     )
         updated = _cache_updates(self._trt, network)
@@ -114,7 +114,7 @@ class EngineBuilder:
                 config.set_compute_capability(getattr(trt.ComputeCapability, target.upper()), i)
         if self.workspace is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace)
-        if self.flavour.timing_cache:
+        if self.library.timing_cache:
             config.set_timing_cache(config.create_timing_cache(self.timing_cache), True)
         for profile in source.profiles:
             config.add_optimization_profile(self._profile(network, source, profile))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pass_exporter.checks.widen import runnable
 from pass_exporter.engines.profiles import engine_plans
-from pass_runtime.backends.base import Backend
+from pass_runtime.backends.base import Backend, PassKind
 from pass_runtime.backends.open import open_backend
 from pass_runtime.bundle.manifest import Manifest, read_manifest
 from pass_runtime.bundle.plan import Plan
@@ -72,10 +72,11 @@ def _logits(backend: Backend, manifest: Manifest) -> dict[str, npt.NDArray[np.fl
 
 
 def _pass(backend: Backend, plan: Plan, tokens: list[int]) -> npt.NDArray[np.float32]:
-    backend.begin(None, SamplingParams())
     width = min(width for width in backend.capabilities.prefill_widths if width >= PROMPT_TOKENS)
-    backend.prefill(tokens, width)
-    backend.root = tokens[0]
-    backend.enter(plan, tokens[1 : 1 + plan.drafts])
-    backend.step(plan)
-    return backend.logits(plan)
+    backend.resize(backend.capabilities.capacity(len(tokens) + max(width, plan.width)), [0])
+    backend.set_sampling(0, SamplingParams())
+    backend.prefill(0, 0, tokens, width)
+    backend.enter(0, plan, len(tokens), tokens[0], tokens[1 : 1 + plan.drafts])
+    backend.run(PassKind(plan, 1, "greedy"))
+    logits: npt.NDArray[np.float32] = backend.logits(plan)[0]
+    return logits

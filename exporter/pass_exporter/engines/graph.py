@@ -7,12 +7,15 @@ Profiles for several s then share one engine and one cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
 
 from pass_runtime.bundle.bindings import COLUMNS
+from pass_runtime.bundle.manifest import Graph, Tensor
+from pass_runtime.bundle.plan import Plan
 
 
 def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
@@ -20,6 +23,39 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
     model = onnx.load(path, load_external_data=False)
     _fix_capacity(model.graph, capacity)
     _read_columns(model.graph)
+    serialized: bytes = model.SerializeToString()
+    return serialized
+
+
+def widened(graph: Graph, plan: Plan, least_width: int) -> tuple[Tensor, ...]:
+    """The outputs of a tail of `plan` for engines whose windows have at least `least_width` rows."""
+    width = max(plan.next.width, least_width)
+    return tuple(
+        tensor.model_copy(update={"shape": (tensor.shape[0], width)})
+        if tensor.name == "next_ids" and tensor.shape[1] == plan.next.width
+        else tensor
+        for tensor in graph.outputs
+    )
+
+
+def tail_for_tensorrt(path: Path, outputs: Sequence[Tensor]) -> bytes:
+    """A tail whose `next_ids` is padded with zeros to the shape in `outputs`: the next window, as it lies in memory."""
+    model = onnx.load(path, load_external_data=False)
+    graph, name = model.graph, "next_ids"
+    wanted = next(tensor.shape[1] for tensor in outputs if tensor.name == name)
+    value = next(value for value in graph.output if value.name == name)
+    size = value.type.tensor_type.shape.dim[1]
+    for node in graph.node:
+        for i, output in enumerate(node.output):
+            if output == name:
+                node.output[i] = f"{name}.rows"
+        for i, read in enumerate(node.input):
+            if read == name:
+                node.input[i] = f"{name}.rows"
+    pads = helper.make_tensor(f"{name}.pads", TensorProto.INT64, [4], [0, 0, 0, int(wanted) - size.dim_value])
+    graph.initializer.append(pads)
+    graph.node.append(helper.make_node("Pad", [f"{name}.rows", pads.name], [name], name="pad_next_ids"))
+    size.dim_value = int(wanted)
     serialized: bytes = model.SerializeToString()
     return serialized
 

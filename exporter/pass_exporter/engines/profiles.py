@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pass_runtime.backends.base import listed_positions
+from pass_runtime.backends.capabilities import listed_positions
 from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.bundle.plan import MODES, Plan, make_cycle
 
@@ -51,7 +51,7 @@ def trunk_profiles(
 ) -> tuple[Profile, ...]:
     """Decoding, then prefill, by rising columns; the first profile that admits a pass serves it.
 
-    least_width: windows with fewer rows are padded to it (see `Flavour.least_width`).
+    least_width: windows with fewer rows are padded to it (see `Library.least_width`).
     """
     adapted = manifest.lookahead.adapter_rank > 0
     plans = engine_plans(manifest)
@@ -71,6 +71,16 @@ def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[P
     rows = len(plan.lookahead_rows)
     sizes = _exactly(width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity))
     return tuple(Profile(sizes=sizes | batch) for batch in _batches(max_batch_size))
+
+
+def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
+    """Of the graph of log-probabilities: one for every window, and every batch."""
+    windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in engine_plans(manifest))
+    return tuple(
+        Profile(sizes=_exactly(width=width, max_emitted=emitted) | batch)
+        for batch in _batches(max_batch_size)
+        for width, emitted in windows
+    )
 
 
 def _batches(max_batch_size: int) -> list[dict[str, tuple[int, int, int]]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pass_runtime.bundle.manifest import ENGINES, FILE_NAME, EngineFile, EngineSet, file_info, read_manifest
+from pass_runtime.bundle.integrity import file_info
+from pass_runtime.bundle.manifest import ENGINES, FILE_NAME, EngineFile, EngineSet, read_manifest
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -62,4 +63,4 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
 
 def same_place(a: EngineSet, b: EngineSet) -> bool:
     """Whether they are for the same library and GPUs."""
-    return (a.flavour, a.version, a.targets) == (b.flavour, b.version, b.targets)
+    return (a.library, a.version, a.targets) == (b.library, b.version, b.targets)

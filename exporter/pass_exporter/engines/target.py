@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pass_exporter.config import EngineConfig
 from pass_exporter.engines.profiles import widest
 from pass_runtime.backends.trt.cuda import DeviceInfo
-from pass_runtime.backends.trt.library import Flavour
+from pass_runtime.backends.trt.library import Library
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
 
@@ -16,7 +16,7 @@ ALIGNMENT = 64
 """Columns that attention kernels read at once, or a multiple of it."""
 
 
-def choose_targets(chosen: Flavour, config: EngineConfig, device: DeviceInfo | None) -> tuple[str, ...]:
+def choose_targets(chosen: Library, config: EngineConfig, device: DeviceInfo | None) -> tuple[str, ...]:
     """The compute capabilities to build for, as `sm89`. Asked for as 8.9, 89 or sm89."""
     asked = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in config.compute_capability)
     if not chosen.builds_ahead:

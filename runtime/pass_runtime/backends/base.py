@@ -69,11 +69,11 @@ class Backend(ABC):
         if params.sampler != "greedy":
             positions = np.arange(self.capabilities.positions, dtype=np.int64)
             for stream in self._streams:
-                write(stream, slot, noise_offsets(params.seed or 0, positions, stream))
-        write("temperature", slot, np.float32(params.temperature))
-        write("top_k", slot, np.int64(params.top_k))
-        write("top_p", slot, np.float32(params.top_p))
-        write("min_p", slot, np.float32(params.min_p))
+                write(stream, slot, noise_offsets(params.seed or 0, positions, stream), np.int64)
+        write("temperature", slot, params.temperature, np.float32)
+        write("top_k", slot, params.top_k, np.int64)
+        write("top_p", slot, params.top_p, np.float32)
+        write("min_p", slot, params.min_p, np.float32)
 
     def park(self, slot: int, length: int) -> None:
         """Leave `slot` out of the passes to come: they write behind `length` and change nothing else of it."""
@@ -87,16 +87,16 @@ class Backend(ABC):
         vocab = self.capabilities.vocab_size
         ids = np.zeros(self.bindings.window(plan), np.int64)
         ids[: plan.width] = [root, *drafts, *[vocab] * (plan.drafts - len(drafts)), *plan.lookahead_ids(vocab)]
-        self.buffers.write_row("input_ids", slot, ids)
+        self.buffers.write_row("input_ids", slot, ids, np.int64)
         self._set_slot(slot, length, active=True)
         if plan.drafts and self.manifest.rule == "rejection":
             # A draft from elsewhere was certain to be drawn; one that is missing could not be.
             certain = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
-            self.buffers.write_row("draft_probs", slot, certain.astype(np.float32))
+            self.buffers.write_row("draft_probs", slot, certain, np.float32)
 
     def _set_slot(self, slot: int, length: int, *, active: bool) -> None:
-        self.buffers.write_row("length", slot, np.int64(length))
-        self.buffers.write_row("active", slot, np.int64(active))
+        self.buffers.write_row("length", slot, length, np.int64)
+        self.buffers.write_row("active", slot, active, np.int64)
 
     def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
         """Write the K/V of `tokens` behind `length` entries of `slot`, in a window of `width` rows; the rows beyond the

@@ -38,10 +38,11 @@ class Buffers:
         """Fill a buffer that has no rows for slots."""
         self._memory.upload(self._get((name, array.shape), array.shape, array.dtype), np.ascontiguousarray(array))
 
-    def write_row(self, name: str, slot: int, row: npt.NDArray[Any]) -> None:
+    def write_row(self, name: str, slot: int, values: npt.ArrayLike, dtype: npt.DTypeLike) -> None:
         """Fill the row of `slot`."""
+        row = np.array(values, dtype)
         address = self.rows(name, row.shape, row.dtype) + slot * row.nbytes
-        self._memory.upload(address, np.ascontiguousarray(row))
+        self._memory.upload(address, row)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A copy of the first shape[0] rows of a buffer with a row for every slot."""

@@ -39,9 +39,7 @@ def open_backend(
         )
     from pass_runtime.backends.ort.backend import OrtBackend
 
-    return OrtBackend(
-        bundle, manifest, device, threads=threads, max_batch_size=max_batch_size, capacity=capacity
-    )
+    return OrtBackend(bundle, manifest, device, threads=threads, max_batch_size=max_batch_size, capacity=capacity)
 
 
 def find_engines(manifest: Manifest) -> Library | None:

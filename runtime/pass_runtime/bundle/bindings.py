@@ -96,7 +96,7 @@ class BundleBindings:
     def logprobs(self, plan: Plan, batch: int) -> Bindings:
         """Of the graph of log-probabilities, after the tail of `plan`."""
         graph = self._manifest.logprobs
-        sizes = {"batch": batch, "width": plan.width, "emitted": plan.max_emitted}
+        sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
         return Bindings(*([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)))
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:

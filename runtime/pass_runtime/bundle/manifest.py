@@ -47,7 +47,7 @@ class Tensor(_Strict):
     """A graph input or output.
 
     Named dimensions are symbolic: batch (slots), width (window rows), logit_rows, lookahead_rows, capacity (cache
-    columns), positions (listed in noise offsets), emitted (tokens that a pass may emit).
+    columns), positions (listed in noise offsets), max_emitted (tokens that a pass may emit).
     """
 
     name: str

@@ -35,7 +35,7 @@ def race_scores(
     scaled = scaled - scaled.max(-1, keepdims=True)
     if params.sampler == "truncated":
         scaled = np.where(kept(scaled, params), scaled, np.float32(-np.inf))
-    return two_races(scaled, race_noise(noise.noise_offsets(params.seed, positions), logits.shape[1]))
+    return two_races(scaled, race_noise(noise.noise_offsets(params.seed or 0, positions), logits.shape[1]))
 
 
 def two_races(scaled: npt.NDArray[np.float32], log_noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pass_runtime.errors import PassError
@@ -31,14 +32,14 @@ class SamplingParams:
 
     temperature: 0 is argmax (the lower id wins a tie). top_k: 0 is off. top_p: 1 is off; without top_k, the
     nucleus is taken among the MAX_CANDIDATES most likely tokens. Tokens as likely as the last one kept are kept too.
-    seed: 64 bits; with it a token is a pure function of logits and position.
+    seed: 64 bits; with it a token is a pure function of logits and position. None is one that nobody knows beforehand.
     min_p: 0 is off; tokens less likely than this share of the most likely one's probability are removed.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
-    seed: int = 0
+    seed: int | None = None
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
@@ -48,10 +49,16 @@ class SamplingParams:
             raise PassError(f"top-k must be 0 (off) to {MAX_CANDIDATES}, not {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise PassError(f"top-p must be above 0 and at most 1 (off), not {self.top_p}")
-        if not 0 <= self.seed < 1 << 64:
+        if self.seed is not None and not 0 <= self.seed < 1 << 64:
             raise PassError(f"seed must be 0 to 2^64-1, not {self.seed}")
         if not 0 <= self.min_p <= 1:
             raise PassError(f"min-p must be 0 (off) to 1, not {self.min_p}")
+
+    def seeded(self) -> SamplingParams:
+        """With a seed from the system where none was given; argmax has no use for one."""
+        if self.seed is not None:
+            return self
+        return replace(self, seed=int.from_bytes(os.urandom(4)) if self.temperature else 0)
 
     @property
     def sampler(self) -> Sampler:

@@ -22,8 +22,9 @@ from rich.progress import track
 
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
-from pass_runtime.session import GenerateOptions, Session
-from pass_runtime.text.stream import Generation
+from pass_runtime.generation import Generation
+from pass_runtime.options import GenerateOptions
+from pass_runtime.session import Session
 
 LINE_START = b'{"line": '
 
@@ -58,7 +59,7 @@ class BatchRequest(BaseModel):
         if "stop" in own:
             own["stop"] = (own["stop"],) if isinstance(own["stop"], str) else tuple(own["stop"])
         sampling = {key: own.pop(key) for key in ("temperature", "top_k", "top_p", "seed") if key in own}
-        sampling.setdefault("seed", defaults.sampling.seed + number - 1)
+        sampling.setdefault("seed", (defaults.sampling.seed or 0) + number - 1)
         return dataclasses.replace(defaults, sampling=dataclasses.replace(defaults.sampling, **sampling), **own)
 
 

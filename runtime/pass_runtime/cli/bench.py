@@ -23,7 +23,8 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
-from pass_runtime.session import GenerateOptions, Session
+from pass_runtime.options import GenerateOptions
+from pass_runtime.session import Session
 from pass_runtime.testing.lossless import first_difference, run_tokens
 
 PROMPTS = (
@@ -162,9 +163,10 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
     """The mode and what it drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`."""
     if options.plan == "auto":
         return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
-    steering = session.steering(options)
-    shape = "" if ":" in steering.name or not steering.lookahead else f" L={steering.lookahead}"
-    return steering.name.removesuffix("+ngram") + shape + (" +ngram" if steering.name.endswith("+ngram") else "")
+    mode = session.mode(options)
+    drafts = max(mode.lookahead, mode.text_drafts)
+    shape = "" if ":" in mode.name or not drafts else f" L={drafts}"
+    return mode.name.removesuffix("+ngram") + shape + (" +ngram" if mode.name.endswith("+ngram") else "")
 
 
 def _prompts(request: BenchOptions) -> tuple[str, ...]:

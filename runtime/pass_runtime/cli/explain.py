@@ -5,19 +5,19 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from pass_runtime.tuning.tuner import ADVANTAGE, Chooser
+from pass_runtime.tuning.tuner import ADVANTAGE, PlanTuner
 
 
-def print_reasoning(chooser: Chooser, lookahead: int | None) -> None:
+def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
     """On stderr: the candidates as they stand now, best first, and what they follow from."""
     console = Console(stderr=True, highlight=False)
-    candidates = chooser.candidates(chooser.lookahead if lookahead is None else lookahead)
+    candidates = tuner.candidates(tuner.lookahead if lookahead is None else lookahead)
     plain = next(c for c in candidates if c.cycle.name == "ar")
     table = Table(title="plan auto: expected tokens per second", title_justify="left")
     for heading in ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against ar"):
         table.add_column(heading, justify="left" if heading == "plan" else "right")
     for candidate in candidates:
-        mark = "[bold]" if candidate.cycle == chooser.chosen else ""
+        mark = "[bold]" if candidate.cycle == tuner.chosen else ""
         table.add_row(
             mark + " + ".join(plan.name for plan in candidate.cycle.plans),
             "+".join(str(plan.width) for plan in candidate.cycle.plans),
@@ -27,14 +27,14 @@ def print_reasoning(chooser: Chooser, lookahead: int | None) -> None:
             f"{candidate.rate / plain.rate:.2f}",
         )
     console.print(table)
-    present = chooser.chosen.plans[0].name
+    present = tuner.chosen.plans[0].name
     console.print(f"in use now: {present}; a plan must promise {ADVANTAGE:.2f} times `ar` to be taken up")
-    console.print("trunk, ms by rows: " + _points(chooser.times.trunk))
-    console.print("tail, ms by sampled rows: " + _points(chooser.times.tail))
-    if chooser.slower:
-        console.print("passes since, times of that: " + _ratios(chooser.slower))
-    console.print("look-ahead draft i right where those before it were: " + _rates(chooser.drafts.rates))
-    for matched, acceptance in sorted(chooser.texts.items()):
+    console.print("trunk, ms by rows: " + _points(tuner.times.trunk))
+    console.print("tail, ms by sampled rows: " + _points(tuner.times.tail))
+    if tuner.slower:
+        console.print("passes since, times of that: " + _ratios(tuner.slower))
+    console.print("look-ahead draft i right where those before it were: " + _rates(tuner.drafts.rates))
+    for matched, acceptance in sorted(tuner.texts.items()):
         console.print(f"text draft i right, {matched} tokens matched: " + _rates(acceptance.rates))
 
 

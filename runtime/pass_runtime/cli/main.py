@@ -14,8 +14,9 @@ from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import Interrupted, interrupt_on_signals, one_line_errors
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
-from pass_runtime.session import GenerateOptions, Session
-from pass_runtime.text.stream import Generation
+from pass_runtime.generation import Generation
+from pass_runtime.options import GenerateOptions
+from pass_runtime.session import Session
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,7 +56,7 @@ def generate(bundle: Path, prompt: str | None, prompt_file: Path | None, **optio
     if explain:
         from pass_runtime.cli.explain import print_reasoning
 
-        print_reasoning(session.chooser(request.sampling), request.lookahead)
+        print_reasoning(session.tuner(request.sampling), request.lookahead)
 
 
 @main.command()

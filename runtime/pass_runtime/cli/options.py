@@ -14,7 +14,8 @@ from pass_runtime.backends.open import DEVICES
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, SamplingParams
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
-from pass_runtime.session import PLANS, GenerateOptions, Session, load
+from pass_runtime.options import PLANS, GenerateOptions
+from pass_runtime.session import Session, load
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,7 +7,8 @@ before it, and the windows are laid out anew from that account: nothing that hal
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence as Items
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from pass_runtime.backends.base import Backend, Logprobs, PassKind
@@ -232,8 +233,8 @@ class Runner:
             self._resize(self.backend.capabilities.capacity(columns))
 
     def _fit(self, columns: int, slot: Slot, keep: int) -> None:
-        """Before a sequence of `columns` joins in `slot`: a cache that is too long for all of them shrinks, since passes
-        pay for its length. What slots kept for later goes where it does not fit."""
+        """Before a sequence of `columns` joins in `slot`: a cache that is too long for all of them shrinks, since
+        passes pay for its length. What slots kept for later goes where it does not fit."""
         slot.kept = slot.kept[:keep]
         busy = max((len(s.sequence.tokens) + 1 for s in self.slots if s.sequence is not None), default=0)
         fitting = self.backend.capabilities.capacity(min(max(columns, busy), self.backend.capabilities.max_capacity))
@@ -267,9 +268,7 @@ class Runner:
         return min(width, remaining), width
 
 
-def _told(
-    logprobs: Logprobs | None, slot: int, ids: Items[int], count: int | None
-) -> list[TokenLogprobs | None]:
+def _told(logprobs: Logprobs | None, slot: int, ids: Items[int], count: int | None) -> list[TokenLogprobs | None]:
     """For every token of a slot; None where its request did not ask."""
     if logprobs is None or count is None:
         return [None] * len(ids)

@@ -7,7 +7,7 @@ neighbour's long prompt. What fails ends the sequences that it happened to, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence as Items
+from collections.abc import Sequence as Items
 
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.decode.draft_policy import Always, Expected, Judge, Pass, View, next_pass

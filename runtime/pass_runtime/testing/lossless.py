@@ -13,8 +13,9 @@ import numpy as np
 
 from pass_runtime.bundle.plan import ar_plan
 from pass_runtime.bundle.reference import race_scores
-from pass_runtime.decode.loop import TokenStream
-from pass_runtime.session import GenerateOptions, Session
+from pass_runtime.generation import TokenStream
+from pass_runtime.options import GenerateOptions
+from pass_runtime.session import Session
 
 MARGIN_TOLERANCE = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.8}
 """Scores (logits / temperature, plus noise) closer than this are a near-tie, by model dtype."""
@@ -73,7 +74,7 @@ def token_scores(
     """[V] scores of the token after `prefix`, from a plain autoregressive pass; the token drawn is their argmax."""
     one = GenerateOptions(max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True)
     run_tokens(session, prefix, one)
-    logits = session.backend.logits(ar_plan())
+    logits = session.backend.logits(ar_plan())[0]
     scores: np.ndarray[tuple[int], np.dtype[np.float32]] = race_scores(
         logits, np.array([len(prefix)]), options.sampling
     )[0]

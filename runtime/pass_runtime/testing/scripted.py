@@ -41,7 +41,7 @@ class ScriptedBackend(OrtBackend):
             for i, row in enumerate(plan.rows):
                 script = self._drafter if row.kind is RowKind.LOOKAHEAD else self._target
                 logits[i, script(length + row.depth + 1)] = CERTAIN
-            self.buffers.write_row("logits", slot, logits)
+            self.buffers.write_row("logits", slot, logits, np.float32)
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
         """There is no cache to fill."""

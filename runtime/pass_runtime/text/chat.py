@@ -13,9 +13,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE
 from pass_runtime.errors import PassError
 
-FILE_NAME = "chat_template.jinja"
 Message = Mapping[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
 
@@ -49,7 +49,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
-            raise PassError(f"{FILE_NAME}: {error}") from None
+            raise PassError(f"{CHAT_TEMPLATE_FILE}: {error}") from None
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """The prompt that asks for the assistant's next turn."""
@@ -65,7 +65,7 @@ def _raise(message: str) -> NoReturn:
 
 def load_chat_template(bundle: Path, bos_token: str, eos_token: str) -> ChatTemplate | None:
     """The bundle's template, or None where the model has none."""
-    path = bundle / FILE_NAME
+    path = bundle / CHAT_TEMPLATE_FILE
     if not path.is_file():
         return None
     try:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 MAX_DRAFTS = 8
 """Of the shapes that are enumerated."""
 EXHAUSTIVE = 5
-"""Up to so many drafts every shape is tried: C(2D, D) of them, 252 with five and 12,870 with eight. With more, groups are
-as long as the chain of drafts, or 4, 2, 1 or 0: 495 shapes with eight."""
+"""Up to so many drafts every shape is tried: C(2D, D) of them, 252 with five and 12,870 with eight. With more, groups
+are as long as the chain of drafts, or 4, 2, 1 or 0: 495 shapes with eight."""
 
 Floats = npt.NDArray[np.float64]
 

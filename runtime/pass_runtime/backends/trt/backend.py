@@ -6,191 +6,196 @@ graph, so that the host's part of a pass is a launch and a wait.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.backends.base import Capabilities
-from pass_runtime.backends.graph_backend import GraphBackend
+from pass_runtime.backends.base import Backend, PassKind
+from pass_runtime.backends.capabilities import Capabilities, batch_sizes
 from pass_runtime.backends.trt import cuda as cuda_api
-from pass_runtime.backends.trt.cuda import Cuda, DeviceBuffers
-from pass_runtime.backends.trt.engine import Binding, TrtEngine
+from pass_runtime.backends.trt.cuda import Cuda
+from pass_runtime.backends.trt.engine import Bound, TrtEngine
 from pass_runtime.backends.trt.engine_sets import choose_engines
-from pass_runtime.backends.trt.library import Flavour, import_library, make_logger
-from pass_runtime.bundle.bindings import CACHE, COLUMNS, Slot, tail_graph, tail_slots, trunk_slots
-from pass_runtime.bundle.manifest import EngineSet, Manifest
-from pass_runtime.bundle.plan import Plan, prefill_plan
-
-Work = Sequence[tuple[TrtEngine, Binding]]
-
-
-class Program:
-    """Work on the stream that is repeated: run once as it is, then captured, then replayed."""
-
-    def __init__(self, cuda: Cuda, work: Work, copies: Sequence[tuple[npt.NDArray[Any], int]] = ()) -> None:
-        """copies: pinned arrays with the device addresses that they are filled from in the end."""
-        self._cuda, self._work, self._copies = cuda, work, copies
-        self._runs = 0
-        self._graph: Any = None
-
-    def run(self) -> None:
-        """Returns when the device has done it."""
-        self._runs += 1
-        if self._graph is None and self._runs > 1 and all(engine.capturable(bound) for engine, bound in self._work):
-            self._graph = self._cuda.capture(self._enqueue)
-        if self._graph is None:
-            self._enqueue()
-        else:
-            self._cuda.launch(self._graph)
-        self._cuda.synchronize()
-
-    def _enqueue(self) -> None:
-        for engine, binding in self._work:
-            engine.enqueue(binding)
-        for array, address in self._copies:
-            self._cuda.download(array, address)
+from pass_runtime.backends.trt.library import Library, import_library, make_logger
+from pass_runtime.backends.trt.program import Program
+from pass_runtime.bundle.bindings import COLUMNS, Binding, Bindings
+from pass_runtime.bundle.manifest import EngineSet, Graph, Manifest
+from pass_runtime.bundle.plan import Plan
+from pass_runtime.errors import PassError
 
 
-class TrtBackend(GraphBackend):
+class TrtBackend(Backend):
     """The engines of one set; `close` gives the device's memory back."""
 
-    def __init__(self, bundle: Path, manifest: Manifest, engines: EngineSet, library: Any, api: Any) -> None:
-        device = f"{engines.flavour} {engines.version}"
-        capabilities = Capabilities(
-            device,
-            manifest.model.vocab_size,
-            engines.capacities,
-            (*engines.prefill_widths, 1),
-            engines.lookahead,
-            _least_width(engines),
-        )
+    def __init__(
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        engines: EngineSet,
+        library: Any,
+        api: Any,
+        *,
+        max_batch_size: int = 1,
+        capacity: int | None = None,
+    ) -> None:
+        """library: the module; api: `cuda.bindings.runtime`. capacity: the most columns of the cache to use."""
         self._cuda = Cuda(api)
-        self._buffers = DeviceBuffers(self._cuda)
-        super().__init__(bundle, manifest, capabilities, self._buffers)
+        super().__init__(bundle, manifest, _capabilities(manifest, engines, max_batch_size, capacity), self._cuda)
         self._set, self._library = engines, library
         self._logger = make_logger(library, [])
         self._runtime = library.Runtime(self._logger)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
-        self._cache: dict[str, tuple[Slot, int]] = {}  # by input
         self._programs: dict[tuple[Any, ...], Program] = {}
-        self._results: dict[tuple[str, int], npt.NDArray[np.int64]] = {}
+        self._results: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.int64]] = {}
+        self._columns = 0
         self._finalizer = weakref.finalize(self, _release, self._programs, self._engines, self._cuda)
-        self._engine(manifest.trunk.file)  # what cannot be loaded is refused now
+        self._engine(manifest.trunk)  # what cannot be loaded is refused now
 
     @classmethod
     def open(
-        cls, bundle: Path, manifest: Manifest, flavour: Flavour, *, verify: bool = True, api: Any = None
+        cls,
+        bundle: Path,
+        manifest: Manifest,
+        library: Library,
+        *,
+        max_batch_size: int = 1,
+        capacity: int | None = None,
+        verify: bool = True,
+        api: Any = None,
     ) -> TrtBackend:
-        """The engine set of `flavour` that fits this machine; PassError where none does."""
-        library = import_library(flavour)
+        """The engine set of `library` that fits this machine; PassError where none does."""
+        module = import_library(library)
         api = api or cuda_api.import_api()
-        engines = choose_engines(bundle, manifest, flavour, library.__version__, cuda_api.find_device(api), verify)
-        return cls(bundle, manifest, engines, library, api)
+        engines = choose_engines(bundle, manifest, library, module.__version__, cuda_api.find_device(api), verify)
+        return cls(bundle, manifest, engines, module, api, max_batch_size=max_batch_size, capacity=capacity)
 
     def close(self) -> None:
         self._finalizer()
 
-    def _grow(self, _capacity: int) -> None:
-        """The cache is as long as it will ever be: only the columns that a pass reads grow."""
-        if not self._cache:
-            model, longest = self._manifest.model, self._set.capacities[-1]
-            shape = (1, model.kv_heads, longest, model.head_dim)
-            tensors = [tensor for tensor in self._manifest.trunk.inputs if tensor.name.startswith(CACHE)]
-            slots = [Slot(tensor.name, tensor.name, shape, tensor.dtype) for tensor in tensors]
-            self._cache = {slot.tensor: (slot, at) for slot, at in self._placed(slots)}
+    @property
+    def capacity(self) -> int:
+        return self._columns
 
-    def _run_prefill(self, plan: Plan, logit_rows: npt.NDArray[np.int64]) -> None:
-        width = max(plan.width, self.capabilities.least_width)
-        self._buffers.put(f"{prefill_plan(width).name}.logit_rows", logit_rows)
-        self._program("prefill", plan, lambda: Program(self._cuda, [self._bind_trunk(plan, logit_rows)])).run()
+    def resize(self, capacity: int, lengths: Sequence[int]) -> None:
+        """The cache is as long as it will ever be: only the columns that a pass reads change."""
+        if not self.cache.capacity:
+            self.cache.resize(self._set.capacities[-1], lengths)
+        self._columns = capacity
 
-    def _step(self, plan: Plan) -> list[int]:
-        count, emitted = self._result("count", 1), self._result("emitted", plan.max_emitted)
+    def run_trunk(self, plan: Plan, batch: int) -> None:
+        self._program("trunk", (plan.name, batch), lambda: Program(self._cuda, [self._bind_trunk(plan, batch)])).run()
+
+    def run_tail(self, kind: PassKind) -> None:
+        self._program("tail", _key(kind), lambda: Program(self._cuda, self._bind_tails(kind))).run()
+
+    def _run_pass(self, kind: PassKind) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        count = self._result("count", (kind.batch,))
+        emitted = self._result("emitted", (kind.batch, kind.plan.max_emitted))
 
         def make() -> Program:
-            engine, tail = self._bind_tail(plan)
-            copies = [(count, tail.addresses["count"]), (emitted, tail.addresses["emitted"])]
-            return Program(self._cuda, [self._bind_trunk(plan), (engine, tail)], copies)
+            tails = self._bind_tails(kind)
+            addresses = tails[0][1].addresses
+            copies = [(count, addresses["count"]), (emitted, addresses["emitted"])]
+            return Program(self._cuda, [self._bind_trunk(kind.plan, kind.batch), *tails], copies)
 
-        self._program("step", plan, make).run()
-        tokens: list[int] = emitted[: int(count[0])].tolist()
-        return tokens
+        self._program("pass", _key(kind), make).run()
+        return count, emitted
 
-    def _time(self, plan: Plan) -> tuple[float, float]:
-        started = time.perf_counter()
-        self._program("trunk", plan, lambda: Program(self._cuda, [self._bind_trunk(plan)])).run()
-        between = time.perf_counter()
-        self._program("tail", plan, lambda: Program(self._cuda, [self._bind_tail(plan)])).run()
-        return between - started, time.perf_counter() - between
+    def _run_prefill(self, slot: int, plan: Plan) -> None:
+        def make() -> Program:
+            return Program(self._cuda, [self._bind_trunk(plan, 1, slot, prefill=True)])
 
-    def logits(self, plan: Plan) -> npt.NDArray[np.float32]:
-        logits: npt.NDArray[np.float32] = np.empty((1, plan.width, self.capabilities.vocab_size), np.float32)
-        self._cuda.download(logits, self._buffers.get("logits", logits.shape, np.float32))
-        self._cuda.synchronize()
-        return logits.reshape(logits.shape[1:])
+        self._program("prefill", (plan.width, slot), make).run()
 
-    def _program(self, kind: str, plan: Plan, make: Callable[[], Program]) -> Program:
-        """Addresses and shapes are part of a captured graph: there is one for every plan, sampler and capacity."""
-        key = (kind, plan.name, self.capacity, self._params.sampler)
+    def _program(self, graphs: str, key: tuple[Any, ...], make: Callable[[], Program]) -> Program:
+        """Addresses and shapes are part of a captured graph: there is one for every kind of pass and columns."""
+        key = (graphs, self._columns, *key)
         if key not in self._programs:
             self._programs[key] = make()
         return self._programs[key]
 
-    def _bind_trunk(self, plan: Plan, logit_rows: npt.NDArray[np.int64] | None = None) -> tuple[TrtEngine, Binding]:
-        ids = self._buffers.get("input_ids", (1, plan.width), np.int64)
-        rows = plan.logit_rows if logit_rows is None else logit_rows
-        if plan.width < self.capabilities.least_width:  # behind its ids lie zeros: padding
-            plan = prefill_plan(self.capabilities.least_width)
-        slots = trunk_slots(self._manifest, plan, rows)
-        columns = Slot(COLUMNS, f"{COLUMNS}.{self.capacity}", (self.capacity,), "bool")
-        engine = self._engine(self._manifest.trunk.file)
-        window = [slot for slot in slots.inputs if slot.tensor == "input_ids"]
-        others = [slot for slot in (*slots.inputs, columns) if slot.tensor != "input_ids"]
-        inputs = [*((slot, ids) for slot in window), *self._placed(others), *self._cache.values()]
-        outputs = self._placed(slots.outputs)
+    def _bind_trunk(self, plan: Plan, batch: int, slot: int = 0, *, prefill: bool = False) -> tuple[TrtEngine, Bound]:
+        bindings, engine = self.bindings.trunk(plan, batch, prefill=prefill), self._engine(self.manifest.trunk)
+        shapes, addresses = self._placed(bindings)
+        columns = Binding(COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False)
+        shapes[COLUMNS], addresses[COLUMNS] = columns.shape, self.buffers.at(columns)
+        for name, address in self.cache.places(slot):
+            shapes[name], addresses[name] = self.cache.shape(batch), address
         for output, source in engine.aliases.items():
-            slot, at = self._cache[source]
-            outputs.append((replace(slot, tensor=output), at))
-        sizes = {"batch": 1, "width": plan.width, "logit_rows": len(rows), COLUMNS: self.capacity}
-        adapted = any(slot.tensor == "lookahead_rows" for slot in slots.inputs)
-        sizes["lookahead_rows"] = len(plan.lookahead_rows) if adapted else 0
-        return engine, engine.bind(engine.profile(sizes), inputs, outputs)
+            addresses[output] = addresses[source]
+        sizes = {"batch": batch, "width": shapes["input_ids"][1], "logit_rows": shapes["logit_rows"][0]}
+        sizes |= {"lookahead_rows": shapes.get("lookahead_rows", (0,))[0], COLUMNS: self._columns}
+        return engine, Bound(engine.profile(sizes), shapes, addresses)
 
-    def _bind_tail(self, plan: Plan) -> tuple[TrtEngine, Binding]:
-        sampler = self._params.sampler
-        slots = tail_slots(self._manifest, plan, sampler, self.capabilities.positions)
-        engine = self._engine(tail_graph(self._manifest, plan, sampler).file)
-        sizes = {"batch": 1, "width": plan.width, "lookahead_rows": len(plan.lookahead_rows)}
-        profile = engine.profile(sizes | {"positions": self.capabilities.positions})
-        return engine, engine.bind(profile, self._placed(slots.inputs), self._placed(slots.outputs))
+    def _bind_tails(self, kind: PassKind) -> list[tuple[TrtEngine, Bound]]:
+        plan, batch = kind.plan, kind.batch
+        graphs = [(self.bindings.tail_graph(plan, kind.sampler), self.bindings.tail(plan, kind.sampler, batch))]
+        if kind.logprobs:
+            graphs.append((self.manifest.logprobs, self.bindings.logprobs(plan, batch)))
+        return [self._bind_tail(plan, batch, *graph) for graph in graphs]
 
-    def _placed(self, slots: Sequence[Slot]) -> list[tuple[Slot, int]]:
-        return [(slot, self._buffers.at(slot)) for slot in slots]
+    def _bind_tail(self, plan: Plan, batch: int, graph: Graph, bindings: Bindings) -> tuple[TrtEngine, Bound]:
+        engine = self._engine(graph)
+        sizes = {"batch": batch, "width": plan.width, "lookahead_rows": len(plan.lookahead_rows)}
+        sizes |= {"positions": self.capabilities.positions, "max_emitted": plan.max_emitted}
+        return engine, Bound(engine.profile(sizes), *self._placed(bindings))
 
-    def _result(self, name: str, size: int) -> npt.NDArray[np.int64]:
-        """Pinned host memory [size], the same every time."""
-        if (name, size) not in self._results:
-            self._results[name, size] = self._cuda.pinned((size,), np.int64)
-        return self._results[name, size]
+    def _placed(self, bindings: Bindings) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+        """The inputs' shapes, and every tensor's address."""
+        every = (*bindings.inputs, *bindings.outputs)
+        return {b.tensor: b.shape for b in bindings.inputs}, {b.tensor: self.buffers.at(b) for b in every}
 
-    def _engine(self, graph: str) -> TrtEngine:
-        if graph not in self._engines:
-            file = next(engine for engine in self._set.engines if engine.graph == graph)
-            path = self._set.path(self._bundle) / file.file
-            self._engines[graph] = TrtEngine(self._library, self._runtime, self._cuda, path, file)
-        return self._engines[graph]
+    def _result(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Pinned host memory, the same every time."""
+        if (name, shape) not in self._results:
+            self._results[name, shape] = self._cuda.pinned(shape, np.int64)
+        return self._results[name, shape]
+
+    def _engine(self, graph: Graph) -> TrtEngine:
+        if graph.file not in self._engines:
+            file = next((engine for engine in self._set.engines if engine.graph == graph.file), None)
+            if file is None:
+                raise PassError(f"{self._set.directory} has no engine of {graph.file}; build the engines again")
+            path = self._set.path(self.bundle) / file.file
+            self._engines[graph.file] = TrtEngine(self._library, self._runtime, self._cuda, path, file)
+        return self._engines[graph.file]
 
 
-def _least_width(engines: EngineSet) -> int:
+def _capabilities(manifest: Manifest, engines: EngineSet, max_batch_size: int, capacity: int | None) -> Capabilities:
+    """What the engines were built for, and no more than was asked for."""
+    if max_batch_size > engines.max_batch_size:
+        raise PassError(
+            f"the engines are for at most {engines.max_batch_size} sequences at a time; "
+            f"use --max-batch-size {engines.max_batch_size}, or build them with --max-batch-size {max_batch_size}"
+        )
+    most = engines.capacities[-1] if capacity is None else capacity
+    fitting = tuple(columns for columns in engines.capacities if columns <= most)
+    if not fitting or most > engines.capacities[-1]:
+        listed = ", ".join(map(str, engines.capacities))
+        raise PassError(f"the engines read {listed} cache columns; --capacity must be {engines.capacities[0]} or more")
+    return Capabilities(
+        f"{engines.library} {engines.version}",
+        manifest.model.vocab_size,
+        fitting,
+        (*engines.prefill_widths, 1),
+        batch_sizes(max_batch_size),
+        engines.lookahead,
+        least_width(engines),
+    )
+
+
+def least_width(engines: EngineSet) -> int:
     """Rows of the narrowest window that the trunk's engine has a profile for."""
     profiles = [profile.sizes for engine in engines.engines for profile in engine.profiles]
     return min(sizes["width"][0] for sizes in profiles if COLUMNS in sizes)
+
+
+def _key(kind: PassKind) -> tuple[Any, ...]:
+    return kind.plan.name, kind.batch, kind.sampler, kind.logprobs
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], cuda: Cuda) -> None:

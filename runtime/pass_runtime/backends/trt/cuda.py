@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.bundle.bindings import Slot
 from pass_runtime.errors import PassError
 
 INSTALL = "pip install 'pass-toolkit[cuda]'"
 MAJOR, MINOR = 75, 76
 """cudaDevAttrComputeCapabilityMajor and -Minor."""
-TO_DEVICE, TO_HOST = 1, 2
+TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 """cudaMemcpyKind."""
 NON_BLOCKING = 1
 ALIGNMENT = 256
@@ -79,7 +78,8 @@ def call(result: tuple[Any, ...]) -> Any:
 
 @dataclass
 class Cuda:
-    """One stream of one device, and everything that was allocated on it. `close` gives all of it back."""
+    """One stream of one device, and everything that was allocated on it (`pass_runtime.backends.memory.Memory`).
+    `close` gives all of it back."""
 
     api: Any
     stream: int | None = None
@@ -105,6 +105,12 @@ class Cuda:
         call(self.api.cudaMemsetAsync(address, 0, size, self.stream))
         return address
 
+    def free(self, address: int) -> None:
+        """Once the device has done what it was asked."""
+        self.synchronize()
+        self._device.remove(address)
+        call(self.api.cudaFree(address))
+
     def pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Host memory that the device copies to without staging."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -121,6 +127,16 @@ class Cuda:
             self.synchronize()
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
+        """Fill a host array behind what the stream has to do."""
+        self.enqueue_download(array, address)
+        self.synchronize()
+
+    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+        """Copy `rows` rows of `size` bytes on the device, which begin `pitch` bytes apart."""
+        copy = self.api.cudaMemcpy2DAsync
+        call(copy(target, pitch, source, source_pitch, size, rows, ON_DEVICE, self.stream))
+
+    def enqueue_download(self, array: npt.NDArray[Any], address: int) -> None:
         """Copy to a host array behind what the stream has to do; valid after `synchronize` (capturable if pinned)."""
         call(self.api.cudaMemcpyAsync(array.ctypes.data, address, array.nbytes, TO_HOST, self.stream))
 
@@ -156,39 +172,3 @@ class Cuda:
                 call(release(held.pop()))
         call(self.api.cudaStreamDestroy(self.stream))
         self.stream = None
-
-
-ITEM_SIZES = {"bfloat16": 2}
-"""Bytes of an element of what numpy has no name for."""
-
-
-def item_size(dtype: npt.DTypeLike) -> int:
-    """Bytes of one element."""
-    return ITEM_SIZES[dtype] if isinstance(dtype, str) and dtype in ITEM_SIZES else np.dtype(dtype).itemsize
-
-
-class DeviceBuffers:
-    """Named device memory: the same name and shape is the same memory, as in `backends.ort.engine.Buffers`."""
-
-    def __init__(self, cuda: Cuda) -> None:
-        self._cuda = cuda
-        self._addresses: dict[tuple[str, tuple[int, ...]], int] = {}
-
-    def get(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
-        """Its address."""
-        key = (name, tuple(shape))
-        if key not in self._addresses:
-            self._addresses[key] = self._cuda.allocate(math.prod(shape) * item_size(dtype))
-        return self._addresses[key]
-
-    def at(self, slot: Slot) -> int:
-        """The address of a slot, filled if it is a constant."""
-        if slot.constant is not None:
-            return self.put(slot.buffer, slot.constant)
-        return self.get(slot.buffer, slot.shape, slot.dtype)
-
-    def put(self, name: str, array: npt.NDArray[Any]) -> int:
-        """Write `array` into its buffer; returns its address."""
-        address = self.get(name, array.shape, array.dtype)
-        self._cuda.upload(address, np.ascontiguousarray(array))
-        return address

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pass_runtime.backends.trt.cuda import Cuda
-from pass_runtime.bundle.bindings import Slot
 from pass_runtime.bundle.manifest import EngineFile
 from pass_runtime.errors import PassError
 
-Placed = Sequence[tuple[Slot, int]]
-"""Slots with the device addresses of their buffers."""
-
 
 @dataclass(frozen=True)
-class Binding:
+class Bound:
     """One way to run an engine: the profile, its inputs' shapes, and an address for every tensor."""
 
     profile: int
@@ -38,7 +34,7 @@ class TrtEngine:
         self._scratch_size = int(self._engine.device_memory_size_v2)
         self._scratch = cuda.allocate(self._scratch_size)
         self._contexts: dict[int, Any] = {}
-        self._bound: dict[int, Binding] = {}
+        self._bound: dict[int, Bound] = {}
 
     def _check(self) -> None:
         """The engine's own account of its profiles, shapes and aliasing must be the manifest's."""
@@ -71,28 +67,23 @@ class TrtEngine:
         shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise PassError(f"{self._path} was not built for {shape}; build it again with pass-export build")
 
-    def bind(self, profile: int, inputs: Placed, outputs: Placed) -> Binding:
-        """`inputs` and `outputs` are every tensor's slot with its address."""
-        addresses = {slot.tensor: address for slot, address in (*inputs, *outputs)}
-        return Binding(profile, {slot.tensor: slot.shape for slot, _ in inputs}, addresses)
-
-    def enqueue(self, binding: Binding) -> None:
+    def enqueue(self, bound: Bound) -> None:
         """Run once, behind what the stream has to do."""
-        context = self._context(binding.profile)
-        if self._bound.get(binding.profile) is not binding:
-            for name, shape in binding.shapes.items():
+        context = self._context(bound.profile)
+        if self._bound.get(bound.profile) != bound:
+            for name, shape in bound.shapes.items():
                 if not context.set_input_shape(name, shape):
-                    raise PassError(f"{self._path} refuses shape {shape} for {name} in profile {binding.profile}")
-            for name, address in binding.addresses.items():
+                    raise PassError(f"{self._path} refuses shape {shape} for {name} in profile {bound.profile}")
+            for name, address in bound.addresses.items():
                 if not context.set_tensor_address(name, address):
                     raise PassError(f"{self._path} has no tensor {name}")
-            self._bound[binding.profile] = binding
+            self._bound[bound.profile] = bound
         if not context.execute_async_v3(self._cuda.stream):
             raise PassError(f"{self._path} failed to run; the GPU may be out of memory")
 
-    def capturable(self, binding: Binding) -> bool:
+    def capturable(self, bound: Bound) -> bool:
         """Whether a CUDA graph can hold it. (TensorRT-RTX says so; TensorRT always can with these operators.)"""
-        ask = getattr(self._context(binding.profile), "is_stream_capturable", None)
+        ask = getattr(self._context(bound.profile), "is_stream_capturable", None)
         return ask is None or bool(ask(self._cuda.stream))
 
     def _context(self, profile: int) -> Any:

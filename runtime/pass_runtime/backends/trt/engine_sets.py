@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pass_runtime.backends.trt.cuda import DeviceInfo
-from pass_runtime.backends.trt.library import Flavour
-from pass_runtime.bundle.manifest import EngineSet, Manifest, file_info
+from pass_runtime.backends.trt.library import Library
+from pass_runtime.bundle.integrity import file_info
+from pass_runtime.bundle.manifest import EngineSet, Manifest
 from pass_runtime.errors import PassError
 
 
 def choose_engines(
-    bundle: Path, manifest: Manifest, flavour: Flavour, version: str, device: DeviceInfo | None, verify: bool = True
+    bundle: Path, manifest: Manifest, library: Library, version: str, device: DeviceInfo | None, verify: bool = True
 ) -> EngineSet:
-    """The newest set of `flavour` for this `version` and GPU; PassError tells why none fits. verify: check hashes."""
-    build = f"run: pass-export build {bundle} --engine {flavour.name}"
-    candidates = [engines for engines in manifest.engines if engines.flavour == flavour.name]
+    """The newest set of `library` for this `version` and GPU; PassError tells why none fits. verify: check hashes."""
+    build = f"run: pass-export build {bundle} --engine {library.name}"
+    candidates = [engines for engines in manifest.engines if engines.library == library.name]
     if not candidates:
-        raise PassError(f"{bundle} has no {flavour.name} engines; {build}")
+        raise PassError(f"{bundle} has no {library.name} engines; {build}")
     if device is None:
-        raise PassError(f"{flavour.name} needs an NVIDIA GPU, and none is visible; use --device cpu")
+        raise PassError(f"{library.name} needs an NVIDIA GPU, and none is visible; use --device cpu")
     fitting = [engines for engines in candidates if fits(engines, manifest, version, device)]
     if not fitting:
         reason = why_not(candidates[-1], manifest, version, device)
-        raise PassError(f"the {flavour.name} engines in {bundle} {reason}; {build}")
+        raise PassError(f"the {library.name} engines in {bundle} {reason}; {build}")
     _verify(bundle, fitting[-1], hashes=verify)
     return fitting[-1]
 
@@ -53,10 +54,10 @@ def _verify(bundle: Path, engines: EngineSet, *, hashes: bool) -> None:
     for engine in engines.engines:
         path = engines.path(bundle) / engine.file
         if not path.is_file():
-            raise PassError(f"{path} is missing; run: pass-export build {bundle} --engine {engines.flavour}")
+            raise PassError(f"{path} is missing; run: pass-export build {bundle} --engine {engines.library}")
         size = path.stat().st_size
         if size != engine.bytes or (hashes and file_info(path).sha256 != engine.sha256):
             raise PassError(
                 f"{path} is not the file that was built ({size} bytes, {engine.bytes} listed); "
-                f"run: pass-export build {bundle} --engine {engines.flavour} --force"
+                f"run: pass-export build {bundle} --engine {engines.library} --force"
             )

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from pass_runtime.errors import PassError
 
-FlavourName = Literal["tensorrt", "tensorrt-rtx"]
+LibraryName = Literal["tensorrt", "tensorrt-rtx"]
 
 
 @dataclass(frozen=True)
-class Flavour:
+class Library:
     """module: what to import. minimum: the oldest version with a KV cache update layer. install: the exact command.
 
     builds_ahead: builds for compute capabilities of other machines, on one without a GPU.
@@ -24,7 +24,7 @@ class Flavour:
     timing_cache: whether it keeps one; TensorRT-RTX times nothing while it builds.
     """
 
-    name: FlavourName
+    name: LibraryName
     module: str
     minimum: tuple[int, int]
     install: str
@@ -34,8 +34,8 @@ class Flavour:
     timing_cache: bool
 
 
-FLAVOURS: Mapping[str, Flavour] = {
-    "tensorrt": Flavour(
+LIBRARIES: Mapping[str, Library] = {
+    "tensorrt": Library(
         name="tensorrt",
         module="tensorrt",
         minimum=(10, 15),
@@ -45,7 +45,7 @@ FLAVOURS: Mapping[str, Flavour] = {
         least_width=1,
         timing_cache=True,
     ),
-    "tensorrt-rtx": Flavour(
+    "tensorrt-rtx": Library(
         name="tensorrt-rtx",
         module="tensorrt_rtx",
         minimum=(1, 5),
@@ -58,14 +58,14 @@ FLAVOURS: Mapping[str, Flavour] = {
 }
 
 
-def flavour(name: str) -> Flavour:
+def find_library(name: str) -> Library:
     """Raises PassError for a name that is none."""
-    if name not in FLAVOURS:
-        raise PassError(f"unknown engine {name!r}: choose one of {', '.join(FLAVOURS)}")
-    return FLAVOURS[name]
+    if name not in LIBRARIES:
+        raise PassError(f"unknown engine {name!r}: choose one of {', '.join(LIBRARIES)}")
+    return LIBRARIES[name]
 
 
-def import_library(chosen: Flavour) -> Any:
+def import_library(chosen: Library) -> Any:
     """The Python module; PassError with the command that installs it."""
     try:
         library = importlib.import_module(chosen.module)
