@@ -5,6 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 SHARED = {"input_ids": "next_ids", "length": "next_length", "draft_probs": "next_draft_probs"}
+ELEMENTWISE = ("Add", "Where")
+"""Nodes that read no element of an input after they wrote another one's place."""
 
 
 def late_readers(graph: ir.Graph) -> list[str]:
@@ -14,7 +16,8 @@ def late_readers(graph: ir.Graph) -> list[str]:
     found = []
     for read, written in SHARED.items():
         if read in inputs and written in outputs:
-            before = _ancestors(outputs[written].producer())
+            writer = outputs[written].producer()
+            before = _ancestors(writer) - (set() if writer.op_type in ELEMENTWISE else {writer})
             late = [node.op_type for node in inputs[read].consumers() if node not in before]
             found += [f"{op_type} may read {read} after {written} is written" for op_type in late]
     return found

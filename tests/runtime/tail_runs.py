@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
+from aliasing import SHARED
 
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
@@ -41,6 +42,23 @@ def run_graph(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> dic
     return dict(zip(names, session.run(names, {i.name: feed[i.name] for i in session.get_inputs()}), strict=True))
 
 
+def run_in_place(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As `run_graph`, with outputs in the memory of the inputs where the runtime binds them so."""
+    binding = session.io_binding()
+    given = {i.name: ort.OrtValue.ortvalue_from_numpy(np.array(feed[i.name])) for i in session.get_inputs()}
+    shared = {written: given[read] for read, written in SHARED.items() if read in given}
+    outputs = {}
+    for name, value in run_graph(session, feed).items():
+        there = shared.get(name)
+        fits = there is not None and tuple(there.shape()) == value.shape
+        outputs[name] = there if fits else ort.OrtValue.ortvalue_from_numpy(np.full_like(value, 77))
+        binding.bind_ortvalue_output(name, outputs[name])
+    for name, value in given.items():
+        binding.bind_ortvalue_input(name, value)
+    session.run_with_iobinding(binding)
+    return {name: value.numpy().copy() for name, value in outputs.items()}
+
+
 def request_feed(params: list[SamplingParams], active=None) -> dict[str, np.ndarray]:
     """What belongs to the requests of a batch. `active` [B]: all of them."""
     positions = np.arange(POSITIONS, dtype=np.int64)
@@ -64,6 +82,7 @@ def run_tail(
     active=None,
     rule="match",
     draft_probs=None,
+    run=run_graph,
 ) -> dict[str, np.ndarray]:
     vocab = logits.shape[2]
     feed = request_feed(params, active) | {
@@ -74,4 +93,4 @@ def run_tail(
         "draft_rows": plan.draft_rows,
         "lookahead_ids": plan.lookahead_ids(vocab),
     }
-    return run_graph(tail_session(plan.tail, sampler, vocab, rule), feed)
+    return run(tail_session(plan.tail, sampler, vocab, rule), feed)

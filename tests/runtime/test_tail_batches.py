@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
-from tail_runs import PLANS, POSITIONS, PRUNED, run_tail
+from tail_runs import PLANS, POSITIONS, PRUNED, run_in_place, run_tail
 
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import RULES, SAMPLERS, SamplingParams
@@ -60,8 +60,10 @@ def test_a_parked_row_stays_and_the_others_do_not_notice(plan, sampler, rule):
     out = run_tail(plan, sampler, params=[params] * 6, rule=rule, active=active, **batch)
     assert out["count"].tolist() == (full["count"] * active).tolist()
     assert out["next_length"].tolist() == (batch["length"] + out["count"]).tolist()
+    in_place = run_tail(plan, sampler, params=[params] * 6, rule=rule, active=active, run=run_in_place, **batch)
     for name, value in out.items():
         assert np.array_equal(value[~parked], full[name][~parked]), name
+        assert np.array_equal(value, in_place[name]), name
     if plan.next == plan:
         assert np.array_equal(out["next_ids"][parked], batch["ids"][parked])
     if plan.next == plan and "next_draft_probs" in out:

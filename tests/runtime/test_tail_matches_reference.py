@@ -165,6 +165,17 @@ def test_temperature_0_is_argmax_and_the_lower_id_wins_a_tie(sampler, level):
     assert out["emitted"][:, 0].tolist() == list(range(24))
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_temperature_0_tells_neighbouring_floats_apart(sampler):
+    """The larger one is drawn, though its id is the higher one."""
+    lower = np.random.default_rng(4).uniform(1, 16, 100).astype(np.float32)
+    logits = np.zeros((100, 1, 37), np.float32)
+    logits[:, 0, 5], logits[:, 0, 9] = lower, np.nextafter(lower, np.float32(100))
+    params = [SamplingParams(0.0, seed=b) for b in range(100)]
+    out = run_tail(PLANS[0], sampler, logits, np.zeros((100, 1), np.int64), np.arange(100), params)
+    assert (out["emitted"] == 9).all()
+
+
 @pytest.mark.parametrize("temperature", [1e-6, 1e-25, 1e-35, 1e-40])
 @pytest.mark.parametrize("sampler", ["sample", "truncated"])
 def test_a_tiny_temperature_is_argmax(sampler, temperature):
