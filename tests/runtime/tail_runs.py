@@ -62,7 +62,7 @@ def run_in_place(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> 
 def request_feed(params: list[SamplingParams], active=None) -> dict[str, np.ndarray]:
     """What belongs to the requests of a batch. `active` [B]: all of them."""
     positions = np.arange(POSITIONS, dtype=np.int64)
-    return {stream: np.stack([noise_offsets(p.seed, positions, stream) for p in params]) for stream in STREAMS} | {
+    return {stream: np.stack([noise_offsets(p.seed or 0, positions, stream) for p in params]) for stream in STREAMS} | {
         "active": np.ones(len(params), np.int64) if active is None else np.asarray(active, np.int64),
         "temperature": np.array([p.temperature for p in params], np.float32),
         "top_k": np.array([p.top_k for p in params], np.int64),

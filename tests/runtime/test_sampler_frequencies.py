@@ -152,20 +152,20 @@ def tilted(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) ->
 
 def uniform_race(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
     """A race of u / p instead of -log(1-u) / p: nearly right for rare tokens only."""
-    exponential = np.exp(race_noise(noise.noise_offsets(params.seed, positions), logits.shape[1]))
+    exponential = np.exp(race_noise(noise.noise_offsets(params.seed or 0, positions), logits.shape[1]))
     return raced(logits, params, np.log(-np.expm1(-exponential)))
 
 
 def shared_by_members(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
     """Members i and i + 4 of a block share their noise."""
-    drawn = race_noise(noise.noise_offsets(params.seed, positions), logits.shape[1])
+    drawn = race_noise(noise.noise_offsets(params.seed or 0, positions), logits.shape[1])
     drawn[:, 4:8] = drawn[:, :4]
     return raced(logits, params, drawn)
 
 
 def shared_by_races(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
     """The race of the members runs on the noise of the blocks."""
-    drawn = race_noise(noise.noise_offsets(params.seed, positions), logits.shape[1])
+    drawn = race_noise(noise.noise_offsets(params.seed or 0, positions), logits.shape[1])
     drawn[:, :3] = drawn[:, 16:19]
     return raced(logits, params, drawn)
 
@@ -179,7 +179,7 @@ def test_the_pieces_are_the_sampler():
     """So that what the planted faults change is all there is between them and it."""
     at, params = np.arange(1000), CASES["plain"]
     logits = np.broadcast_to(spread_logits(), (1000, 24))
-    whole = raced(logits, params, race_noise(noise.noise_offsets(params.seed, at), 24))
+    whole = raced(logits, params, race_noise(noise.noise_offsets(params.seed or 0, at), 24))
     assert whole.tolist() == sample(logits, at, params).tolist()
 
 

@@ -158,9 +158,10 @@ def graph_sources(
     for plan in engine_plans(manifest):
         profiles = tail_profiles(plan, capacity, max_batch_size)
         for graph in manifest.plan(plan.tail).tails.values():
-            path, outputs = bundle / graph.file, widened(graph, plan, least_width)
-            model = tail_for_tensorrt(path, outputs) if outputs != graph.outputs else path.read_bytes()
-            sources.append(Source(graph, model, path, graph.inputs, outputs, profiles, {}))
+            path, narrow = bundle / graph.file, plan.width < least_width
+            model = tail_for_tensorrt(path, plan, least_width) if narrow else path.read_bytes()
+            inputs, outputs = (widened(tensors, plan, least_width) for tensors in (graph.inputs, graph.outputs))
+            sources.append(Source(graph, model, path, inputs, outputs, profiles, {}))
     graph, path = manifest.logprobs, bundle / manifest.logprobs.file
     profiles = logprobs_profiles(manifest, max_batch_size)
     sources.append(Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {}))

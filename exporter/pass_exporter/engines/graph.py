@@ -13,8 +13,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from pass_runtime.bundle.bindings import COLUMNS
-from pass_runtime.bundle.manifest import Graph, Tensor
+from pass_runtime.bundle.bindings import COLUMNS, WINDOWS
+from pass_runtime.bundle.manifest import Tensor
 from pass_runtime.bundle.plan import Plan
 
 
@@ -27,37 +27,48 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
     return serialized
 
 
-def widened(graph: Graph, plan: Plan, least_width: int) -> tuple[Tensor, ...]:
-    """The outputs of a tail of `plan` for engines whose windows have at least `least_width` rows."""
-    width = max(plan.next.width, least_width)
+def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Tensor, ...]:
+    """Inputs or outputs of a tail of `plan`, for engines whose windows have at least `least_width` rows in memory."""
+    widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(
-        tensor.model_copy(update={"shape": (tensor.shape[0], width)})
-        if tensor.name == "next_ids" and tensor.shape[1] == plan.next.width
+        tensor.model_copy(update={"shape": (tensor.shape[0], max(widths[tensor.name], least_width))})
+        if tensor.name in WINDOWS and tensor.shape[1] == widths[tensor.name]
         else tensor
-        for tensor in graph.outputs
+        for tensor in tensors
     )
 
 
-def tail_for_tensorrt(path: Path, outputs: Sequence[Tensor]) -> bytes:
-    """A tail whose `next_ids` is padded with zeros to the shape in `outputs`: the next window, as it lies in memory."""
+def tail_for_tensorrt(path: Path, plan: Plan, least_width: int) -> bytes:
+    """The tail of a plan with narrower windows than engines have: it reads the front of one, and pads the next."""
     model = onnx.load(path, load_external_data=False)
-    graph, name = model.graph, "next_ids"
-    wanted = next(tensor.shape[1] for tensor in outputs if tensor.name == name)
-    value = next(value for value in graph.output if value.name == name)
-    size = value.type.tensor_type.shape.dim[1]
-    for node in graph.node:
-        for i, output in enumerate(node.output):
-            if output == name:
-                node.output[i] = f"{name}.rows"
-        for i, read in enumerate(node.input):
-            if read == name:
-                node.input[i] = f"{name}.rows"
-    pads = helper.make_tensor(f"{name}.pads", TensorProto.INT64, [4], [0, 0, 0, int(wanted) - size.dim_value])
-    graph.initializer.append(pads)
-    graph.node.append(helper.make_node("Pad", [f"{name}.rows", pads.name], [name], name="pad_next_ids"))
-    size.dim_value = int(wanted)
+    graph = model.graph
+    for value in graph.input:
+        if value.name == WINDOWS[0]:
+            _rename(graph, value.name, f"{value.name}.rows")
+            bounds = [_integers(graph, f"{value.name}.{at}", [n]) for at, n in enumerate((0, plan.width, 1))]
+            graph.node.insert(0, helper.make_node("Slice", [value.name, *bounds], [f"{value.name}.rows"]))
+            value.type.tensor_type.shape.dim[1].dim_value = least_width
+    for value in graph.output:
+        if value.name == WINDOWS[1]:
+            _rename(graph, value.name, f"{value.name}.rows")
+            pads = _integers(graph, f"{value.name}.pads", [0, 0, 0, least_width - plan.next.width])
+            graph.node.append(helper.make_node("Pad", [f"{value.name}.rows", pads], [value.name]))
+            value.type.tensor_type.shape.dim[1].dim_value = least_width
     serialized: bytes = model.SerializeToString()
     return serialized
+
+
+def _rename(graph: onnx.GraphProto, name: str, other: str) -> None:
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for i, found in enumerate(names):
+                if found == name:
+                    names[i] = other
+
+
+def _integers(graph: onnx.GraphProto, name: str, values: Sequence[int]) -> str:
+    graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [len(values)], values))
+    return name
 
 
 def aliases(path: Path) -> dict[str, str]:

@@ -19,6 +19,8 @@ from pass_runtime.bundle.sampling import Sampler
 CACHE, PRESENT = "past_", "present_"
 COLUMNS = "columns"
 """An input that only a trunk for TensorRT has: its length says how many cache columns a pass reads."""
+WINDOWS = ("input_ids", "next_ids")
+"""A tail's windows: the one that was run, and the next."""
 PREFILL = "prefill."
 """Buffers of prefill, which works on one slot while the windows of the others stay."""
 
@@ -89,7 +91,7 @@ class BundleBindings:
         sizes = {"batch": batch, "positions": self._positions, "width": plan.width}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
         return Bindings(
-            [self._bind(tensor, sizes, plan, constants) for tensor in graph.inputs],
+            [self._bind(self._widened(tensor, plan), sizes, plan, constants) for tensor in graph.inputs],
             [self._bind(self._widened(tensor, plan), sizes, plan, {}) for tensor in graph.outputs],
         )
 
@@ -100,10 +102,11 @@ class BundleBindings:
         return Bindings(*([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)))
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
-        """`next_ids` of an engine's tail, where the next window is padded."""
-        if tensor.name != "next_ids" or self.window(plan.next) == plan.next.width:
+        """A window of an engine's tail, where it lies padded in memory."""
+        of = {"input_ids": plan, "next_ids": plan.next}.get(tensor.name, plan)
+        if tensor.name not in WINDOWS or tensor.shape[1] != of.width:
             return tensor
-        return tensor.model_copy(update={"shape": (tensor.shape[0], self.window(plan.next))})
+        return tensor.model_copy(update={"shape": (tensor.shape[0], self.window(of))})
 
     def _bind(
         self,

@@ -103,7 +103,8 @@ class PlanConstants(_Strict):
     """What a plan's graphs are given in every pass, by input name: Q window rows, A of them look-ahead rows.
 
     row_position [Q], window_mask [Q,Q] (a text of 0 and 1 for every row), logit_rows [R] and lookahead_rows [A] are the
-    trunk's; draft_rows [D+1,D] and lookahead_ids [A] a fused tail's. See `pass_runtime.bundle.plan.Plan`.
+    trunk's. lookahead_ids [A], the ids in those rows, and draft_rows [D+1,D] are a fused tail's. See
+    `pass_runtime.bundle.plan.Plan`.
     """
 
     row_position: Numbers
@@ -121,7 +122,7 @@ class PlanConstants(_Strict):
             window_mask=tuple("".join("01"[seen] for seen in row) for row in plan.window_mask.tolist()),
             logit_rows=tuple(plan.logit_rows.tolist()),
             lookahead_rows=tuple(plan.lookahead_rows.tolist()),
-            draft_rows=tuple(tuple(row) for row in plan.draft_rows.tolist()),
+            draft_rows=tuple(tuple(row) for row in plan.draft_rows.tolist()) if plan.is_fused else (),
             lookahead_ids=tuple(plan.lookahead_ids(vocab_size).tolist()),
         )
 
