@@ -18,7 +18,7 @@ from pass_exporter.engines.build import build_engines, graph_sources
 from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.memory import check_fits, estimate
 from pass_exporter.engines.target import check_dtype, choose_capacity, choose_targets
-from pass_runtime.backends.trt.cuda import DeviceInfo
+from pass_runtime.backends.cuda import DeviceInfo
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor, read_manifest
 from pass_runtime.errors import PassError

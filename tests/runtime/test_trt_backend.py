@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from conftest import SilentProgress
 from pass_exporter.config import EngineConfig
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.backend import TrtBackend
-from pass_runtime.backends.trt.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, TOKENIZER_FILE, Manifest, read_manifest
 from pass_runtime.bundle.plan import ar_plan
@@ -293,7 +293,7 @@ def test_engines_are_compared_with_onnx_runtime(gpu: Gpu, monkeypatch: pytest.Mo
 
     from pass_exporter.engines.compare import compare_engines
 
-    monkeypatch.setattr("pass_runtime.backends.trt.cuda.import_api", lambda: gpu.cuda)
+    monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     found = compare_engines(gpu.bundle, "tensorrt")
     assert [comparison.plan for comparison in found] == ["ar", "draft-8", "verify-8", "fused-8"]
     assert all(comparison.relative < 1e-5 for comparison in found)
