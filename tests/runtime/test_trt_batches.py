@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from engine_sessions import PROMPT, SAMPLINGS, Asked, Gpu, assert_cpu_writes, submit_together, with_engines
 
-from pass_runtime import GenerateOptions
+from pass_runtime import GenerateOptions, Session
+from pass_runtime.backends.base import PassKind
 
 MOST = 4
 """Sequences that the engines were built for."""
@@ -34,6 +35,19 @@ def requests(plans: tuple[str, ...], count: int = 7, **options: object) -> list[
     ]
 
 
+def record_batches(session: Session) -> set[int]:
+    """A set that grows by the batch of every pass."""
+    batches: set[int] = set()
+    run = session.backend.run
+
+    def recorded(kind: PassKind) -> list[list[int]]:
+        batches.add(kind.batch)
+        return run(kind)
+
+    session.backend.run = recorded  # type: ignore[method-assign]
+    return batches
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     "plans", [("ar",), ("two-pass",), ("fused",), ("auto",), ("ar", "fused", "two-pass", "auto")], ids="-".join
@@ -41,8 +55,9 @@ def requests(plans: tuple[str, ...], count: int = 7, **options: object) -> list[
 def test_requests_side_by_side(gpu: Gpu, slots: int, plans: tuple[str, ...]):
     asked = requests(plans)
     with gpu.open(max_batch_size=slots) as session:
-        streams = submit_together(session, asked)
-        written = [stream.run().token_ids for stream in streams]
+        batches = record_batches(session)
+        written = [stream.run().token_ids for stream in submit_together(session, asked)]
+    assert max(batches) == slots
     for one, ids in zip(asked, written, strict=True):
         assert_cpu_writes(gpu.bundle, one, ids)
     gpu.assert_empty()
@@ -61,10 +76,11 @@ def test_drafts_from_the_text_and_logprobs_side_by_side(gpu: Gpu):
 def test_a_batch_that_has_been_seen_allocates_and_captures_nothing(gpu: Gpu):
     with gpu.open(max_batch_size=MOST) as session:
         asked = requests(("two-pass", "fused", "ar"), 6)
-        written = [[stream.run().token_ids for stream in submit_together(session, asked)] for _ in range(3)]
+        # Who gets which slot depends on what the slots kept: it takes some rounds until everybody was everywhere.
+        written = [[stream.run().token_ids for stream in submit_together(session, asked)] for _ in range(10)]
         cuda = gpu.cuda
         before = cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), gpu.trt.contexts
         for _ in range(10):
             assert [stream.run().token_ids for stream in submit_together(session, asked)] == written[0]
         assert before == (cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), gpu.trt.contexts)
-    assert written[0] == written[1] == written[2]
+    assert all(ids == written[0] for ids in written)
