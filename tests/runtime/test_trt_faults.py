@@ -6,10 +6,13 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from engine_sessions import CAPACITY, PROMPT, SAMPLINGS, Gpu, cpu_session, submit_together, tokens, with_engines
+from fake_gpu import FakeContext
 
 from pass_runtime import GenerateOptions, Session
+from pass_runtime.bundle.plan import ar_plan
 from pass_runtime.errors import PassError
 
 SLOTS = 2
@@ -103,6 +106,7 @@ def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
             session = gpu.open(max_batch_size=SLOTS)
         except PassError as error:
             assert "MiB left" in str(error)
+            gpu.assert_empty()  # though somebody holds the error, and with it the half-open backend
             refused += 1
         else:
             with session:
@@ -118,12 +122,35 @@ def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
     assert number == refused + failed + 1
 
 
+def test_a_context_that_was_half_bound_is_bound_anew(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    """Prefill of slot 1 fails after its cache was named: prefill of slot 0 must not write there."""
+    monkeypatch.setattr(FakeContext, "is_stream_capturable", lambda *_: False, raising=False)  # as TensorRT-RTX may say
+    with gpu.open(max_batch_size=SLOTS) as session:
+        backend = session.backend
+        backend.resize(512, [0, 0])
+        backend.set_sampling(0, SAMPLINGS[0])
+
+        def logits_behind(tokens: list[int]) -> np.ndarray:
+            backend.prefill(0, 0, tokens, 32)
+            backend.enter(0, ar_plan(), len(tokens), 7)
+            backend.run_trunk(ar_plan(), 1)
+            return backend.logits(ar_plan())
+
+        first = logits_behind([5, 6, 7])
+        other = logits_behind([9, 9, 9])
+        backend.prefill(0, 0, [1, 2, 3], 32)
+        set_address, last = FakeContext.set_tensor_address, "present_value.1"
+        with monkeypatch.context() as patch, pytest.raises(PassError, match=f"has no tensor {last}"):
+            patch.setattr(FakeContext, "set_tensor_address", lambda *given: given[1] != last and set_address(*given))
+            backend.prefill(1, 0, [9, 9, 9], 32)
+        assert np.array_equal(logits_behind([5, 6, 7]), first) and not np.array_equal(first, other)
+
+
 def test_memory_that_runs_out_while_a_sequence_grows(session: Session, gpu: Gpu):
     """It ends where it was, and can be had again: more columns need memory of their own."""
     long = [2 + i % 300 for i in range(500)]
     options = GenerateOptions(60, SAMPLINGS[1], plan="two-pass", ignore_eos=True)
     stream = session.generate_ids(long, options)
-    gpu.cuda.fail_malloc = 0
     running = iter(stream)
     next(running)
     assert session.backend.capacity == 512
