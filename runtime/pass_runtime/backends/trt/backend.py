@@ -174,8 +174,8 @@ def _capabilities(manifest: Manifest, engines: EngineSet, max_batch_size: int, c
     """What the engines were built for, and no more than was asked for."""
     if max_batch_size > engines.max_batch_size:
         raise PassError(
-            f"the engines are for at most {engines.max_batch_size} sequences at a time; "
-            f"use --max-batch-size {engines.max_batch_size}, or build them with --max-batch-size {max_batch_size}"
+            f"the engines were built with --max-batch-size {engines.max_batch_size}; use that, or build them with "
+            f"--max-batch-size {max_batch_size}"
         )
     built = engines.capacities[-1]
     most = built if capacity is None else capacity
