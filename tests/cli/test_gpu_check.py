@@ -233,7 +233,12 @@ def test_step_times_on_a_fake_gpu(
 
     def build(directory, source, library, targets, capacities) -> EngineSet:
         engines = EngineSet.model_construct(
-            directory=library.name, library=library.name, version="fake", lookahead=1, prefill_widths=()
+            directory=library.name,
+            library=library.name,
+            version="fake",
+            lookahead=1,
+            prefill_widths=(),
+            max_batch_size=1,
         )
         engines.path(directory).mkdir(parents=True)
         file = _write_plan(directory, engines.path(directory), source)
