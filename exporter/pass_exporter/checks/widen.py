@@ -3,6 +3,7 @@ bf16 kernels, and what is checked (masks, positions, weights, the cache) does no
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.bundle import describe
 from pass_exporter.trunk.graph import save
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
+from pass_runtime.bundle.metadata import METADATA, trunk_metadata
 
 FILE = "trunk.check.onnx"
 
@@ -28,7 +29,7 @@ def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     wide = manifest.model_copy(update={"trunk": graph, "model": sizes})
     model = ir.load(directory / manifest.trunk.file)
     widen(model)
-    describe(model, wide.model, wide.lookahead.length, wide.rule)
+    model.metadata_props[METADATA] = json.dumps(trunk_metadata(wide))
     try:
         save(model, directory / FILE)
         del model
