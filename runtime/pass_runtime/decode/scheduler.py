@@ -83,21 +83,18 @@ class Scheduler:
             self.waiting.popleft()
 
     def _prefill(self) -> None:
-        """Chunks of the prompts, the oldest first: all that one takes at once where nobody is decoding."""
-        budget = PROMPT_TOKENS if self.runner.decoding else None
+        """Chunks of the prompts, the oldest first; wide ones where nobody is decoding."""
+        most = PROMPT_TOKENS if self.runner.decoding else None
+        read = 0
         reading = [slot for slot in self.runner.busy if slot.sequence is not None and not slot.sequence.prefilled]
         for slot in sorted(reading, key=lambda slot: slot.admitted):
             while slot.sequence is not None and not slot.sequence.prefilled:
-                if budget is not None and budget <= 0:
-                    return
+                if read and (most is None or read >= most):
+                    return  # whoever else there is has a turn, or may be cancelled, behind every chunk
                 try:
-                    count = self.runner.prefill(slot, budget)
+                    read += self.runner.prefill(slot, most)
                 except Exception as error:
                     self._finish(slot, End("error", error=error))
-                    break
-                if budget is None:
-                    return  # one chunk: whoever waits may be admitted, or cancelled, behind it
-                budget -= count
 
     def _decode(self, active: Items[Slot]) -> None:
         batch = self.runner.batch(active)
