@@ -145,6 +145,9 @@ class Runner:
         self._lay_out(plan, active, drafts, kind.batch)
         self.window = None  # until the pass is done
         started = time.perf_counter()
+        for slot in active:
+            if slot.sequence is not None and slot.sequence.decoding_since is None:
+                slot.sequence.decoding_since = started
         emitted = self.backend.run(kind)
         seconds = time.perf_counter() - started
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
