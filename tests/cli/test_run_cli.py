@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pass_run import PASS_RUN, assert_refused, bundle_copy, output, pass_run, process, refusal
+from pass_run import PASS_RUN, assert_refused, bundle_copy, output, process, refusal
 
 PROMPT = "The quick brown fox"
 STATS = {
@@ -194,10 +194,29 @@ def test_a_manifest_that_is_no_manifest(tiny_bundle: Path, tmp_path: Path, conte
     assert "pass_config.json" in refusal("generate", copy, "-p", PROMPT)
 
 
-def test_unknown_flag_is_a_usage_error(tiny_bundle: Path):
-    done = pass_run("generate", tiny_bundle, "--wrap")
-    assert done.exit_code == 2
-    assert done.stderr.startswith("Usage: ") and "--wrap" in done.stderr
+USAGE = {
+    "no command": ([], "missing command", "--help"),
+    "unknown command": (["generat"], "'generat'", "--help"),
+    "no bundle": (["generate"], "missing argument 'BUNDLE'", "generate --help"),
+    "no results": (["batch", "a", "b"], "missing argument 'RESULTS'", "batch --help"),
+    "one argument too many": (["generate", "a", "b"], "unexpected extra argument", "generate --help"),
+    "unknown flag": (["generate", "a", "--wrap"], "no such option '--wrap'", "generate --help"),
+    "no value": (["generate", "a", "--prompt"], "'--prompt' requires an argument", "generate --help"),
+    "not a number": (["chat", "a", "--top-k", "many"], "'many' is not a valid", "chat --help"),
+    "not a choice": (["bench", "a", "--draft", "x"], "'lookahead', 'ngram'", "bench --help"),
+}
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_usage_errors_are_one_line(case: str):
+    arguments, expected, see = USAGE[case]
+    line = refusal(*arguments)
+    assert expected in line and line.endswith(f" {see}\n") and "; see " in line
+
+
+def test_usage_errors_name_the_command():
+    done = process("generate", "--wrap")
+    assert assert_refused(done.returncode, done.stdout, done.stderr).endswith("; see pass-run generate --help\n")
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.cli.prompts import read_prompts
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
@@ -170,16 +171,7 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
 def _prompts(request: BenchOptions) -> tuple[str, ...]:
     if request.prompt_file is None:
         return request.prompts or PROMPTS
-    try:
-        lines = request.prompt_file.read_text(encoding="utf-8").splitlines()
-        prompts = (*request.prompts, *(json.loads(line)["prompt"] for line in lines if line.strip()))
-    except OSError as error:
-        raise PassError(f"cannot read {request.prompt_file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise PassError(f'{request.prompt_file}: every line must be a JSON object with a "prompt"') from None
-    if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-        raise PassError(f'{request.prompt_file}: it needs at least one line, and every "prompt" must be text')
-    return prompts
+    return (*request.prompts, *read_prompts(request.prompt_file))
 
 
 def print_table(report: dict[str, Any]) -> None:

@@ -22,6 +22,8 @@ DRAFT = click.option(
     "--draft", type=click.Choice(DRAFTS), help="Where drafts come from.  [default: both for auto, else lookahead]"
 )
 BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
+MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
+"""An engine's threads wait by spinning: with hundreds to a core a bundle does not even open."""
 
 
 def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -37,18 +39,20 @@ def engine_options(command: F) -> F:
     )(command)
 
 
+SEED = click.option("--seed", type=int, help="Same seed, same text, whatever the plan.  [default: random]")
+
+
 def sampling_options(command: F) -> F:
-    """--temperature --top-k --top-p --seed"""
+    """--temperature --top-k --top-p"""
     return apply(
         click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
         click.option("--top-k", type=int, default=0, show_default=True, help=f"0 is off; at most {MAX_CANDIDATES}."),
         click.option("--top-p", type=float, default=1.0, show_default=True, help="1 is off."),
-        click.option("--seed", type=int, help="Same seed, same text, whatever the plan.  [default: random]"),
     )(command)
 
 
 def generation_options(command: F) -> F:
-    """--max-new-tokens --plan --draft --lookahead --stop --ignore-eos, and the sampling options."""
+    """--max-new-tokens --plan --draft --lookahead --stop --ignore-eos, and the sampling options; the seed is apart."""
     return apply(
         click.option("--max-new-tokens", type=int, default=128, show_default=True),
         sampling_options,
@@ -61,8 +65,11 @@ def generation_options(command: F) -> F:
 
 
 def open_bundle(bundle: Path, device: str, threads: int, trust_bundle: bool) -> Session:
-    if threads < 0:
-        raise PassError(f"--threads must be 0 (the engine's choice) or more, not {threads}")
+    if not 0 <= threads <= MAX_THREADS:
+        raise PassError(
+            f"--threads must be 0 (the engine's choice) to {MAX_THREADS} on a machine of {os.cpu_count()} cores, "
+            f"not {threads}"
+        )
     return load(bundle, device, threads=threads, verify=not trust_bundle)
 
 
