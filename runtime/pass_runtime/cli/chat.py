@@ -63,7 +63,7 @@ class Chat:
             "/help": lambda _: click.echo(HELP, err=True),
             "/reset": lambda _: self.conversation.turns.clear(),
             "/system": self._set_system,
-            "/save": lambda name: self.conversation.save(_path("/save", name)),
+            "/save": self._save,
             "/load": self._load,
         }
 
@@ -72,8 +72,15 @@ class Chat:
         self.session.encode_chat(changed.messages("?"))  # some templates take no system message
         self.conversation = changed
 
+    def _save(self, name: str) -> None:
+        path = _path("/save", name)
+        self.conversation.save(path)
+        click.echo(f"{len(self.conversation.messages())} messages written to {path}", err=True)
+
     def _load(self, name: str) -> None:
-        self.conversation = Conversation.load(_path("/load", name), self.session)
+        path = _path("/load", name)
+        self.conversation = Conversation.load(path, self.session)
+        click.echo(f"{len(self.conversation.messages())} messages read from {path}", err=True)
 
     def _answer(self, user: str) -> None:
         generation = None

@@ -59,7 +59,7 @@ class ResultFile:
         except BlockingIOError:
             raise PassError(f"another run is writing {path}; wait for it, or choose another name") from None
         except OSError as error:
-            raise self._failure(error) from None
+            raise PassError(f"cannot write {path}: {error.strerror}") from None
 
     def __enter__(self) -> ResultFile:
         return self
@@ -117,6 +117,7 @@ class ResultFile:
                     except BaseException as error:  # Ctrl-C above all
                         stopped = error
                 file.write(line)
+                file.flush()
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             new = os.dup(file.fileno())  # shares the lock, and the position behind the last line
         os.close(self._fd)
