@@ -47,6 +47,8 @@ class Chat:
                 self._take(line)
             except PassError as error:
                 report(error)
+            except Interrupted:  # of a command, such as reading a pipe that nobody writes
+                click.echo("[stopped]", err=True)
 
     def _take(self, line: str) -> None:
         command, _, argument = line.strip().partition(" ")

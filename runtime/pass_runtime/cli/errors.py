@@ -39,8 +39,21 @@ def report(problem: object) -> None:
     click.echo("error: " + " ".join(str(problem).splitlines()), err=True)
 
 
-class OneLineGroup(click.Group):
+class _Command(click.Command):
+    """click does not say of every usage error which command it is about."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
+class OneLineGroup(_Command, click.Group):
     """A command group whose usage errors, and those of its commands, are one line too."""
+
+    command_class = _Command
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("no_args_is_help", False)

@@ -64,7 +64,9 @@ def read_prompt(prompt: str | None, file: Path | None, *, keep_newline: bool = F
             raise PassError("--keep-newline is for prompts from a file or standard input: -p is taken as it is")
         return prompt
     text = _read(file or STDIN, "the prompt")
-    return text if keep_newline else text.removesuffix("\n").removesuffix("\r")
+    if keep_newline:
+        return text
+    return text.removesuffix("\r\n" if text.endswith("\r\n") else "\n")
 
 
 def _read(path: Path, what: str) -> str:
