@@ -21,14 +21,14 @@ from pass_runtime.backends.trt.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
-from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.cli.errors import OneLineGroup, interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
 
 if TYPE_CHECKING:
     from pass_exporter.export import ExportReport
 
 
-class _ExportOrBuild(click.Group):
+class _ExportOrBuild(OneLineGroup):
     """`pass-export --model M ...` exports; `pass-export build BUNDLE ...` builds engines for a bundle that is there."""
 
     def collect_usage_pieces(self, _ctx: click.Context) -> list[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
-from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.cli.errors import OneLineGroup, interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
 
 PATH = click.Path(path_type=Path)
@@ -32,7 +32,7 @@ DTYPE = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @MODEL
 @DATA
 @click.option("-o", "--output", type=PATH, help="Directory for weights, metrics, curves and model card.")

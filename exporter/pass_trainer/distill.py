@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
 from pass_trainer.corpus import Source, digest
 
 SHARD = 64
@@ -95,9 +96,7 @@ class Distiller:
         for shard in shards:
             path = _shard_path(directory, shard)
             if not path.is_file():
-                part = path.with_suffix(".partial")
-                save_file(self._complete(shard), part)
-                part.rename(path)
+                write_whole(path, save(self._complete(shard)))
             progress(SHARD)
 
     def read(self, directory: Path) -> Sequences:

@@ -57,6 +57,12 @@ def refusal(*arguments: object) -> str:
     return lines[-1]
 
 
+@pytest.mark.parametrize("arguments", [["--wrap"], ["evaluat"], ["--steps", "many"], ["--prompt-tokens", "1"]], ids=str)
+def test_usage_errors_are_one_line(arguments: list[str]):
+    assert refusal(*arguments).endswith("--help")
+    assert CliRunner().invoke(main, arguments).stderr.count("\n") == 1
+
+
 @pytest.fixture(scope="module")
 def trained(tiny_model: Path, text: Path, cache: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("trained") / "run"

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, make_cycle, verify_plan
 
+DEFAULT_BATCH = 8
+"""Sequences at a time, where neither a user nor engines say how many."""
+
 
 @dataclass(frozen=True)
 class Capabilities:

@@ -1,14 +1,16 @@
-"""--show-drafts: the text as it streams, coloured by where its tokens came from. Plain where it is no terminal."""
+"""What people see of a generation: the text as it streams, with --show-drafts in the colours of where its tokens came
+from, and a line about it in the end."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
 from pass_runtime.decode.sequence import Source, Token
-from pass_runtime.generation import Piece
+from pass_runtime.generation import Generation, Piece
 
 COLOURS: Mapping[Source, str | None] = {"model": None, "lookahead": "green", "ngram": "cyan"}
 NAMES: Mapping[Source, str] = {
@@ -34,7 +36,28 @@ def legend(tokens: Sequence[Token]) -> str:
 
 
 def print_pieces(pieces: Iterable[Piece], *, show_drafts: bool) -> None:
-    """Print pieces as they come, and end the line."""
+    """Print pieces as they come."""
     for piece in pieces:
         click.echo(coloured(piece) if show_drafts else piece.text, nl=False)  # flushes
-    click.echo()
+
+
+def summary(generation: Generation) -> str:
+    """One line about a generation."""
+    stats = generation.stats
+    parts = [
+        f"{stats.generated_tokens} tokens",
+        f"{stats.decode_tokens_per_second:.1f} tokens/s",
+        f"plan {stats.plan}",
+        f"tau {stats.tau:.2f}",
+        f"prefill {stats.prefill_seconds * 1e3:.0f} ms of {stats.prompt_tokens - stats.cached_tokens} tokens",
+        f"finished by {generation.finish_reason}",
+    ]
+    return "[" + ", ".join(parts) + "]"
+
+
+def print_summary(generation: Generation, *, show_drafts: bool) -> None:
+    """On stderr, where somebody may be looking: always with `show_drafts`, else in a terminal."""
+    if show_drafts:
+        click.echo(f"[{legend(generation.tokens)}]", err=True)
+    if sys.stderr.isatty():
+        click.secho(summary(generation), err=True, dim=True)
