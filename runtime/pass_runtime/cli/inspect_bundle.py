@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pass_runtime.backends.trt.engine_sets import verify_engines
-from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo, read_manifest, verify_files
+from pass_runtime.bundle.integrity import verify_files
+from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo, read_manifest, 
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
