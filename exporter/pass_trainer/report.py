@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -47,10 +48,10 @@ def draw_curves(path: Path, history: History) -> None:
     right.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    part = path.with_suffix(".partial")
-    figure.savefig(part, dpi=110, format="png")
+    image = io.BytesIO()
+    figure.savefig(image, dpi=110, format="png")
     pyplot.close(figure)
-    part.replace(path)
+    write_whole(path, image.getvalue())
 
 
 def smooth(values: list[float]) -> list[float]:

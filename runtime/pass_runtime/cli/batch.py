@@ -72,7 +72,8 @@ def run_batch(open_session: Callable[[], Session], requests: Path, results: Path
     if done < len(lines):
         session = open_session()
         console = Console(stderr=True)
-        for i in track(range(done, len(lines)), "batch", console=console, disable=not console.is_terminal):
+        left = range(done, len(lines))
+        for i in track(left, "batch", console=console) if console.is_terminal else left:
             answer = {"line": i + 1, "request": prints[i], **_answer(session, i + 1, lines[i], defaults)}
             _append(results, json.dumps(answer, ensure_ascii=False) + "\n")
     failed = sum("error" in json.loads(line) for line in _read_lines(results))

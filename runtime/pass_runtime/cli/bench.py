@@ -122,7 +122,8 @@ def _measure(session: Session, prompts: list[list[int]], contenders: list[Conten
     """Round 0 warms up; then every round runs every plan. Checks that all plans wrote the same text."""
     near_ties = []
     console = Console(stderr=True)
-    for number in track(range(repeat + 1), "bench", console=console, disable=not console.is_terminal, transient=True):
+    rounds = range(repeat + 1)
+    for number in track(rounds, "bench", console=console, transient=True) if console.is_terminal else rounds:
         for contender in contenders:
             streams = [run_tokens(session, prompt, contender.options) for prompt in prompts]
             if number == 0:
