@@ -56,7 +56,7 @@ class ExportConfig:
 
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
     takes the weights that are shipped for the model, else the baseline.
-    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize.py).
+    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see trunk/quantize.py).
     rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
     "rejection" is the paper's: it accepts more sampled drafts, and only the distribution stays the same.
     verify: a text file to measure perplexity and greedy agreement with the full-precision model on.
