@@ -73,8 +73,9 @@ class LoadOptions:
 
     device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto: the bundle's engines
     where they fit this machine, else ONNX Runtime on CUDA, else on the CPU.
-    threads: of the CPU, 0 is the engine's choice. max_batch_size: sequences that decode together (None: as many as engines
-    were built for, else DEFAULT_BATCH); others wait, at most max_queue of them. capacity: the longest sequence in tokens (None: the model's), which bounds the KV cache.
+    threads: of the CPU, 0 is the engine's choice. max_batch_size: sequences that decode together (None: as many as
+    engines were built for, else DEFAULT_BATCH); others wait, at most max_queue of them. capacity: the longest sequence
+    in tokens (None: the model's), which bounds the KV cache.
     """
 
     device: str = "auto"

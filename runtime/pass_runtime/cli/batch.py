@@ -102,7 +102,7 @@ class Batch:
         ahead = 2 * session.backend.capabilities.slots
         under_way = deque((job, Answer(session, job.line, self.defaults)) for job in islice(todo, ahead))
         console = Console(stderr=True)
-        for _ in track(jobs, "batch", console=console, disable=not console.is_terminal):
+        for _ in track(jobs, "batch", console=console) if console.is_terminal else jobs:
             job, answer = under_way.popleft()
             found = answer.wait()
             under_way += [(job, Answer(session, job.line, self.defaults)) for job in islice(todo, 1)]

@@ -158,7 +158,8 @@ def _measure(session: Session, prompts: list[list[int]], contenders: list[Conten
     """Round 0 warms up; then every round runs every plan. Checks that all plans wrote the same text."""
     near_ties = []
     console = Console(stderr=True)
-    for number in track(range(repeat + 1), "bench", console=console, disable=not console.is_terminal, transient=True):
+    rounds = range(repeat + 1)
+    for number in track(rounds, "bench", console=console, transient=True) if console.is_terminal else rounds:
         for contender in contenders:
             texts, measured = contender.run(session, prompts)
             if number == 0:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pass_runtime.backends.trt.engine_sets import verify_engines
 from pass_runtime.bundle.integrity import verify_files
-from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo, read_manifest, 
+from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo, read_manifest
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -40,7 +40,6 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
     return {
         "bundle": str(bundle),
         "version": manifest.version,
-        "opset": manifest.opset,
         "content": manifest.content,
         "model": model.model_dump(mode="json") | {"kv_bytes_per_token": cached},
         "lookahead": manifest.lookahead.model_dump(mode="json"),
@@ -116,7 +115,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("  tails", f"{len(tails)} files, {_size(sum(tails))}"),
         *(("engines", _engine_row(engines)) for engines in found["engines"] or [None]),
         ("made with", _listed([f"{name} {version}" for name, version in found["tools"].items()])),
-        ("format", f"version {found['version']}, opset {found['opset']}, noise {found['noise']['scheme']}"),
+        ("format", f"version {found['version']}, noise {found['noise']['scheme']}"),
     ]
 
 

@@ -36,7 +36,7 @@ def engine_options(command: F) -> F:
         click.option(
             "--capacity",
             type=int,
-            help="Longest sequence in tokens, which bounds the KV cache.  [default: the model's]",
+            help="Longest sequence in tokens: bounds the KV cache.  [default: the model's]",
         ),
         click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
     )(command)
