@@ -27,8 +27,8 @@ SLOW_PASS_RUN = [
     "import time\n"
     "from pass_runtime.backends.base import Backend\n"
     "from pass_runtime.cli.main import main\n"
-    "step = Backend.step\n"
-    "Backend.step = lambda *args: time.sleep(0.05) or step(*args)\n"
+    "run = Backend.run\n"
+    "Backend.run = lambda *args: time.sleep(0.05) or run(*args)\n"
     "main()\n",
 ]
 

@@ -56,7 +56,7 @@ def test_engines(tiny_bundle: Path, tmp_path: Path):
     engine = EngineFile(graph="trunk.onnx", file="trunk.engine", sha256="0" * 64, bytes=1500, profiles=(), aliases={})
     engines = EngineSet(
         directory="set",
-        flavour="tensorrt-rtx",
+        library="tensorrt-rtx",
         version="1.2",
         targets=("sm89",),
         bundle=manifest.content,

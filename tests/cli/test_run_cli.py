@@ -149,8 +149,8 @@ REFUSED_FLAGS = {
     "negative seed": (["--seed", "-1"], "seed"),
     "no tokens": (["--max-new-tokens", "0"], "max-new-tokens"),
     "unknown device": (["--device", "abacus"], "abacus"),
-    "negative threads": (["--threads", "-1"], "--threads"),
-    "threads without end": (["--threads", "100000"], "--threads must be 0 (the engine's choice) to "),
+    "negative threads": (["--threads", "-1"], "threads must be 0"),
+    "threads without end": (["--threads", "100000"], "threads must be 0 (the engine's choice) to "),
     "system message without chat": (["--system", "Be brief."], "add --chat"),
     "newline of a prompt that is given": (["--keep-newline"], "--keep-newline"),
     "two prompts": (["--prompt-file", "x"], "not both"),
@@ -209,7 +209,7 @@ def test_a_missing_and_a_short_file(tiny_bundle: Path, tmp_path: Path):
 
 
 MANIFEST_CHANGES = {
-    "version": ({"version": 2}, "version 2 is not 1"),
+    "version": ({"version": 1}, "version 1 is not 2"),
     "unknown key": ({"speed": "warp"}, "unknown key 'speed'"),
     "noise": ({"noise": {"scheme": "other", "members": 8, "row": 16, "bits": 30}}, "noise scheme 'other'"),
     "format": ({"format": "zip"}, "format"),

@@ -66,7 +66,7 @@ def _plan(plan: PlanInfo) -> dict[str, Any]:
 
 def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
     """current: whether they were built from the files that the bundle has now."""
-    keys = {"directory", "flavour", "version", "targets", "lookahead", "max_batch_size", "capacities", "prefill_widths"}
+    keys = {"directory", "library", "version", "targets", "lookahead", "max_batch_size", "capacities", "prefill_widths"}
     return engines.model_dump(mode="json", include=keys) | {
         "current": engines.bundle == manifest.content,
         "files": {engine.file: {"sha256": engine.sha256, "bytes": engine.bytes} for engine in engines.engines},
@@ -124,7 +124,7 @@ def _engine_row(engines: dict[str, Any] | None) -> str:
         return "none"
     state = "" if engines["current"] else "; built from other files than the bundle has now"
     return (
-        f"{engines['flavour']} {engines['version']} for {_listed(engines['targets'])}, capacity "
+        f"{engines['library']} {engines['version']} for {_listed(engines['targets'])}, capacity "
         f"{engines['capacities'][-1]}, batch {engines['max_batch_size']}, L={engines['lookahead']}, "
         f"{_size(engines['bytes'])}{state}"
     )
