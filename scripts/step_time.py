@@ -30,10 +30,10 @@ from pass_runtime.backends.ort.trunk import OrtTrunk
 from rich.console import Console
 from rich.table import Table
 
+from pass_runtime.backends.cuda import Cuda, call, find_device, import_api
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.ort.engine import Buffers, choose_device
 from pass_runtime.backends.trt.backend import TrtBackend
-from pass_runtime.backends.trt.cuda import Cuda, call, find_device, import_api
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.bindings import COLUMNS
 from pass_runtime.bundle.manifest import EngineFile, EngineSet, Graph, Manifest, ModelInfo, Profile, Tensor

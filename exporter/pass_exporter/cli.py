@@ -15,7 +15,7 @@ from rich.console import Console
 from pass_exporter.config import DTYPES, WEIGHTS, EngineConfig, ExportConfig
 from pass_exporter.engines.target import choose_targets
 from pass_exporter.terminal import Terminal, silence_libraries
-from pass_runtime.backends.trt.cuda import find_device
+from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES

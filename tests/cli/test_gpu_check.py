@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pass_run import assert_refused
 
-from pass_runtime.backends.trt.cuda import DeviceInfo, find_device
+from pass_runtime.backends.cuda import DeviceInfo, find_device
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, EngineSet
 

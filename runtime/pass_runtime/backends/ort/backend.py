@@ -6,6 +6,7 @@ width and batch; what is bound is kept by plan and batch.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -63,6 +64,7 @@ class OrtBackend(Backend):
             batch_sizes(max_batch_size or DEFAULT_BATCH),
         )
         super().__init__(bundle, manifest, capabilities, memory or open_memory(device))
+        self._finalizer = weakref.finalize(self, self.memory.close)
         self._trunk = self._open_trunk(threads)
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         self._bound_trunks: dict[tuple[str, int], Bound] = {}  # by plan and batch, for the present cache
@@ -73,6 +75,11 @@ class OrtBackend(Backend):
         session = open_session(self.bundle / self.manifest.trunk.file, self.capabilities.device, threads)
         check_graph(session, self.manifest.trunk, self.manifest)
         return session
+
+    def close(self) -> None:
+        for bound in (self._bound_trunks, self._bound_prefills, self._bound_tails):
+            bound.clear()
+        self._finalizer()
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
         super().resize(capacity, lengths)

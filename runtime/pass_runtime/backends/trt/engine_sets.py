@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pass_runtime.backends.trt.cuda import DeviceInfo
+from pass_runtime.backends.cuda import DeviceInfo
 from pass_runtime.backends.trt.library import Library
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import EngineSet, Manifest
