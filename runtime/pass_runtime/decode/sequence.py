@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
@@ -100,6 +101,8 @@ class Sequence:
     on_event: Callable[[], None] | None = None
     """Called behind every event, from the thread that decodes."""
     index: NgramIndex | None = None
+    decoding_since: float | None = None
+    """When its first pass began (`time.perf_counter`)."""
     acceptance: Acceptance | None = None
     """How well look-ahead drafts do in this sequence; None until `auto` asks."""
 
@@ -143,6 +146,8 @@ class Sequence:
         if self.index is not None:
             self.index.extend(token.id for token in kept)
         self.stats.generated_tokens = self.written
+        if self.decoding_since is not None:
+            self.stats.decode_seconds = time.perf_counter() - self.decoding_since
         self._tell(Chunk(tuple(kept), "".join(token.text for token in kept)))
         if end is not None:
             self.finish(end)
