@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from reciting import plans_run, reciting_session, right_unless, words
+from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, words
 
 from pass_runtime.backends.ort.backend import FIRST_CAPACITY, doubling_capacities
 from pass_runtime.bundle.sampling import SamplingParams
@@ -59,7 +59,8 @@ def test_running_into_the_capacity(tiny_bundle, plan, lookahead, room):
     stream = run(session, prompt, plan, lookahead)
     assert stream.token_ids == [words(len(prompt) + i) for i in range(room + 1)]
     assert (stream.finish_reason, stream.stop_reason) == ("length", None)
-    assert session.backend.length == CAPACITY
+    assert_idle(session)
+    assert runner_of(session).slots[0].cached == CAPACITY
 
 
 @pytest.mark.parametrize(
@@ -118,13 +119,18 @@ def test_max_new_tokens_at_the_end_of_the_capacity(tiny_bundle):
 def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
     session = reciting_session(tiny_bundle)
     small, large = session.backend.capabilities.capacities[-2:]
-    capacities, before = [], small - 23
-    for _ in session.generate_ids([5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)):
-        # A window of 7 rows was written behind `before` entries.
-        assert session.backend.capacity == (large if before + 7 > small else small)
-        before = session.backend.length
-        capacities.append(session.backend.capacity)
-    assert set(capacities) == {small, large}
+    seen, run = [], session.backend.run
+
+    def watched(kind):
+        (slot,) = runner_of(session).slots
+        # A window of 7 rows is written behind what is cached.
+        assert session.backend.capacity == (large if slot.cached + 7 > small else small)
+        seen.append(session.backend.capacity)
+        return run(kind)
+
+    session.backend.run = watched  # type: ignore[method-assign]
+    session.generate_ids([5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)).run()
+    assert set(seen) == {small, large}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -138,12 +144,11 @@ def test_growing_keeps_the_cache(tiny_bundle, temperature):
     def tokens() -> list[int]:
         return [token for piece in session.generate_ids(prompt, asked) for token in piece]
 
-    stream = iter(session.generate_ids(prompt, asked))
-    next(stream)
-    assert session.backend.capacity == small
-    stream.close()
-    grown, wide = tokens(), tokens()
+    grown = tokens()
     assert session.backend.capacity == large
     assert len(grown) == 40
-    difference = first_difference(session, prompt, asked, grown, wide)
+    wide = load(tiny_bundle, "cpu", threads=1)
+    wide.backend.resize(large, [0])
+    wide.backend.resize = lambda *_: None  # type: ignore[method-assign]
+    difference = first_difference(session, prompt, asked, grown, wide.generate_ids(prompt, asked).run().token_ids)
     assert difference is None or difference.is_near_tie, difference

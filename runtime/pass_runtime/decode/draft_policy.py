@@ -123,15 +123,16 @@ def _from_text(
 
 
 def _from_cycle(cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, count: int) -> Pass | None:
-    """The windows in place, or the start of the cycle; near the end of the capacity a narrower cycle."""
+    """The windows in place, or the start of the cycle; near the end of the capacity those of a narrower cycle."""
     untouched = (None,) * count
-    if window in cycle.plans and capabilities.columns(window) <= room:
-        return Pass(window, untouched)
-    while not (max(cycle.reach, capabilities.least_width) <= room and capabilities.allows(cycle.plans)):
+    while True:
+        if window in cycle.plans and capabilities.columns(window) <= room:
+            return Pass(window, untouched)
+        if max(cycle.reach, capabilities.least_width) <= room and capabilities.allows(cycle.plans):
+            return Pass(cycle.plans[0], untouched)
         if cycle.lookahead == 0:
             return None
         cycle = cycle.narrower()
-    return Pass(cycle.plans[0], untouched)
 
 
 def make_mode(plan: str, lookahead: int, draft: str | None = None) -> Mode:
