@@ -9,8 +9,8 @@ from pass_runtime.backends.base import PassKind
 from pass_runtime.bundle.plan import ar_plan, fused_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
-from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
 from pass_runtime.tuning import tuner as tuner_module
+from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
 from pass_runtime.tuning.tuner import PlanTuner
 
 GOOD = (0.7, 0.45, 0.2, 0.06)

@@ -340,10 +340,8 @@ def test_prompts_that_are_not_tokens_are_refused(tiny_bundle, prompt):
         reciting_session(tiny_bundle).generate_ids(prompt)
 
 
-@pytest.mark.parametrize(("threads", "refused"), [(-1, True), (MAX_THREADS + 1, True), (10**6, True), (1, False)])
-def test_numbers_of_threads(tiny_bundle, threads, refused):
-    if not refused:
-        return load(tiny_bundle, "cpu", threads=threads).close()
+@pytest.mark.parametrize("threads", [-1, MAX_THREADS + 1, 10**6])
+def test_numbers_of_threads_out_of_range_are_refused(tiny_bundle, threads):
     with pytest.raises(PassError, match=rf"^threads must be 0 .* to {MAX_THREADS}, not {threads}$"):
         load(tiny_bundle, "cpu", threads=threads)
 
@@ -368,5 +366,5 @@ def test_a_capacity_bounds_the_longest_sequence(tiny_bundle):
     with load(tiny_bundle, "cpu", threads=1, capacity=16) as session:
         stream = session.generate_ids([5] * 10, ENDLESS).run()
         assert (len(stream.token_ids), stream.finish_reason) == (7, "length")
-        with pytest.raises(PassError, match="17 tokens.* 16"):
+        with pytest.raises(PassError, match=r"17 tokens.* 16"):
             session.generate_ids([5] * 17)
