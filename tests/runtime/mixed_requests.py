@@ -16,7 +16,7 @@ TEXTS = (
     "def add(a, b):\n    return",
     "Über 12345 naïve",
     "import numpy as np\nfor i in range(10):\n    print(i)\n" * 2,
-    "The quick brown fox jumps over the lazy dog. def add(a, b): " * 9,  # 200 tokens and more
+    "The quick brown fox jumps over the lazy dog. def add(a, b): " * 14,  # more than the first capacity
 )
 SAMPLING = (
     SamplingParams(),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
+from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.decode.runner import Runner
 from pass_runtime.session import Session
@@ -42,6 +44,18 @@ def reciting_session(
 def runner_of(session: Session) -> Runner:
     """The session's account of its slots, to look at while nothing is under way."""
     return session._worker._scheduler.runner
+
+
+def watch_columns(backend: Backend) -> None:
+    """Every pass must write within the cache, in parked slots too."""
+    run = backend.run
+
+    def watched(kind):
+        lengths = backend.buffers.read("length", (kind.batch,), np.int64)
+        assert lengths.max() + backend.capabilities.columns(kind.plan) <= backend.capacity
+        return run(kind)
+
+    backend.run = watched  # type: ignore[method-assign]
 
 
 def assert_idle(session: Session) -> None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked, requests
-from reciting import assert_idle
+from reciting import assert_idle, watch_columns
 
 from conftest import export_bundle
 from pass_runtime import Session, load
@@ -141,6 +141,8 @@ def alone(bundle: Path) -> Alone:
 @pytest.fixture(scope="module")
 def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
     opened = {slots: load(bundle, "cpu", threads=1, max_batch_size=slots, verify=False) for slots in SLOTS}
+    for session in opened.values():
+        watch_columns(session.backend)
     yield opened
     for session in opened.values():
         session.close()
@@ -152,7 +154,7 @@ def test_any_interleaving(sessions: dict[int, Session], alone: Alone, monkeypatc
     run_state_machine_as_test(
         partial(Batches, sessions, alone),
         settings=settings(
-            max_examples=25,
+            max_examples=60,
             stateful_step_count=24,
             derandomize=True,
             deadline=None,

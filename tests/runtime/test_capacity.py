@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, words
+from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, watch_columns, words
 
 from pass_runtime.backends.ort.backend import FIRST_CAPACITY, doubling_capacities
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.sequence import Sequence
 from pass_runtime.errors import PassError
 from pass_runtime.session import GenerateOptions, Session, load
 from pass_runtime.testing.lossless import first_difference
@@ -152,3 +153,52 @@ def test_growing_keeps_the_cache(tiny_bundle, temperature):
     wide.backend.resize = lambda *_: None  # type: ignore[method-assign]
     difference = first_difference(session, prompt, asked, grown, wide.generate_ids(prompt, asked).run().token_ids)
     assert difference is None or difference.is_near_tie, difference
+
+
+def test_capacity_shrinks_after_a_long_prompt(tiny_bundle):
+    """Passes pay for the length of the cache, so a short request does not decode in a long one's."""
+    session = reciting_session(tiny_bundle)
+    small, *_, large = session.backend.capabilities.capacities
+    for prompt, capacity in ((300, 512), (5, small), (700, large), (300, 512), (2, small)):
+        session.generate_ids([5] * prompt, GenerateOptions(4, plan="two-pass", ignore_eos=True)).run()
+        assert session.backend.capacity == capacity, prompt
+
+
+def test_a_prefix_that_is_reused_is_not_shrunk_away(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    asked = GenerateOptions(4, plan="ar", reuse_prefix=True, ignore_eos=True)
+    session.generate_ids([5] * 300, asked).run()
+    assert session.generate_ids([5] * 310, asked).run().stats.cached_tokens == 300
+    session.generate_ids([5] * 20, asked).run()
+    assert session.backend.capacity == FIRST_CAPACITY
+
+
+def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
+    """A free slot among busy ones keeps 500 tokens. Then a short request joins elsewhere, the cache shrinks, and what
+    was kept with it: the windows that the free slot is given must come forward too."""
+    session = reciting_session(tiny_bundle, slots=8)
+    watch_columns(session.backend)
+    runner, scheduler = runner_of(session), session._worker._scheduler
+
+    def join(prompt: int, tokens: int) -> Sequence:
+        asked = GenerateOptions(tokens, plan="fused", ignore_eos=True)
+        sequence = Sequence(session._request([5] * prompt, asked))
+        scheduler.add(sequence)
+        return sequence
+
+    short = [join(3, 80), join(4, 80)]
+    long = join(500, 1)
+    short += [join(5, 80), join(6, 80), join(7, 80)]
+    while long.finished is None:
+        scheduler.round()
+    scheduler.round()
+    free = next(slot for slot in runner.slots if len(slot.kept) == 500)
+    assert free.parked and free.number < runner.batch(runner.decoding) and session.backend.capacity == CAPACITY
+    late = join(2, 30)
+    scheduler.round()
+    assert session.backend.capacity == FIRST_CAPACITY
+    while not scheduler.idle:
+        scheduler.round()
+    for sequence in (*short, late):
+        prompt = len(sequence.request.prompt_ids)
+        assert sequence.tokens[prompt:] == [words(position) for position in range(prompt, len(sequence.tokens))]

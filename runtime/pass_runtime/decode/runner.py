@@ -126,13 +126,13 @@ class Runner:
         return count
 
     def make_room(self, plan: Plan, batch: int) -> None:
-        """For windows of `plan` in the first `batch` slots, growing the cache if need be. Those of parked slots are
-        written too, behind what they keep."""
-        columns, most = self._columns(plan.width), self.backend.capabilities.max_capacity
-        for slot in self.slots[:batch]:
-            if slot.sequence is None and slot.cached + columns > most:
-                self._keep(slot, slot.kept[: most - columns])
-        self._reserve(max(slot.cached for slot in self.slots[:batch]) + columns)
+        """For windows of `plan` in the first `batch` slots, growing the cache if a sequence needs it. Windows of slots
+        that are free are written too: what those kept gives way."""
+        columns, slots = self._columns(plan.width), self.slots[:batch]
+        self._reserve(max((slot.cached for slot in slots if slot.sequence is not None), default=0) + columns)
+        for slot in slots:
+            if slot.cached + columns > self.backend.capacity:
+                self._keep(slot, slot.kept[: self.backend.capacity - columns])
 
     def run(self, plan: Plan, drafts: Mapping[int, Drafts]) -> tuple[list[Outcome], float]:
         """One pass over every decoding slot, for which there must be room. `drafts`, by slot number, are written into
