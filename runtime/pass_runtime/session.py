@@ -158,8 +158,7 @@ class Session:
 
 
 def _close(worker: Worker, backend: Backend) -> None:
-    worker.close()
-    backend.close()
+    worker.close(backend.close)
 
 
 def _valid(text: str) -> str:

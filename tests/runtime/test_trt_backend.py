@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,7 @@ from pass_runtime.bundle.plan import ar_plan, make_cycle
 from pass_runtime.bundle.sampling import SAMPLERS
 from pass_runtime.errors import PassError
 from pass_runtime.testing.lossless import first_difference, run_tokens
+
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one row", "two rows"])
 def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -119,9 +120,7 @@ def test_equal_bindings_are_set_once(session: Session, gpu: Gpu):
 
 def test_logprobs_are_those_of_the_cpu(session: Session, engine_bundle: Path):
     for plan in ("ar", "two-pass", "fused"):
-        found, expected = (
-            tokens(one, SAMPLINGS[1], plan, logprobs=3) for one in (session, cpu_session(engine_bundle))
-        )
+        found, expected = (tokens(one, SAMPLINGS[1], plan, logprobs=3) for one in (session, cpu_session(engine_bundle)))
         assert found.token_ids == expected.token_ids
         for mine, theirs in zip(found.tokens, expected.tokens, strict=True):
             assert mine.logprobs is not None and theirs.logprobs is not None
@@ -146,7 +145,10 @@ def test_a_capacity_below_the_engines(gpu: Gpu, capacity: int):
     ("options", "message"),
     [
         ({"capacity": CAPACITY + 4}, r"KV cache has 640 columns; use --capacity 640 or less, .*--max-seq-len 644$"),
-        ({"max_batch_size": 2}, r"at most 1 sequences at a time; use --max-batch-size 1, or build .*--max-batch-size 2$"),
+        (
+            {"max_batch_size": 2},
+            r"at most 1 sequences at a time; use --max-batch-size 1, or build .*--max-batch-size 2$",
+        ),
     ],
 )
 def test_more_than_the_engines_were_built_for_is_refused(gpu: Gpu, options: dict[str, int], message: str):
