@@ -13,6 +13,7 @@ from pass_run import SLOW_PASS_RUN, bundle_copy, pass_run, process, refusal
 FLAGS = ("--max-new-tokens", "6", "--ignore-eos", "--plan", "two-pass", "--temperature", "1", "--seed", "3")
 ONE_BY_ONE = ("--max-batch-size", "1")
 """Of runs that are to be caught in the middle."""
+RETRY = (*ONE_BY_ONE, "--retry-failed")
 COUNTS = ("plan", "lookahead", "prompt_tokens", "generated_tokens")
 """Statistics that do not depend on who else was decoding in the same passes."""
 
