@@ -186,9 +186,7 @@ def build_engine(
     path = engines.path(directory) / "trunk.engine"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".partial")
-        part.write_bytes(builder.build(source, lambda _done, _steps: None))
-        part.replace(path)
+        write_whole(path, builder.build(source, lambda _done, _steps: None))
     return engines
 
 

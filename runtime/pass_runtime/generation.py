@@ -97,7 +97,7 @@ class Stream(Generic[T]):
             except queue.Empty:
                 raise TimeoutError(f"the request has not ended within {timeout} seconds") from None
             self._take(event)
-        self._raise_error()
+        self._close()
         return self
 
     def as_dict(self) -> dict[str, Any]:

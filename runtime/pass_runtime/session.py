@@ -158,8 +158,7 @@ class Session:
 
 
 def _close(worker: Worker, backend: Backend) -> None:
-    worker.close()
-    backend.close()
+    worker.close(backend.close)
 
 
 def _valid(text: str) -> str:
@@ -184,7 +183,7 @@ def load(
     *,
     threads: int = 0,
     verify: bool = True,
-    max_batch_size: int = 1,
+    max_batch_size: int | None = 1,
     max_queue: int = MAX_QUEUE,
     capacity: int | None = None,
 ) -> Session:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
+from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.decode.runner import Runner
 from pass_runtime.session import Session
 from pass_runtime.testing.scripted import scripted_backend
 
@@ -29,10 +32,39 @@ def right_unless(misses: Callable[[int], bool]) -> Script:
     return lambda position: wrong(position) if misses(position) else words(position)
 
 
-def reciting_session(bundle: Path, target: Script = words, drafter: Script | None = None) -> Session:
+def reciting_session(
+    bundle: Path, target: Script = words, drafter: Script | None = None, *, slots: int = 1, max_queue: int = 1024
+) -> Session:
     manifest = read_manifest(bundle)
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
-    return Session(manifest, scripted_backend(bundle, manifest, target, drafter or target), tokenizer)
+    backend = scripted_backend(bundle, manifest, target, drafter or target, max_batch_size=slots)
+    return Session(manifest, backend, tokenizer, max_queue=max_queue)
+
+
+def runner_of(session: Session) -> Runner:
+    """The session's account of its slots, to look at while nothing is under way."""
+    return session._worker._scheduler.runner
+
+
+def watch_columns(backend: Backend) -> None:
+    """Every pass must write within the cache, in parked slots too."""
+    run = backend.run
+
+    def watched(kind):
+        lengths = backend.buffers.read("length", (kind.batch,), np.int64)
+        assert lengths.max() + backend.capabilities.columns(kind.plan) <= backend.capacity
+        return run(kind)
+
+    backend.run = watched  # type: ignore[method-assign]
+
+
+def assert_idle(session: Session) -> None:
+    """Every slot is free and nothing waits; the thread ends by itself."""
+    thread = session._worker._thread
+    if thread is not None:
+        thread.join(10)
+    assert session._worker._thread is None
+    assert session._worker._scheduler.idle
 
 
 def recite(ids: Sequence[int], start: int = 1) -> Script:
@@ -43,11 +75,11 @@ def recite(ids: Sequence[int], start: int = 1) -> Script:
 def plans_run(session: Session) -> list[str]:
     """A list that grows by the name of every plan that runs."""
     names: list[str] = []
-    step = session.backend.step
+    run = session.backend.run
 
-    def recorded(plan):
-        names.append(plan.name)
-        return step(plan)
+    def recorded(kind):
+        names.append(kind.plan.name)
+        return run(kind)
 
-    session.backend.step = recorded  # type: ignore[method-assign]
+    session.backend.run = recorded  # type: ignore[method-assign]
     return names

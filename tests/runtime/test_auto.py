@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from reciting import plans_run, reciting_session, right_unless, words, wrong
+from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, words, wrong
 
+from pass_runtime.backends.base import PassKind
 from pass_runtime.bundle.plan import ar_plan, fused_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
+from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
-from pass_runtime.tuning.tuner import AutoSteering, Chooser
+from pass_runtime.tuning.tuner import PlanTuner
 
 GOOD = (0.7, 0.45, 0.2, 0.06)
 FREE = PassTimes({1: 1.0, 25: 1.0}, {1: 0.0, 9: 0.0})
@@ -17,79 +19,84 @@ DEAR = PassTimes({1: 1.0, 25: 25.0}, {1: 0.0, 9: 0.0})
 
 
 def test_dear_rows_mean_plain_decoding():
-    chooser = Chooser(DEAR, 4, GOOD)
-    assert chooser.decide(4).cycle.name == "ar"
-    assert chooser.candidates(4)[0].cycle.name == "ar"
+    tuner = PlanTuner(DEAR, 4, GOOD)
+    assert tuner.decide(4).cycle.name == "ar"
+    assert tuner.candidates(4)[0].cycle.name == "ar"
 
 
 def test_free_rows_mean_full_groups():
-    decided = Chooser(FREE, 4, GOOD).decide(4)
+    decided = PlanTuner(FREE, 4, GOOD).decide(4)
     assert decided.cycle == make_cycle("fused", 4)
     assert decided.tokens == pytest.approx(1 + sum(GOOD))
 
 
 def test_rows_at_a_price_mean_pruned_groups():
     times = PassTimes({1: 1.0, 25: 3.0}, {1: 0.0, 9: 0.0})
-    plan = Chooser(times, 4, GOOD).decide(4).cycle.plans[0]
+    plan = PlanTuner(times, 4, GOOD).decide(4).cycle.plans[0]
     assert plan.is_fused and plan.width < 20
     assert plan.groups[0] == plan.drafts and list(plan.groups) == sorted(plan.groups, reverse=True)
 
 
 def test_two_pass_where_only_narrow_windows_are_cheap():
     times = PassTimes({1: 1.0, 5: 1.0, 7: 50.0}, {1: 0.0, 9: 0.0})
-    assert Chooser(times, 4, (0.9, 0.8, 0.7, 0.6)).decide(4).cycle.name in ("two-pass", "fused:1,0", "fused-1", "fused")
+    assert PlanTuner(times, 4, (0.9, 0.8, 0.7, 0.6)).decide(4).cycle.name in (
+        "two-pass",
+        "fused:1,0",
+        "fused-1",
+        "fused",
+    )
 
 
 def test_a_requests_lookahead_is_a_limit():
-    chooser = Chooser(FREE, 4, GOOD)
-    assert chooser.decide(2).cycle == make_cycle("fused", 2)
-    assert chooser.decide(0).cycle.name == "ar"
-    assert chooser.decide(4).cycle == make_cycle("fused", 4)
+    tuner = PlanTuner(FREE, 4, GOOD)
+    assert tuner.decide(2).cycle == make_cycle("fused", 2)
+    assert tuner.decide(0).cycle.name == "ar"
+    assert tuner.decide(4).cycle == make_cycle("fused", 4)
 
 
 def test_unmeasured_drafts_are_not_trusted_on_a_cpu():
-    assert Chooser(PassTimes({1: 1.0, 25: 2.5}, {1: 0.0, 9: 0.0}), 4, ()).decide(4).cycle.name == "ar"
+    assert PlanTuner(PassTimes({1: 1.0, 25: 2.5}, {1: 0.0, 9: 0.0}), 4, ()).decide(4).cycle.name == "ar"
 
 
 def test_a_plan_that_takes_longer_than_it_promised_is_given_up():
     """And so is a promise that only a slow machine broke: what slows every pass changes no decision."""
     times = PassTimes({1: 1.0, 25: 1.3}, {1: 0.0, 9: 0.0})
     for factor, kept in ((1.0, True), (3.0, False)):
-        chooser = Chooser(times, 4, GOOD, follow=True)
-        first = chooser.decide(4).cycle
+        tuner = PlanTuner(times, 4, GOOD, follow=True)
+        first = tuner.decide(4).cycle
         assert first.lookahead
         for _ in range(30):
             for plan in (ar_plan(), *first.plans):
-                chooser.observe(plan, 5.0 * times.plan_seconds(plan) * (factor if plan.drafts else 1.0))
-        assert (chooser.decide(4).cycle == first) is kept
-    fixed = Chooser(FREE, 4, GOOD)
-    fixed.observe(ar_plan(), 100.0)
+                tuner.observe(plan, 1, 5.0 * times.plan_seconds(plan) * (factor if plan.drafts else 1.0))
+        assert (tuner.decide(4).cycle == first) is kept
+    fixed = PlanTuner(FREE, 4, GOOD)
+    fixed.observe(ar_plan(), 1, 100.0)
     assert fixed.plan_seconds(ar_plan()) == 1.0
 
 
 def test_one_pause_says_nothing():
-    chooser = Chooser(FREE, 4, GOOD, follow=True)
-    chooser.observe(ar_plan(), 1.0)
-    chooser.observe(ar_plan(), 500.0)
-    assert chooser.plan_seconds(ar_plan()) < 1.07
+    tuner = PlanTuner(FREE, 4, GOOD, follow=True)
+    tuner.observe(ar_plan(), 1, 1.0)
+    tuner.observe(ar_plan(), 1, 500.0)
+    assert tuner.plan_seconds(ar_plan()) < 1.07
 
 
 def test_it_stays_with_its_choice_until_another_is_clearly_better():
-    chooser = Chooser(PassTimes({1: 1.0, 25: 3.0}, {1: 0.0, 9: 0.0}), 4, GOOD)
-    first = chooser.decide(4)
+    tuner = PlanTuner(PassTimes({1: 1.0, 25: 3.0}, {1: 0.0, 9: 0.0}), 4, GOOD)
+    first = tuner.decide(4)
     for _ in range(3):
-        chooser.drafts.record(4, 2)
-        assert chooser.decide(4).cycle.plans[0].is_fused
+        tuner.drafts.record(4, 2)
+        assert tuner.decide(4).cycle.plans[0].is_fused
     for _ in range(400):  # text that cannot be drafted
-        chooser.drafts.record(first.cycle.lookahead, 0)
-    assert chooser.decide(4).cycle.name == "ar"
+        tuner.drafts.record(first.cycle.lookahead, 0)
+    assert tuner.decide(4).cycle.name == "ar"
     for _ in range(20_000):  # long after, what the bundle states is believed again
-        chooser.drafts.forget()
-    assert chooser.decide(4).cycle.plans[0].is_fused
+        tuner.drafts.forget()
+    assert tuner.decide(4).cycle.plans[0].is_fused
 
 
 def test_observed_rates_come_to_be_the_true_ones():
-    drafts = Chooser(FREE, 4, GOOD).drafts
+    drafts = PlanTuner(FREE, 4, GOOD).drafts
     for step in range(3000):
         drafts.record(4, (0, 1, 1, 4)[step % 4])
     assert drafts.rates == pytest.approx([3 / 4, 1 / 3, 1, 1], abs=0.03)
@@ -99,7 +106,9 @@ def test_probes_leave_no_trace(tiny_bundle):
     session = reciting_session(tiny_bundle)
     prompt, asked = [5, 6, 7], GenerateOptions(20, SamplingParams(0.9, seed=3), plan="two-pass", ignore_eos=True)
     expected = list(session.generate_ids(prompt, asked))
-    times = measure(session.backend, asked.sampling, probe_plans(6))
+    assert_idle(session)
+    runner = runner_of(session)
+    times = PassTimes(*measure(lambda plan: runner.idle_pass(PassKind(plan, 1, "sample")), probe_plans(6)))
     assert list(session.generate_ids(prompt, asked)) == expected
     assert min(times.trunk) == 1 and times.max_width == 49 and set(times.tail) >= {1, 7, 13}
     assert all(seconds > 0 for seconds in (*times.trunk.values(), *times.tail.values()))
@@ -114,15 +123,13 @@ def test_times_between_the_measured_ones():
     assert times.plan_seconds(ar_plan()) == pytest.approx(1.5)
 
 
-def auto_run(session, times: PassTimes, tokens: int, acceptance=(), **drafts):
-    """What a request decodes, the plans it ran, and its chooser."""
+def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
+    """What a request decodes, the plans it ran, and its tuner."""
     names = plans_run(session)
-    chooser = Chooser(times, 6, acceptance)
-    session.steering = lambda _options: AutoSteering(chooser, 6, **drafts)  # type: ignore[method-assign]
-    stream = session.generate_ids([5, 6], GenerateOptions(tokens, ignore_eos=True))
-    for _ in stream:
-        pass
-    return stream, names, chooser
+    tuner = PlanTuner(times, 6, acceptance)
+    session._tuners._tuners["greedy"] = tuner
+    stream = session.generate_ids([5, 6], GenerateOptions(tokens, ignore_eos=True, draft=draft)).run()
+    return stream, names, tuner
 
 
 @pytest.mark.parametrize("drafter", [words, wrong, right_unless(lambda position: position % 3 == 0)])
@@ -132,22 +139,28 @@ def test_it_never_changes_the_text(tiny_bundle, drafter, times):
     assert stream.token_ids == [words(position) for position in range(2, 202)]
 
 
-def test_it_gives_up_drafts_that_are_always_wrong(tiny_bundle):
+@pytest.fixture
+def slow_passes(monkeypatch):
+    """As if a pass took as long as in a real model: its decisions then take no noticeable part of it."""
+    monkeypatch.setattr(tuner_module, "BUDGET", 100.0)
+
+
+def test_it_gives_up_drafts_that_are_always_wrong(tiny_bundle, slow_passes):
     times = PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0})
-    stream, names, _ = auto_run(reciting_session(tiny_bundle, drafter=wrong), times, 300, GOOD, text=False)
+    stream, names, _ = auto_run(reciting_session(tiny_bundle, drafter=wrong), times, 300, GOOD, draft="lookahead")
     assert names[0].startswith("fused") and names[-1] == "ar"
     assert stream.stats.accepted == 0
 
 
-def test_it_takes_up_drafts_that_are_better_than_stated(tiny_bundle):
+def test_it_takes_up_drafts_that_are_better_than_stated(tiny_bundle, slow_passes):
     times = PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0})
-    stream, names, _ = auto_run(reciting_session(tiny_bundle), times, 600, (0.6, 0.4, 0.2), text=False)
+    stream, names, _ = auto_run(reciting_session(tiny_bundle), times, 600, (0.6, 0.4, 0.2), draft="lookahead")
     assert names[-1] not in names[:10] and stream.stats.tau > 2.5
 
 
 def test_text_that_repeats_is_drafted_from_the_text(tiny_bundle):
     session = reciting_session(tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong)
-    stream, names, chooser = auto_run(session, PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0}), 100, rows=False)
+    stream, names, tuner = auto_run(session, PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0}), 100, draft="ngram")
     assert stream.token_ids == [10 + position % 9 for position in range(2, 102)]
     assert names[:11] == ["ar"] * 11 and names[-1] == "verify-6"
-    assert stream.stats.tau > 3 and max(chooser.texts[4].rates) > 0.8
+    assert stream.stats.tau > 3 and max(tuner.texts[4].rates) > 0.8

@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from reciting import plans_run, reciting_session, right_unless, words
+from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, watch_columns, words
 
 from pass_runtime.backends.ort.backend import FIRST_CAPACITY, doubling_capacities
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.sequence import Sequence
 from pass_runtime.errors import PassError
 from pass_runtime.session import GenerateOptions, Session, load
 from pass_runtime.testing.lossless import first_difference
@@ -59,7 +60,8 @@ def test_running_into_the_capacity(tiny_bundle, plan, lookahead, room):
     stream = run(session, prompt, plan, lookahead)
     assert stream.token_ids == [words(len(prompt) + i) for i in range(room + 1)]
     assert (stream.finish_reason, stream.stop_reason) == ("length", None)
-    assert session.backend.length == CAPACITY
+    assert_idle(session)
+    assert runner_of(session).slots[0].cached == CAPACITY
 
 
 @pytest.mark.parametrize(
@@ -118,13 +120,18 @@ def test_max_new_tokens_at_the_end_of_the_capacity(tiny_bundle):
 def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
     session = reciting_session(tiny_bundle)
     small, large = session.backend.capabilities.capacities[-2:]
-    capacities, before = [], small - 23
-    for _ in session.generate_ids([5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)):
-        # A window of 7 rows was written behind `before` entries.
-        assert session.backend.capacity == (large if before + 7 > small else small)
-        before = session.backend.length
-        capacities.append(session.backend.capacity)
-    assert set(capacities) == {small, large}
+    seen, run = [], session.backend.run
+
+    def watched(kind):
+        (slot,) = runner_of(session).slots
+        # A window of 7 rows is written behind what is cached.
+        assert session.backend.capacity == (large if slot.cached + 7 > small else small)
+        seen.append(session.backend.capacity)
+        return run(kind)
+
+    session.backend.run = watched  # type: ignore[method-assign]
+    session.generate_ids([5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)).run()
+    assert set(seen) == {small, large}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -138,12 +145,60 @@ def test_growing_keeps_the_cache(tiny_bundle, temperature):
     def tokens() -> list[int]:
         return [token for piece in session.generate_ids(prompt, asked) for token in piece]
 
-    stream = iter(session.generate_ids(prompt, asked))
-    next(stream)
-    assert session.backend.capacity == small
-    stream.close()
-    grown, wide = tokens(), tokens()
+    grown = tokens()
     assert session.backend.capacity == large
     assert len(grown) == 40
-    difference = first_difference(session, prompt, asked, grown, wide)
+    wide = load(tiny_bundle, "cpu", threads=1)
+    wide.backend.resize(large, [0])
+    wide.backend.resize = lambda *_: None  # type: ignore[method-assign]
+    difference = first_difference(session, prompt, asked, grown, wide.generate_ids(prompt, asked).run().token_ids)
     assert difference is None or difference.is_near_tie, difference
+
+
+def test_capacity_shrinks_after_a_long_prompt(tiny_bundle):
+    """Passes pay for the length of the cache, so a short request does not decode in a long one's."""
+    session = reciting_session(tiny_bundle)
+    small, *_, large = session.backend.capabilities.capacities
+    for prompt, capacity in ((300, 512), (5, small), (700, large), (300, 512), (2, small)):
+        session.generate_ids([5] * prompt, GenerateOptions(4, plan="two-pass", ignore_eos=True)).run()
+        assert session.backend.capacity == capacity, prompt
+
+
+def test_a_prefix_that_is_reused_is_not_shrunk_away(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    asked = GenerateOptions(4, plan="ar", reuse_prefix=True, ignore_eos=True)
+    session.generate_ids([5] * 300, asked).run()
+    assert session.generate_ids([5] * 310, asked).run().stats.cached_tokens == 300
+    session.generate_ids([5] * 20, asked).run()
+    assert session.backend.capacity == FIRST_CAPACITY
+
+
+def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
+    """A free slot among busy ones keeps 500 tokens. Then a short request joins elsewhere, the cache shrinks, and what
+    was kept with it: the windows that the free slot is given must come forward too."""
+    session = reciting_session(tiny_bundle, slots=8)
+    watch_columns(session.backend)
+    runner, scheduler = runner_of(session), session._worker._scheduler
+
+    def join(prompt: int, tokens: int) -> Sequence:
+        asked = GenerateOptions(tokens, plan="fused", ignore_eos=True)
+        sequence = Sequence(session._request([5] * prompt, asked))
+        scheduler.add(sequence)
+        return sequence
+
+    short = [join(3, 80), join(4, 80)]
+    long = join(500, 1)
+    short += [join(5, 80), join(6, 80), join(7, 80)]
+    while long.finished is None:
+        scheduler.round()
+    scheduler.round()
+    free = next(slot for slot in runner.slots if len(slot.kept) == 500)
+    assert free.parked and free.number < runner.batch(runner.decoding) and session.backend.capacity == CAPACITY
+    late = join(2, 30)
+    scheduler.round()
+    assert session.backend.capacity == FIRST_CAPACITY
+    while not scheduler.idle:
+        scheduler.round()
+    for sequence in (*short, late):
+        prompt = len(sequence.request.prompt_ids)
+        assert sequence.tokens[prompt:] == [words(position) for position in range(prompt, len(sequence.tokens))]

@@ -7,9 +7,10 @@ import json
 
 import pytest
 
+from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE as FILE_NAME
 from pass_runtime.errors import PassError
 from pass_runtime.session import load
-from pass_runtime.text.chat import FILE_NAME, ChatTemplate, load_chat_template
+from pass_runtime.text.chat import ChatTemplate, load_chat_template
 
 USER = [{"role": "user", "content": "Hi"}]
 TALK = [{"role": "system", "content": "Be brief."}, *USER]

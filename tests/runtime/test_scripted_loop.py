@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reciting import EOS, plans_run, reciting_session, right_unless, words, wrong
 
-from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.backends.ort.engine import Buffers
 from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.bundle.plan import RowKind
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
+from pass_runtime.testing.scripted import ScriptedBackend
 
 LENGTHS = range(1, 7)
 TEMPERATURES = [0.0, 0.9]
@@ -137,24 +136,21 @@ def test_no_drafter_changes_the_text(tiny_bundle, temperature, misses, lookahead
     assert stream.token_ids == recited(prompt, 25)
 
 
-class BlurredTrunk:
+class BlurredBackend(ScriptedBackend):
     """Soft logits that belong to the position; look-ahead rows see them blurred, so that they often draft well."""
 
-    def __init__(self, buffers: Buffers, vocab: int, blur: float) -> None:
-        self.buffers, self.vocab, self.blur = buffers, vocab, blur
+    blur = 0.0
 
-    def grow(self, capacity, keep):
-        pass
-
-    def run(self, plan, logit_rows=None):
-        length = int(self.buffers.get("length", (1,), np.int64).numpy()[0])
-        logits = np.empty((1, plan.width, self.vocab), np.float32)
+    def run_trunk(self, plan, batch):
+        (length,) = self.buffers.read("length", (batch,), np.int64).tolist()
+        vocab = self.capabilities.vocab_size
+        logits = np.empty((plan.width, vocab), np.float32)
         for i, row in enumerate(plan.rows):
             random = np.random.default_rng(length + row.depth)
-            logits[0, i] = random.normal(0, 2, self.vocab)
+            logits[i] = random.normal(0, 2, vocab)
             if row.kind is RowKind.LOOKAHEAD:
-                logits[0, i] += random.normal(0, self.blur, self.vocab)
-        self.buffers.put("logits", logits)
+                logits[i] += random.normal(0, self.blur, vocab)
+        self.buffers.write_row("logits", 0, logits, np.float32)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +162,9 @@ def test_sampled_drafts_are_accepted_and_the_text_is_that_of_plain_decoding(tiny
     manifest = read_manifest(tiny_bundle)
     texts, rates = [], []
     for plan, blur in [("ar", 0.0), ("two-pass", 0.0), ("two-pass", 0.3), ("two-pass", 5.0)]:
-        buffers = Buffers("cpu")
-        trunk = BlurredTrunk(buffers, manifest.model.vocab_size, blur)
-        session = Session(manifest, OrtBackend(tiny_bundle, manifest, trunk, buffers, "cpu"), None)
+        backend = BlurredBackend(tiny_bundle, manifest, words, words)
+        backend.blur = blur
+        session = Session(manifest, backend, None)
         stream = run(session, [2, 3], GenerateOptions(90, params, plan=plan, ignore_eos=True))
         texts.append(stream.token_ids)
         rates.append(stream.stats.draft_acceptance_rate)

@@ -1,16 +1,24 @@
-"""One sequence at a time: early ends, a newer request taking over, prefix reuse, and refusals."""
+"""Requests one after another, and several at once: early ends, waiting for a slot, prefix reuse, and refusals."""
 
 from __future__ import annotations
 
-import pytest
-from reciting import BOS, reciting_session, words
+import asyncio
+import gc
+import threading
+import time
 
+import pytest
+from reciting import BOS, assert_idle, reciting_session, words
+
+from pass_runtime import QueueFull
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
+from pass_runtime.options import MAX_THREADS
 from pass_runtime.session import GenerateOptions, load
 from pass_runtime.testing.lossless import first_difference
 
 TWO_PASS = GenerateOptions(12, plan="two-pass", ignore_eos=True)
+ENDLESS = GenerateOptions(700, plan="two-pass", ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -19,71 +27,231 @@ def real(tiny_bundle):
     return load(tiny_bundle, "cpu", threads=1)
 
 
+@pytest.fixture
+def stopped(tiny_bundle):
+    """A session with one slot whose passes wait for `go`, and the events that let them."""
+    session = reciting_session(tiny_bundle, max_queue=2)
+    go, begun, run = threading.Event(), threading.Event(), session.backend.run
+
+    def held(kind):
+        begun.set()
+        assert go.wait(20)
+        return run(kind)
+
+    session.backend.run = held  # type: ignore[method-assign]
+    yield session, go, begun
+    go.set()
+    session.close()
+
+
+def recited(start: int, count: int) -> list[int]:
+    return [words(start + i) for i in range(count)]
+
+
 def tokens_of(session, prompt, options) -> list[int]:
     return [token for piece in session.generate_ids(prompt, options) for token in piece]
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
-def test_closing_early(tiny_bundle, pieces):
+def test_cancelling_early(tiny_bundle, pieces):
     session = reciting_session(tiny_bundle)
-    stream = session.generate_ids([5], TWO_PASS)
-    running = iter(stream)
+    stream = session.generate_ids([5], ENDLESS)
     for _ in range(pieces):
-        next(running)
-    running.close()
-    assert (stream.finish_reason, stream.stop_reason) == ("cancelled", None)
+        next(stream)
     assert len(stream.token_ids) == [1, 8, 9][pieces - 1]
-    assert tokens_of(session, [5], TWO_PASS) == [words(1 + i) for i in range(12)]
+    stream.cancel()
+    rest = [token for piece in stream for token in piece]  # what was written until then can still be read
+    assert (stream.finish_reason, stream.stop_reason) == ("cancelled", None)
+    assert stream.token_ids[-len(rest) :] == rest or not rest
+    assert stream.token_ids == recited(1, len(stream.token_ids))
+    assert len(stream.token_ids) < 700
+    assert tokens_of(session, [5], TWO_PASS) == recited(1, 12)
 
 
-def test_closing_a_text_early(tiny_bundle):
+def test_dropping_the_last_reference_cancels(tiny_bundle):
     session = reciting_session(tiny_bundle)
-    generation = session.generate([5], TWO_PASS)
-    running = iter(generation)
-    next(running)
-    running.close()
-    assert generation.finish_reason == "cancelled"
-    assert len(generation.token_ids) == 1
-    assert len(session.generate([5], TWO_PASS).run().token_ids) == 12
+    stream = session.generate_ids([5], ENDLESS)
+    next(stream)
+    sequence = stream._sequence
+    del stream
+    gc.collect()
+    assert_idle(session)
+    assert sequence.finished is not None and sequence.finished.reason == "cancelled"
+    assert tokens_of(session, [5], TWO_PASS) == recited(1, 12)
+
+
+@pytest.mark.parametrize("how", ["iterate", "run"])
+def test_breaking_out_and_going_on(tiny_bundle, how):
+    stream = reciting_session(tiny_bundle).generate_ids([5], TWO_PASS)
+    for _ in stream:
+        break
+    assert stream.finish_reason is None
+    if how == "run":
+        assert stream.run() is stream
+    else:
+        assert [token for piece in stream for token in piece] == recited(2, 11)
+    assert stream.token_ids == recited(1, 12)
+    assert stream.finish_reason == "length"
 
 
 def test_leaving_a_for_loop_with_an_exception(tiny_bundle):
     session = reciting_session(tiny_bundle)
-    stream = session.generate_ids([5], TWO_PASS)
+    stream = session.generate([5], TWO_PASS)
     with pytest.raises(KeyError):
         for _ in stream:
             raise KeyError
-    assert stream.finish_reason == "cancelled"
+    assert stream.run().token_ids == recited(1, 12)
+    assert len(session.generate([5], TWO_PASS).run().token_ids) == 12
 
 
-def test_a_newer_request_ends_an_older_one(tiny_bundle):
-    session = reciting_session(tiny_bundle)
-    older = session.generate_ids([5], TWO_PASS)
-    running = iter(older)
-    next(running)
-    newer = iter(session.generate_ids([6, 7], TWO_PASS))
-    first = next(newer)
-    with pytest.raises(PassError, match="ended by a newer one"):
-        next(running)
-    assert older.finish_reason == "cancelled"
-    # The newer one never notices.
-    assert first + [token for piece in newer for token in piece] == [words(2 + i) for i in range(12)]
-
-
-def test_a_request_that_was_never_run_takes_nothing_over(tiny_bundle):
-    session = reciting_session(tiny_bundle)
-    running = iter(session.generate_ids([5], TWO_PASS))
-    got = next(running)
-    session.generate_ids([6, 7], TWO_PASS)
-    assert got + [token for piece in running for token in piece] == [words(1 + i) for i in range(12)]
-
-
-def test_a_finished_stream_yields_nothing_more(tiny_bundle):
+@pytest.mark.parametrize("first", [list, lambda stream: stream.run()], ids=["iterate", "run"])
+def test_a_stream_is_read_once(tiny_bundle, first):
     stream = reciting_session(tiny_bundle).generate_ids([5], GenerateOptions(3, plan="ar"))
-    assert [token for piece in stream for token in piece] == [words(1), words(2), words(3)]
-    assert list(stream) == []
-    assert stream.token_ids == [words(1), words(2), words(3)]
-    assert stream.finish_reason == "length"
+    first(stream)
+    with pytest.raises(PassError, match="read to its end"):
+        iter(stream)
+    assert stream.token_ids == recited(1, 3)
+    assert (stream.finish_reason, stream.done) == ("length", True)
+    assert stream.run() is stream  # waiting for an end that was is no reading
+
+
+def test_a_newer_request_waits_for_the_slot(stopped):
+    session, go, begun = stopped
+    older, newer = session.generate_ids([5], TWO_PASS), session.generate_ids([6, 7], TWO_PASS)
+    assert begun.wait(20)
+    assert (older.done, newer.done) == (False, False)
+    go.set()
+    assert newer.run().token_ids == recited(2, 12)
+    assert older.run().token_ids == recited(1, 12)
+    assert older.finish_reason == newer.finish_reason == "length"
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_interleaved_reading(tiny_bundle, slots):
+    session = reciting_session(tiny_bundle, slots=slots)
+    streams = [session.generate_ids([5] * (i + 1), TWO_PASS) for i in range(4)]
+    found = [list[int]() for _ in streams]
+    while not all(stream.finish_reason for stream in streams):
+        for stream, tokens in zip(streams, found, strict=True):
+            tokens += next(stream, [])
+    assert found == [recited(i + 1, 12) for i in range(4)]
+
+
+def test_a_full_queue_refuses_and_recovers(stopped):
+    session, go, begun = stopped
+    running = session.generate_ids([5], TWO_PASS)
+    assert begun.wait(20)
+    waiting = [session.generate_ids([5, 6], TWO_PASS) for _ in range(2)]
+    with pytest.raises(QueueFull, match=r"^2 requests are waiting already.*max_queue$"):
+        session.generate_ids([5], TWO_PASS)
+    go.set()
+    assert [stream.run().token_ids for stream in waiting] == [recited(2, 12)] * 2
+    assert running.run().token_ids == recited(1, 12)
+    assert tokens_of(session, [5], TWO_PASS) == recited(1, 12)
+
+
+def test_a_cancelled_request_leaves_the_queue(stopped):
+    """Behind one that waits for long, and its place is free at once."""
+    session, go, begun = stopped
+    running = session.generate_ids([5], TWO_PASS)
+    assert begun.wait(20)
+    first, second = (session.generate_ids([5, 6], TWO_PASS) for _ in range(2))
+    second.cancel()
+    scheduler = session._worker._scheduler
+    scheduler._drop_cancelled()
+    assert (second.done, first.done) == (True, False)
+    third = session.generate_ids([5, 6, 7], TWO_PASS)
+    go.set()
+    assert second.run().token_ids == [] and second.finish_reason == "cancelled"
+    assert first.run().token_ids == recited(2, 12)
+    assert third.run().token_ids == recited(3, 12)
+    assert running.run().finish_reason == "length"
+
+
+def test_a_result_may_be_waited_for_in_part(stopped):
+    session, go, _ = stopped
+    stream = session.generate([5], TWO_PASS)
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"not ended within 0\.05 seconds"):
+        stream.result(timeout=0.05)
+    assert time.monotonic() - started < 5
+    assert stream.finish_reason is None
+    go.set()
+    assert stream.result(timeout=20).token_ids == recited(1, 12)
+
+
+def test_requests_from_many_threads(tiny_bundle):
+    session = reciting_session(tiny_bundle, slots=3)
+    found: dict[int, list[int]] = {}
+
+    def ask(length: int) -> None:
+        found[length] = session.generate_ids([5] * length, TWO_PASS).run().token_ids
+
+    threads = [threading.Thread(target=ask, args=(length,)) for length in range(1, 13)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {length: recited(length, 12) for length in range(1, 13)}
+    assert_idle(session)
+
+
+def test_two_generations_in_one_event_loop(tiny_bundle):
+    session, order = reciting_session(tiny_bundle, slots=2), []
+
+    async def read(name: int):
+        stream = session.generate_ids([5] * name, GenerateOptions(200, plan="ar", ignore_eos=True))
+        async for piece in stream:
+            order.append(name)
+            assert len(piece) == 1
+        return stream
+
+    async def both():
+        return await asyncio.gather(read(1), read(2))
+
+    streams = asyncio.run(both())
+    assert [stream.token_ids for stream in streams] == [recited(1, 200), recited(2, 200)]
+    assert 1 in order[:399][order.index(2) :], "one of them was read to its end before the other"
+
+    async def again():
+        async for _ in streams[0]:
+            pass
+
+    with pytest.raises(PassError, match="read to its end"):
+        asyncio.run(again())
+
+
+def test_a_closed_session_refuses(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    stream = session.generate_ids([5], ENDLESS)
+    next(stream)
+    session.close()
+    session.close()
+    assert stream.run().finish_reason == "cancelled"
+    assert stream.token_ids == recited(1, len(stream.token_ids))
+    for call in (lambda: session.generate("x"), lambda: session.tuner(SamplingParams())):
+        with pytest.raises(PassError, match=r"^this session is closed; load the bundle again$"):
+            call()
+    assert_idle(session)
+
+
+def test_closing_from_the_decoding_thread_waits_for_its_pass(tiny_bundle):
+    """Garbage collection may close a session on any thread: its backend must not go away under a pass."""
+    session, events = reciting_session(tiny_bundle), []
+    run, close = session.backend.run, session.backend.close
+
+    def closing(kind):
+        session.close()
+        events.append("pass")
+        return run(kind)
+
+    session.backend.run = closing  # type: ignore[method-assign]
+    session._finalizer.detach()
+    session._finalizer = lambda: session._worker.close(lambda: (events.append("closed"), close()))  # type: ignore
+    stream = session.generate_ids([5], ENDLESS)
+    assert stream.run().finish_reason == "cancelled"
+    assert_idle(session)
+    assert events == ["pass", "closed"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -112,19 +280,19 @@ def test_prefix_reuse_never_counts_the_root(real):
     prompt = list(range(20, 60))
     options = GenerateOptions(5, plan="ar", reuse_prefix=True, ignore_eos=True)
     tokens_of(real, [2], GenerateOptions(1))  # forget what other tests left
-    streams = [real.generate_ids(prompt, options) for _ in range(2)]
-    answers = [[token for piece in stream for token in piece] for stream in streams]
+    streams = [real.generate_ids(prompt, options).run() for _ in range(2)]
     assert [stream.stats.cached_tokens for stream in streams] == [0, 39]
-    assert answers[0] == answers[1]
+    assert streams[0].token_ids == streams[1].token_ids
 
 
-def test_prefix_reuse_after_an_early_close_and_with_another_plan(real):
+def test_prefix_reuse_after_an_early_end_and_with_another_plan(real):
     """Rejected drafts and look-ahead rows left K/V behind the committed entries; none of it may be seen."""
     prompt = list(range(20, 60))
-    running = iter(real.generate_ids(prompt, GenerateOptions(30, plan="two-pass", ignore_eos=True)))
+    running = real.generate_ids(prompt, GenerateOptions(700, plan="two-pass", ignore_eos=True))
     next(running)
     next(running)
-    running.close()
+    running.cancel()
+    assert running.run().finish_reason == "cancelled"
     options = GenerateOptions(15, plan="ar", reuse_prefix=True, ignore_eos=True)
     stream = real.generate_ids([*prompt[:35], 200, 201], options)
     reused = [token for piece in stream for token in piece]
@@ -134,10 +302,23 @@ def test_prefix_reuse_after_an_early_close_and_with_another_plan(real):
     assert difference is None or difference.is_near_tie, difference
 
 
+def test_prefix_reuse_finds_the_slot_that_holds_it(tiny_bundle):
+    """Beside a request that goes on, and with a slot that is empty."""
+    session = load(tiny_bundle, "cpu", threads=1, max_batch_size=3)
+    beside, prompt = session.generate_ids([5], ENDLESS), list(range(20, 50))
+    next(beside)
+    first = session.generate_ids(prompt, GenerateOptions(8, plan="two-pass", ignore_eos=True)).run()
+    asked = GenerateOptions(8, plan="two-pass", reuse_prefix=True, ignore_eos=True)
+    second = session.generate_ids(prompt, asked).run()
+    assert not beside.done, "the tiny model has become quicker than this test"
+    assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 29)
+    assert second.token_ids == first.token_ids
+
+
 def test_an_empty_prompt_is_the_start_token(tiny_bundle):
     session = reciting_session(tiny_bundle)
     assert session.encode("") == [BOS]
-    assert session.generate("", TWO_PASS).run().token_ids == [words(1 + i) for i in range(12)]
+    assert session.generate("", TWO_PASS).run().token_ids == recited(1, 12)
 
 
 def test_an_empty_prompt_of_a_model_without_bos(tiny_bundle):
@@ -159,36 +340,31 @@ def test_prompts_that_are_not_tokens_are_refused(tiny_bundle, prompt):
         reciting_session(tiny_bundle).generate_ids(prompt)
 
 
-def test_options_are_refused_by_name():
-    with pytest.raises(PassError, match="max-new-tokens"):
-        GenerateOptions(0)
-    with pytest.raises(PassError, match="unknown plan 'fast'"):
-        GenerateOptions(plan="fast")
+@pytest.mark.parametrize("threads", [-1, MAX_THREADS + 1, 10**6])
+def test_numbers_of_threads_out_of_range_are_refused(tiny_bundle, threads):
+    with pytest.raises(PassError, match=rf"^threads must be 0 .* to {MAX_THREADS}, not {threads}$"):
+        load(tiny_bundle, "cpu", threads=threads)
 
 
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [
-        ({"temperature": -0.1}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": float("inf")}, "temperature"),
-        ({"top_k": -1}, "top-k"),
-        ({"top_k": 1025}, "top-k"),
-        ({"top_p": 0.0}, "top-p"),
-        ({"top_p": 1.01}, "top-p"),
-        ({"top_p": float("nan")}, "top-p"),
-        ({"min_p": -0.01}, "min-p"),
-        ({"min_p": 1.01}, "min-p"),
-        ({"min_p": float("nan")}, "min-p"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 2**64}, "seed"),
+        ({"max_batch_size": 0}, "max-batch-size"),
+        ({"max_batch_size": 1025}, "max-batch-size"),
+        ({"max_queue": 0}, "max-queue"),
+        ({"capacity": 0}, "capacity"),
+        ({"capacity": 6}, "capacity"),
+        ({"capacity": 772}, "capacity"),
     ],
 )
-def test_sampling_parameters_out_of_range_are_refused(wrong, name):
-    with pytest.raises(PassError, match=f"^{name} must be"):
-        SamplingParams(**wrong)
+def test_sizes_out_of_range_are_refused(tiny_bundle, wrong, name):
+    with pytest.raises(PassError, match=f"^{name} "):
+        load(tiny_bundle, "cpu", **wrong)
 
 
-def test_stop_strings_need_text(tiny_bundle):
-    with pytest.raises(PassError, match="stop strings need text"):
-        reciting_session(tiny_bundle).generate_ids([5], GenerateOptions(stop=("x",)))
+def test_a_capacity_bounds_the_longest_sequence(tiny_bundle):
+    with load(tiny_bundle, "cpu", threads=1, capacity=16) as session:
+        stream = session.generate_ids([5] * 10, ENDLESS).run()
+        assert (len(stream.token_ids), stream.finish_reason) == (7, "length")
+        with pytest.raises(PassError, match=r"17 tokens.* 16"):
+            session.generate_ids([5] * 17)

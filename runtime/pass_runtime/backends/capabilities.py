@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, make_cycle, verify_plan
 
+DEFAULT_BATCH = 8
+"""Sequences at a time, where neither a user nor engines say how many."""
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -49,6 +52,10 @@ class Capabilities:
     def capacity(self, columns: int) -> int:
         """The smallest capacity of at least `columns`."""
         return next(size for size in self.capacities if size >= columns)
+
+    def columns(self, plan: Plan) -> int:
+        """Cache columns that a window of `plan` writes."""
+        return max(plan.width, self.least_width)
 
     def allows(self, plans: Sequence[Plan]) -> bool:
         """Whether there are engines for all of `plans`."""

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pass_runtime.errors import PassError
+
 ALIGNMENT = 64
 """Bytes; a cache line, and what vector instructions like."""
 
@@ -17,7 +19,7 @@ class Memory(Protocol):
     """What buffers need of a device. What a method did, any work that begins after it sees."""
 
     def allocate(self, size: int) -> int:
-        """Address of `size` zeroed bytes; PassError or MemoryError where there are none."""
+        """Address of `size` zeroed bytes; PassError where there are none (see `out_of_memory`)."""
 
     def free(self, address: int) -> None: ...
 
@@ -34,6 +36,14 @@ class Memory(Protocol):
         """Free everything; harmless when repeated."""
 
 
+def out_of_memory(size: int | None = None) -> PassError:
+    """What to say, and do, where there are no `size` bytes."""
+    more = "" if size is None else f" for {size / 2**20:.1f} MiB more"
+    return PassError(
+        f"there is no memory{more}: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts"
+    )
+
+
 class HostMemory:
     """The host's own."""
 
@@ -41,7 +51,10 @@ class HostMemory:
         self._blocks: dict[int, npt.NDArray[np.uint8]] = {}
 
     def allocate(self, size: int) -> int:
-        block = np.zeros(size + ALIGNMENT, np.uint8)  # pages are taken when they are written
+        try:
+            block = np.zeros(size + ALIGNMENT, np.uint8)  # pages are taken when they are written
+        except MemoryError:
+            raise out_of_memory(size) from None
         address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
         self._blocks[address] = block
         return address

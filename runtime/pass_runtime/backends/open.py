@@ -20,7 +20,7 @@ def open_backend(
     device: str,
     *,
     threads: int = 0,
-    max_batch_size: int = 1,
+    max_batch_size: int | None = 1,
     capacity: int | None = None,
     verify: bool = True,
 ) -> Backend:

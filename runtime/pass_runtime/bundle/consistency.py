@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pass_runtime.bundle.plan import Plan, bundle_plans
+from pass_runtime.bundle.tensors import Kind, logprobs_tensors, tail_tensors
 
 if TYPE_CHECKING:
     from pass_runtime.bundle.manifest import Graph, Manifest, PlanInfo, Tensor
@@ -27,6 +28,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _of_model(manifest)
     yield from _of_trunk(manifest)
     yield from _of_plans(manifest)
+    yield from _of_tensors(manifest.logprobs, logprobs_tensors(manifest.model.vocab_size))
     yield from _of_feeds(manifest)
 
 
@@ -78,12 +80,16 @@ def _of_plan(manifest: Manifest, info: PlanInfo, plan: Plan) -> Iterator[str]:
     if (info.drafts, info.groups, info.next, info.constants) != (plan.drafts, plan.groups, plan.next.name, constants):
         yield f"plan {info.name} does not have the drafts, groups and constants of {info.name}"
     for sampler, tail in info.tails.items():
-        logits = _named(tail, "logits")
-        if logits is None or logits.shape[-1] != manifest.model.vocab_size:
-            yield f"the logits of {tail.file} are not those of model.vocab_size {manifest.model.vocab_size}"
+        yield from _of_tensors(tail, tail_tensors(plan, manifest.model.vocab_size))
         compares = manifest.rule == "rejection" and plan.drafts > 0 and sampler != "greedy"
         if (_named(tail, "draft_probs") is not None) != compares:
             yield f"rule is {manifest.rule} and {tail.file} is of another"
+
+
+def _of_tensors(graph: Graph, expected: Mapping[str, Kind]) -> Iterator[str]:
+    for tensor in (*graph.inputs, *graph.outputs):
+        if expected.get(tensor.name) != (tensor.dtype, tensor.shape):
+            yield f"{tensor.name} of {graph.file} cannot be {tensor.dtype} {_shape(tensor)}"
 
 
 def _of_feeds(manifest: Manifest) -> Iterator[str]:

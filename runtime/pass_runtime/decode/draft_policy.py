@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pass_runtime.backends.capabilities import Capabilities
-from pass_runtime.bundle.plan import Cycle, Plan, make_cycle
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.group_sizes import chain_of
 from pass_runtime.tuning.tuner import KEEP, Candidate, PlanTuner
@@ -113,25 +113,26 @@ def _from_text(
     """Text drafts in the window that has drafts anyway, else in one of their number in place of the cycle's next."""
     first = cycle.plans[0]
     plan = window if window in cycle.plans and window.drafts else first if first.is_fused else None
-    if plan is not None and plan.width <= room:
+    if plan is not None and capabilities.columns(plan) <= room:
         drafts = [view.text[: plan.drafts] if view.text and judge.prefers(view, plan) else None for view in views]
         return Pass(plan, tuple(drafts)) if any(drafts) else None
-    longest = max(len(view.text) for view in views)
+    longest = min(max(len(view.text) for view in views), capabilities.lookahead or MAX_LOOKAHEAD)
     plans = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
-    count = judge.count(views, [plan for plan in plans if plan.width <= room])
+    count = judge.count(views, [plan for plan in plans if capabilities.columns(plan) <= room])
     return Pass(plans[count - 1], tuple(view.text[:count] or None for view in views)) if count else None
 
 
 def _from_cycle(cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, count: int) -> Pass | None:
-    """The windows in place, or the start of the cycle; near the end of the capacity a narrower cycle."""
+    """The windows in place, or the start of the cycle; near the end of the capacity those of a narrower cycle."""
     untouched = (None,) * count
-    if window in cycle.plans and max(window.width, capabilities.least_width) <= room:
-        return Pass(window, untouched)
-    while not (max(cycle.reach, capabilities.least_width) <= room and capabilities.allows(cycle.plans)):
+    while True:
+        if window in cycle.plans and capabilities.columns(window) <= room:
+            return Pass(window, untouched)
+        if max(cycle.reach, capabilities.least_width) <= room and capabilities.allows(cycle.plans):
+            return Pass(cycle.plans[0], untouched)
         if cycle.lookahead == 0:
             return None
         cycle = cycle.narrower()
-    return Pass(cycle.plans[0], untouched)
 
 
 def make_mode(plan: str, lookahead: int, draft: str | None = None) -> Mode:

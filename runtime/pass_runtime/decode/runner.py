@@ -109,8 +109,8 @@ class Runner:
     def release(self, slot: Slot) -> None:
         """The sequence is done; what it left in the cache can serve one that begins alike."""
         if slot.sequence is not None:
-            slot.kept = slot.sequence.tokens[: slot.sequence.cached]
-            slot.sequence, slot.entered, slot.parked = None, False, False
+            self._keep(slot, slot.sequence.tokens[: slot.sequence.cached])
+            slot.sequence = None
 
     def prefill(self, slot: Slot, most: int | None = None) -> int:
         """One chunk of the prompt, of at most `most` rows; returns how many tokens it held."""
@@ -126,13 +126,13 @@ class Runner:
         return count
 
     def make_room(self, plan: Plan, batch: int) -> None:
-        """For windows of `plan` in the first `batch` slots, growing the cache if need be. Those of parked slots are
-        written too, behind what they keep."""
-        columns, most = self._columns(plan.width), self.backend.capabilities.max_capacity
-        for slot in self.slots[:batch]:
-            if slot.sequence is None and slot.cached + columns > most:
-                slot.kept, slot.parked = slot.kept[: most - columns], False
-        self._reserve(max(slot.cached for slot in self.slots[:batch]) + columns)
+        """For windows of `plan` in the first `batch` slots, growing the cache if a sequence needs it. Windows of slots
+        that are free are written too: what those kept gives way."""
+        columns, slots = self._columns(plan.width), self.slots[:batch]
+        self._reserve(max((slot.cached for slot in slots if slot.sequence is not None), default=0) + columns)
+        for slot in slots:
+            if slot.cached + columns > self.backend.capacity:
+                self._keep(slot, slot.kept[: self.backend.capacity - columns])
 
     def run(self, plan: Plan, drafts: Mapping[int, Drafts]) -> tuple[list[Outcome], float]:
         """One pass over every decoding slot, for which there must be room. `drafts`, by slot number, are written into
@@ -145,6 +145,9 @@ class Runner:
         self._lay_out(plan, active, drafts, kind.batch)
         self.window = None  # until the pass is done
         started = time.perf_counter()
+        for slot in active:
+            if slot.sequence is not None and slot.sequence.decoding_since is None:
+                slot.sequence.decoding_since = started
         emitted = self.backend.run(kind)
         seconds = time.perf_counter() - started
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
@@ -235,13 +238,18 @@ class Runner:
     def _fit(self, columns: int, slot: Slot, keep: int) -> None:
         """Before a sequence of `columns` joins in `slot`: a cache that is too long for all of them shrinks, since
         passes pay for its length. What slots kept for later goes where it does not fit."""
-        slot.kept = slot.kept[:keep]
+        self._keep(slot, slot.kept[:keep])
         busy = max((len(s.sequence.tokens) + 1 for s in self.slots if s.sequence is not None), default=0)
         fitting = self.backend.capabilities.capacity(min(max(columns, busy), self.backend.capabilities.max_capacity))
         if fitting < self.backend.capacity:
             for other in self.slots:
-                other.kept = other.kept[:fitting]
+                self._keep(other, other.kept[:fitting])
             self._resize(fitting)
+
+    @staticmethod
+    def _keep(slot: Slot, tokens: list[int]) -> None:
+        """The device is to be told anew where the windows of `slot` begin, or it would write behind the old length."""
+        slot.kept, slot.entered, slot.parked = tokens, False, False
 
     def _resize(self, capacity: int) -> None:
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
@@ -249,11 +257,11 @@ class Runner:
     def _move(self, source: Slot, target: Slot) -> None:
         sequence = source.sequence
         assert sequence is not None
-        target.kept, target.entered, target.parked = [], False, False
+        self._keep(target, [])
         self.backend.cache.move(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)
         target.sequence, source.sequence = sequence, None
-        source.kept, source.entered, source.parked = [], False, False
+        self._keep(source, [])
 
     def _chunk(self, start: int, stop: int, most: int | None) -> tuple[int, int]:
         """Prompt tokens of the next chunk and the rows of its window: the widest that is filled, then the narrowest

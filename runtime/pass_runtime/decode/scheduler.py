@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Items
 
+from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.decode.draft_policy import Always, Expected, Judge, Pass, View, next_pass
 from pass_runtime.decode.runner import Outcome, Runner, Slot
@@ -52,8 +53,12 @@ class Scheduler:
         self._drop_cancelled()
         self._admit()
         self._prefill()
-        if active := self.runner.gather():
-            self._decode(active)
+        if self.runner.decoding:
+            try:
+                self._decode(self.runner.gather())
+            except Exception as error:  # in a pass of all of them, nobody knows whose fault it was
+                for slot in self.runner.decoding:
+                    self._finish(slot, _failed(error))
 
     def end_all(self, end: End) -> None:
         """Finish every sequence, waiting ones too."""
@@ -66,38 +71,36 @@ class Scheduler:
         for slot in self.runner.busy:
             if slot.sequence is not None and slot.sequence.cancelled:
                 self._finish(slot, End("cancelled"))
+        for sequence in [sequence for sequence in self.waiting.copy() if sequence.cancelled]:
+            self.waiting.remove(sequence)
+            sequence.finish(End("cancelled"))
 
     def _admit(self) -> None:
         while self.waiting:
             sequence = self.waiting[0]
-            if sequence.cancelled:
-                sequence.finish(End("cancelled"))
-            elif not self.runner.fits(len(sequence.request.prompt_ids)):
+            if not self.runner.fits(len(sequence.request.prompt_ids)):
                 sequence.finish(End("length"))
             else:
                 try:
                     if not self.runner.admit(sequence):
                         return
                 except Exception as error:
-                    sequence.finish(End("error", error=error))
+                    sequence.finish(_failed(error))
             self.waiting.popleft()
 
     def _prefill(self) -> None:
-        """Chunks of the prompts, the oldest first: all that one takes at once where nobody is decoding."""
-        budget = PROMPT_TOKENS if self.runner.decoding else None
+        """Chunks of the prompts, the oldest first; wide ones where nobody is decoding."""
+        most = PROMPT_TOKENS if self.runner.decoding else None
+        read = 0
         reading = [slot for slot in self.runner.busy if slot.sequence is not None and not slot.sequence.prefilled]
         for slot in sorted(reading, key=lambda slot: slot.admitted):
             while slot.sequence is not None and not slot.sequence.prefilled:
-                if budget is not None and budget <= 0:
-                    return
+                if read and (most is None or read >= most):
+                    return  # whoever else there is has a turn, or may be cancelled, behind every chunk
                 try:
-                    count = self.runner.prefill(slot, budget)
+                    read += self.runner.prefill(slot, most)
                 except Exception as error:
-                    self._finish(slot, End("error", error=error))
-                    break
-                if budget is None:
-                    return  # one chunk: whoever waits may be admitted, or cancelled, behind it
-                budget -= count
+                    self._finish(slot, _failed(error))
 
     def _decode(self, active: Items[Slot]) -> None:
         batch = self.runner.batch(active)
@@ -111,14 +114,9 @@ class Scheduler:
         try:
             self.runner.make_room(chosen.plan, batch)
         except Exception as error:
-            self._end_longest(active, End("error", error=error))
+            self._end_longest(active, _failed(error))
             return
-        try:
-            outcomes, seconds = self.runner.run(chosen.plan, drafts)
-        except Exception as error:
-            for slot in active:
-                self._finish(slot, End("error", error=error))
-            return
+        outcomes, seconds = self.runner.run(chosen.plan, drafts)
         if tuner is not None:
             _observe(tuner, chosen.plan, batch, seconds, outcomes, views)
         self._deliver(outcomes)
@@ -152,7 +150,10 @@ class Scheduler:
         for outcome in outcomes:
             sequence = outcome.sequence
             sequence.stats.record(outcome.drafted, len(outcome.tokens))
-            sequence.write(outcome.tokens)
+            try:
+                sequence.write(outcome.tokens)
+            except Exception as error:  # its text's
+                sequence.finish(_failed(error))
         for slot in self.runner.busy:
             if slot.sequence is not None and slot.sequence.finished is not None:
                 self.runner.release(slot)
@@ -166,6 +167,10 @@ class Scheduler:
         self.runner.release(slot)
         if sequence is not None:
             sequence.finish(end)
+
+
+def _failed(error: Exception) -> End:
+    return End("error", error=out_of_memory() if isinstance(error, MemoryError) else error)
 
 
 def _view(slot: Slot) -> View:

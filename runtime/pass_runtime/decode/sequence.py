@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from pass_runtime.bundle.plan import Cycle
@@ -29,11 +30,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Token:
-    """One written token."""
+    """One written token. text: what became final with it ("" where nobody asked for text)."""
 
     id: int
     source: Source
     logprobs: TokenLogprobs | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Sequence:
     on_event: Callable[[], None] | None = None
     """Called behind every event, from the thread that decodes."""
     index: NgramIndex | None = None
+    decoding_since: float | None = None
+    """`time.perf_counter` where the first pass began."""
     acceptance: Acceptance | None = None
     """How well look-ahead drafts do in this sequence; None until `auto` asks."""
 
@@ -126,11 +130,10 @@ class Sequence:
     def write(self, tokens: Items[Token]) -> None:
         """The tokens of a pass: up to a stop or the limit they are the sequence's, then it has ended."""
         kept: list[Token] = []
-        text, end = "", None
+        end: End | None = None
         for token in tokens:
-            kept.append(token)
-            shown, stop = ("", None) if self.reader is None else self.reader.read(token.id)
-            text += shown
+            text, stop = ("", None) if self.reader is None else self.reader.read(token.id)
+            kept.append(replace(token, text=text) if text else token)
             if token.id in self.request.stop_token_ids:
                 end = End("stop", token.id)
             elif stop is not None:
@@ -143,7 +146,9 @@ class Sequence:
         if self.index is not None:
             self.index.extend(token.id for token in kept)
         self.stats.generated_tokens = self.written
-        self._tell(Chunk(tuple(kept), text))
+        if self.decoding_since is not None:
+            self.stats.decode_seconds = time.perf_counter() - self.decoding_since
+        self._tell(Chunk(tuple(kept), "".join(token.text for token in kept)))
         if end is not None:
             self.finish(end)
 

@@ -29,6 +29,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.closed = False
+        self._release: Callable[[], None] | None = None
         _live.add(self)
 
     def submit(self, sequence: Sequence) -> None:
@@ -47,17 +48,22 @@ class Worker:
             self._start()
         return future.result()
 
-    def close(self) -> None:
-        """Cancel what is under way and wait for the pass in progress. Harmless when repeated."""
+    def close(self, release: Callable[[], None] | None = None) -> None:
+        """Cancel what is under way, wait for the pass in progress, then `release` what it worked on. Harmless when
+        repeated."""
         with self._lock:
-            self.closed = True
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+            self.closed, thread = True, self._thread
+            if thread is threading.current_thread():  # garbage collection is done by any thread: it is in a pass now
+                self._release = release
+                return
+        if thread is not None:
             thread.join()
+        if release is not None:
+            release()
 
     def _check_open(self) -> None:
         if self.closed:
-            raise PassError("this session is closed; load the bundle again")
+            raise _closed()
 
     def _start(self) -> None:
         if self._thread is None:
@@ -75,26 +81,36 @@ class Worker:
             with self._lock:
                 self._thread, self.closed = None, True
             failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
-            self._scheduler.end_all(End("error", error=failure))
+            self._end_all(End("error", error=failure), failure)
             raise
+        finally:
+            if self._release is not None:
+                self._release()
 
     def _more(self) -> bool:
         """Whether there is anything to do; if not, the thread ends, and the next request starts another one."""
         if self.closed:
-            self._scheduler.end_all(End("cancelled"))
-            while self._tasks:
-                self._tasks.popleft()[1].cancel()
+            self._end_all(End("cancelled"), _closed())
         with self._lock:
             if self._tasks or not self._scheduler.idle:
                 return True
             self._thread = None
             return False
 
+    def _end_all(self, end: End, failure: Exception) -> None:
+        self._scheduler.end_all(end)
+        while self._tasks:
+            self._tasks.popleft()[1].set_exception(failure)
+
     def _run_task(self, task: Callable[[], Any], future: Future[Any]) -> None:
         try:
             future.set_result(task())
         except Exception as error:
             future.set_exception(error)
+
+
+def _closed() -> PassError:
+    return PassError("this session is closed; load the bundle again")
 
 
 _live: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.base import Backend, PassKind
-from pass_runtime.backends.capabilities import Capabilities, batch_sizes
+from pass_runtime.backends.capabilities import DEFAULT_BATCH, Capabilities, batch_sizes
 from pass_runtime.backends.memory import Memory
 from pass_runtime.backends.ort.engine import (
     Bound,
@@ -48,7 +48,7 @@ class OrtBackend(Backend):
         device: str = "cpu",
         *,
         threads: int = 0,
-        max_batch_size: int = 1,
+        max_batch_size: int | None = 1,
         capacity: int | None = None,
         memory: Memory | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class OrtBackend(Backend):
             manifest.model.vocab_size,
             doubling_capacities(capacity or manifest.model.max_capacity),
             PREFILL_WIDTHS,
-            batch_sizes(max_batch_size),
+            batch_sizes(max_batch_size or DEFAULT_BATCH),
         )
         super().__init__(bundle, manifest, capabilities, memory or open_memory(device))
         self._finalizer = weakref.finalize(self, self.memory.close)

@@ -39,7 +39,7 @@ class TrtBackend(Backend):
         library: Any,
         api: Any,
         *,
-        max_batch_size: int = 1,
+        max_batch_size: int | None = 1,
         capacity: int | None = None,
     ) -> None:
         """library: the module; api: `cuda.bindings.runtime`. capacity: the longest sequence."""
@@ -67,7 +67,7 @@ class TrtBackend(Backend):
         manifest: Manifest,
         library: Library,
         *,
-        max_batch_size: int = 1,
+        max_batch_size: int | None = 1,
         capacity: int | None = None,
         verify: bool = True,
         api: Any = None,
@@ -170,8 +170,11 @@ class TrtBackend(Backend):
         return self._engines[graph.file]
 
 
-def _capabilities(manifest: Manifest, engines: EngineSet, max_batch_size: int, capacity: int | None) -> Capabilities:
+def _capabilities(
+    manifest: Manifest, engines: EngineSet, max_batch_size: int | None, capacity: int | None
+) -> Capabilities:
     """What the engines were built for, and no more than was asked for."""
+    max_batch_size = max_batch_size or engines.max_batch_size
     if max_batch_size > engines.max_batch_size:
         raise PassError(
             f"the engines were built with --max-batch-size {engines.max_batch_size}; use that, or build them with "

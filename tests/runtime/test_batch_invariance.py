@@ -1,0 +1,208 @@
+"""A request's text does not depend on what is decoded beside it, in which slot, when, or with which plan.
+
+The scheduler's rounds are driven by hand, so that every interleaving can be had, and had again.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked, requests
+from reciting import assert_idle, watch_columns
+
+from conftest import export_bundle
+from pass_runtime import Session, load
+from pass_runtime.decode.runner import Runner
+from pass_runtime.decode.scheduler import Scheduler
+from pass_runtime.decode.sequence import Chunk, Sequence
+from pass_runtime.text.stream import TextStream
+from pass_runtime.tuning import tuner as tuner_module
+from pass_runtime.tuning.pass_times import PassTimes
+from pass_runtime.tuning.tuner import PlanTuner
+
+SLOTS = (1, 3, 8)
+TIMES = {
+    "free rows": PassTimes({1: 1.0, 64: 1.0}, {1: 0.0, 17: 0.0}),
+    "rows at a price": PassTimes({1: 1.0, 64: 4.0}, {1: 0.0, 17: 0.1}),
+    "dear rows": PassTimes({1: 1.0, 64: 64.0}, {1: 0.0, 17: 0.0}),
+}
+
+
+class FixedTuners:
+    """In the place of `Tuners`: pass times that nobody measured, so that `auto` decides the same every time."""
+
+    def __init__(self, session: Session, times: PassTimes) -> None:
+        lookahead = session.manifest.lookahead.length
+        self._tuners = {
+            sampler: PlanTuner(times, lookahead, (0.6, 0.5, 0.3)) for sampler in ("greedy", "sample", "truncated")
+        }
+
+    def get(self, sampler, _batch=1):
+        return self._tuners[sampler]
+
+
+class Batches(RuleBasedStateMachine):
+    """Requests come, are decoded some rounds, and are cancelled, in any order."""
+
+    def __init__(self, sessions: dict[int, Session], alone: Alone) -> None:
+        super().__init__()
+        self.sessions, self.alone = sessions, alone
+        self.asked: list[tuple[Asked, Sequence]] = []
+
+    @initialize(slots=st.sampled_from(SLOTS), times=st.sampled_from(sorted(TIMES)))
+    def open(self, slots, times):
+        self.session = self.sessions[slots]
+        backend = self.session.backend
+        backend.resize(backend.capabilities.capacities[0], [0] * slots)
+        self.runner = Runner(backend)  # on whatever the example before left in the buffers
+        self.scheduler = Scheduler(self.runner, FixedTuners(self.session, TIMES[times]), 100)
+
+    @rule(asked=requests())
+    def submit(self, asked):
+        ids, options = self.session.encode(asked.text), asked.options()
+        reader = TextStream(self.session.tokenizer, ids, options.stop_strings)
+        sequence = Sequence(self.session._request(ids, options), reader)
+        self.scheduler.add(sequence)
+        self.asked.append((asked, sequence))
+
+    @rule(count=st.integers(1, 6))
+    def decode(self, count):
+        for _ in range(count):
+            self.scheduler.round()
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        if self.asked:
+            data.draw(st.sampled_from([sequence for _, sequence in self.asked])).cancelled = True
+
+    @invariant()
+    def nobody_is_lost(self):
+        if not self.asked:
+            return
+        held = [slot.sequence for slot in self.runner.busy] + list(self.scheduler.waiting)
+        assert len(set(map(id, held))) == len(held)
+        assert {id(sequence) for sequence in held} == {
+            id(sequence) for _, sequence in self.asked if sequence.finished is None
+        }
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(10_000):
+            if self.scheduler.idle:
+                break
+            self.scheduler.round()
+        assert self.scheduler.idle and not self.runner.busy
+        for asked, sequence in self.asked:
+            tokens = sequence.tokens[len(sequence.request.prompt_ids) :]
+            assert sequence.finished is not None
+            cancelled = sequence.finished.reason == "cancelled"
+            assert cancelled or sequence.finished.reason in ("stop", "length")
+            assert sequence.cancelled or not cancelled
+            self.alone.assert_same(asked, tokens, whole=not cancelled)
+            self.check_events(asked, sequence, tokens)
+
+    def check_events(self, asked, sequence, tokens):
+        events = []
+        while not sequence.events.empty():
+            events.append(sequence.events.get())
+        assert events.pop() is sequence.finished
+        assert all(isinstance(event, Chunk) for event in events)
+        told = [token for event in events for token in event.tokens]
+        assert [token.id for token in told] == tokens
+        for token in told:
+            assert (token.logprobs is not None) == (asked.logprobs is not None)
+            assert token.logprobs is None or len(token.logprobs.top) == asked.logprobs
+
+
+@pytest.fixture(scope="module")
+def int4_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_bundle(tiny_model, tmp_path_factory.mktemp("bundles") / "int4", lookahead=4, weights="int4")
+
+
+@pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4_bundle"])
+def bundle(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(bundle: Path) -> Alone:
+    return Alone(load(bundle, "cpu", threads=1))
+
+
+@pytest.fixture(scope="module")
+def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
+    opened = {slots: load(bundle, "cpu", threads=1, max_batch_size=slots, verify=False) for slots in SLOTS}
+    for session in opened.values():
+        watch_columns(session.backend)
+    yield opened
+    for session in opened.values():
+        session.close()
+
+
+@pytest.mark.timeout(600)
+def test_any_interleaving(sessions: dict[int, Session], alone: Alone, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tuner_module, "BUDGET", 1e9)  # decisions as often as may be, whatever they take
+    run_state_machine_as_test(
+        partial(Batches, sessions, alone),
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=24,
+            derandomize=True,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def some_requests(count: int) -> list[Asked]:
+    chance = random.Random(0)
+    return [
+        Asked(
+            chance.choice(TEXTS),
+            chance.choice(SAMPLING),
+            chance.randrange(1, 30),
+            chance.choice(STOPS),
+            plan=chance.choice(PLANS),
+            logprobs=chance.choice([None, 2]),
+            reuse_prefix=chance.random() < 0.3,
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("slots", SLOTS)
+def test_64_requests_from_threads(sessions: dict[int, Session], alone: Alone, slots: int):
+    """Shuffled arrival, four threads that submit and read, a few that change their mind."""
+    session, asked = sessions[slots], some_requests(64)
+    found: dict[int, tuple[str | None, list[int]]] = {}
+
+    def ask(numbers: list[int]) -> None:
+        streams = {number: session.submit(asked[number].text, asked[number].options()) for number in numbers}
+        for number in numbers[::8]:
+            streams[number].cancel()
+        for number, stream in streams.items():
+            stream.run()
+            found[number] = (stream.finish_reason, stream.token_ids)
+
+    order = list(range(len(asked)))
+    random.Random(slots).shuffle(order)
+    threads = [threading.Thread(target=ask, args=(order[i::4],)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert sorted(found) == sorted(order)
+    for number, (reason, tokens) in found.items():
+        alone.assert_same(asked[number], tokens, whole=reason != "cancelled")
+    assert sum(reason == "cancelled" for reason, _ in found.values()) <= 8
+    assert_idle(session)

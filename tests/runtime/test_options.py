@@ -1,0 +1,122 @@
+"""What a request may ask for: refusals by name, seeds, and token stops."""
+
+from __future__ import annotations
+
+import pytest
+from reciting import EOS, recite, reciting_session, words
+from tokenizers import Tokenizer
+
+from pass_runtime import GenerateOptions, PassError, SamplingParams, load
+
+
+@pytest.fixture(scope="module")
+def real(tiny_bundle):
+    return load(tiny_bundle, "cpu", threads=1)
+
+
+def test_options_are_refused_by_name():
+    with pytest.raises(PassError, match="max-new-tokens"):
+        GenerateOptions(0)
+    with pytest.raises(PassError, match="unknown plan 'fast'"):
+        GenerateOptions(plan="fast")
+    with pytest.raises(PassError, match="unknown draft source 'model'"):
+        GenerateOptions(draft="model")
+    with pytest.raises(PassError, match="stop_token_ids"):
+        GenerateOptions(stop=(3,))  # type: ignore[arg-type]
+    for logprobs in (-1, 21):
+        with pytest.raises(PassError, match="logprobs must be 0 to 20"):
+            GenerateOptions(logprobs=logprobs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_k": -1}, "top-k"),
+        ({"top_k": 1025}, "top-k"),
+        ({"top_p": 0.0}, "top-p"),
+        ({"top_p": 1.01}, "top-p"),
+        ({"top_p": float("nan")}, "top-p"),
+        ({"min_p": -0.01}, "min-p"),
+        ({"min_p": 1.01}, "min-p"),
+        ({"min_p": float("nan")}, "min-p"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+    ],
+)
+def test_sampling_parameters_out_of_range_are_refused(wrong, name):
+    with pytest.raises(PassError, match=f"^{name} must be"):
+        SamplingParams(**wrong)
+
+
+def test_stop_strings_need_text(tiny_bundle):
+    for stop in ("x", ("x",)):
+        with pytest.raises(PassError, match="stop strings need text"):
+            reciting_session(tiny_bundle).generate_ids([5], GenerateOptions(stop=stop))
+
+
+def test_one_string_is_one_stop(tiny_bundle):
+    """Not its letters."""
+    assert GenerateOptions(stop="the").stop_strings == ("the",)
+    assert GenerateOptions(stop=["a", "", "b"]).stop_strings == ("a", "b")
+    ids = Tokenizer.from_file(str(tiny_bundle / "tokenizer.json")).encode("eh, hot: the end").ids
+    generation = reciting_session(tiny_bundle, recite(ids)).generate([0], GenerateOptions(50, stop="the")).run()
+    assert (generation.text, generation.stop_reason) == ("eh, hot: ", "the")
+
+
+@pytest.mark.parametrize("plan", ["ar", "two-pass", "fused"])
+def test_a_stop_string_that_is_a_special_token(tiny_bundle, plan):
+    """It stands in no text, and ends it all the same; ids of the model's own ends come first."""
+    script = recite([5, 6, 0, 7])  # 0 is <bos>
+    options = GenerateOptions(50, plan=plan, stop="<bos>")
+    generation = reciting_session(tiny_bundle, script).generate([0], options).run()
+    assert (generation.finish_reason, generation.stop_reason) == ("stop", "<bos>")
+    assert generation.token_ids == [5, 6, 0]
+    assert "<bos>" not in generation.text
+    ignoring = GenerateOptions(50, plan=plan, stop="<eos>", ignore_eos=True)
+    generation = reciting_session(tiny_bundle, script).generate([0], ignoring).run()
+    assert (generation.token_ids, generation.stop_reason) == ([5, 6, 0, 7, EOS], "<eos>")
+
+
+@pytest.mark.parametrize("plan", ["ar", "two-pass", "fused"])
+@pytest.mark.parametrize("at", [1, 2, 5, 9])
+def test_stop_tokens(tiny_bundle, plan, at):
+    session = reciting_session(tiny_bundle)
+    stream = session.generate_ids([5], GenerateOptions(50, plan=plan, stop_token_ids=[words(at), 300])).run()
+    assert stream.token_ids == [words(position) for position in range(1, at + 1)]
+    assert (stream.finish_reason, stream.stop_reason) == ("stop", words(at))
+
+
+def test_stop_tokens_beside_an_ignored_end(tiny_bundle):
+    script = recite([5, 6, EOS, 7, 8])
+    options = GenerateOptions(50, plan="two-pass", stop_token_ids=(7,), ignore_eos=True)
+    assert reciting_session(tiny_bundle, script).generate_ids([0], options).run().token_ids == [5, 6, EOS, 7]
+    with pytest.raises(PassError, match="token id 320"):
+        reciting_session(tiny_bundle).generate_ids([0], GenerateOptions(stop_token_ids=(320,)))
+
+
+def test_seeds_are_random_reported_and_repeat_the_text(real):
+    def ask(seed=None):
+        options = GenerateOptions(24, SamplingParams(1.0, seed=seed), plan="two-pass", ignore_eos=True)
+        return real.generate("The quick", options).run()
+
+    first, second = ask(), ask()
+    assert first.seed != second.seed
+    assert first.token_ids != second.token_ids
+    assert ask(first.seed).token_ids == first.token_ids
+    assert ask(0).seed == 0
+    assert first.as_dict()["seed"] == first.seed
+
+
+def test_min_p_keeps_likely_tokens_only(real):
+    """Of every token, the probability is at least a tenth of the likeliest one's."""
+    options = GenerateOptions(40, SamplingParams(1.5, seed=3, min_p=0.1), plan="two-pass", logprobs=1, ignore_eos=True)
+    hot = GenerateOptions(40, SamplingParams(1.5, seed=3), plan="two-pass", logprobs=1, ignore_eos=True)
+    behind = []
+    for asked in (options, hot):
+        stream = real.generate_ids([5, 6], asked).run()
+        told = [token.logprobs for token in stream.tokens]
+        behind.append(max((one.top[0][1] - one.logprob) / 1.5 for one in told))  # at the temperature
+    assert behind[0] <= 2.3026 < behind[1]
