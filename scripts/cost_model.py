@@ -15,10 +15,12 @@ from pathlib import Path
 
 import click
 
-from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime import GenerateOptions, Session, load
+from pass_runtime.backends.base import PassKind
 from pass_runtime.bundle.plan import Plan, make_cycle
+from pass_runtime.decode.runner import Runner
 from pass_runtime.testing.lossless import run_tokens
-from pass_runtime.tuning.pass_times import measure, probe_plans
+from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
 
 WIDTHS = (1, 2, 3, 5, 9, 13, 25)
 CAPACITIES = (256, 512, 1024, 2048)
@@ -37,23 +39,27 @@ def main(bundle: Path, prompt_file: Path | None, tokens: int, rounds: int, threa
     lines = prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else []
     texts = [json.loads(line)["prompt"] for line in lines if line.strip()]
     prompts = [session.encode(text) for text in texts or ["The history of the Roman Empire begins with"]]
-    print_capacities(load(bundle, "cpu", threads=threads), rounds)  # it leaves its session with the largest cache
+    idle = Runner(load(bundle, "cpu", threads=threads).backend)  # passes that are only timed need slots of their own
+    print_capacities(idle, rounds)
     print()
-    print_predictions(session, prompts, tokens, rounds)
+    print_predictions(session, idle, prompts, tokens, rounds)
 
 
-def print_capacities(session: Session, rounds: int) -> None:
+def time_pass(idle: Runner, plan: Plan) -> tuple[float, float]:
+    """Seconds of trunk and greedy tail."""
+    return idle.idle_pass(PassKind(plan, 1, "greedy"))
+
+
+def print_capacities(idle: Runner, rounds: int) -> None:
     print("| rows | " + " | ".join(f"S={capacity}" for capacity in CAPACITIES) + " |")
     print("|---" * (1 + len(CAPACITIES)) + "|")
     times: dict[int, dict[int, float]] = {}
-    backend = session.backend
     for capacity in CAPACITIES:
-        backend.begin(object(), SamplingParams())
-        backend.reserve(capacity - backend.length)  # the cache only grows
+        idle.backend.resize(capacity, [0])
         seconds: dict[int, list[float]] = {width: [] for width in WIDTHS}
         for _ in range(3 * rounds):
             for width in WIDTHS:
-                seconds[width].append(backend.time(_window(width))[0])
+                seconds[width].append(time_pass(idle, _window(width))[0])
         times[capacity] = {width: statistics.median(values) for width, values in seconds.items()}
     for width in WIDTHS:
         print(f"| {width} | " + " | ".join(f"{1e3 * times[capacity][width]:.1f}" for capacity in CAPACITIES) + " |")
@@ -67,18 +73,22 @@ def _window(width: int) -> Plan:
     return make_cycle("two-pass", width - 1).plans[1]
 
 
-def print_predictions(session: Session, prompts: list[list[int]], tokens: int, rounds: int) -> None:
+def print_predictions(session: Session, idle: Runner, prompts: list[list[int]], tokens: int, rounds: int) -> None:
+    """Passes are timed with the cache as long as the texts need it."""
+    capabilities = session.backend.capabilities
+    idle.backend.resize(capabilities.capacity(max(map(len, prompts)) + tokens), [0])
     print("| plan | tau | predicted tokens/s | measured tokens/s | measured / predicted |")
     print("|---|---|---|---|---|")
     rows: dict[str, list[tuple[float, float, float]]] = {plan: [] for plan in PLANS}
     for number in range(rounds + 1):  # the first round warms up; passes are timed anew in every round
-        times = measure(session.backend, SamplingParams(), probe_plans(session.manifest.lookahead.length))
+        plans = probe_plans(session.manifest.lookahead.length)
+        times = PassTimes(*measure(lambda plan: time_pass(idle, plan), plans))
         for name in PLANS:
             options = GenerateOptions(max_new_tokens=tokens, plan=name, ignore_eos=True)
             stats = [run_tokens(session, prompt, options).stats for prompt in prompts]
             tau = sum(s.emitted for s in stats) / sum(s.passes for s in stats)
-            plans = make_cycle(name, session.manifest.lookahead.length).plans
-            predicted = tau * len(plans) / sum(times.plan_seconds(plan) for plan in plans)
+            cycle = make_cycle(name, session.manifest.lookahead.length).plans
+            predicted = tau * len(cycle) / sum(times.plan_seconds(plan) for plan in cycle)
             measured = sum(s.emitted for s in stats) / sum(s.decode_seconds for s in stats)
             if number:
                 rows[name].append((tau, predicted, measured))

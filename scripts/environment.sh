@@ -1,5 +1,5 @@
 # Sourced by the other scripts: makes .venv with the extras named in "$@" and puts it on the PATH.
-# Installing again is skipped while pyproject.toml, the extras and the interpreter stay the same.
+# Installing again is skipped while pyproject.toml, constraints.txt, the extras and the interpreter stay the same.
 
 environment() {
     local python=${PYTHON:-python3} extras stamp
@@ -8,12 +8,15 @@ environment() {
         exit 2
     fi
     extras=$(IFS=,; echo "$*")
-    stamp="$("$python" -c 'import sys; print(sys.version)') $extras $(cksum pyproject.toml)"
+    stamp="$("$python" -c 'import sys; print(sys.version)') $extras $(cat pyproject.toml constraints.txt | cksum)"
     if [ "$(cat .venv/pass-stamp 2>/dev/null)" != "$stamp" ]; then
-        echo "installing into .venv (pinned dependencies: $extras)" >&2
+        echo "installing into .venv (versions of constraints.txt; extras: $extras)" >&2
         "$python" -m venv .venv
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+            --constraint constraints.txt --editable ".[$extras]"
         echo "$stamp" >.venv/pass-stamp
     fi
     PATH="$PWD/.venv/bin:$PATH"
 }
+
+test_environment() { environment train tensorrt-rtx dev; }

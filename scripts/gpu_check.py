@@ -34,7 +34,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pass_exporter.model.registry import registry
-from pass_runtime.backends.trt.cuda import find_device
+from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, import_library
 from pass_runtime.bundle.manifest import FILE_NAME, read_manifest
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors

@@ -2,7 +2,9 @@
 
     python scripts/host_cost.py build/smollm2-135m
 
-The time of trunk and tail is taken around their one call per pass; everything else is the loop.
+A round of the scheduler is one pass over every sequence. It is timed as a whole, with text and stop strings; so are the
+backend's pass in it and that pass's tail. What the pass does not take is the loop; what its tail does not take is the
+trunk, and the copy of what was emitted.
 """
 
 from __future__ import annotations
@@ -15,15 +17,23 @@ from typing import Any
 
 import click
 
-from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.backends.ort.backend import BoundTail
-from pass_runtime.testing.lossless import run_tokens
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.decode.runner import Runner
+from pass_runtime.decode.scheduler import Scheduler
+from pass_runtime.decode.sequence import End, Request, Sequence
+from pass_runtime.errors import PassError
+from pass_runtime.text.stream import TextStream
+from pass_runtime.tuning.tuners import Tuners
 
 SAMPLERS = {
     "greedy": SamplingParams(),
     "sample T=0.8": SamplingParams(0.8, seed=1),
     "top-k 50, top-p 0.9": SamplingParams(0.8, 50, 0.9, 1),
 }
+PROMPT = "The history of the Roman Empire begins with"
+WARM_UP = 4
+"""Rounds before the clock starts; even, so that every plan of a cycle was run as often as the others."""
 
 
 class Timed:
@@ -40,35 +50,72 @@ class Timed:
             self.seconds += time.perf_counter() - started
 
 
+class Bench:
+    """A scheduler over a session's backend, without a thread of its own."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, backend = session, session.backend
+        self._tail = backend.run_tail = Timed(backend.run_tail)  # type: ignore[method-assign]
+        self._pass = backend.run = Timed(backend.run)  # type: ignore[method-assign]
+        runner = Runner(backend)
+        tuners = Tuners(session.manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
+        self._scheduler = Scheduler(runner, tuners, backend.capabilities.slots)
+        self._round = Timed(self._scheduler.round)
+
+    def measure(self, options: GenerateOptions, passes: int) -> tuple[float, float, float]:
+        """Seconds of trunk, tail and loop in one round with every slot in use."""
+        slots = self._session.backend.capabilities.slots
+        sequences = [self._sequence(options) for _ in range(slots)]
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+        while not all(sequence.prefilled for sequence in sequences):
+            self._scheduler.round()
+        for number in range(WARM_UP + passes):
+            if number == WARM_UP:
+                self._round.seconds = self._pass.seconds = self._tail.seconds = 0.0
+            self._round()
+        if any(sequence.finished for sequence in sequences):
+            raise PassError(f"the texts ended before {passes} passes; use fewer --passes")
+        self._scheduler.end_all(End("cancelled"))
+        whole, inside, tail = (timed.seconds / passes for timed in (self._round, self._pass, self._tail))
+        return inside - tail, tail, whole - inside
+
+    def _sequence(self, options: GenerateOptions) -> Sequence:
+        session, mode = self._session, self._session.mode(options)
+        prompt = session.encode(PROMPT)
+        request = Request(
+            prompt_ids=tuple(prompt),
+            sampling=options.sampling.seeded(),
+            max_new_tokens=options.max_new_tokens,
+            cycle=mode.cycle,
+            lookahead=mode.lookahead,
+            text_drafts=mode.text_drafts,
+            stop_token_ids=frozenset(),
+        )
+        return Sequence(request, TextStream(session.tokenizer, prompt, ("\n\n\n\n\n\n",)))
+
+
 @click.command()
 @click.argument("bundle", type=click.Path(exists=True, path_type=Path))
-@click.option("--tokens", default=64, show_default=True)
-@click.option("--rounds", default=5, show_default=True)
+@click.option("--batch", "batches", multiple=True, type=click.IntRange(1), default=(1, 8), show_default=True)
+@click.option("--passes", type=click.IntRange(1), default=64, show_default=True, help="In every round.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--threads", default=0, help="0 is the engine's default.")
-def main(bundle: Path, tokens: int, rounds: int, threads: int) -> None:
+@one_line_errors
+def main(bundle: Path, batches: tuple[int, ...], passes: int, rounds: int, threads: int) -> None:
     """Print milliseconds by pass, and what is not the trunk as a share of it; medians over rounds."""
-    session = load(bundle, "cpu", threads=threads)
-    inner: Any = session.backend
-    trunk = inner._trunk.run = Timed(inner._trunk.run)
-    tail = Timed(lambda bound: run_tail(bound))
-    run_tail, BoundTail.run = BoundTail.run, lambda bound: tail(bound)  # type: ignore[method-assign]
-    prompt = session.encode("The history of the Roman Empire begins with")
-    print(f"{'sampler':20} {'plan':9} {'trunk ms':>9} {'tail ms':>8} {'loop ms':>8} {'loop':>6} {'both':>6}")
-    for name, sampling in SAMPLERS.items():
-        for plan in ("ar", "two-pass"):
-            options = GenerateOptions(max_new_tokens=tokens, sampling=sampling, plan=plan, ignore_eos=True)
-            times: list[tuple[float, float, float]] = []
-            for _ in range(rounds + 1):
-                trunk.seconds = tail.seconds = 0.0
-                started = time.perf_counter()
-                stats = run_tokens(session, prompt, options).stats
-                whole = time.perf_counter() - started - stats.prefill_seconds
-                # prefill's own trunk time is not decoding
-                inside = trunk.seconds - min(trunk.seconds, stats.prefill_seconds)
-                times.append((inside / stats.passes, tail.seconds / stats.passes, (whole - inside) / stats.passes))
-            pass_, tails, host = (1e3 * statistics.median(column) for column in zip(*times[1:], strict=True))
-            loop = host - tails
-            print(f"{name:20} {plan:9} {pass_:9.2f} {tails:8.2f} {loop:8.2f} {loop / pass_:6.1%} {host / pass_:6.1%}")
+    heads = ("trunk ms", "tail ms", "loop ms", "loop", "both")
+    print(f"{'sampler':20} {'plan':9} {'batch':>5} " + " ".join(f"{head:>8}" for head in heads))
+    for batch in batches:
+        with load(bundle, "cpu", threads=threads, max_batch_size=batch) as session:
+            bench = Bench(session)
+            for name, sampling in SAMPLERS.items():
+                for plan in ("ar", "two-pass"):
+                    options = GenerateOptions(session.backend.capabilities.max_capacity, sampling, plan=plan)
+                    times = [bench.measure(options, passes) for _ in range(rounds)]
+                    trunk, tail, loop = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+                    shares = f"{loop / trunk:8.1%} {(tail + loop) / trunk:8.1%}"
+                    print(f"{name:20} {plan:9} {batch:5} {trunk:8.2f} {tail:8.2f} {loop:8.2f} {shares}", flush=True)
 
 
 if __name__ == "__main__":

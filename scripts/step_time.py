@@ -25,18 +25,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from pass_runtime.backends.graph_backend import GraphBackend
-from pass_runtime.backends.ort.trunk import OrtTrunk
 from rich.console import Console
 from rich.table import Table
 
+from pass_runtime.backends.base import Backend
+from pass_runtime.backends.cuda import ON_DEVICE, Cuda, call, find_device, import_api
 from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.backends.ort.engine import Buffers, choose_device
 from pass_runtime.backends.trt.backend import TrtBackend
-from pass_runtime.backends.trt.cuda import Cuda, call, find_device, import_api
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.bindings import COLUMNS
-from pass_runtime.bundle.manifest import EngineFile, EngineSet, Graph, Manifest, ModelInfo, Profile, Tensor
+from pass_runtime.bundle.manifest import (
+    EngineFile,
+    EngineSet,
+    Graph,
+    LookaheadInfo,
+    Manifest,
+    ModelInfo,
+    Profile,
+    Tensor,
+)
 from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
@@ -53,8 +60,8 @@ STD, FP16 = 0.02, 2
 """Of the weights; bytes."""
 COPIED = {"gpu": 1 << 30, "cpu": 1 << 28}
 """Bytes of a copy: more than a cache holds."""
-DEVICE_TO_DEVICE = 3
-"""cudaMemcpyKind."""
+LOOKAHEAD, MAX_CAPACITY = 4, 1 << 20
+"""What the trunk says of itself."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,14 @@ class Shape:
         layer = self.hidden_size * (attention + 3 * self.intermediate_size + 2)
         return FP16 * (self.num_hidden_layers * layer + self.hidden_size * (1 + self.vocab_size))
 
+    @property
+    def model(self) -> ModelInfo:
+        """As a manifest says it, as far as a backend asks."""
+        heads = {"heads": self.num_attention_heads, "kv_heads": self.num_key_value_heads, "head_dim": self.head_dim}
+        sizes = {"vocab_size": self.vocab_size, "hidden_size": self.hidden_size, "layers": self.num_hidden_layers}
+        numbers = {"dtype": "float16", "weights": "full", "max_capacity": MAX_CAPACITY}
+        return ModelInfo.model_construct(**heads, **sizes, **numbers)
+
     def cache_bytes(self, capacity: int) -> int:
         """Keys and values of one sequence."""
         return FP16 * 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * capacity
@@ -87,14 +102,16 @@ def write_trunk(keep: Path, shape: Shape) -> Path:
     if not (directory / GRAPH).is_file():
         import torch
 
-        from pass_exporter.bundle import graph_info
+        from pass_exporter.bundle import describe, graph_info
         from pass_exporter.model.lookahead import Lookahead
         from pass_exporter.staging import staged_directory
         from pass_exporter.trunk.graph import save
         from pass_exporter.trunk.trace import trace_trunk
 
         with staged_directory(directory, force=False) as staging:
-            graph = trace_trunk(random_llama(shape), Lookahead(torch.zeros(4, shape.hidden_size), False, "random"))
+            lookahead = Lookahead(torch.zeros(LOOKAHEAD, shape.hidden_size), False, "random")
+            graph = trace_trunk(random_llama(shape), lookahead)
+            describe(graph, shape.model, LOOKAHEAD, "match")
             save(graph, staging / TRUNK)
             (staging / GRAPH).write_text(graph_info(graph, TRUNK).model_dump_json(), encoding="utf-8")
     return directory
@@ -169,23 +186,20 @@ def build_engine(
     path = engines.path(directory) / "trunk.engine"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".partial")
-        part.write_bytes(builder.build(source, lambda _done, _steps: None))
-        part.replace(path)
+        write_whole(path, builder.build(source, lambda _done, _steps: None))
     return engines
 
 
 def open_backend(
     directory: Path, shape: Shape, engine: str, rows: Sequence[int], capacities: tuple[int, ...]
-) -> GraphBackend:
+) -> Backend:
     """The runtime's own backend, over a bundle that is nothing but a trunk."""
     graph = Graph.model_validate_json((directory / GRAPH).read_text(encoding="utf-8"))
-    sizes = {"vocab_size": shape.vocab_size, "kv_heads": shape.num_key_value_heads, "head_dim": shape.head_dim}
-    model = ModelInfo.model_construct(max_capacity=capacities[-1], **sizes)
-    manifest = Manifest.model_construct(trunk=graph, model=model)
+    lookahead = LookaheadInfo.model_construct(length=LOOKAHEAD)
+    nothing: dict[str, Any] = {"plans": (), "feeds": {}}
+    manifest = Manifest.model_construct(trunk=graph, model=shape.model, lookahead=lookahead, rule="match", **nothing)
     if engine not in LIBRARIES:
-        buffers = Buffers(choose_device(engine))
-        return OrtBackend(directory, manifest, OrtTrunk(directory, manifest, buffers, engine, 0), buffers, engine)
+        return OrtBackend(directory, manifest, engine)
     from pass_exporter.config import EngineConfig
     from pass_exporter.engines.target import choose_targets
 
@@ -196,13 +210,13 @@ def open_backend(
     return TrtBackend(directory, manifest, engines, import_library(library), import_api())
 
 
-def measure(backend: GraphBackend, rows: Sequence[int], capacity: int, rounds: int) -> list[float]:
+def measure(backend: Backend, rows: Sequence[int], capacity: int, rounds: int) -> list[float]:
     """Seconds of a pass over each of `rows`; all columns of the cache are filled but those of the widest window."""
-    backend.capacity = capacity
-    backend._grow(capacity)
-    backend._writable.put("length", np.array([capacity - max(*rows, 2)], np.int64))
+    backend.resize(capacity, [0])
     plans = [prefill_plan(q) for q in rows]
-    return median_seconds([partial(backend._run_prefill, plan, plan.logit_rows) for plan in plans], rounds)
+    for plan in plans:  # a chain of which every row gives logits
+        backend.enter(0, plan, capacity - max(*rows, 2), 1, [1] * plan.drafts)
+    return median_seconds([partial(backend.run_trunk, plan, 1) for plan in plans], rounds)
 
 
 def median_seconds(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
@@ -228,7 +242,7 @@ def copy_bandwidth(api: Any | None, size: int) -> float:
 
         def copy() -> None:
             for _ in range(COPIES):
-                call(api.cudaMemcpyAsync(target, source, size, DEVICE_TO_DEVICE, cuda.stream))
+                call(api.cudaMemcpyAsync(target, source, size, ON_DEVICE, cuda.stream))
             cuda.synchronize()
 
         return 2 * size * COPIES / median_seconds([copy], COPY_ROUNDS)[0]

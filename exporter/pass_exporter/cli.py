@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from pass_exporter.config import DTYPES, WEIGHTS, EngineConfig, ExportConfig
 from pass_exporter.engines.target import choose_targets
-from pass_runtime.backends.trt.cuda import find_device
+from pass_exporter.terminal import Terminal, silence_libraries
+from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
-from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.cli.errors import OneLineGroup, interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
 
 if TYPE_CHECKING:
     from pass_exporter.export import ExportReport
 
 
-class _ExportOrBuild(click.Group):
+class _ExportOrBuild(OneLineGroup):
     """`pass-export --model M ...` exports; `pass-export build BUNDLE ...` builds engines for a bundle that is there."""
 
     def collect_usage_pieces(self, _ctx: click.Context) -> list[str]:
@@ -124,7 +122,7 @@ def build(bundle: Path, **options: Any) -> None:
 def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     from pass_exporter.engines.build import build_engines
 
-    with _Terminal(console) as progress:
+    with Terminal(console) as progress:
         report = build_engines(bundle, config, progress)
     engines = report.engines
     profiles = len(engines.engines[-1].profiles)
@@ -144,13 +142,13 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     console = Console(stderr=True)
     weights = "" if config.weights == "full" else f", {config.weights} weights"
     console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}{weights}")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: our progress lines are the only ones
+    silence_libraries()
+    config.verification_text()  # before the long work: what cannot be read, and an engine that cannot be built
     if engine is not None:
-        # before the long work
         import_library(find_library(engine.engine))
         choose_targets(find_library(engine.engine), engine, find_device())
     # torch takes seconds to import: --help and bad options should not wait for it.
-    with _Terminal(console) as progress:
+    with Terminal(console) as progress:
         progress.phase("importing torch")
         from pass_exporter.export import export
 
@@ -180,38 +178,6 @@ def _print_report(console: Console, report: ExportReport) -> None:
         )
         console.print(f"greedy agreement        {100 * quality.agreement:.1f} % of tokens")
     console.print(f"peak memory             {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB")
-
-
-class _Terminal:
-    """A line per phase: a spinner or a bar while it runs, its time when it is done."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (
-            SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-        )
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> _Terminal:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._finish()
-        self._progress.stop()
-
-    def phase(self, name: str) -> Callable[[int, int], None]:
-        self._finish()
-        task = self._task = self._progress.add_task(name, total=None)
-        return lambda done, total: self._progress.update(task, completed=done, total=total)
-
-    def _finish(self) -> None:
-        if self._task is not None:
-            self._progress.update(self._task, total=1, completed=1)
-            self._progress.stop_task(self._task)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pass_runtime.backends.trt.library import find_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES, Rule
 from pass_runtime.errors import PassError
+from pass_runtime.files import read_text
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
@@ -55,7 +56,7 @@ class ExportConfig:
 
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
     takes the weights that are shipped for the model, else the baseline.
-    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize.py).
+    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see trunk/quantize.py).
     rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
     "rejection" is the paper's: it accepts more sampled drafts, and only the distribution stays the same.
     verify: a text file to measure perplexity and greedy agreement with the full-precision model on.
@@ -81,3 +82,12 @@ class ExportConfig:
             raise PassError(f"--rule must be one of {', '.join(RULES)}, not {self.rule!r}")
         if self.weights not in WEIGHTS:
             raise PassError(f"--weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
+
+    def verification_text(self) -> str | None:
+        """What `verify` holds; PassError where that cannot be read, or is nothing to measure on."""
+        if self.verify is None:
+            return None
+        text = read_text(self.verify)
+        if not text.strip():
+            raise PassError(f"{self.verify} is empty; --verify needs text to measure on")
+        return text

@@ -40,6 +40,7 @@ class ExportReport:
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
     """Write a bundle and check it. Raises PassError and leaves nothing behind where anything is wrong."""
+    text = config.verification_text()
     progress.phase("finding the model")
     source = resolve(config.model)
     output = config.output or Path(f"{source.name}-pass{config.lookahead}")
@@ -48,9 +49,9 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         loaded = load_model(source, config.dtype)
         lookahead = _lookahead(config, source.name, loaded)
         expected = None
-        if config.verify is not None:
+        if text is not None:
             progress.phase("running torch on the text")
-            expected = reference(loaded.model, loaded.tokenizer, config.verify)
+            expected = reference(loaded.model, loaded.tokenizer, text)
         progress.phase("running torch for the check")
         if config.weights != "full" and lookahead.adapter is not None:
             round_adapter(lookahead.adapter)

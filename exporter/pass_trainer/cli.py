@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 
+from pass_exporter.terminal import Terminal, silence_libraries
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
-from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.cli.errors import OneLineGroup, interrupt_on_signals, one_line_errors
 from pass_runtime.errors import PassError
 
 PATH = click.Path(path_type=Path)
@@ -32,7 +30,7 @@ DTYPE = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @MODEL
 @DATA
 @click.option("-o", "--output", type=PATH, help="Directory for weights, metrics, curves and model card.")
@@ -44,7 +42,13 @@ DTYPE = click.option(
 @click.option("--anchors", type=int, default=48, show_default=True, help="Places to draft from per sequence.")
 @click.option("--lr", type=float, default=2e-3, show_default=True, help="Of the adapter; embeddings take ten times it.")
 @click.option("--decay", type=float, default=0.8, show_default=True, help="Weight of a draft against the one before.")
-@click.option("--sequences", type=int, default=1024, show_default=True, help="That the model writes to train on.")
+@click.option(
+    "--sequences",
+    type=int,
+    default=1024,
+    show_default=True,
+    help="That the model writes: one in 16, at most 32, to measure on, the others to train on.",
+)
 @click.option("--sequence-length", type=int, default=256, show_default=True, help="Tokens, the prompt included.")
 @click.option("--prompt-tokens", type=(int, int), default=(16, 64), show_default=True, help="Fewest and most.")
 @click.option("--chat-share", type=float, default=0.25, show_default=True, help="Of prompts, put as a chat message.")
@@ -80,14 +84,12 @@ def main(context: click.Context, /, **options: Any) -> None:
         seed=options["seed"],
     )
     config = TrainConfig(**options, recipe=recipe)
-    with _Terminal(show=is_main()) as progress:
-        try:
+    try:
+        with Terminal(Console(stderr=True), show=is_main()) as progress:
             report = run(config, progress)
-        except KeyboardInterrupt:
-            click.echo(
-                f"\nthe same command with --resume goes on from the last checkpoint in {config.output}", err=True
-            )
-            raise
+    except KeyboardInterrupt:
+        click.echo(f"the same command with --resume goes on from the last checkpoint in {config.output}", err=True)
+        raise
     if is_main():
         _print_table([("held-out sequences, greedy", report.acceptance)], config.lookahead)
         click.echo(report.weights)
@@ -98,7 +100,13 @@ def main(context: click.Context, /, **options: Any) -> None:
 @MODEL
 @DATA
 @LOOKAHEAD
-@click.option("--sequences", type=int, default=64, show_default=True, help="That the model writes for each --data.")
+@click.option(
+    "--sequences",
+    type=int,
+    default=64,
+    show_default=True,
+    help="That the model writes for each --data, greedily and as many sampled.",
+)
 @click.option("--temperature", type=float, default=0.8, show_default=True, help="Of the sampled measurement.")
 @click.option("--top-k", type=int, default=10, show_default=True, help="Of the sampled measurement; 0 is off.")
 @DTYPE
@@ -117,7 +125,7 @@ def evaluate(as_json: bool, **options: Any) -> None:
     from pass_trainer.held_out import EvaluateConfig
     from pass_trainer.held_out import evaluate as measure
 
-    with _Terminal(show=True) as progress:
+    with Terminal(Console(stderr=True)) as progress:
         found = measure(EvaluateConfig(**options), progress)
     if as_json:
         values = {data: {name: value.as_json() for name, value in kinds.items()} for data, kinds in found.items()}
@@ -129,7 +137,7 @@ def evaluate(as_json: bool, **options: Any) -> None:
 
 def _quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    silence_libraries()
 
 
 def _print_table(rows: list[tuple[str, Any]], lookahead: int) -> None:
@@ -143,31 +151,6 @@ def _print_table(rows: list[tuple[str, Any]], lookahead: int) -> None:
             name, str(found.places), match, f"{found.accepted:.2f}", f"{tau['two-pass']:.2f}", f"{tau['fused']:.2f}"
         )
     Console(stderr=True).print(table)
-
-
-class _Terminal:
-    """A progress bar per phase on stderr; nothing from processes other than the first."""
-
-    def __init__(self, *, show: bool) -> None:
-        self._show = show
-        self._bar: tqdm[Any] | None = None
-
-    def __enter__(self) -> _Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def phase(self, name: str, total: int, done: int = 0) -> Callable[[int, str], None]:
-        self.__exit__()
-        bar = self._bar = tqdm(total=total, initial=done, desc=name, disable=not self._show, file=sys.stderr)
-
-        def advance(amount: int, note: str) -> None:
-            bar.set_postfix_str(note, refresh=False)
-            bar.update(amount)
-
-        return advance
 
 
 if __name__ == "__main__":

@@ -10,20 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
 from pass_trainer.corpus import Source, digest
 
 SHARD = 64
-"""Sequences that are generated together."""
+"""Sequences that are generated together, and kept in one file; the last file has the rest."""
 MAX_CHARACTERS_PER_TOKEN = 12
 
 
@@ -89,29 +91,37 @@ class Distiller:
         key = json.dumps([fingerprint, digest(self.sources), recipe, SHARD])
         return cache / "distilled" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
-    def generate(self, directory: Path, shards: Sequence[int], progress: Callable[[int], None]) -> None:
-        """Write those of `shards` that are not there yet; `progress(sequences)` after each."""
+    def generate(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
+        """Write those of `shards` that are not there yet; `progress(sequences done, of all)` after each."""
         directory.mkdir(parents=True, exist_ok=True)
+        done, total = 0, sum(self._size(shard) for shard in shards)
         for shard in shards:
-            path = _shard_path(directory, shard)
+            path = self._path(directory, shard)
             if not path.is_file():
-                part = path.with_suffix(".partial")
-                save_file(self._complete(shard), part)
-                part.rename(path)
-            progress(SHARD)
+                write_whole(path, save(self._complete(shard)))
+            done += self._size(shard)
+            progress(done, total)
 
     def read(self, directory: Path) -> Sequences:
         """All sequences of the recipe, which must have been generated."""
         try:
-            shards = [load_file(_shard_path(directory, i)) for i in range(self.shards)]
+            shards = [load_file(self._path(directory, i)) for i in range(self.shards)]
         except (OSError, SafetensorError) as error:
             raise PassError(f"{directory} is damaged ({error}); delete it, it will be made again") from None
-        tensors = {name: torch.cat([shard[name] for shard in shards])[: self.recipe.sequences] for name in shards[0]}
+        tensors = {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
         return Sequences(tensors["tokens"].long(), tensors["prompts"].long(), tensors["lengths"].long())
+
+    def _size(self, shard: int) -> int:
+        return min(SHARD, self.recipe.sequences - shard * SHARD)
+
+    def _path(self, directory: Path, shard: int) -> Path:
+        """A part of a shard is a file of its own, so that what is read does not depend on earlier runs."""
+        part = "" if self._size(shard) == SHARD else f"-first-{self._size(shard)}"
+        return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _complete(self, shard: int) -> dict[str, torch.Tensor]:
         rng = random.Random(f"{self.recipe.seed} {shard}")
-        prompts = [self._prompt(rng, shard * SHARD + i) for i in range(SHARD)]
+        prompts = [self._prompt(rng, shard * SHARD + i) for i in range(self._size(shard))]
         temperature = self.recipe.temperatures[shard % len(self.recipe.temperatures)]
         return complete(self.model, prompts, self.recipe.length, temperature, self.eos_token_ids, rng.getrandbits(32))
 
@@ -177,7 +187,3 @@ def complete(
         tokens[row, :valid] = line[:valid].int()
         lengths[row] = valid
     return {"tokens": tokens, "prompts": torch.tensor([len(p) for p in prompts], dtype=torch.int32), "lengths": lengths}
-
-
-def _shard_path(directory: Path, shard: int) -> Path:
-    return directory / f"shard-{shard:05d}.safetensors"

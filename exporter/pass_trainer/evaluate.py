@@ -5,12 +5,12 @@ Measured on text that the frozen model itself wrote, with the frozen model's own
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from pass_exporter.progress import Step
 from pass_runtime.bundle.noise import MEMBERS, vocabulary_blocks
 from pass_runtime.bundle.sampling import MAX_CANDIDATES
 from pass_runtime.errors import PassError
@@ -65,7 +65,7 @@ def measure(
     lookahead: int,
     temperature: float = 0.0,
     top_k: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Step | None = None,
 ) -> Acceptance:
     """Draft at every STRIDE-th place of the model's own writing in `data`, a sequence at a time.
 
@@ -86,7 +86,7 @@ def measure(
             top4.append(near.view(-1, lookahead).cpu())
             overlap.append(common.view(-1, lookahead).cpu())
         if progress is not None:
-            progress(1)
+            progress(index + 1, len(data))
     if not right:
         raise PassError(f"no sequence has room for {lookahead} drafts; give more text")
     matches, near_matches = torch.cat(right).float(), torch.cat(top4).float()

@@ -44,7 +44,7 @@ def evaluate(config: EvaluateConfig, progress: Progress) -> dict[str, dict[str, 
     """By data argument: `greedy` acceptance on the model's greedy writing, `sampled` on its sampled writing."""
     sources = read_sources(config.data)
     accelerator = make_accelerator(config.device)
-    progress.phase("loading the model", 1)
+    progress.phase("loading the model")
     loaded = load_model(resolve(config.model), config.dtype)
     loaded.model.to(accelerator.device)
     lookahead = _lookahead(config, loaded)
@@ -69,11 +69,17 @@ def _measure(
     top_k: int,
     progress: Progress,
 ) -> Acceptance:
-    recipe = Recipe(sequences=config.sequences, temperatures=(temperature,), chat=0.0, seed=PROMPT_SEED)
+    recipe = Recipe(
+        sequences=config.sequences,
+        length=min(Recipe.length, loaded.geometry.max_capacity),
+        temperatures=(temperature,),
+        chat=0.0,
+        seed=PROMPT_SEED,
+    )
     distiller = Distiller(loaded.model, loaded.tokenizer, loaded.eos_token_ids, [source], recipe)
     data = distill(distiller, accelerator, progress)
-    advance = progress.phase(f"{source.name} at temperature {temperature}", len(data))
-    return measure(drafter, data, config.lookahead, temperature, top_k, lambda count: advance(count, ""))
+    step = progress.phase(f"{source.name} at temperature {temperature}")
+    return measure(drafter, data, config.lookahead, temperature, top_k, step)
 
 
 def _lookahead(config: EvaluateConfig, loaded: LoadedModel) -> Lookahead:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord
-from pass_runtime.files import write_whole
+from pass_runtime.files import replacing, write_whole
 from pass_trainer.evaluate import Acceptance
 from pass_trainer.trainer import History
 
@@ -47,10 +47,9 @@ def draw_curves(path: Path, history: History) -> None:
     right.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    part = path.with_suffix(".partial")
-    figure.savefig(part, dpi=110, format="png")
+    with replacing(path) as file:
+        figure.savefig(file, dpi=110, format="png")
     pyplot.close(figure)
-    part.replace(path)
 
 
 def smooth(values: list[float]) -> list[float]:

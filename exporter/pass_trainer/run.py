@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +17,7 @@ from pass_exporter.model.fingerprint import base_sample
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord, mean_embedding, write_lookahead
 from pass_exporter.model.registry import Source, cache_directory, resolve
+from pass_exporter.progress import NotedStep
 from pass_runtime.errors import PassError
 from pass_trainer.config import TrainConfig
 from pass_trainer.corpus import digest, read_sources
@@ -33,9 +33,9 @@ MOST_HELD_OUT = 32
 
 
 class Progress(Protocol):
-    """Told what goes on: a phase whose length is known, `advance(amount, note)` inside it."""
+    """Told when a phase starts; `step(done, total, note)` inside a phase whose length is known."""
 
-    def phase(self, name: str, total: int, done: int = 0) -> Callable[[int, str], None]: ...
+    def phase(self, name: str) -> NotedStep: ...
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,17 @@ def run(config: TrainConfig, progress: Progress) -> TrainReport:
     sources = read_sources(config.data)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model)
-    progress.phase(f"loading {source.name}", 1)
+    progress.phase(f"loading {source.name}")
     loaded = load_model(source, config.dtype)
+    check_length(config.recipe.length, source.name, loaded)
     loaded.model.to(accelerator.device)
     distiller = Distiller(loaded.model, loaded.tokenizer, loaded.eos_token_ids, sources, config.recipe)
     data, held_out = split(distill(distiller, accelerator, progress))
     drafter = make_drafter(config, loaded).to(accelerator.device)
-    advance = progress.phase("training", config.steps)
-    last = 0
+    steps_done = progress.phase("training")
 
     def on_step(step: int, loss: float) -> None:
-        nonlocal last
-        advance(step - last, f"loss {loss:.3f}")
-        last = step
+        steps_done(step, config.steps, f"loss {loss:.3f}")
 
     def on_evaluate(current: Drafter, step: int) -> dict[str, Any]:
         return {"step": step} | measure(current, held_out, config.lookahead).as_json()
@@ -91,6 +89,13 @@ def prepare_output(config: TrainConfig) -> None:
         raise PassError(f"cannot write to {config.output}: {error.strerror}") from None
 
 
+def check_length(length: int, name: str, loaded: LoadedModel) -> None:
+    """Refuse sequences that are longer than the model's."""
+    longest = loaded.geometry.max_capacity
+    if length > longest:
+        raise PassError(f"--sequence-length must be at most {longest}, the longest sequence of {name}, not {length}")
+
+
 def make_accelerator(device: str) -> Accelerator:
     """auto: the GPU where there is one; under torchrun every process gets its own."""
     if device not in ("auto", "cpu", "cuda"):
@@ -103,9 +108,8 @@ def make_accelerator(device: str) -> Accelerator:
 def distill(distiller: Distiller, accelerator: Accelerator, progress: Progress) -> Sequences:
     """The run's sequences; processes share the work, what is in the cache is not made again."""
     directory = distiller.directory(cache_directory(), fingerprint(distiller.model))
-    advance = progress.phase("the model writes its training text", distiller.recipe.sequences)
     mine = range(accelerator.process_index, distiller.shards, accelerator.num_processes)
-    distiller.generate(directory, mine, lambda count: advance(count, ""))
+    distiller.generate(directory, mine, progress.phase("writing training text"))
     accelerator.wait_for_everyone()
     return distiller.read(directory)
 

@@ -73,20 +73,21 @@ class LoadOptions:
 
     device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto: the bundle's engines
     where they fit this machine, else ONNX Runtime on CUDA, else on the CPU.
-    threads: of the CPU, 0 is the engine's choice. max_batch_size: sequences that decode together; others wait, at most
-    max_queue of them. capacity: the longest sequence in tokens (None: the model's), which bounds the KV cache.
+    threads: of the CPU, 0 is the engine's choice. max_batch_size: sequences that decode together (None: as many as
+    engines were built for, else DEFAULT_BATCH); others wait, at most max_queue of them. capacity: the longest sequence
+    in tokens (None: the model's), which bounds the KV cache.
     """
 
     device: str = "auto"
     threads: int = 0
-    max_batch_size: int = 1
+    max_batch_size: int | None = 1
     max_queue: int = MAX_QUEUE
     capacity: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.threads <= MAX_THREADS:
             raise PassError(f"threads must be 0 (the engine's choice) to {MAX_THREADS}, not {self.threads}")
-        if not 1 <= self.max_batch_size <= 1024:
+        if self.max_batch_size is not None and not 1 <= self.max_batch_size <= 1024:
             raise PassError(f"max-batch-size must be 1 to 1024, not {self.max_batch_size}")
         if self.max_queue < 1:
             raise PassError(f"max-queue must be at least 1, not {self.max_queue}")

@@ -183,7 +183,7 @@ def load(
     *,
     threads: int = 0,
     verify: bool = True,
-    max_batch_size: int = 1,
+    max_batch_size: int | None = 1,
     max_queue: int = MAX_QUEUE,
     capacity: int | None = None,
 ) -> Session:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 
 from pass_runtime.cli.main import main
 
+PROMPT, ENTERED = "\x1b[?2004h", "\x1b[?2004l"
+"""What a terminal is sent when a line may be typed, and when it was: paste brackets on and off."""
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
 
 # The real command, each pass slowed down so that a signal surely arrives in the middle of a tiny model's answer.
@@ -20,10 +27,67 @@ SLOW_PASS_RUN = [
     "import time\n"
     "from pass_runtime.backends.base import Backend\n"
     "from pass_runtime.cli.main import main\n"
-    "step = Backend.step\n"
-    "Backend.step = lambda *args: time.sleep(0.05) or step(*args)\n"
+    "run = Backend.run\n"
+    "Backend.run = lambda *args: time.sleep(0.05) or run(*args)\n"
     "main()\n",
 ]
+
+
+class Terminal:
+    """A command with a terminal of its own, as somebody who types at it."""
+
+    def __init__(self, *arguments: object, command: list[str] = PASS_RUN) -> None:
+        self._master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, 80))
+        environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self.shown = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._master)
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def wait_for(self, text: str) -> str:
+        """-> what was shown since the last wait, up to `text`."""
+        while text not in self.shown:
+            self._read(f"{text!r} did not come")
+        before, _, self.shown = self.shown.partition(text)
+        return before + text
+
+    def wait_for_characters(self, count: int) -> None:
+        """After the last wait."""
+        while len(self.shown) < count:
+            self._read(f"{count} characters did not come")
+
+    def _read(self, problem: str) -> None:
+        ready, _, _ = select.select([self._master], [], [], 60)
+        try:
+            read = os.read(self._master, 4096) if ready else b""
+        except OSError:  # the process ended
+            read = b""
+        assert read, f"{problem}: {self.shown!r}"
+        self.shown += read.decode(errors="replace")
+
+    def end(self) -> int:
+        """The exit status."""
+        return self.process.wait(timeout=30)
 
 
 def process(*arguments: object, stdin: str | None = "") -> subprocess.CompletedProcess[str]:

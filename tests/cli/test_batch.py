@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 from pathlib import Path
 
 import pytest
-from pass_run import PASS_RUN, assert_refused, output, pass_run, refusal
+from pass_run import PASS_RUN, assert_refused, output, pass_run, process, refusal
 
 from pass_runtime import GenerateOptions, load
 
@@ -83,6 +84,8 @@ BAD_LINES = {
     "not JSON": "hello",
     "no object": "[1]",
     "no prompt": "{}",
+    "no messages": '{"messages": []}',
+    "deeper than any request": "[" * 100_000,
     "both": '{"prompt": "a", "messages": []}',
     "unknown key": '{"prompt": "a", "max_tokens": 5}',
     "prompt not text": '{"prompt": 5}',
@@ -117,6 +120,91 @@ def test_a_bad_line_is_recorded_and_the_next_one_answered(tiny_bundle: Path, tmp
     bad, good = (json.loads(line) for line in results.read_text().splitlines())
     assert bad["line"] == 1 and bad["error"] and "\n" not in bad["error"] and "text" not in bad
     assert good["line"] == 2 and len(good["token_ids"]) == 6
+
+
+def test_a_line_is_the_files_own(random_bundle: Path, tmp_path: Path):
+    """Blank lines count, for "line" and for the seed."""
+    requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text('\n{"prompt": "a"}\n\n  \n{"prompt": "a"}\n')
+    output("batch", random_bundle, requests, results, *FLAGS, "--temperature", "1", "--seed", "10")
+    second, fifth = (json.loads(line) for line in results.read_text().splitlines())
+    assert (second["line"], second["seed"]) == (2, 11) and (fifth["line"], fifth["seed"]) == (5, 14)
+    flags = ("-p", "a", "--json", *FLAGS, "--temperature", "1", "--seed", "14")
+    alone = json.loads(output("generate", random_bundle, *flags))
+    assert {key: fifth[key] for key in alone if key != "stats"} == {k: v for k, v in alone.items() if k != "stats"}
+    assert alone["seed"] == 14 and alone["prompt_ids"] and alone["finish_reason"] == "length"
+    assert fifth["stats"].keys() == alone["stats"].keys()
+
+
+def test_an_id_survives_what_is_wrong_with_its_line(tiny_bundle: Path, tmp_path: Path):
+    wrong = [
+        {"id": "a", "prompt": 5},
+        {"id": 2, "prompt": "x", "temperature": -1},
+        {"id": {"of": "any kind"}, "prompt": "x", "speed": "warp"},
+        {"id": None},
+    ]
+    results = answers(tiny_bundle, tmp_path, *wrong, {"prompt": "x"})
+    assert [result["id"] for result in results[:4]] == ["a", 2, {"of": "any kind"}, None]
+    assert all("error" in result for result in results[:4]) and "id" not in results[4]
+
+
+def test_a_byte_order_mark(tiny_bundle: Path, tmp_path: Path):
+    requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text('{"prompt": "a"}\n', encoding="utf-8-sig")
+    output("batch", tiny_bundle, requests, results, *FLAGS)
+    assert json.loads(results.read_text())["text"]
+
+
+def test_standard_input_and_output(tiny_bundle: Path, tmp_path: Path):
+    stdin = '{"prompt": "a", "id": 1}\nno JSON\n'
+    done = process("batch", tiny_bundle, "-", "-", *FLAGS, stdin=stdin)
+    assert done.returncode == 0 and done.stderr == '2 results in standard output, 1 failed (see their "error")\n'
+    good, bad = (json.loads(line) for line in done.stdout.splitlines())
+    assert (good["line"], good["id"], bad["line"]) == (1, 1, 2) and "error" in bad
+    results = tmp_path / "out.jsonl"
+    assert process("batch", tiny_bundle, "-", results, *FLAGS, stdin=stdin).returncode == 0
+    assert "continuing after line 2" in process("batch", tiny_bundle, "-", results, *FLAGS, stdin=stdin).stderr
+
+
+def test_a_fifo_and_a_device(tiny_bundle: Path, tmp_path: Path):
+    """Neither is read for earlier results."""
+    requests = write(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = [*PASS_RUN, "batch", str(tiny_bundle), str(requests), str(fifo), *FLAGS]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        lines = fifo.read_text().splitlines()
+        assert running.communicate(timeout=60)[1] == f"2 results in {fifo}\n"
+    assert [json.loads(line)["line"] for line in lines] == [1, 2]
+    done = process("batch", tiny_bundle, requests, "/dev/stdout", *FLAGS)
+    assert len(done.stdout.splitlines()) == 2
+    assert refusal("batch", tiny_bundle, requests, "/dev/full", *FLAGS) == (
+        "error: cannot write /dev/full: No space left on device\n"
+    )
+    assert "no regular file" in refusal("batch", tiny_bundle, requests, "/dev/null", *FLAGS, "--retry-failed")
+
+
+def test_standard_output_on_a_full_disk(tiny_bundle: Path, tmp_path: Path):
+    requests = write(tmp_path / "in.jsonl", {"prompt": "a"})
+    command = [*PASS_RUN, "batch", str(tiny_bundle), str(requests), "-", *FLAGS]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+
+
+def test_fail_on_error(tiny_bundle: Path, tmp_path: Path):
+    requests, results = write(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": 5}), tmp_path / "out.jsonl"
+    for _ in range(2):  # the second time from the results that are there
+        done = pass_run("batch", tiny_bundle, requests, results, *FLAGS, "--fail-on-error")
+        assert done.exit_code == 1 and "1 failed" in done.stderr
+    write(requests, {"prompt": "a"})
+    results.unlink()
+    assert pass_run("batch", tiny_bundle, requests, results, *FLAGS, "--fail-on-error").exit_code == 0
+
+
+def test_help_has_one_default_for_the_seed(tiny_bundle: Path):
+    text = " ".join(output("batch", "--help").split())
+    assert text.count("seed + n - 1") == 1 and "[default: random]" not in text
 
 
 def test_blank_lines_are_skipped_and_an_empty_file_is_no_error(tiny_bundle: Path, tmp_path: Path):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from pass_run import SLOW_PASS_RUN, pass_run, refusal
+from pass_run import SLOW_PASS_RUN, bundle_copy, pass_run, process, refusal
 
 FLAGS = ("--max-new-tokens", "6", "--ignore-eos", "--plan", "two-pass", "--temperature", "1", "--seed", "3")
-TIMINGS = ("prefill_seconds", "decode_seconds", "decode_tokens_per_second")
+ONE_BY_ONE = ("--max-batch-size", "1")
+"""Of runs that are to be caught in the middle."""
+RETRY = (*ONE_BY_ONE, "--retry-failed")
+COUNTS = ("plan", "lookahead", "prompt_tokens", "generated_tokens")
+"""Statistics that do not depend on who else was decoding in the same passes."""
 
 
 @pytest.fixture
@@ -30,24 +35,24 @@ def whole(tiny_bundle: Path, requests: Path, tmp_path: Path) -> Path:
     return path
 
 
-def run(bundle: Path, requests: Path, results: Path) -> str:
-    done = pass_run("batch", bundle, requests, results, *FLAGS)
+def run(bundle: Path, requests: Path, results: Path, *more: str) -> str:
+    done = pass_run("batch", bundle, requests, results, *FLAGS, *more)
     assert done.exit_code == 0, done.stderr
     return done.stderr
 
 
 def content(results: Path) -> list[dict]:
-    """Without the timings, which differ from run to run."""
+    """Without the statistics that differ from run to run."""
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     for line in lines:
-        for key in TIMINGS:
-            line.get("stats", {}).pop(key, None)
+        if "stats" in line:
+            line["stats"] = {key: line["stats"][key] for key in COUNTS}
     return lines
 
 
 def test_killed_in_the_middle(tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path):
     results = tmp_path / "out.jsonl"
-    command = [*SLOW_PASS_RUN, "batch", str(tiny_bundle), str(requests), str(results), *FLAGS]
+    command = [*SLOW_PASS_RUN, "batch", str(tiny_bundle), str(requests), str(results), *FLAGS, *ONE_BY_ONE]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
         while not results.is_file() or results.read_bytes().count(b"\n") < 4:
             assert running.poll() is None
@@ -79,7 +84,8 @@ def test_a_torn_first_line(tiny_bundle: Path, requests: Path, whole: Path, tmp_p
 
 def test_a_complete_file_is_left_alone(tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path):
     before = whole.read_bytes()
-    message = run(tmp_path / "no bundle is opened", requests, whole)
+    no_engine = bundle_copy(tiny_bundle, tmp_path / "copy", without="trunk.onnx")  # there is nothing to open it for
+    message = run(no_engine, requests, whole)
     assert "8 results" in message and "1 failed" in message
     assert whole.read_bytes() == before
 
@@ -121,3 +127,126 @@ def test_a_foreign_file_without_line_feed_is_not_emptied(tiny_bundle: Path, tmp_
     requests.write_text('{"prompt": "the only request"}')
     refusal("batch", tiny_bundle, requests, requests, *FLAGS)
     assert requests.read_text() == '{"prompt": "the only request"}'
+
+
+def test_another_bundle_is_something_else(random_bundle: Path, requests: Path, whole: Path, tmp_path: Path):
+    """Of the same model and with the same vocabulary: only its look-ahead rows differ."""
+    before = whole.read_bytes()
+    whole.write_bytes(b"".join(before.splitlines(keepends=True)[:4]))
+    assert "or of another bundle" in refusal("batch", random_bundle, requests, whole, *FLAGS)
+
+
+@pytest.mark.parametrize("change", ["template", "end token"])
+def test_what_else_decides_the_text(tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path, change: str):
+    name = "chat_template.jinja" if change == "template" else "pass_config.json"
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
+    if change == "template":
+        (copy / name).write_text("{{ messages[0].content }}")
+    else:
+        manifest = json.loads((tiny_bundle / name).read_text())
+        manifest["model"]["eos_token_ids"] = [5]
+        (copy / name).write_text(json.dumps(manifest))
+    assert "or of another bundle" in refusal("batch", copy, requests, whole, *FLAGS)
+
+
+def test_a_blank_line_before_others_makes_them_other_requests(tiny_bundle: Path, requests: Path, whole: Path):
+    """Their line numbers and seeds change."""
+    requests.write_text("\n" + requests.read_text())
+    refusal("batch", tiny_bundle, requests, whole, *FLAGS)
+
+
+def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(
+    tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path
+):
+    results = tmp_path / "out.jsonl"
+    command = [*SLOW_PASS_RUN, "batch", str(tiny_bundle), str(requests), str(results), *FLAGS, *ONE_BY_ONE]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
+        while not results.is_file() or results.read_bytes().count(b"\n") < 1:
+            assert running.poll() is None
+        second = process("batch", tiny_bundle, requests, results, *FLAGS)
+        assert running.poll() is None
+        running.kill()
+    assert (second.returncode, second.stdout) == (2, "")
+    assert second.stderr == f"error: another run is writing {results}; wait for it, or choose another name\n"
+    run(tiny_bundle, requests, results)
+    assert content(results) == content(whole)
+    assert sorted(tmp_path.iterdir()) == sorted([requests, results, whole])
+
+
+@pytest.fixture
+def with_failures(whole: Path) -> list[dict]:
+    """`whole`, as if lines 2, 5 and 6 had failed for a reason that has passed; line 3 is wrong for good."""
+    before = content(whole)
+    lines = [json.loads(line) for line in whole.read_text().splitlines()]
+    for i in (1, 4, 5):
+        lines[i] = {key: lines[i][key] for key in ("line", "request")} | {"error": "out of memory"}
+    whole.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return before
+
+
+def test_failed_lines_are_done_again_only_on_request(
+    tiny_bundle: Path, requests: Path, whole: Path, with_failures: list[dict], tmp_path: Path
+):
+    failing = whole.read_bytes()
+    assert "8 results" in (message := run(tiny_bundle, requests, whole)) and "4 failed" in message
+    assert whole.read_bytes() == failing
+    with requests.open("a") as file:
+        file.write('{"prompt": "one more"}\n')
+    message = run(tiny_bundle, requests, whole, "--retry-failed")
+    assert "doing 4 failed ones again" in message and "9 results" in message and "1 failed" in message
+    assert content(whole)[:8] == with_failures
+    assert content(whole)[8]["line"] == 9
+    assert sorted(tmp_path.iterdir()) == sorted([requests, whole])  # nothing is left beside
+
+
+def test_an_interrupted_retry_keeps_what_it_did(
+    tiny_bundle: Path, requests: Path, whole: Path, with_failures: list[dict], tmp_path: Path
+):
+    command = [
+        *SLOW_PASS_RUN,
+        "batch",
+        str(tiny_bundle),
+        str(requests),
+        str(whole),
+        *FLAGS,
+        *ONE_BY_ONE,
+        "--retry-failed",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        while not any(part.read_bytes().count(b"\n") >= 2 for part in tmp_path.glob(".whole.jsonl.part-*")):
+            assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130 and "interrupted" in errors
+    now = content(whole)
+    assert now[:3] == with_failures[:3] and now[7] == with_failures[7]
+    assert now[4]["error"] == now[5]["error"] == "out of memory"
+    assert sorted(tmp_path.iterdir()) == sorted([requests, whole])
+    run(tiny_bundle, requests, whole, "--retry-failed")
+    assert content(whole) == with_failures
+
+
+def test_new_results_are_locked_too_after_a_retry(
+    tiny_bundle: Path, requests: Path, whole: Path, with_failures: list[dict]
+):
+    """The new file is another one for the operating system."""
+    with requests.open("a") as file:
+        file.write('{"prompt": "more", "max_new_tokens": 300}\n')
+    inode = whole.stat().st_ino
+    command = [
+        *SLOW_PASS_RUN,
+        "batch",
+        str(tiny_bundle),
+        str(requests),
+        str(whole),
+        *FLAGS,
+        *ONE_BY_ONE,
+        "--retry-failed",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
+        while whole.stat().st_ino == inode:
+            assert running.poll() is None
+        second = process("batch", tiny_bundle, requests, whole, *FLAGS)
+        assert running.poll() is None
+        running.kill()
+    assert "another run is writing" in second.stderr

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from pass_run import output, refusal
+from pass_run import output, process, refusal
 
 QUICK = ("--max-new-tokens", "8", "--repeat", "2")
 
@@ -55,22 +55,23 @@ def test_prompt_file(tiny_bundle: Path, tmp_path: Path):
     assert json.loads(output("bench", tiny_bundle, *QUICK, *flags, "--json"))["prompts"] == 3
 
 
-# "not text" and "empty" must not end in a traceback either.
 BAD_FILES = {
-    "not JSON": b"hello\n",
-    "no prompt": b'{"text": "x"}\n',
-    "no object": b"[1]\n",
-    "not UTF-8": b'{"prompt": "\xff"}\n',
-    "prompt is no text": b'{"prompt": 5}\n',
-    "empty": b"\n",
+    "not JSON": (b'{"prompt": "a"}\n\nhello\n', "prompts.jsonl, line 3: not JSON"),
+    "no prompt": (b'{"text": "x"}\n', 'line 1: it needs a "prompt"'),
+    "no object": (b"[1]\n", "line 1: not a JSON object"),
+    "not UTF-8": (b'{"prompt": "\xff"}\n', "prompts.jsonl is not UTF-8 text"),
+    "prompt is no text": (b'\n{"prompt": 5}\n', 'line 2: it needs a "prompt" that is text'),
+    "deep": (b"[" * 100_000, "line 1: not JSON"),
+    "empty": (b"\n", "prompts.jsonl is empty"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_refused_prompt_files(tiny_bundle: Path, tmp_path: Path, case: str):
     file = tmp_path / "prompts.jsonl"
-    file.write_bytes(BAD_FILES[case])
-    assert "prompts.jsonl" in refusal("bench", tiny_bundle, *QUICK, "--prompt-file", file)
+    content, expected = BAD_FILES[case]
+    file.write_bytes(content)
+    assert expected in refusal("bench", tiny_bundle, *QUICK, "--prompt-file", file)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,19 @@ def test_refused_flags(tiny_bundle: Path, flags: list[str]):
 def test_unwritable_output(tiny_bundle: Path, tmp_path: Path):
     assert "cannot write" in refusal("bench", tiny_bundle, *QUICK, "-o", tmp_path / "no" / "bench.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_output_to_a_device_and_through_a_link(tiny_bundle: Path, tmp_path: Path):
+    """A device is written to, not replaced; of a link, the file that it names is replaced."""
+    flags = (*QUICK, "-p", "hello", "--repeat", "1", "--plan", "ar")
+    done = process("bench", tiny_bundle, *flags, "--json", "-o", "/dev/stdout")
+    assert done.returncode == 0 and done.stdout.count('"plans"') == 2
+    assert "cannot write /dev/full" in refusal("bench", tiny_bundle, *flags, "-o", "/dev/full")
+    link, file = tmp_path / "link", tmp_path / "file"
+    link.symlink_to(file)
+    output("bench", tiny_bundle, *flags, "-o", link)
+    assert link.is_symlink() and json.loads(file.read_text())["prompts"] == 1
+    assert sorted(tmp_path.iterdir()) == [file, link]
 
 
 def test_a_prompt_that_fills_the_capacity(tiny_bundle: Path):

@@ -1,12 +1,15 @@
-"""pass-run chat over a pipe: turns, /reset, the end of input."""
+"""pass-run chat over a pipe: turns, commands, a full context, and lines that cannot be answered."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
-from pass_run import bundle_copy, output, process, refusal
+from pass_run import PASS_RUN, bundle_copy, output, pass_run, process, refusal
 
 from pass_runtime import GenerateOptions, load
 
@@ -69,3 +72,148 @@ def test_a_model_without_template_is_refused_at_once(tiny_bundle: Path, tmp_path
 def test_refused_flags(tiny_bundle: Path, flags: list[str]):
     """Before the first line is read."""
     refusal("chat", tiny_bundle, *flags, stdin="hello\n")
+
+
+def commands(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> tuple[str, list[str]]:
+    """Answers, and the lines on stderr."""
+    done = pass_run("chat", bundle, *flags, stdin="".join(f"{line}\n" for line in lines))
+    assert done.exit_code == 0, done.stderr
+    return done.stdout, done.stderr.splitlines()
+
+
+LONG = "12 " * 800
+
+
+def test_a_message_that_is_too_long_costs_only_itself(tiny_bundle: Path):
+    answers, errors = commands(tiny_bundle, "hello", LONG, "again")
+    assert answers == said(tiny_bundle, "hello", "again")
+    assert len(errors) == 1 and "more than the context of 768; shorten it" in errors[0]
+
+
+def test_a_line_that_is_not_utf8_costs_only_itself(tiny_bundle: Path):
+    done = pass_run("chat", tiny_bundle, *FLAGS, stdin=b"\xef\xbb\xbfhello\r\nStra\xdfe\nagain\n")
+    assert done.exit_code == 0 and done.stdout == said(tiny_bundle, "hello", "again")
+    assert done.stderr == "error: a line that is not UTF-8 text was not read\n"
+
+
+def test_messages_that_the_template_refuses(tiny_bundle: Path, tmp_path: Path):
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="chat_template.jinja")
+    refuse = "{% if messages[-1].content == 'no' %}{{ raise_exception('not that') }}{% endif %}"
+    write_listed(copy, "chat_template.jinja", refuse + (tiny_bundle / "chat_template.jinja").read_text())
+    answers, errors = commands(copy, "hello", "no", "again")
+    assert answers == said(tiny_bundle, "hello", "again")
+    assert errors == ["error: the chat template refuses these messages: not that"]
+
+
+def write_listed(bundle: Path, name: str, text: str) -> None:
+    """A file of a bundle and its entry in the manifest."""
+    (bundle / name).write_text(text)
+    config = bundle / "pass_config.json"
+    manifest = json.loads(config.read_text())
+    manifest["files"][name] = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "bytes": len(text.encode())}
+    config.unlink()  # a link
+    config.write_text(json.dumps(manifest))
+
+
+HALF = " ".join(["fox"] * 90)
+"""Of which a handful fill the context."""
+
+
+def test_a_full_context_drops_the_oldest_exchanges(tiny_bundle: Path, tmp_path: Path):
+    saved = tmp_path / "talk.json"
+    lines = [f"{i} {HALF}" for i in range(8)]
+    flags = (*FLAGS, "--system", "short", "--context-overflow", "drop-oldest")
+    answers, notes = commands(tiny_bundle, *lines, f"/save {saved}", flags=flags)
+    assert len(answers.splitlines()) >= 8 and any("the oldest exchange dropped" in note for note in notes)
+    assert not any(note.startswith("error") for note in notes)
+    kept = json.loads(saved.read_text())
+    assert kept[0] == {"role": "system", "content": "short"}  # never dropped
+    assert [turn["role"] for turn in kept[1:]] == ["user", "assistant"] * (len(kept) // 2)
+    assert [turn["content"] for turn in kept[1::2]] == lines[-(len(kept) // 2) :]  # the newest, without a gap
+    session = load(tiny_bundle, "cpu", threads=1)
+    assert 768 // 2 < len(session.encode_chat(kept)) <= 768
+
+
+def test_a_full_context_can_refuse_instead(tiny_bundle: Path, tmp_path: Path):
+    saved = tmp_path / "talk.json"
+    lines = [f"{i} {HALF}" for i in range(8)]
+    flags = (*FLAGS, "--context-overflow", "stop")
+    _, notes = commands(tiny_bundle, *lines, f"/save {saved}", "/reset", lines[0], flags=flags)
+    refused = [note for note in notes if note.startswith("error: the conversation has ")]
+    assert refused and "drop-oldest" in refused[0]
+    kept = json.loads(saved.read_text())
+    assert [turn["content"] for turn in kept[::2]] == lines[: 8 - len(refused)]
+    assert not notes[-1].startswith("error")  # after /reset there is room again
+
+
+def test_an_answer_may_not_take_more_than_half_of_the_context(tiny_bundle: Path):
+    """--max-new-tokens beyond the context is no reason to forget everything at once."""
+    flags = ("--max-new-tokens", "5000", "--context-overflow", "stop")
+    answers, notes = commands(tiny_bundle, "hello", flags=flags)
+    assert answers.strip() and notes == []
+
+
+def test_save_and_load(tiny_bundle: Path, tmp_path: Path):
+    saved = tmp_path / "a talk.json"
+    first, notes = commands(tiny_bundle, "hello", f"/save {saved}", "again", flags=(*FLAGS, "--system", "short"))
+    assert notes == [f"3 messages written to {saved}"]
+    assert [turn["role"] for turn in json.loads(saved.read_text())] == ["system", "user", "assistant"]
+    second, notes = commands(tiny_bundle, f"/load {saved}", "again")
+    assert notes == [f"3 messages read from {saved}"] and first.endswith(second)
+    assert list(tmp_path.iterdir()) == [saved]
+
+
+BAD_FILES = {
+    "missing": None,
+    "not JSON": "hello",
+    "no list": '{"role": "user", "content": "a"}',
+    "no content": '[{"role": "user"}]',
+    "an unknown key": '[{"role": "user", "content": "a", "name": "b"}]',
+    "a question without answer": '[{"role": "user", "content": "a"}]',
+    "an answer first": '[{"role": "assistant", "content": "a"}]',
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_file_that_is_no_conversation_changes_nothing(tiny_bundle: Path, tmp_path: Path, case: str):
+    file = tmp_path / "talk.json"
+    if (text := BAD_FILES[case]) is not None:
+        file.write_text(text)
+    answers, errors = commands(tiny_bundle, "hello", f"/load {file}", "again")
+    assert answers == said(tiny_bundle, "hello", "again")
+    assert len(errors) == 1 and errors[0].startswith("error: ") and str(file) in errors[0]
+
+
+def test_system_message_and_other_commands(tiny_bundle: Path, tmp_path: Path):
+    system = said(tiny_bundle, "hello", flags=(*FLAGS, "--system", "short"))
+    assert system != said(tiny_bundle, "hello")
+    assert commands(tiny_bundle, "/system short", "hello")[0] == system
+    assert commands(tiny_bundle, "/system", "hello", flags=(*FLAGS, "--system", "short"))[0] == said(
+        tiny_bundle, "hello"
+    )
+    again = (*FLAGS, "--system", "short")
+    assert commands(tiny_bundle, "other", "/reset", "hello", flags=again)[0].endswith(system)  # /reset keeps it
+    answers, notes = commands(tiny_bundle, "/help", "/rset", "/save", f"/save {tmp_path / 'no' / 'file'}", "hello")
+    assert answers == said(tiny_bundle, "hello")
+    assert all(any(name in note for note in notes) for name in ("/reset", "/system", "/save", "/load", "/quit"))
+    assert [note.split(":")[1] for note in notes[-3:]] == [
+        " unknown command /rset; /help lists them",
+        " name a file",
+        f" cannot write {tmp_path / 'no' / 'file'}",
+    ]
+
+
+def test_a_path_is_not_a_command(tiny_bundle: Path):
+    answers, notes = commands(tiny_bundle, "/etc/passwd is a file")
+    assert answers.strip() and notes == []
+
+
+def test_closed_standard_input(tiny_bundle: Path):
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *PASS_RUN, "chat", str(tiny_bundle)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

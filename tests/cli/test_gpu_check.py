@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pass_run import assert_refused
 
-from pass_runtime.backends.trt.cuda import DeviceInfo, find_device
+from pass_runtime.backends.cuda import DeviceInfo, find_device
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, EngineSet
 
@@ -233,7 +233,12 @@ def test_step_times_on_a_fake_gpu(
 
     def build(directory, source, library, targets, capacities) -> EngineSet:
         engines = EngineSet.model_construct(
-            directory=library.name, library=library.name, version="fake", lookahead=1, prefill_widths=()
+            directory=library.name,
+            library=library.name,
+            version="fake",
+            lookahead=1,
+            prefill_widths=(),
+            max_batch_size=1,
         )
         engines.path(directory).mkdir(parents=True)
         file = _write_plan(directory, engines.path(directory), source)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,21 @@ def test_batch_keeps_what_is_done(tiny_bundle: Path, tmp_path: Path):
     lines = results.read_text().splitlines()
     assert 2 <= len(lines) < 20
     assert [json.loads(line)["line"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_chat_stops_a_command_and_goes_on(tiny_bundle: Path, tmp_path: Path):
+    """A pipe that nobody writes to would be read for ever."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with started("chat", tiny_bundle, "--ignore-eos", "--max-new-tokens", "6", "--plan", "ar") as running:
+        assert running.stdin is not None and running.stdout is not None
+        running.stdin.write(f"hello\n/load {fifo}\n".encode())
+        running.stdin.flush()
+        while not running.stdout.readline():
+            pass
+        time.sleep(0.5)
+        running.send_signal(signal.SIGINT)
+        running.stdin.write(b"hello\n")
+        rest, errors = running.communicate(timeout=30)
+    assert (running.returncode, errors.decode()) == (0, "[stopped]\n")
+    assert rest.strip()

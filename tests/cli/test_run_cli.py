@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pass_run import PASS_RUN, assert_refused, bundle_copy, output, pass_run, process, refusal
+from pass_run import PASS_RUN, assert_refused, bundle_copy, output, process, refusal
 
 PROMPT = "The quick brown fox"
 STATS = {
@@ -66,6 +66,37 @@ def test_a_prompt_is_the_same_from_every_source(tiny_bundle: Path, tmp_path: Pat
     assert answers[0]["text"] == answers[1]["text"] == answers[2]["text"]
 
 
+def test_a_files_last_line_feed_is_not_part_of_the_prompt(tiny_bundle: Path, tmp_path: Path):
+    def ids(*arguments: object, stdin: str | bytes = "") -> list[int]:
+        return generated(tiny_bundle, *arguments, "--max-new-tokens", 1, stdin=stdin)["prompt_ids"]
+
+    file = tmp_path / "prompt.txt"
+    alone = ids("-p", "fox\ndog")
+    for ending in (b"", b"\n"):
+        file.write_bytes(b"fox\ndog" + ending)
+        assert ids("--prompt-file", file) == ids(stdin=file.read_bytes()) == alone
+        assert ids("--prompt-file", "-", stdin=file.read_bytes()) == alone
+    assert ids("--prompt-file", file, "--keep-newline") == ids("-p", "fox\ndog\n") != alone
+    assert ids("--keep-newline", stdin="fox\ndog\n") == ids("-p", "fox\ndog\n")
+    assert ids(stdin="fox\ndog\n\n") == ids("-p", "fox\ndog\n")  # exactly one
+    assert ids(stdin=b"fox\r\n") == ids("-p", "fox")
+    assert ids(stdin=b"\xef\xbb\xbffox") == ids("-p", "fox")  # a byte order mark
+
+
+def test_empty_prompts(tiny_bundle: Path, tmp_path: Path):
+    file = tmp_path / "prompt.txt"
+    for content in ("", "\n"):
+        file.write_text(content)
+        assert generated(tiny_bundle, "--prompt-file", file, "--max-new-tokens", 1)["prompt_ids"] == [0]
+        assert generated(tiny_bundle, "--max-new-tokens", 1, stdin=content)["prompt_ids"] == [0]
+
+
+def test_a_closed_standard_input(tiny_bundle: Path):
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", *PASS_RUN, "generate", str(tiny_bundle)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "standard input is closed" in assert_refused(done.returncode, done.stdout, done.stderr)
+
+
 def test_an_empty_prompt_begins_at_the_start_token(tiny_bundle: Path):
     assert generated(tiny_bundle, "-p", "", "--max-new-tokens", 1)["prompt_ids"] == [0]
 
@@ -101,6 +132,12 @@ def test_chat_flag_uses_the_template(tiny_bundle: Path):
     )
 
 
+def test_a_system_message(tiny_bundle: Path):
+    templated = generated(tiny_bundle, "-p", "<bos>[system]short\n[user]hello\n[assistant]", "--max-new-tokens", 1)
+    flags = ("-p", "hello", "--chat", "--system", "short", "--max-new-tokens", 1)
+    assert generated(tiny_bundle, *flags)["prompt_ids"] == templated["prompt_ids"]
+
+
 REFUSED_FLAGS = {
     "unknown plan": (["--plan", "warp"], "ar, two-pass, fused"),
     "lookahead beyond the bundle": (["--lookahead", "7"], "0 to 6"),
@@ -112,7 +149,10 @@ REFUSED_FLAGS = {
     "negative seed": (["--seed", "-1"], "seed"),
     "no tokens": (["--max-new-tokens", "0"], "max-new-tokens"),
     "unknown device": (["--device", "abacus"], "abacus"),
-    "negative threads": (["--threads", "-1"], "--threads"),
+    "negative threads": (["--threads", "-1"], "threads must be 0"),
+    "threads without end": (["--threads", "100000"], "threads must be 0 (the engine's choice) to "),
+    "system message without chat": (["--system", "Be brief."], "add --chat"),
+    "newline of a prompt that is given": (["--keep-newline"], "--keep-newline"),
     "two prompts": (["--prompt-file", "x"], "not both"),
 }
 
@@ -169,7 +209,7 @@ def test_a_missing_and_a_short_file(tiny_bundle: Path, tmp_path: Path):
 
 
 MANIFEST_CHANGES = {
-    "version": ({"version": 2}, "version 2 is not 1"),
+    "version": ({"version": 1}, "version 1 is not 2"),
     "unknown key": ({"speed": "warp"}, "unknown key 'speed'"),
     "noise": ({"noise": {"scheme": "other", "members": 8, "row": 16, "bits": 30}}, "noise scheme 'other'"),
     "format": ({"format": "zip"}, "format"),
@@ -194,10 +234,29 @@ def test_a_manifest_that_is_no_manifest(tiny_bundle: Path, tmp_path: Path, conte
     assert "pass_config.json" in refusal("generate", copy, "-p", PROMPT)
 
 
-def test_unknown_flag_is_a_usage_error(tiny_bundle: Path):
-    done = pass_run("generate", tiny_bundle, "--wrap")
-    assert done.exit_code == 2
-    assert done.stderr.startswith("Usage: ") and "--wrap" in done.stderr
+USAGE = {
+    "no command": ([], "missing command", "--help"),
+    "unknown command": (["generat"], "'generat'", "--help"),
+    "no bundle": (["generate"], "missing argument 'BUNDLE'", "generate --help"),
+    "no results": (["batch", "a", "b"], "missing argument 'RESULTS'", "batch --help"),
+    "one argument too many": (["generate", "a", "b"], "unexpected extra argument", "generate --help"),
+    "unknown flag": (["generate", "a", "--wrap"], "no such option '--wrap'", "generate --help"),
+    "no value": (["generate", "a", "--prompt"], "'--prompt' requires an argument", "generate --help"),
+    "not a number": (["chat", "a", "--top-k", "many"], "'many' is not a valid", "chat --help"),
+    "not a choice": (["bench", "a", "--draft", "x"], "'lookahead', 'ngram'", "bench --help"),
+}
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_usage_errors_are_one_line(case: str):
+    arguments, expected, see = USAGE[case]
+    line = refusal(*arguments)
+    assert expected in line and line.endswith(f" {see}\n") and "; see " in line
+
+
+def test_usage_errors_name_the_command():
+    done = process("generate", "--wrap")
+    assert assert_refused(done.returncode, done.stdout, done.stderr).endswith("; see pass-run generate --help\n")
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
@@ -210,6 +269,13 @@ def test_a_reader_that_goes_away(tiny_bundle: Path, flags: list[str]):
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 141  # what the shell reports for SIGPIPE
+
+
+def test_help_on_a_full_disk():
+    with Path("/dev/full").open("w") as full:
+        command = [*PASS_RUN, "generate", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
 
 
 def test_output_on_a_full_disk(tiny_bundle: Path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,13 +60,20 @@ def refusal(*arguments: object) -> str:
     return lines[-1]
 
 
+@pytest.mark.parametrize("arguments", [["--wrap"], ["evaluat"], ["--steps", "many"], ["--prompt-tokens", "1"]], ids=str)
+def test_usage_errors_are_one_line(arguments: list[str]):
+    assert refusal(*arguments).endswith("--help")
+    assert CliRunner().invoke(main, arguments).stderr.count("\n") == 1
+
+
 @pytest.fixture(scope="module")
 def trained(tiny_model: Path, text: Path, cache: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("trained") / "run"
     done = pass_train(cache, "--model", tiny_model, "--data", text, "-o", output, *TRAIN)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{output}/lookahead.safetensors\n"
-    assert "loss" in done.stderr and "held-out" in done.stderr
+    assert "training: 5/5  loss" in done.stderr and "held-out" in done.stderr
+    assert not {"\r", "\x1b"} & set(done.stderr)  # not drawn over, not coloured: stderr is no terminal
     return output / "lookahead.safetensors"
 
 
@@ -120,12 +130,35 @@ def test_wrong_data(tiny_model: Path, tmp_path: Path, content: bytes, reason: st
         (["--prompt-tokens", "8", "100"], "--prompt-tokens"),
         (["--chat-share", "2"], "--chat-share"),
         (["--sequences", "0"], "--sequences"),
+        (["--sequence-length", "5000"], "at most 768"),
         (["--device", "tpu"], "--device"),
     ],
     ids=str,
 )
 def test_wrong_options(tiny_model: Path, text: Path, tmp_path: Path, flags: list[str], reason: str):
     assert reason in refusal("--model", tiny_model, "--data", text, "-o", tmp_path / "out", *SMALL, *flags)
+
+
+def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path):
+    """Lines are drawn over until a phase is done; then its check mark and figures stay."""
+    ours, theirs = pty.openpty()
+    flags = ["--model", tiny_model, "--data", text, "-o", tmp_path / "run", *TRAIN]
+    command = [sys.executable, "-m", "pass_trainer.cli", *map(str, flags)]
+    environment = {**os.environ, "PASS_CACHE": cache, "COLUMNS": "100", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as running:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # Linux: the other end was closed
+            while part := os.read(ours, 1 << 16):
+                written += part
+        os.close(ours)
+    assert running.returncode == 0, written.decode()
+    text_only = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+    assert "\x1b[" in written.decode() and "Warning" not in text_only
+    last = {line.split()[1]: line for line in re.split(r"[\r\n]+", text_only) if line.startswith("✓")}
+    assert set(last) == {"loading", "writing", "training"}
+    assert re.search(r"✓ training .* \d:\d\d:\d\d  5/5  loss \d", last["training"])
+    assert re.search(r"✓ writing training text .*  64/64", last["writing"])
 
 
 def test_missing_options_name_themselves():

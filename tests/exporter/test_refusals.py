@@ -14,7 +14,7 @@ from export_process import error_line, process
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from conftest import export_bundle, make_tokenizer
+from conftest import SilentProgress, export_bundle, make_tokenizer
 from pass_exporter import export
 from pass_exporter.config import ExportConfig
 from pass_exporter.model.families import SUPPORTED
@@ -184,6 +184,26 @@ def test_dtype():
     assert "fp32, fp16" in message(lambda: ExportConfig("x", dtype="int3"))  # type: ignore[arg-type]
 
 
+VERIFY = {"missing": None, "not UTF-8": "Straße".encode("latin-1"), "empty": b" \n"}
+
+
+@pytest.mark.parametrize("case", VERIFY)
+def test_a_text_to_verify_with_is_read_first(tmp_path: Path, case: str):
+    """Before the model is even looked for: there is no model of this name."""
+    path, content = tmp_path / "text.txt", VERIFY[case]
+    if content is not None:
+        path.write_bytes(content)
+    config = ExportConfig("no-such-model", verify=path, output=tmp_path / "bundle")
+    assert "text.txt" in message(lambda: export.export(config, SilentProgress()))
+    assert "text.txt" in error_line(process("--model", "no-such-model", "--verify", path, "-o", tmp_path / "bundle"))
+
+
+def test_a_text_too_short_to_verify_with(tiny_model: Path, tmp_path: Path):
+    (tmp_path / "text.txt").write_text("the quick brown fox")
+    text = message(lambda: export_bundle(tiny_model, tmp_path / "bundle", verify=tmp_path / "text.txt"))
+    assert "--verify" in text and "256" in text
+
+
 COMMANDS = {
     "hub offline": ["--model", "nobody/no-such-model"],
     "lookahead 0": ["--model", "TINY", "--lookahead", "0"],
@@ -202,8 +222,8 @@ def test_as_a_command(tiny_model: Path, tmp_path: Path, case: str):
 
 def test_bad_dtype_is_a_usage_error():
     done = process("--model", "x", "--dtype", "int3")
-    assert done.returncode == 2
-    assert done.stderr.startswith("Usage: ") and "'fp32', 'fp16'" in done.stderr
+    line = error_line(done)
+    assert "'fp32', 'fp16'" in line and line.endswith("--help") and done.stderr.count("\n") == 1
 
 
 def test_a_model_that_torch_and_onnx_disagree_on_is_not_delivered(

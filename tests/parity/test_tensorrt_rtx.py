@@ -10,7 +10,7 @@ from conftest import SilentProgress, export_bundle
 from pass_exporter.config import EngineConfig
 from pass_exporter.engines.build import build_engines
 from pass_exporter.engines.builder import EngineBuilder, Source
-from pass_exporter.engines.graph import aliases, trunk_for_tensorrt
+from pass_exporter.engines.graph import aliases, tail_for_tensorrt, trunk_for_tensorrt, widened
 from pass_exporter.engines.profiles import engine_plans, tail_profiles, trunk_profiles
 from pass_exporter.engines.target import FIRST_TARGET
 from pass_runtime.backends.trt.library import LIBRARIES
@@ -63,11 +63,11 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
     assert built.targets == targets
     assert built.capacities == (512, 768)
     graphs = [manifest.plan(plan.tail).tails[sampler].file for plan in engine_plans(manifest) for sampler in SAMPLERS]
-    assert [engine.graph for engine in built.engines] == [*graphs, "trunk.onnx"]
+    assert [engine.graph for engine in built.engines] == [*graphs, manifest.logprobs.file, "trunk.onnx"]
     for engine in built.engines:
         info = file_info(built.path(bundle) / engine.file)
         assert (engine.sha256, engine.bytes) == (info.sha256, info.bytes)
-    trunk = built.engines[-1]
+    *_, logprobs, trunk = built.engines
     caches = [f"{part}.{layer}" for part in ("key", "value") for layer in range(manifest.model.layers)]
     assert trunk.aliases == {f"present_{name}": f"past_{name}" for name in caches}
     admitted = {profile.sizes["width"][0] for profile in trunk.profiles}
@@ -78,6 +78,8 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
                 sizes = {"batch": batch, "columns": columns, "lookahead_rows": len(plan.lookahead_rows)}
                 sizes |= {"width": max(plan.width, RTX.least_width), "logit_rows": plan.width}
                 assert any(profile.admits(sizes) for profile in trunk.profiles), (plan.name, sizes)
+                told = sizes | {"width": plan.width, "max_emitted": plan.max_emitted}
+                assert any(profile.admits(told) for profile in logprobs.profiles), (plan.name, told)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +131,8 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
-    """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show."""
+    """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show. For one sequence
+    and several, and with the padded windows of plain decoding."""
     from pass_exporter.bundle import write_tails
     from pass_runtime.bundle.plan import bundle_plans
 
@@ -140,8 +143,11 @@ def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
         for sampler, graph in info.tails.items():
             if rule == "match" or sampler != "greedy":
                 path = tmp_path / graph.file
-                profiles = tail_profiles(plans[info.name], 8192)
-                source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
+                plan, profiles = plans[info.name], tail_profiles(plans[info.name], 8192, max_batch_size=4)
+                inputs, outputs = (widened(ts, plan, RTX.least_width) for ts in (graph.inputs, graph.outputs))
+                narrow = plan.width < RTX.least_width
+                model = tail_for_tensorrt(path, plan, RTX.least_width) if narrow else path.read_bytes()
+                source = Source(graph, model, path, inputs, outputs, profiles, {})
                 assert len(builder.build(source, no_report)) > 0, graph.file
 
 

@@ -1,8 +1,9 @@
 """CUDA and TensorRT as far as the backend calls them, on the CPU: device memory is host memory that is watched, and an
 engine runs its graph in ONNX Runtime, on nothing but the addresses and shapes it was given.
 
-What a real device would refuse or corrupt, this refuses: stale addresses, shapes outside the profile, a cache output
-that is not bound over its input, synchronizing inside a capture, use after free.
+What a real device would refuse or corrupt, this refuses: stale and unaligned addresses, shapes outside the profile, a
+cache output that is not bound over its input, synchronizing and allocating inside a capture, capturing a context that
+was given other shapes since it ran, use after free.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import enum
 import json
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,8 @@ from pass_runtime.bundle.manifest import FILE_NAME, EngineFile, EngineSet, Manif
 
 VERSION = "10.15.1.fake"
 DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+ALIGNMENT = 256
+"""Bytes: of what cudaMalloc gives, and of what an engine takes."""
 
 
 class Code(enum.IntEnum):
@@ -47,15 +51,20 @@ class Handle:
 
 
 class FakeCuda:
-    """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters tell what was done."""
+    """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters tell what was done.
+
+    fail_malloc: counts down with every allocation; the one that makes it 0 fails.
+    """
 
     def __init__(self, limit: int = 1 << 30, target: tuple[int, int] = (9, 0)) -> None:
         self.limit, self.target = limit, target
         self.blocks: dict[int, np.ndarray] = {}
+        self.fail_malloc = 0
         self.pinned: dict[int, np.ndarray] = {}
         self.streams: set[int] = set()
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.capturing: list[Callable[[], None]] | None = None
+        self.undestroyed = 0  # graphs that were captured, and not destroyed after they were instantiated
         self.mallocs = self.launches = self.captures = self.launched_outside_a_graph = 0
         self._handles = iter(range(1, 1 << 30))
 
@@ -86,14 +95,19 @@ class FakeCuda:
         return Code.SUCCESS, self.limit - self.used, self.limit
 
     def cudaMalloc(self, size: int):
-        if self.used + size > self.limit:
+        assert self.capturing is None, "a capture would be broken off"
+        self.fail_malloc -= 1
+        if self.used + size > self.limit or self.fail_malloc == 0:
             return Code.OUT_OF_MEMORY, None
         self.mallocs += 1
-        block = np.full(size, 0xA5, np.uint8)  # junk, as memory comes
+        block = np.full(size + ALIGNMENT, 0xA5, np.uint8)  # junk, as memory comes
+        start = -block.ctypes.data % ALIGNMENT
+        block = block[start : start + size]
         self.blocks[block.ctypes.data] = block
         return Code.SUCCESS, block.ctypes.data
 
     def cudaFree(self, address: int):
+        assert self.capturing is None
         del self.blocks[address]
         return (Code.SUCCESS,)
 
@@ -119,6 +133,20 @@ class FakeCuda:
         self.submit(lambda: (ctypes.memmove(target, source, size), None)[1])
         return (Code.SUCCESS,)
 
+    def cudaMemcpy2DAsync(
+        self, target: int, pitch: int, source: int, source_pitch: int, width: int, height: int, kind: int, stream: int
+    ):
+        assert stream in self.streams and kind == 3 and width <= min(pitch, source_pitch)
+        for start, step in ((target, pitch), (source, source_pitch)):
+            assert height == 0 or self.on_device(start, (height - 1) * step + width), "not the device's memory"
+
+        def copy() -> None:
+            for row in range(height):
+                ctypes.memmove(target + row * pitch, source + row * source_pitch, width)
+
+        self.submit(copy)
+        return (Code.SUCCESS,)
+
     def cudaStreamCreateWithFlags(self, _flags: int):
         self.streams.add(number := next(self._handles))
         return Code.SUCCESS, Handle(number)
@@ -138,6 +166,7 @@ class FakeCuda:
 
     def cudaStreamEndCapture(self, _stream: int):
         graph, self.capturing = self.capturing, None
+        self.undestroyed += 1
         return Code.SUCCESS, graph
 
     def cudaGraphInstantiate(self, graph: list, _flags: int):
@@ -146,6 +175,7 @@ class FakeCuda:
         return Code.SUCCESS, handle
 
     def cudaGraphDestroy(self, _graph: list):
+        self.undestroyed -= 1
         return (Code.SUCCESS,)
 
     def cudaGraphExecDestroy(self, handle: int):
@@ -161,7 +191,11 @@ class FakeCuda:
 
 
 class FakeTensorRT:
-    """The module `tensorrt`, running against `cuda`. `fail`: executions that are refused from now on."""
+    """The module `tensorrt`, running against `cuda`. Counters tell how many contexts were made, and how often one was
+    given a shape.
+
+    fail_run: counts down with every execution, captured ones too; the one that makes it 0 fails.
+    """
 
     __version__ = VERSION
     TensorIOMode = enum.Enum("TensorIOMode", "INPUT OUTPUT")
@@ -171,7 +205,7 @@ class FakeTensorRT:
         ERROR, INTERNAL_ERROR = 1, 2
 
     def __init__(self, cuda: FakeCuda) -> None:
-        self.cuda, self.fail, self.contexts = cuda, 0, 0
+        self.cuda, self.fail_run, self.contexts, self.shapes_set = cuda, 0, 0, 0
 
     def Runtime(self, _logger: Any) -> SimpleNamespace:
         return SimpleNamespace(deserialize_cuda_engine=lambda data: FakeEngine(self, json.loads(data)))
@@ -187,9 +221,7 @@ class FakeEngine:
         self.tensors = plan["inputs"] | plan["outputs"]
         self.num_optimization_profiles = len(plan["profiles"])
         self.num_io_tensors = len(self.tensors)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 3
-        self.session = ort.InferenceSession(plan["onnx"], options, providers=["CPUExecutionProvider"])
+        self.session = _session(plan["onnx"])
 
     def get_tensor_name(self, index: int) -> str:
         return list(self.tensors)[index]
@@ -207,12 +239,20 @@ class FakeEngine:
         return FakeContext(self)
 
 
+@lru_cache(maxsize=64)
+def _session(path: str) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
 class FakeContext:
     def __init__(self, engine: FakeEngine) -> None:
         self.engine, self.cuda = engine, engine.trt.cuda
         self.profile, self.scratch = 0, 0
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
+        self.ran: dict[str, tuple[int, ...]] = {}  # the shapes of the last run that was none of a capture
 
     def set_device_memory(self, address: int, size: int) -> None:
         assert self.cuda.on_device(address, size)
@@ -232,24 +272,29 @@ class FakeContext:
             low, _, high = sizes[listed] if isinstance(listed, str) else (listed,) * 3
             if not low <= size <= high:
                 return False
+        self.engine.trt.shapes_set += 1
         self.shapes[name] = tuple(shape)
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         if name not in self.engine.tensors:
             return False
+        assert address % ALIGNMENT == 0, f"{name} is not aligned"
         self.addresses[name] = address
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
         assert type(stream) is int and stream in self.cuda.streams and self.scratch
         library = self.engine.trt
-        if library.fail:
-            library.fail -= 1
+        library.fail_run -= 1
+        if library.fail_run == 0:
             return False
         assert set(self.shapes) == set(self.engine.plan["inputs"]), "an input has no shape"
         assert set(self.addresses) == set(self.engine.tensors), "a tensor has no address"
         shapes, addresses = dict(self.shapes), dict(self.addresses)
+        if self.cuda.capturing is None:
+            self.ran = shapes
+        assert self.ran == shapes, "captured with shapes that it has not run with"
         self.cuda.submit(lambda: self._run(shapes, addresses))
         return True
 
@@ -270,7 +315,7 @@ class FakeContext:
         return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
 
-def add_fake_engines(bundle: Path, capacity: int, least_width: int = 1) -> Manifest:
+def add_fake_engines(bundle: Path, capacity: int, least_width: int = 1, max_batch_size: int = 1) -> Manifest:
     """Give `bundle` an engine set that FakeTensorRT can load."""
     manifest = read_manifest(bundle)
     columns = column_steps(capacity)
@@ -281,16 +326,15 @@ def add_fake_engines(bundle: Path, capacity: int, least_width: int = 1) -> Manif
         targets=("sm90",),
         bundle=manifest.content,
         lookahead=manifest.lookahead.length,
-        max_batch_size=1,
+        max_batch_size=max_batch_size,
         capacities=columns,
         prefill_widths=prefill_widths(columns),
         engines=(),
     )
     directory = engines.path(bundle)
     directory.mkdir(parents=True)
-    files = tuple(
-        _write_plan(bundle, directory, source) for source in graph_sources(bundle, manifest, columns, 1, least_width)
-    )
+    sources = graph_sources(bundle, manifest, columns, max_batch_size, least_width)
+    files = tuple(_write_plan(bundle, directory, source) for source in sources)
     manifest = manifest.model_copy(update={"engines": (engines.model_copy(update={"engines": files}),)})
     (bundle / FILE_NAME).write_text(manifest.model_dump_json(), encoding="utf-8")
     return manifest

@@ -1,11 +1,11 @@
-"""The real cuda-python takes the arguments that `backends.trt.cuda` gives it: without a driver every call ends in an
+"""The real cuda-python takes the arguments that `backends.cuda` gives it: without a driver every call ends in an
 error code, and none in an exception of its own."""
 
 from __future__ import annotations
 
 import pytest
 
-from pass_runtime.backends.trt.cuda import (
+from pass_runtime.backends.cuda import (
     MAJOR,
     NON_BLOCKING,
     ON_DEVICE,

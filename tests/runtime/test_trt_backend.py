@@ -5,49 +5,39 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_gpu import FakeCuda, FakeTensorRT, add_fake_engines
-from tokenizers import Tokenizer
+from engine_sessions import (
+    CAPACITY,
+    PROMPT,
+    SAMPLINGS,
+    Gpu,
+    assert_cpu_writes,
+    cpu_session,
+    submit_together,
+    tokens,
+    with_engines,
+)
 
 from conftest import SilentProgress
 from pass_exporter.config import EngineConfig
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.backends.trt.backend import TrtBackend
-from pass_runtime.backends.trt.cuda import find_device
+from pass_runtime.backends.base import PassKind
+from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES
-from pass_runtime.bundle.manifest import FILE_NAME, TOKENIZER_FILE, Manifest, read_manifest
-from pass_runtime.bundle.plan import ar_plan
+from pass_runtime.bundle.manifest import FILE_NAME, Manifest
+from pass_runtime.bundle.plan import ar_plan, make_cycle
+from pass_runtime.bundle.sampling import SAMPLERS
 from pass_runtime.errors import PassError
 from pass_runtime.testing.lossless import first_difference, run_tokens
-
-CAPACITY = 640
-PROMPT = list(range(2, 40))
-SAMPLINGS = [SamplingParams(), SamplingParams(0.9, seed=1), SamplingParams(0.9, 50, 0.9, 2)]
-
-
-class Gpu:
-    """A fake device, its library, and a bundle with engines for it."""
-
-    def __init__(self, bundle: Path, monkeypatch: pytest.MonkeyPatch, **device: object) -> None:
-        self.bundle, self.cuda = bundle, FakeCuda(**device)  # type: ignore[arg-type]
-        self.trt = FakeTensorRT(self.cuda)
-        monkeypatch.setitem(__import__("sys").modules, "tensorrt", self.trt)
-        self.manifest: Manifest = read_manifest(bundle)
-
-    def open(self) -> Session:
-        backend = TrtBackend.open(self.bundle, self.manifest, LIBRARIES["tensorrt"], api=self.cuda)
-        return Session(self.manifest, backend, Tokenizer.from_file(str(self.bundle / TOKENIZER_FILE)))
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one row", "two rows"])
 def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With engines whose narrowest window has one row, or two."""
-    bundle = tmp_path_factory.mktemp("engines") / "bundle"
-    shutil.copytree(adapter_bundle, bundle)
-    add_fake_engines(bundle, CAPACITY, request.param)
-    return bundle
+    return with_engines(adapter_bundle, tmp_path_factory.mktemp("engines"), request.param)
 
 
 @pytest.fixture
@@ -61,15 +51,9 @@ def session(gpu: Gpu) -> Iterator[Session]:
         yield session
 
 
-def tokens(session: Session, sampling: SamplingParams = SAMPLINGS[0], plan: str = "ar", count: int = 40, **options):
-    request = GenerateOptions(count, sampling, plan=plan, ignore_eos=True, **options)
-    return run_tokens(session, PROMPT, request)
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sample", "truncated"])
 def test_every_plan_writes_what_the_cpu_writes(session: Session, engine_bundle: Path, sampling: SamplingParams):
-    cpu = load(engine_bundle, "cpu", threads=1)
-    expected = tokens(cpu, sampling).token_ids
+    expected = tokens(cpu_session(engine_bundle), sampling).token_ids
     for plan in ("ar", "two-pass", "fused", "auto"):
         assert tokens(session, sampling, plan).token_ids == expected, plan
     for draft in ("ngram", "both"):
@@ -77,11 +61,9 @@ def test_every_plan_writes_what_the_cpu_writes(session: Session, engine_bundle: 
 
 
 def test_a_bundle_without_an_adapter(random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    bundle = tmp_path / "bundle"
-    shutil.copytree(random_bundle, bundle)
-    add_fake_engines(bundle, CAPACITY, 2)
+    bundle = with_engines(random_bundle, tmp_path, 2)
     with Gpu(bundle, monkeypatch).open() as session:
-        expected = tokens(load(bundle, "cpu", threads=1), SAMPLINGS[1]).token_ids
+        expected = tokens(cpu_session(bundle), SAMPLINGS[1]).token_ids
         for plan in ("ar", "two-pass", "fused"):
             assert tokens(session, SAMPLINGS[1], plan).token_ids == expected, plan
 
@@ -95,10 +77,88 @@ def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):
     assert gpu.cuda.mallocs == mallocs
 
 
+def test_every_kind_of_pass_is_captured_once(session: Session, gpu: Gpu):
+    """Run twice as it is, then replayed; and the parts of a pass know nothing of what differs in the other part."""
+    backend, greedy = session.backend, "greedy"
+    backend.resize(512, [0])
+    backend.set_sampling(0, SAMPLINGS[2])
+
+    def runs(work) -> tuple[int, int]:
+        """Captures and launches of five runs."""
+        before = gpu.cuda.captures, gpu.cuda.launches
+        for _ in range(5):
+            work()
+        return gpu.cuda.captures - before[0], gpu.cuda.launches - before[1]
+
+    kinds = [PassKind(ar_plan(), 1, sampler, told) for sampler in SAMPLERS for told in (False, True)]
+    kinds += [PassKind(plan, 1, greedy) for plan in make_cycle("two-pass", 8).plans]
+    for kind in kinds:
+        backend.enter(0, kind.plan, 5, 7)
+        assert runs(lambda kind=kind: backend.run(kind)) == (1, 3), kind
+        assert runs(lambda kind=kind: backend.run(kind)) == (0, 5), kind
+    assert runs(lambda: backend.run_trunk(ar_plan(), 1)) == (1, 3)
+    assert runs(lambda: backend.prefill(0, 0, [5, 6], 32)) == (1, 3)
+    for sampling in SAMPLINGS:
+        backend.set_sampling(0, sampling)
+        assert runs(lambda: backend.run_trunk(ar_plan(), 1)) == (0, 5)
+        assert runs(lambda: backend.prefill(0, 2, [5, 6, 7], 32)) == (0, 5)
+    backend.resize(CAPACITY, [0])
+    assert runs(lambda: backend.run(kinds[0])) == (1, 3)
+
+
+def test_equal_bindings_are_set_once(session: Session, gpu: Gpu):
+    backend = session.backend
+    backend.resize(512, [0])
+    backend.set_sampling(0, SAMPLINGS[0])
+    backend.enter(0, ar_plan(), 5, 7)
+    backend.run_trunk(ar_plan(), 1)
+    before = gpu.trt.shapes_set
+    backend.run(PassKind(ar_plan(), 1, "greedy"))  # another program, which runs the same trunk
+    tail = session.manifest.plan("ar").tails["greedy"]
+    assert gpu.trt.shapes_set - before == len(tail.inputs)
+
+
+def test_logprobs_are_those_of_the_cpu(session: Session, engine_bundle: Path):
+    for plan in ("ar", "two-pass", "fused"):
+        found, expected = (tokens(one, SAMPLINGS[1], plan, logprobs=3) for one in (session, cpu_session(engine_bundle)))
+        assert found.token_ids == expected.token_ids
+        for mine, theirs in zip(found.tokens, expected.tokens, strict=True):
+            assert mine.logprobs is not None and theirs.logprobs is not None
+            assert mine.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-3)
+            assert [id for id, _ in mine.logprobs.top] == [id for id, _ in theirs.logprobs.top]
+
+
+@pytest.mark.parametrize("capacity", [CAPACITY, 600, 512, 200, 100])
+def test_a_capacity_below_the_engines(gpu: Gpu, capacity: int):
+    """Whether or not it is a number of columns that engines read."""
+    prompt = [2 + i % 300 for i in range(60)]
+    options = GenerateOptions(1000, SAMPLINGS[1], plan="two-pass", ignore_eos=True)
+    with gpu.open(capacity=capacity) as session:
+        stream = run_tokens(session, prompt, options)
+        padding = session.backend.capabilities.least_width - 1
+        assert stream.finish_reason == "length"
+        assert len(prompt) + len(stream.token_ids) == capacity + 1 - padding
+        assert_cpu_writes(gpu.bundle, (prompt, replace(options, max_new_tokens=40)), stream.token_ids[:40])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": CAPACITY + 4}, r"KV cache has 640 columns; use --capacity 640 or less, .*--max-seq-len 644$"),
+        ({"max_batch_size": 2}, r"built with --max-batch-size 1; use that, or build them with --max-batch-size 2$"),
+    ],
+)
+def test_more_than_the_engines_were_built_for_is_refused(gpu: Gpu, options: dict[str, int], message: str):
+    with pytest.raises(PassError, match=message) as refused:
+        gpu.open(**options)
+    assert "\n" not in str(refused.value)
+    assert gpu.cuda.mallocs == 0 and not gpu.cuda.streams
+
+
 def test_growing_reads_more_columns_of_the_same_cache(session: Session, gpu: Gpu, engine_bundle: Path):
     long = [2 + i % 300 for i in range(480)]
     options = GenerateOptions(100, plan="fused", ignore_eos=True)
-    expected = run_tokens(load(engine_bundle, "cpu", threads=1), long, options).token_ids
+    expected = run_tokens(cpu_session(engine_bundle), long, options).token_ids
     tokens(session, plan="fused")
     used = gpu.cuda.used
     assert run_tokens(session, long, options).token_ids == expected
@@ -114,7 +174,7 @@ def test_logits_and_the_end_of_the_capacity(session: Session, engine_bundle: Pat
     stream = run_tokens(session, long, options)
     assert stream.finish_reason == "length"
     assert len(stream.token_ids) == 21 - (session.backend.capabilities.least_width - 1)
-    assert session.backend.logits(ar_plan()).shape == (1, session.manifest.model.vocab_size)
+    assert session.backend.logits(ar_plan()).shape == (1, 1, session.manifest.model.vocab_size)
 
 
 @pytest.mark.parametrize("options", [{"plan": "fused:2,1,1"}, {"plan": "two-pass", "lookahead": 3}])
@@ -124,49 +184,6 @@ def test_plans_without_engines_are_refused_before_anything_runs(session: Session
     assert tokens(session, plan="fused", lookahead=0).stats.tau == 1
 
 
-def test_close_gives_everything_back_and_may_be_repeated(gpu: Gpu):
-    session = gpu.open()
-    tokens(session, plan="fused")
-    session.close()
-    session.close()
-    assert not gpu.cuda.blocks and not gpu.cuda.pinned and not gpu.cuda.streams and not gpu.cuda.graphs
-
-
-def test_a_forgotten_session_gives_everything_back(gpu: Gpu):
-    session = gpu.open()
-    tokens(session)
-    del session
-    __import__("gc").collect()
-    assert not gpu.cuda.blocks and not gpu.cuda.streams
-
-
-def test_too_little_memory_says_what_to_do(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    gpu = Gpu(engine_bundle, monkeypatch, limit=100_000)
-    session = gpu.open()
-    with pytest.raises(PassError, match=r"GPU has no .* MiB left .*--max-seq-len"):
-        tokens(session)
-    session.close()
-    assert not gpu.cuda.blocks
-
-
-@pytest.mark.parametrize("after", [0, 1, 2, 7])
-def test_a_failed_pass_leaves_the_session_usable(session: Session, gpu: Gpu, after: int):
-    """Also one that fails while it is captured."""
-    expected = tokens(gpu.open()).token_ids
-    stream = iter(session.generate_ids(PROMPT, GenerateOptions(40, plan="ar", ignore_eos=True)))
-    for _ in range(after):
-        next(stream)
-    gpu.trt.fail = 1
-    if after >= 2:  # replaying a captured graph asks nobody
-        assert tokens(session).token_ids == expected
-        gpu.trt.fail = 0
-        return
-    with pytest.raises(PassError, match="failed to run"):
-        next(stream)
-    assert gpu.cuda.capturing is None
-    assert tokens(session).token_ids == expected
-
-
 def test_a_cancelled_generation_leaves_nothing_behind(session: Session):
     expected = tokens(session, SAMPLINGS[1]).token_ids
     options = GenerateOptions(40, SAMPLINGS[2], plan="fused", ignore_eos=True)
@@ -174,18 +191,6 @@ def test_a_cancelled_generation_leaves_nothing_behind(session: Session):
     next(stream)
     del stream
     assert tokens(session, SAMPLINGS[1], "two-pass").token_ids == expected
-
-
-def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
-    if session.backend.capabilities.least_width > 1:
-        pytest.skip("one kind of engines is enough")
-    kinds = [(sampling, plan) for sampling in SAMPLINGS for plan in ("ar", "two-pass", "fused")]
-    first = [tokens(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
-    before = gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.trt.contexts
-    for number in range(1000):
-        at = number % len(kinds)
-        assert tokens(session, *kinds[at], count=4).token_ids == first[at]
-    assert before == (gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.trt.contexts)
 
 
 def changed(manifest: Manifest, **changes: object) -> Manifest:
@@ -270,7 +275,7 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
         pytest.skip(f"no GPU that {library} builds for")
     bundle = tmp_path / "bundle"
     shutil.copytree(adapter_bundle, bundle)
-    build_engines(bundle, EngineConfig(library, capacity=CAPACITY), SilentProgress())
+    build_engines(bundle, EngineConfig(library, capacity=CAPACITY, max_batch_size=4), SilentProgress())
     cpu = load(bundle, "cpu")
     with load(bundle, library) as session:
         for sampling in SAMPLINGS:
@@ -280,6 +285,15 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
                 written = run_tokens(session, PROMPT, options).token_ids
                 difference = first_difference(cpu, PROMPT, options, expected, written)
                 assert difference is None or difference.is_near_tie, f"{plan}: {difference}"
+    with load(bundle, library, max_batch_size=4) as session:
+        asked = [
+            ([2 + i, *PROMPT[i:]], GenerateOptions(20 + 7 * i, SAMPLINGS[i % 3], plan=plan, ignore_eos=True))
+            for i, plan in enumerate(("ar", "two-pass", "fused", "auto", "two-pass", "ar"))
+        ]
+        for one, stream in zip(asked, submit_together(session, asked), strict=True):
+            assert_cpu_writes(bundle, one, stream.run().token_ids)
+    with load(bundle, library) as session:
+        tokens(session, count=4)
         free = find_device().free
         for _ in range(1000):
             tokens(session, count=4)
@@ -293,7 +307,7 @@ def test_engines_are_compared_with_onnx_runtime(gpu: Gpu, monkeypatch: pytest.Mo
 
     from pass_exporter.engines.compare import compare_engines
 
-    monkeypatch.setattr("pass_runtime.backends.trt.cuda.import_api", lambda: gpu.cuda)
+    monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     found = compare_engines(gpu.bundle, "tensorrt")
     assert [comparison.plan for comparison in found] == ["ar", "draft-8", "verify-8", "fused-8"]
     assert all(comparison.relative < 1e-5 for comparison in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import statistics
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from pass_runtime import PassError
+from pass_trainer import distill
 from pass_trainer.config import TrainConfig
 from pass_trainer.distill import Recipe
 from pass_trainer.run import run
@@ -25,8 +27,8 @@ from pass_trainer.run import run
 class Silent:
     """pass_trainer.run.Progress for tests."""
 
-    def phase(self, _name: str, _total: int, _done: int = 0):
-        return lambda _amount, _note: None
+    def phase(self, _name: str):
+        return lambda _done, _total, _note="": None
 
 
 class Interrupted(Silent):
@@ -35,13 +37,13 @@ class Interrupted(Silent):
     def __init__(self, at: int) -> None:
         self._at = at
 
-    def phase(self, name: str, _total: int, _done: int = 0):
-        def advance(_amount: int, _note: str) -> None:
+    def phase(self, name: str):
+        def step(_done: int, _total: int, _note: str = "") -> None:
             self._at -= name == "training"
             if self._at < 0:
                 raise KeyboardInterrupt
 
-        return advance
+        return step
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +145,42 @@ def test_the_models_writing_is_made_once(config: TrainConfig, monkeypatch: pytes
     run(replace(config, steps=2), Silent())
     monkeypatch.setattr("pass_trainer.distill.complete", lambda *_: pytest.fail("generated again"))
     run(replace(config, steps=2, lr=1e-3, output=config.output / "again"), Silent())
+
+
+@pytest.mark.parametrize(("asked", "made"), [(5, [5]), (64, [64]), (70, [64, 6])])
+def test_as_many_sequences_as_asked(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: int, made: list[int]
+):
+    """Also where an earlier run wrote more: what a run trains on does not depend on what others left in the cache."""
+    monkeypatch.setenv("PASS_CACHE", str(tmp_path))
+    seen, steps = [], []
+    complete = distill.complete
+
+    def counted(model, prompts, *rest):
+        seen.append(len(prompts))
+        return complete(model, prompts, *rest)
+
+    class Counting(Silent):
+        def phase(self, name: str):
+            return lambda done, total, _note="": steps.append((name, done, total))
+
+    monkeypatch.setattr(distill, "complete", counted)
+    recipe = replace(config.recipe, sequences=asked, length=12)
+    run(replace(config, steps=1, recipe=recipe), Counting())
+    assert seen == made
+    assert [done for name, done, _ in steps if name.startswith("writing")] == [*itertools.accumulate(made)]
+    assert {total for name, _, total in steps if name.startswith("writing")} == {asked}
+    if asked == 70:
+        run(replace(config, steps=1, output=tmp_path / "fewer", recipe=replace(recipe, sequences=66)), Silent())
+        assert seen == [64, 6, 2]
+
+
+def test_a_sequence_longer_than_the_model(config: TrainConfig):
+    """The tiny model has 768 positions: refused before anything is written."""
+    with pytest.raises(PassError, match=r"--sequence-length must be at most 768.*tiny-llama.*not 772") as refused:
+        run(replace(config, recipe=replace(config.recipe, length=772)), Silent())
+    assert "\n" not in str(refused.value)
+    assert not list(config.output.glob("*"))
 
 
 def test_damaged_sequences_are_named(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -15,7 +15,6 @@ from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.errors import PassError
-from pass_runtime.files import read_text
 
 WINDOW = 256
 MAX_WINDOWS = 24
@@ -41,13 +40,12 @@ class Quality:
 
 
 @torch.no_grad()
-def reference(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> Reference:
-    """The first MAX_WINDOWS windows of a text file, through the model before anything is quantized."""
-    text = read_text(path)
+def reference(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> Reference:
+    """The first MAX_WINDOWS windows of a text, through the model before anything is quantized."""
     ids = tokenizer.backend_tokenizer.encode(text[: 16 * WINDOW * MAX_WINDOWS], add_special_tokens=False).ids
     count = min(len(ids) // WINDOW, MAX_WINDOWS)
     if not count:
-        raise PassError(f"{path} has {len(ids)} tokens; --verify needs at least {WINDOW}")
+        raise PassError(f"the text of --verify has {len(ids)} tokens; give one of at least {WINDOW}")
     windows = np.array(ids[: count * WINDOW], np.int64).reshape(count, WINDOW)
     scored = [_score(model(input_ids=torch.from_numpy(row[None])).logits[0].float().numpy(), row) for row in windows]
     return Reference(windows, np.stack([s[0] for s in scored]), np.stack([s[1] for s in scored]))

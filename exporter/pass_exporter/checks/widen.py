@@ -3,6 +3,7 @@ bf16 kernels, and what is checked (masks, positions, weights, the cache) does no
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnx_ir as ir
 
 from pass_exporter.trunk.graph import save
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
+from pass_runtime.bundle.metadata import METADATA, trunk_metadata
 
 FILE = "trunk.check.onnx"
 
@@ -22,15 +24,16 @@ def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     if manifest.model.dtype != "bfloat16":
         yield manifest
         return
+    trunk, sizes = manifest.trunk, manifest.model.model_copy(update={"dtype": "float32"})
+    graph = Graph(file=FILE, inputs=_wide(trunk.inputs), outputs=_wide(trunk.outputs))
+    wide = manifest.model_copy(update={"trunk": graph, "model": sizes})
     model = ir.load(directory / manifest.trunk.file)
     widen(model)
+    model.metadata_props[METADATA] = json.dumps(trunk_metadata(wide))
     try:
         save(model, directory / FILE)
         del model
-        trunk = manifest.trunk
-        wide = Graph(file=FILE, inputs=_wide(trunk.inputs), outputs=_wide(trunk.outputs))
-        sizes = manifest.model.model_copy(update={"dtype": "float32"})
-        yield manifest.model_copy(update={"trunk": wide, "model": sizes})
+        yield wide
     finally:
         for path in (directory / FILE, directory / f"{FILE}.data"):
             path.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from pass_exporter.engines.profiles import (
 )
 from pass_exporter.engines.target import available_memory, check_dtype, choose_capacity, choose_targets
 from pass_exporter.progress import Progress, Step
-from pass_runtime.backends.trt.cuda import find_device
+from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import find_library, import_library
 from pass_runtime.bundle.bindings import COLUMNS
 from pass_runtime.bundle.integrity import verify_files

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pass_exporter.config import EngineConfig
 from pass_exporter.engines.profiles import widest
-from pass_runtime.backends.trt.cuda import DeviceInfo
+from pass_runtime.backends.cuda import DeviceInfo
 from pass_runtime.backends.trt.library import Library
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError

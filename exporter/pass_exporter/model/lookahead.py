@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from pass_exporter.model.adapter import PREFIX, Adapter, linear_layers
 from pass_exporter.model.fingerprint import base_sample, same_base
 from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
 
 FILE_NAME = "lookahead.safetensors"
 BASELINE = "mean"
@@ -81,9 +82,7 @@ def write_lookahead(
     """Write a weights file in float16, beside and renamed. base: `base_sample` of the model."""
     tensors = {TENSOR: embeddings.detach()} | (adapter.tensors() if adapter else {})
     tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {SAMPLE: base}
-    part = path.with_suffix(".partial")
-    part.write_bytes(save(tensors, metadata={RECORD: record.model_dump_json()}))  # save_file would make it private
-    part.replace(path)
+    write_whole(path, save(tensors, metadata={RECORD: record.model_dump_json()}))  # save_file would make it private
 
 
 def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead:

@@ -106,7 +106,7 @@ def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -
 
 
 def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> ir.Model:
-    """Trace the trunk. Weights are referenced, not copied, until `save_trunk` streams them out."""
+    """Trace the trunk. Weights are referenced, not copied, until `trunk.graph.save` streams them out."""
     config = model.config
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

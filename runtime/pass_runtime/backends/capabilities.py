@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, make_cycle, verify_plan
 
+DEFAULT_BATCH = 8
+"""Sequences at a time, where neither a user nor engines say how many."""
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -16,6 +19,7 @@ class Capabilities:
     prefill_widths: chunk widths Q in falling order, ending in 1.
     batch_sizes: slots that a pass may run over, in rising order; the last is how many there are.
     least_width: narrower windows are padded to it.
+    listed: N, the positions that tails are told the noise of (0: as many as the largest capacity may want).
     lookahead: the only number of drafts that plans may have, with full groups; None allows any plan.
     """
 
@@ -26,6 +30,7 @@ class Capabilities:
     batch_sizes: tuple[int, ...] = (1,)
     lookahead: int | None = None
     least_width: int = 1
+    listed: int = 0
 
     @property
     def slots(self) -> int:
@@ -38,7 +43,7 @@ class Capabilities:
     @property
     def positions(self) -> int:
         """N, the positions a tail may want noise for."""
-        return listed_positions(self.max_capacity)
+        return self.listed or listed_positions(self.max_capacity)
 
     def batch_size(self, slots: int) -> int:
         """The smallest batch that covers the first `slots` slots."""

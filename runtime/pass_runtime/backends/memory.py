@@ -1,4 +1,4 @@
-"""Where buffers live: the host's memory, or a device's (`pass_runtime.backends.trt.cuda`). Addresses, not objects:
+"""Where buffers live: the host's memory, or a device's (`pass_runtime.backends.cuda`). Addresses, not objects:
 ONNX Runtime and TensorRT are both bound to addresses."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALIGNMENT = 64
 
 
 class Memory(Protocol):
-    """What buffers need of a device. Everything but `download` may be asynchronous to the host."""
+    """What buffers need of a device. What a method did, any work that begins after it sees."""
 
     def allocate(self, size: int) -> int:
         """Address of `size` zeroed bytes; PassError where there are none (see `out_of_memory`)."""
@@ -31,6 +31,9 @@ class Memory(Protocol):
 
     def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
         """Copy `rows` rows of `size` bytes, which begin `pitch` bytes apart."""
+
+    def close(self) -> None:
+        """Free everything; harmless when repeated."""
 
 
 def out_of_memory(size: int | None = None) -> PassError:
@@ -68,6 +71,9 @@ class HostMemory:
     def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
         for row in range(rows):
             ctypes.memmove(target + row * pitch, source + row * source_pitch, size)
+
+    def close(self) -> None:
+        """Blocks go with the last reference to this: nothing here outlives a session by accident."""
 
 
 ITEM_SIZES = {"bfloat16": 2}

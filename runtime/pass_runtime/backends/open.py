@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pass_runtime.backends.base import Backend
-from pass_runtime.backends.trt.cuda import find_device
+from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.engine_sets import fits
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.manifest import Manifest
@@ -20,7 +20,7 @@ def open_backend(
     device: str,
     *,
     threads: int = 0,
-    max_batch_size: int = 1,
+    max_batch_size: int | None = 1,
     capacity: int | None = None,
     verify: bool = True,
 ) -> Backend:

@@ -1,161 +1,159 @@
 """pass-run batch: a .jsonl of requests to a .jsonl of results, line for line, resumable.
 
-Results are appended as they are done, each line flushed to disk. A run that was killed continues behind the last
-whole line; a torn last line is dropped and done again. Every result carries a fingerprint of its request and the
-flags, so that a run never continues another one's results.
+Results are appended in the order of the requests, each flushed to disk. A run that was killed continues behind the last
+whole line; a torn last line is dropped and done again. Every result carries a fingerprint of its request, the flags and
+the bundle, so that a run never continues another one's results.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
-import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 from rich.progress import track
 
+from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE, Manifest
+from pass_runtime.cli.batch_request import BatchRequest, parse_request
+from pass_runtime.cli.prompts import Line, read_lines
+from pass_runtime.cli.result_file import STDOUT, ResultFile, ResultStream, can_resume
 from pass_runtime.errors import PassError
-from pass_runtime.files import read_text
 from pass_runtime.generation import Generation
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
-LINE_START = b'{"line": '
+
+@dataclass(frozen=True)
+class Job:
+    """A request and the fingerprint that its result carries."""
+
+    line: Line
+    fingerprint: str
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    role: str
-    content: str
+@dataclass
+class Tally:
+    """How many results a run has, those that were there before included."""
+
+    results: int = 0
+    failed: int = 0
+
+    def count(self, *, failed: bool) -> None:
+        self.results += 1
+        self.failed += failed
 
 
-class BatchRequest(BaseModel):
-    """One line of the input: a prompt or a conversation, and options in place of the flags."""
+@dataclass(frozen=True)
+class Batch:
+    """Requests to answer. open_session is called once, and only where there is something to do."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    id: Any = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    plan: str | None = None
-    lookahead: int | None = None
-    draft: str | None = None
-    ignore_eos: bool | None = None
+    requests: Path
+    results: Path
+    defaults: GenerateOptions
+    model: str
+    """Of `model_identity`."""
+    open_session: Callable[[], Session]
+    retry_failed: bool = False
 
-    def options(self, defaults: GenerateOptions, number: int) -> GenerateOptions:
-        """The flags with this line's own values; line `number` has its own seed."""
-        own = self.model_dump(exclude_none=True, exclude={"id", "prompt", "messages"})
-        if "stop" in own:
-            own["stop"] = (own["stop"],) if isinstance(own["stop"], str) else tuple(own["stop"])
-        sampling = {key: own.pop(key) for key in ("temperature", "top_k", "top_p", "seed") if key in own}
-        sampling.setdefault("seed", (defaults.sampling.seed or 0) + number - 1)
-        return dataclasses.replace(defaults, sampling=dataclasses.replace(defaults.sampling, **sampling), **own)
+    def run(self) -> int:
+        """Answer what has no result yet, and return the number of errors. Failures are recorded on their line."""
+        jobs = [Job(line, self._fingerprint(line)) for line in read_lines(self.requests)]
+        if can_resume(self.results):
+            with ResultFile(self.results) as file:
+                tally = self._continue(jobs, file)
+        elif self.retry_failed:
+            raise PassError(f"--retry-failed reads the results of an earlier run: {self.results} is no regular file")
+        else:
+            stream, tally = ResultStream(self.results), Tally()
+            for answer in self._answers(jobs, tally):
+                stream.append(answer)
+        where = "standard output" if self.results == STDOUT else self.results
+        note = f', {tally.failed} failed (see their "error")' if tally.failed else ""
+        click.echo(f"{tally.results} results in {where}{note}", err=True)
+        return tally.failed
 
+    def _continue(self, jobs: list[Job], file: ResultFile) -> Tally:
+        there = file.resume([job.fingerprint for job in jobs])
+        done = len(there)
+        again = [job for job, failed in zip(jobs, there, strict=False) if failed] if self.retry_failed else []
+        if done:
+            note = f", doing {len(again)} failed ones again" if again else ""
+            last = jobs[done - 1].line.number
+            click.echo(f"continuing after line {last} of {jobs[-1].line.number}{note}", err=True)
+        kept = [failed for failed in there if not (failed and self.retry_failed)]
+        tally = Tally(len(kept), sum(kept))
+        if again or jobs[done:]:
+            answers = self._answers([*again, *jobs[done:]], tally)
+            if again:
+                file.replace_failed(answers)
+            for answer in answers:
+                file.append(answer)
+        return tally
 
-def run_batch(open_session: Callable[[], Session], requests: Path, results: Path, defaults: GenerateOptions) -> None:
-    """Answer the lines of `requests` that `results` does not have yet. Failures are recorded on their line."""
-    lines = _read_lines(requests)
-    prints = [_fingerprint(line, defaults) for line in lines]
-    done = _resume(results, prints)
-    if done:
-        click.echo(f"continuing after line {done} of {len(lines)}", err=True)
-    if done < len(lines):
-        session = open_session()
+    def _answers(self, jobs: list[Job], tally: Tally) -> Iterator[dict[str, Any]]:
+        """The results of `jobs`, in their order, as they are done: slots are kept busy, and as many again wait."""
+        session, todo = self.open_session(), iter(jobs)
+        ahead = 2 * session.backend.capabilities.slots
+        under_way = deque((job, Answer(session, job.line, self.defaults)) for job in islice(todo, ahead))
         console = Console(stderr=True)
-        for i in track(range(done, len(lines)), "batch", console=console, disable=not console.is_terminal):
-            answer = {"line": i + 1, "request": prints[i], **_answer(session, i + 1, lines[i], defaults)}
-            _append(results, json.dumps(answer, ensure_ascii=False) + "\n")
-    failed = sum("error" in json.loads(line) for line in _read_lines(results))
-    note = f', {failed} failed (see their "error")' if failed else ""
-    click.echo(f"{len(lines)} results in {results}{note}", err=True)
+        for _ in track(jobs, "batch", console=console) if console.is_terminal else jobs:
+            job, answer = under_way.popleft()
+            found = answer.wait()
+            under_way += [(job, Answer(session, job.line, self.defaults)) for job in islice(todo, 1)]
+            tally.count(failed="error" in found)
+            yield {"line": job.line.number, "request": job.fingerprint, **found}
+
+    def _fingerprint(self, line: Line) -> str:
+        whole = f"{self.model}\n{self.defaults}\n{line.number}\n{line.text}"
+        return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-def _answer(session: Session, number: int, line: str, defaults: GenerateOptions) -> dict[str, Any]:
-    answer: dict[str, Any] = {}
+def model_identity(bundle: Path, manifest: Manifest) -> str:
+    """A hash over what decides which text a bundle writes: its files, its chat template, where it ends, its rule."""
+    template = bundle / CHAT_TEMPLATE_FILE
+    model = manifest.model
+    parts = (manifest.content, manifest.rule, model.bos_token_id, model.eos_token_ids, _read(template))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _read(path: Path) -> bytes:
     try:
-        request = _parse(line)
-        if request.id is not None:
-            answer["id"] = request.id
-        options = request.options(defaults, number)
-        generation = _start(session, request, options).run()
-    except PassError as error:
-        return answer | {"error": str(error)}
-    return answer | {
-        "text": generation.text,
-        "token_ids": generation.token_ids,
-        "finish_reason": generation.finish_reason,
-        "seed": options.sampling.seed,
-        "stats": generation.stats.as_dict(),
-    }
+        return path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        raise PassError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _parse(line: str) -> BatchRequest:
-    try:
-        request = BatchRequest.model_validate_json(line)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise PassError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
-    if (request.prompt is None) == (request.messages is None):
-        raise PassError('a request needs either "prompt" or "messages"')
-    return request
+class Answer:
+    """The answer to one line, under way."""
+
+    def __init__(self, session: Session, line: Line, defaults: GenerateOptions) -> None:
+        self._own_id: dict[str, Any] = {}
+        self._generation: Generation | PassError
+        try:
+            value = line.object()
+            self._own_id = {"id": value["id"]} if "id" in value else {}
+            request = parse_request(value)
+            self._generation = _start(session, request, request.options(defaults, line.number))
+        except PassError as error:
+            self._generation = error
+
+    def wait(self) -> dict[str, Any]:
+        """The result, or its "error"; with the request's "id" where it has one."""
+        try:
+            if isinstance(self._generation, PassError):
+                raise self._generation
+            return self._own_id | self._generation.run().as_dict()
+        except PassError as error:
+            return self._own_id | {"error": " ".join(str(error).splitlines())}
 
 
 def _start(session: Session, request: BatchRequest, options: GenerateOptions) -> Generation:
     if request.prompt is not None:
         return session.generate(request.prompt, options)
     return session.chat([message.model_dump() for message in request.messages or ()], options)
-
-
-def _read_lines(path: Path) -> list[str]:
-    return [line for line in read_text(path).split("\n") if line.strip()]
-
-
-def _append(path: Path, line: str) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise PassError(f"cannot write {path}: {error.strerror}; run again to continue") from None
-
-
-def _fingerprint(line: str, defaults: GenerateOptions) -> str:
-    """Of a request and the flags."""
-    return hashlib.sha256(f"{defaults}\n{line}".encode()).hexdigest()[:16]
-
-
-def _resume(results: Path, prints: list[str]) -> int:
-    """How many results are there already; leaves `results` ending in a whole line."""
-    try:
-        results.touch()
-        data = results.read_bytes()
-        whole, torn = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]
-        there = [_print_of(line) for line in whole.splitlines()]
-        # A torn line must at least begin as our results do: anything else is somebody's file.
-        if there != prints[: len(there)] or not (torn.startswith(LINE_START) or LINE_START.startswith(torn)):
-            raise PassError(f"{results} holds results of other requests or flags; remove it, or choose another name")
-        os.truncate(results, len(whole))
-    except OSError as error:
-        raise PassError(f"cannot write {results}: {error.strerror}") from None
-    return len(there)
-
-
-def _print_of(line: bytes) -> str | None:
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        return None
-    return answer.get("request") if isinstance(answer, dict) else None

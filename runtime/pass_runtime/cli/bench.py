@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.cli.prompts import read_prompts
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
@@ -48,30 +50,61 @@ class BenchOptions:
     drafts: tuple[str, ...] = ()
     lookahead: tuple[int, ...] = ()
     repeat: int = 3
+    batches: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Round:
+    """Every request once: what they did, and the seconds that count."""
+
+    stats: list[Stats]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(stats.generated_tokens for stats in self.stats)
 
 
 @dataclass
 class Contender:
-    """One plan and its measurements: for every round, a `Stats` for every prompt."""
+    """One plan, `batch` sequences at a time (None: one by one, and only decoding counts), and its measurements."""
 
     name: str
     options: GenerateOptions
-    rounds: list[list[Stats]] = field(default_factory=list)
+    batch: int | None = None
+    rounds: list[Round] = field(default_factory=list)
     texts: list[list[int]] = field(default_factory=list)
+
+    def run(self, session: Session, prompts: Sequence[list[int]]) -> tuple[list[list[int]], Round]:
+        """-> (what was written, how fast). Groups of `batch` prompts begin together and are all as long."""
+        if self.batch is None:
+            streams = [run_tokens(session, prompt, self.options) for prompt in prompts]
+            stats = [stream.stats for stream in streams]
+            return [s.token_ids for s in streams], Round(stats, sum(s.decode_seconds for s in stats))
+        streams, started = [], time.perf_counter()
+        for first in range(0, len(prompts), self.batch):
+            group = [session.generate_ids(prompt, self.options) for prompt in prompts[first : first + self.batch]]
+            streams += [stream.run() for stream in group]
+        seconds = time.perf_counter() - started
+        return [s.token_ids for s in streams], Round([s.stats for s in streams], seconds)
 
     @property
     def rates(self) -> list[float]:
-        """Tokens/s of every round: decoded tokens over decoding seconds, prefill excluded."""
-        return [sum(s.generated_tokens for s in r) / sum(s.decode_seconds for s in r) for r in self.rounds]
+        """Tokens/s of every round."""
+        return [each.tokens / each.seconds for each in self.rounds]
 
     def as_dict(self, baseline: Contender) -> dict[str, Any]:
-        total = sum_stats(self.rounds[0])  # every round decodes the same tokens
-        seconds = [sum(s.decode_seconds for s in r) / sum(s.passes for s in r) for r in self.rounds]
+        total = sum_stats(self.rounds[0].stats)  # every round decodes the same tokens
+        seconds = [sum(s.decode_seconds for s in r.stats) for r in self.rounds]
         return {
             "plan": self.name,
+            "batch": self.batch,
             "tokens_per_second": statistics.median(self.rates),
+            "tokens_per_second_each": statistics.median(
+                each.tokens / spent for each, spent in zip(self.rounds, seconds, strict=True)
+            ),
             "ratio": statistics.median(a / b for a, b in zip(self.rates, baseline.rates, strict=True)),
-            "milliseconds_per_pass": 1e3 * statistics.median(seconds),
+            "milliseconds_per_pass": 1e3 * statistics.median(seconds) / total.passes,
             "tau": total.tau,
             "mean_acceptance_length": total.mean_acceptance_length,
             "draft_acceptance_rate": total.draft_acceptance_rate,
@@ -93,7 +126,9 @@ def run_bench(session: Session, request: BenchOptions, *, as_json: bool, output:
     """Measure, then print a table or JSON."""
     if request.repeat < 1:
         raise PassError(f"--repeat must be at least 1, not {request.repeat}")
-    prompts = [session.encode(text) for text in _prompts(request)]
+    texts = _prompts(request)
+    count = max(len(texts), *request.batches) if request.batches else len(texts)
+    prompts = [session.encode(texts[i % len(texts)]) for i in range(count)]
     contenders = _contenders(session, request)
     near_ties = _measure(session, prompts, contenders, request.repeat)
     report = {
@@ -104,7 +139,7 @@ def run_bench(session: Session, request: BenchOptions, *, as_json: bool, output:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {ort.__version__}",
         "prompts": len(prompts),
         "max_new_tokens": request.max_new_tokens,
-        "sampling": asdict(request.sampling),
+        "sampling": asdict(contenders[0].options.sampling),
         "repeat": request.repeat,
         "rule": session.manifest.rule,
         "near_ties": near_ties,
@@ -123,13 +158,14 @@ def _measure(session: Session, prompts: list[list[int]], contenders: list[Conten
     """Round 0 warms up; then every round runs every plan. Checks that all plans wrote the same text."""
     near_ties = []
     console = Console(stderr=True)
-    for number in track(range(repeat + 1), "bench", console=console, disable=not console.is_terminal, transient=True):
+    rounds = range(repeat + 1)
+    for number in track(rounds, "bench", console=console, transient=True) if console.is_terminal else rounds:
         for contender in contenders:
-            streams = [run_tokens(session, prompt, contender.options) for prompt in prompts]
+            texts, measured = contender.run(session, prompts)
             if number == 0:
-                contender.texts = [stream.token_ids for stream in streams]
+                contender.texts = texts
             else:
-                contender.rounds.append([stream.stats for stream in streams])
+                contender.rounds.append(measured)
     by_rejection = session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
     for contender in contenders[1:] if not by_rejection else []:  # those only share a distribution
         for prompt, ours, theirs in zip(prompts, contender.texts, contenders[0].texts, strict=True):
@@ -145,17 +181,19 @@ def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
     """Every plan with every draft source and look-ahead that was asked for; `ar` takes neither."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
-    for plan, draft, lookahead in itertools.product(request.plans or PLANS, request.drafts or (None,), lookaheads):
+    sampling = request.sampling.seeded()  # the same text for all
+    drafts, batches = request.drafts or (None,), request.batches or (None,)
+    for batch, plan, draft, lookahead in itertools.product(batches, request.plans or PLANS, drafts, lookaheads):
         options = GenerateOptions(
             max_new_tokens=request.max_new_tokens,
-            sampling=request.sampling,
+            sampling=sampling,
             plan=plan,
             lookahead=lookahead,
             draft=None if plan == "ar" else draft,
             ignore_eos=True,
         )
-        name = contender_name(session, options)
-        contenders.setdefault(name, Contender(name, options))
+        name = contender_name(session, options) + (f" x{batch}" if batch is not None else "")
+        contenders.setdefault(name, Contender(name, options, batch))
     return list(contenders.values())
 
 
@@ -169,30 +207,37 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
     return mode.name.removesuffix("+ngram") + shape + (" +ngram" if mode.name.endswith("+ngram") else "")
 
 
+def parse_batches(text: str | None) -> tuple[int, ...]:
+    """`1,2,4,8` -> (1, 2, 4, 8); () where nobody asked."""
+    if text is None:
+        return ()
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise PassError(f"--batch must list numbers of sequences, as in 1,2,4,8, not {text!r}")
+    return sizes
+
+
 def _prompts(request: BenchOptions) -> tuple[str, ...]:
     if request.prompt_file is None:
         return request.prompts or PROMPTS
-    try:
-        lines = request.prompt_file.read_text(encoding="utf-8").splitlines()
-        prompts = (*request.prompts, *(json.loads(line)["prompt"] for line in lines if line.strip()))
-    except OSError as error:
-        raise PassError(f"cannot read {request.prompt_file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise PassError(f'{request.prompt_file}: every line must be a JSON object with a "prompt"') from None
-    if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-        raise PassError(f'{request.prompt_file}: it needs at least one line, and every "prompt" must be text')
-    return prompts
+    return (*request.prompts, *read_prompts(request.prompt_file))
 
 
 def print_table(report: dict[str, Any]) -> None:
     """The report for people: acceptance is per draft position, 1..L."""
     table = Table(title=f"{report['bundle']} on {report['device']}: {report['machine']}", title_justify="left")
-    for heading in ("plan", "tokens/s", "ratio", "ms/pass", "tau", "acceptance by position"):
+    batched = any(plan["batch"] for plan in report["plans"])
+    rates = ("tokens/s in all", "each") if batched else ("tokens/s",)
+    for heading in ("plan", *rates, "ratio", "ms/pass", "tau", "acceptance by position"):
         table.add_column(heading, justify="left" if heading in ("plan", "acceptance by position") else "right")
     for plan in report["plans"]:
         table.add_row(
             plan["plan"],
             f"{plan['tokens_per_second']:.1f}",
+            *([f"{plan['tokens_per_second_each']:.1f}"] if batched else []),
             f"{plan['ratio']:.2f}",
             f"{plan['milliseconds_per_pass']:.1f}",
             f"{plan['tau']:.2f}",

@@ -6,8 +6,9 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
@@ -33,6 +34,63 @@ def interrupt_on_signals() -> None:
         signal.signal(number, interrupt)
 
 
+def report(problem: object) -> None:
+    """One line on stderr, whatever the problem's own text looks like."""
+    click.echo("error: " + " ".join(str(problem).splitlines()), err=True)
+
+
+class _Command(click.Command):
+    """click does not say of every usage error which command it is about."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
+class OneLineGroup(_Command, click.Group):
+    """A command group whose usage errors, and those of its commands, are one line too."""
+
+    command_class = _Command
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("no_args_is_help", False)
+        super().__init__(*args, **kwargs)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _one_line_usage():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_line_usage():
+            return super().invoke(ctx)
+
+
+class _UsageLine(click.ClickException):
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:  # noqa: ARG002 - click's signature
+        report(self.message)
+
+
+@contextmanager
+def _one_line_usage() -> Iterator[None]:
+    """What click itself has to say."""
+    try:
+        yield
+    except click.UsageError as error:
+        text = " ".join(error.format_message().split()).removesuffix(".")
+        command = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
+        raise _UsageLine(text[:1].lower() + text[1:] + command) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # --help on a full disk
+        report(error.strerror or error)
+        _drop_output(2)
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -45,7 +103,7 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except PassError as error:
-            click.echo(f"error: {error}", err=True)
+            report(error)
             sys.exit(2)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -53,7 +111,7 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
         except BrokenPipeError:  # the reader of our output went away (`| head`): nothing is wrong
             _drop_output(141)
         except OSError as error:
-            click.echo(f"error: {error.strerror or error}", err=True)
+            report(error.strerror or error)
             _drop_output(2)
 
     return wrapper

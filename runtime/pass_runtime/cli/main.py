@@ -1,4 +1,4 @@
-"""pass-run: generate | chat | batch | bench."""
+"""pass-run: generate | chat | batch | bench | inspect."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import click
 
 import pass_runtime
 from pass_runtime.cli import options as opts
-from pass_runtime.cli.errors import Interrupted, interrupt_on_signals, one_line_errors
+from pass_runtime.cli.errors import OneLineGroup, interrupt_on_signals, one_line_errors
+from pass_runtime.cli.output import print_pieces, print_summary
+from pass_runtime.cli.prompts import read_prompt
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
-from pass_runtime.generation import Generation
-from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(pass_runtime.__version__, prog_name="pass-run")
 def main() -> None:
     """Run a PaSS bundle. The text is what plain decoding gives; plans only change how fast."""
@@ -29,30 +29,49 @@ def main() -> None:
 @main.command()
 @opts.BUNDLE
 @click.option("-p", "--prompt", help="The prompt.")
-@click.option("--prompt-file", type=click.Path(path_type=Path), help="Read the prompt from a UTF-8 file.")
+@click.option(
+    "--prompt-file",
+    type=click.Path(path_type=Path),
+    help="Read the prompt from a UTF-8 file, or from standard input for `-`, without the line feed at its end.",
+)
+@click.option("--keep-newline", is_flag=True, help="Keep the line feed at the end of a file or of standard input.")
 @click.option("--chat", "as_chat", is_flag=True, help="Put the prompt into the model's chat template.")
+@click.option("--system", help="With --chat: a system message before the prompt.")
 @opts.generation_options
+@opts.SEED
+@opts.LOGPROBS
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@opts.SHOW_DRAFTS
 @click.option("--explain", is_flag=True, help="With --plan auto: print what it knows and why it decided as it did.")
 @one_line_errors
-def generate(bundle: Path, prompt: str | None, prompt_file: Path | None, **options: Any) -> None:
+def generate(
+    bundle: Path, prompt: str | None, prompt_file: Path | None, keep_newline: bool, system: str | None, **options: Any
+) -> None:
     """Continue a prompt, given with -p, --prompt-file, or on standard input."""
-    as_json, as_chat, explain = (options.pop(key) for key in ("as_json", "as_chat", "explain"))
+    as_json, as_chat, explain, show_drafts = (
+        options.pop(key) for key in ("as_json", "as_chat", "explain", "show_drafts")
+    )
     request = opts.generate_options(options)
     if explain and request.plan != "auto":
         raise PassError("--explain tells how --plan auto decides; use them together")
-    text = read_prompt(prompt, prompt_file)
-    session = opts.open_bundle(bundle, **options)
-    generation = start(session, text, request, as_chat=as_chat)
-    if as_json:
-        click.echo(json.dumps(result(generation.run(), request), ensure_ascii=False))
+    if system is not None and not as_chat:
+        raise PassError("--system goes into the model's chat template: add --chat")
+    if request.logprobs is not None and not as_json:
+        raise PassError("--logprobs are part of the JSON object: add --json")
+    text = read_prompt(prompt, prompt_file, keep_newline=keep_newline)
+    session = opts.open_bundle(bundle, options)
+    if as_chat:
+        opening = [{"role": "system", "content": system}] if system else []
+        generation = session.chat([*opening, {"role": "user", "content": text}], request)
     else:
-        for piece in generation:
-            click.echo(piece.text, nl=False)  # flushes
+        generation = session.generate(text, request)
+    if as_json:
+        click.echo(json.dumps(generation.run().as_dict(), ensure_ascii=False))
+    else:
+        print_pieces(generation, show_drafts=show_drafts)
         click.echo()
-        if sys.stderr.isatty():
-            click.secho(summary(generation), err=True, dim=True)
+        print_summary(generation, show_drafts=show_drafts)
     if explain:
         from pass_runtime.cli.explain import print_reasoning
 
@@ -62,97 +81,32 @@ def generate(bundle: Path, prompt: str | None, prompt_file: Path | None, **optio
 @main.command()
 @opts.BUNDLE
 @click.option("--system", help="A system message before the conversation.")
+@click.option(
+    "--context-overflow",
+    type=click.Choice(["drop-oldest", "stop"]),
+    default="drop-oldest",
+    show_default=True,
+    help="Once the conversation and --max-new-tokens (at most half of the context) exceed the context: forget the "
+    "oldest exchanges, never the system message; or refuse the new message.",
+)
 @opts.generation_options
+@opts.SEED
 @opts.engine_options
+@opts.SHOW_DRAFTS
 @one_line_errors
-def chat(bundle: Path, system: str | None, **options: Any) -> None:
-    """Talk to the model. /reset starts over, /quit or Ctrl-D ends; Ctrl-C stops an answer."""
+def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: bool, **options: Any) -> None:
+    """Talk to the model, in a terminal or line by line from a pipe.
+
+    /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the prompt it ends, as
+    Ctrl-D does. A message that cannot be answered is reported, and the conversation goes on without it.
+    """
+    from pass_runtime.cli.chat import Chat
+    from pass_runtime.cli.conversation import Conversation
+
     request = opts.generate_options(options, reuse_prefix=True)
-    session = opts.open_bundle(bundle, **options)
-    opening = [{"role": "system", "content": system}] if system else []
-    session.encode_chat([*opening, {"role": "user", "content": "?"}])  # refuse a bundle that cannot chat at once
-    messages = list(opening)
-    while True:
-        line = _read_line()
-        if line is None or line.strip() == "/quit":
-            return
-        if line.strip() == "/reset":
-            messages = list(opening)
-        elif line.strip():
-            messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _answer(session, messages, request)})
-
-
-def _read_line() -> str | None:
-    """The next line, or None at the end of input (Ctrl-D, Ctrl-C at the prompt)."""
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except (EOFError, Interrupted):
-        return None
-
-
-def _answer(session: Session, messages: list[dict[str, str]], request: GenerateOptions) -> str:
-    generation = session.chat(messages, request)
-    try:
-        for piece in generation:
-            click.echo(piece.text, nl=False)
-    except Interrupted:
-        click.echo(" [stopped]", nl=False, err=True)
-    click.echo()
-    if sys.stderr.isatty():
-        click.secho(summary(generation), err=True, dim=True)
-    return generation.text
-
-
-def start(session: Session, prompt: str, request: GenerateOptions, *, as_chat: bool) -> Generation:
-    if as_chat:
-        return session.chat([{"role": "user", "content": prompt}], request)
-    return session.generate(prompt, request)
-
-
-def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """-p, --prompt-file or standard input: one of them."""
-    if prompt is not None and prompt_file is not None:
-        raise PassError("give the prompt with -p or with --prompt-file, not both")
-    if prompt is not None:
-        return prompt
-    try:
-        if prompt_file is not None:
-            return prompt_file.read_text(encoding="utf-8")
-        if sys.stdin.isatty():
-            click.echo("reading the prompt from the terminal; end it with Ctrl-D", err=True)
-        return sys.stdin.buffer.read().decode("utf-8")
-    except OSError as error:
-        raise PassError(f"cannot read the prompt from {prompt_file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise PassError(f"the prompt in {prompt_file or 'standard input'} is not UTF-8 text") from None
-
-
-def result(generation: Generation, request: GenerateOptions) -> dict[str, Any]:
-    """The JSON object of one finished generation."""
-    return {
-        "prompt_ids": generation.prompt_ids,
-        "token_ids": generation.token_ids,
-        "text": generation.text,
-        "finish_reason": generation.finish_reason,
-        "stop_reason": generation.stop_reason,
-        "seed": request.sampling.seed,
-        "stats": generation.stats.as_dict(),
-    }
-
-
-def summary(generation: Generation) -> str:
-    """One line about a generation, for people."""
-    stats = generation.stats
-    parts = [
-        f"{stats.generated_tokens} tokens",
-        f"{stats.decode_tokens_per_second:.1f} tokens/s",
-        f"plan {stats.plan}",
-        f"tau {stats.tau:.2f}",
-        f"prefill {stats.prefill_seconds * 1e3:.0f} ms of {stats.prompt_tokens - stats.cached_tokens} tokens",
-        f"finished by {generation.finish_reason}",
-    ]
-    return "[" + ", ".join(parts) + "]"
+    session = opts.open_bundle(bundle, options)
+    drop = context_overflow == "drop-oldest"
+    Chat(session, request, Conversation(system), drop=drop, show_drafts=show_drafts).run()
 
 
 @main.command()
@@ -160,20 +114,35 @@ def summary(generation: Generation) -> str:
 @click.argument("requests", type=click.Path(path_type=Path))
 @click.argument("results", type=click.Path(path_type=Path))
 @opts.generation_options
+@click.option("--seed", type=int, default=0, show_default=True, help="Line n is sampled with this seed + n - 1.")
+@opts.LOGPROBS
+@opts.MAX_BATCH_SIZE
 @opts.engine_options
+@click.option("--retry-failed", is_flag=True, help="Do lines again whose result in RESULTS is an error.")
+@click.option("--fail-on-error", is_flag=True, help="End with status 1 where any line failed.")
 @one_line_errors
-def batch(bundle: Path, requests: Path, results: Path, **options: Any) -> None:
-    """Answer every line of a .jsonl file, in order. A stopped run continues where it was.
+def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_on_error: bool, **options: Any) -> None:
+    """Answer every line of a .jsonl file, several at a time, in order. A stopped run continues where it was.
 
     A request is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of max_new_tokens,
-    temperature, top_k, top_p, seed, stop, plan, lookahead, draft, ignore_eos in place of the flags. Line n is sampled
-    with --seed + n - 1 (default 0 + n - 1), so that equal prompts differ and a run can be repeated.
-    """
-    from pass_runtime.cli.batch import run_batch
+    temperature, top_k, top_p, min_p, seed, stop, stop_token_ids, plan, lookahead, draft, ignore_eos, logprobs in place
+    of the flags.
 
-    options["seed"] = options["seed"] or 0
-    request = opts.generate_options(options)
-    run_batch(lambda: opts.open_bundle(bundle, **options), requests, results, request)
+    `-` is standard input and standard output. What is written to a pipe or a device cannot be continued. "line" in a
+    result is the line of REQUESTS, blank ones counted.
+    """
+    from pass_runtime.bundle.manifest import read_manifest
+    from pass_runtime.cli.batch import Batch, model_identity
+
+    request, most = opts.generate_options(options), options.pop("max_batch_size")
+    model = model_identity(bundle, read_manifest(bundle))
+
+    def open_session() -> Session:
+        return opts.open_bundle(bundle, options, max_batch_size=most)
+
+    failed = Batch(requests, results, request, model, open_session, retry_failed=retry_failed).run()
+    if failed and fail_on_error:
+        sys.exit(1)
 
 
 @main.command()
@@ -182,24 +151,44 @@ def batch(bundle: Path, requests: Path, results: Path, **options: Any) -> None:
 @click.option("--prompt-file", type=click.Path(path_type=Path), help='.jsonl with {"prompt": text} on each line.')
 @click.option("--max-new-tokens", type=int, default=64, show_default=True, help="Per prompt, end-of-sequence ignored.")
 @opts.sampling_options
+@opts.SEED
 @click.option("--plan", "plans", multiple=True, help="Plans to compare; the first is the measure.  [default: all]")
 @click.option("--draft", "drafts", type=click.Choice(DRAFTS), multiple=True, help="Draft sources to compare.")
 @click.option("--lookahead", type=int, multiple=True, help="Drafts per round.  [default: the bundle's L]")
+@click.option("--batch", "batches", help="Sequences at a time to compare, as 1,2,4,8.  [default: one by one]")
 @click.option("--repeat", type=int, default=3, show_default=True, help="Rounds; every round runs every plan once.")
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="The measurements as JSON instead of a table.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the JSON here.")
 @one_line_errors
 def bench(bundle: Path, **options: Any) -> None:
-    """Time plans against each other, in alternation; medians over rounds."""
-    from pass_runtime.cli.bench import BenchOptions, run_bench
+    """Time plans against each other, in alternation; medians over rounds.
+
+    One by one, tokens/s are those of decoding, without prefill. With --batch they are of all sequences together, from
+    the first prompt to the last token.
+    """
+    from pass_runtime.cli.bench import BenchOptions, parse_batches, run_bench
 
     as_json, output = options.pop("as_json"), options.pop("output")
-    sampling = opts.sampling_params(*(options.pop(key) for key in ("temperature", "top_k", "top_p", "seed")))
+    batches = parse_batches(options.pop("batches"))
     keys = ("prompts", "prompt_file", "max_new_tokens", "plans", "drafts", "lookahead", "repeat")
-    request = BenchOptions(sampling=sampling, **{key: options.pop(key) for key in keys})
-    run_bench(opts.open_bundle(bundle, **options), request, as_json=as_json, output=output)
+    own = {key: options.pop(key) for key in keys}
+    request = BenchOptions(sampling=opts.sampling_params(options), batches=batches, **own)
+    session = opts.open_bundle(bundle, options, max_batch_size=max(batches, default=1))
+    run_bench(session, request, as_json=as_json, output=output)
+
+
+@main.command()
+@opts.BUNDLE
+@click.option("--json", "as_json", is_flag=True, help="Plain data instead of a table.")
+@click.option("--verify", is_flag=True, help="Read all files and check their hashes.")
+@one_line_errors
+def inspect(bundle: Path, as_json: bool, verify: bool) -> None:
+    """Show what a bundle holds. No engine is loaded, and only the manifest is checked."""
+    from pass_runtime.cli.inspect_bundle import run_inspect
+
+    run_inspect(bundle, as_json=as_json, verify=verify)
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="pass-run")

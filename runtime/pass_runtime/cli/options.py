@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from pass_runtime.backends.capabilities import DEFAULT_BATCH
 from pass_runtime.backends.open import DEVICES
-from pass_runtime.bundle.sampling import MAX_CANDIDATES, SamplingParams
+from pass_runtime.bundle.sampling import MAX_CANDIDATES, MAX_LOGPROBS, SamplingParams
 from pass_runtime.decode.draft_policy import DRAFTS
-from pass_runtime.errors import PassError
 from pass_runtime.options import PLANS, GenerateOptions
 from pass_runtime.session import Session, load
 
@@ -30,26 +29,35 @@ def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def engine_options(command: F) -> F:
-    """--device --threads --trust-bundle"""
+    """--device --threads --capacity --trust-bundle"""
     return apply(
         click.option("--device", default="auto", show_default=True, help=f"{', '.join(DEVICES)}."),
         click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
+        click.option(
+            "--capacity",
+            type=int,
+            help="Longest sequence in tokens: bounds the KV cache.  [default: the model's]",
+        ),
         click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
     )(command)
 
 
+SEED = click.option("--seed", type=int, help="Same seed, same text, whatever the plan.  [default: random]")
+
+
 def sampling_options(command: F) -> F:
-    """--temperature --top-k --top-p --seed"""
+    """--temperature --top-k --top-p --min-p"""
     return apply(
         click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
         click.option("--top-k", type=int, default=0, show_default=True, help=f"0 is off; at most {MAX_CANDIDATES}."),
         click.option("--top-p", type=float, default=1.0, show_default=True, help="1 is off."),
-        click.option("--seed", type=int, help="Same seed, same text, whatever the plan.  [default: random]"),
+        click.option("--min-p", type=float, default=0.0, show_default=True, help="0 is off."),
     )(command)
 
 
 def generation_options(command: F) -> F:
-    """--max-new-tokens --plan --draft --lookahead --stop --ignore-eos, and the sampling options."""
+    """--max-new-tokens --plan --draft --lookahead --stop --stop-token-id --ignore-eos, and the sampling
+    options; the seed is apart."""
     return apply(
         click.option("--max-new-tokens", type=int, default=128, show_default=True),
         sampling_options,
@@ -57,25 +65,36 @@ def generation_options(command: F) -> F:
         DRAFT,
         click.option("--lookahead", type=int, help="Drafts per round; 0 is plain decoding.  [default: the bundle's L]"),
         click.option("--stop", multiple=True, help="End before this text. May be given several times."),
+        click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this token, too."),
         click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token."),
     )(command)
 
 
-def open_bundle(bundle: Path, device: str, threads: int, trust_bundle: bool) -> Session:
-    if threads < 0:
-        raise PassError(f"--threads must be 0 (the engine's choice) or more, not {threads}")
-    return load(bundle, device, threads=threads, verify=not trust_bundle)
+MAX_BATCH_SIZE = click.option(
+    "--max-batch-size", type=int, help=f"Sequences at a time.  [default: {DEFAULT_BATCH}, or the engines']"
+)
+LOGPROBS = click.option(
+    "--logprobs", type=int, help=f"Tell every token's log-probability, and of so many (0-{MAX_LOGPROBS}) likely ones."
+)
+SHOW_DRAFTS = click.option(
+    "--show-drafts", is_flag=True, help="Colour tokens by where they came from: the model, look-ahead, the text."
+)
 
 
-def sampling_params(temperature: float, top_k: int, top_p: float, seed: int | None) -> SamplingParams:
-    """Without a seed, sampling takes one from the system; it is reported, so that a run can be repeated."""
-    if seed is None:
-        seed = int.from_bytes(os.urandom(4)) if temperature > 0 else 0
-    return SamplingParams(temperature, top_k, top_p, seed)
+def open_bundle(bundle: Path, options: dict[str, Any], *, max_batch_size: int | None = 1) -> Session:
+    """Takes the engine options out of a command's `options`, of which nothing else may be left."""
+    verify = not options.pop("trust_bundle")
+    return load(bundle, **options, max_batch_size=max_batch_size, verify=verify)
+
+
+def sampling_params(options: dict[str, Any]) -> SamplingParams:
+    """Takes its own keys out of a command's `options`."""
+    return SamplingParams(**{key: options.pop(key) for key in ("temperature", "top_k", "top_p", "min_p", "seed")})
 
 
 def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> GenerateOptions:
     """Takes its own keys out of a command's `options`."""
-    sampling = sampling_params(*(options.pop(key) for key in ("temperature", "top_k", "top_p", "seed")))
-    own = {key: options.pop(key) for key in ("max_new_tokens", "plan", "lookahead", "draft", "stop", "ignore_eos")}
+    sampling = sampling_params(options)
+    keys = ("max_new_tokens", "plan", "lookahead", "draft", "stop", "stop_token_ids", "ignore_eos")
+    own = {key: options.pop(key) for key in keys} | {"logprobs": options.pop("logprobs", None)}
     return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own)

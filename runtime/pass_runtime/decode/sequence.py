@@ -102,7 +102,7 @@ class Sequence:
     """Called behind every event, from the thread that decodes."""
     index: NgramIndex | None = None
     decoding_since: float | None = None
-    """When its first pass began (`time.perf_counter`)."""
+    """`time.perf_counter` where the first pass began."""
     acceptance: Acceptance | None = None
     """How well look-ahead drafts do in this sequence; None until `auto` asks."""
 

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE
 from pass_runtime.errors import PassError
+from pass_runtime.text.sandbox import BoundedEnvironment, TemplateLimitError, bounded, budget
 
 Message = Mapping[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
@@ -39,24 +39,32 @@ class ChatTemplate:
     """A sandboxed template over `messages`, `add_generation_prompt`, `bos_token` and `eos_token`."""
 
     def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-        )
-        environment.filters["tojson"] = _tojson
+        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+        environment.filters["tojson"] = bounded(_tojson)
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise PassError(f"{CHAT_TEMPLATE_FILE}: {error}") from None
+            with budget():
+                self._template = environment.from_string(source)
+        except Exception as error:  # also what Python says to the code that jinja makes of it
+            raise PassError(f"{CHAT_TEMPLATE_FILE}: {_line(error)}") from None
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The prompt that asks for the assistant's next turn."""
+        """The prompt that asks for the assistant's next turn. PassError where the template refuses or runs away."""
+        if not messages:
+            raise PassError("a conversation needs at least one message")
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens, **variables)
+            with budget():
+                return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens, **variables)
+        except TemplateLimitError as error:
+            raise PassError(f"the chat template cannot be used: {_line(error)}") from None
         except Exception as error:  # a template is a program of its own
-            raise PassError(f"the chat template refuses these messages: {error}") from None
+            raise PassError(f"the chat template refuses these messages: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _raise(message: str) -> NoReturn:

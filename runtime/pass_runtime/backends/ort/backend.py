@@ -6,6 +6,7 @@ width and batch; what is bound is kept by plan and batch.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.base import Backend, PassKind
-from pass_runtime.backends.capabilities import Capabilities, batch_sizes
+from pass_runtime.backends.capabilities import DEFAULT_BATCH, Capabilities, batch_sizes
 from pass_runtime.backends.memory import Memory
 from pass_runtime.backends.ort.engine import (
     Bound,
@@ -47,7 +48,7 @@ class OrtBackend(Backend):
         device: str = "cpu",
         *,
         threads: int = 0,
-        max_batch_size: int = 1,
+        max_batch_size: int | None = 1,
         capacity: int | None = None,
         memory: Memory | None = None,
     ) -> None:
@@ -60,9 +61,10 @@ class OrtBackend(Backend):
             manifest.model.vocab_size,
             doubling_capacities(capacity or manifest.model.max_capacity),
             PREFILL_WIDTHS,
-            batch_sizes(max_batch_size),
+            batch_sizes(max_batch_size or DEFAULT_BATCH),
         )
         super().__init__(bundle, manifest, capabilities, memory or open_memory(device))
+        self._finalizer = weakref.finalize(self, self.memory.close)
         self._trunk = self._open_trunk(threads)
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         self._bound_trunks: dict[tuple[str, int], Bound] = {}  # by plan and batch, for the present cache
@@ -73,6 +75,11 @@ class OrtBackend(Backend):
         session = open_session(self.bundle / self.manifest.trunk.file, self.capabilities.device, threads)
         check_graph(session, self.manifest.trunk, self.manifest)
         return session
+
+    def close(self) -> None:
+        for bound in (self._bound_trunks, self._bound_prefills, self._bound_tails):
+            bound.clear()
+        self._finalizer()
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
         super().resize(capacity, lengths)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from pass_runtime.backends.cuda import Cuda, import_api
 from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.metadata import METADATA, trunk_metadata
@@ -114,8 +115,6 @@ def open_memory(device: str) -> Memory:
     """The memory that sessions on `device` work in."""
     if device == "cpu":
         return HostMemory()
-    from pass_runtime.backends.trt.cuda import Cuda, import_api
-
     return Cuda(import_api())
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pass_runtime.backends import cuda as cuda_api
 from pass_runtime.backends.base import Backend, PassKind
-from pass_runtime.backends.capabilities import Capabilities, batch_sizes
-from pass_runtime.backends.trt import cuda as cuda_api
-from pass_runtime.backends.trt.cuda import Cuda
+from pass_runtime.backends.capabilities import Capabilities, batch_sizes, listed_positions
+from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.trt.engine import Bound, TrtEngine
 from pass_runtime.backends.trt.engine_sets import choose_engines
 from pass_runtime.backends.trt.library import Library, import_library, make_logger
@@ -39,21 +39,26 @@ class TrtBackend(Backend):
         library: Any,
         api: Any,
         *,
-        max_batch_size: int = 1,
+        max_batch_size: int | None = 1,
         capacity: int | None = None,
     ) -> None:
-        """library: the module; api: `cuda.bindings.runtime`. capacity: the most columns of the cache to use."""
+        """library: the module; api: `cuda.bindings.runtime`. capacity: the longest sequence."""
+        capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
         self._cuda = Cuda(api)
-        super().__init__(bundle, manifest, _capabilities(manifest, engines, max_batch_size, capacity), self._cuda)
+        super().__init__(bundle, manifest, capabilities, self._cuda)
         self._set, self._library = engines, library
         self._logger = make_logger(library, [])
         self._runtime = library.Runtime(self._logger)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._results: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.int64]] = {}
-        self._columns = 0
+        self._capacity = self._columns = 0
         self._finalizer = weakref.finalize(self, _release, self._programs, self._engines, self._cuda)
-        self._engine(manifest.trunk)  # what cannot be loaded is refused now
+        try:
+            self._engine(manifest.trunk)  # what cannot be loaded is refused now
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def open(
@@ -62,7 +67,7 @@ class TrtBackend(Backend):
         manifest: Manifest,
         library: Library,
         *,
-        max_batch_size: int = 1,
+        max_batch_size: int | None = 1,
         capacity: int | None = None,
         verify: bool = True,
         api: Any = None,
@@ -78,13 +83,13 @@ class TrtBackend(Backend):
 
     @property
     def capacity(self) -> int:
-        return self._columns
+        return self._capacity
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
         """The cache is as long as it will ever be: only the columns that a pass reads change."""
         if not self.cache.capacity:
             self.cache.resize(self._set.capacities[-1], lengths)
-        self._columns = capacity
+        self._capacity, self._columns = capacity, next(c for c in self._set.capacities if c >= capacity)
 
     def run_trunk(self, plan: Plan, batch: int) -> None:
         self._program("trunk", (plan.name, batch), lambda: Program(self._cuda, [self._bind_trunk(plan, batch)])).run()
@@ -165,26 +170,32 @@ class TrtBackend(Backend):
         return self._engines[graph.file]
 
 
-def _capabilities(manifest: Manifest, engines: EngineSet, max_batch_size: int, capacity: int | None) -> Capabilities:
+def _capabilities(
+    manifest: Manifest, engines: EngineSet, max_batch_size: int | None, capacity: int | None
+) -> Capabilities:
     """What the engines were built for, and no more than was asked for."""
+    max_batch_size = max_batch_size or engines.max_batch_size
     if max_batch_size > engines.max_batch_size:
         raise PassError(
-            f"the engines are for at most {engines.max_batch_size} sequences at a time; "
-            f"use --max-batch-size {engines.max_batch_size}, or build them with --max-batch-size {max_batch_size}"
+            f"the engines were built with --max-batch-size {engines.max_batch_size}; use that, or build them with "
+            f"--max-batch-size {max_batch_size}"
         )
-    most = engines.capacities[-1] if capacity is None else capacity
-    fitting = tuple(columns for columns in engines.capacities if columns <= most)
-    if not fitting or most > engines.capacities[-1]:
-        listed = ", ".join(map(str, engines.capacities))
-        raise PassError(f"the engines read {listed} cache columns; --capacity must be {engines.capacities[0]} or more")
+    built = engines.capacities[-1]
+    most = built if capacity is None else capacity
+    if most > built:
+        raise PassError(
+            f"the engines' KV cache has {built} columns; use --capacity {built} or less, or build them with "
+            f"--max-seq-len {most}"
+        )
     return Capabilities(
         f"{engines.library} {engines.version}",
         manifest.model.vocab_size,
-        fitting,
+        (*(columns for columns in engines.capacities if columns < most), most),
         (*engines.prefill_widths, 1),
         batch_sizes(max_batch_size),
         engines.lookahead,
         least_width(engines),
+        listed_positions(built),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pass_runtime.backends.trt.cuda import Cuda
+from pass_runtime.backends.cuda import Cuda
 from pass_runtime.bundle.manifest import EngineFile
 from pass_runtime.errors import PassError
 
@@ -71,6 +71,7 @@ class TrtEngine:
         """Run once, behind what the stream has to do."""
         context = self._context(bound.profile)
         if self._bound.get(bound.profile) != bound:
+            self._bound.pop(bound.profile, None)  # until all of it is set
             for name, shape in bound.shapes.items():
                 if not context.set_input_shape(name, shape):
                     raise PassError(f"{self._path} refuses shape {shape} for {name} in profile {bound.profile}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pass_runtime.backends.trt.cuda import DeviceInfo
+from pass_runtime.backends.cuda import DeviceInfo
 from pass_runtime.backends.trt.library import Library
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import EngineSet, Manifest
@@ -26,7 +26,7 @@ def choose_engines(
     if not fitting:
         reason = why_not(candidates[-1], manifest, version, device)
         raise PassError(f"the {library.name} engines in {bundle} {reason}; {build}")
-    _verify(bundle, fitting[-1], hashes=verify)
+    verify_engines(bundle, fitting[-1], hashes=verify)
     return fitting[-1]
 
 
@@ -50,7 +50,8 @@ def _listed(targets: Sequence[str]) -> str:
     return ", ".join(targets)
 
 
-def _verify(bundle: Path, engines: EngineSet, *, hashes: bool) -> None:
+def verify_engines(bundle: Path, engines: EngineSet, *, hashes: bool) -> None:
+    """Check that every engine of a set is there and the one that was built."""
     for engine in engines.engines:
         path = engines.path(bundle) / engine.file
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Work on the stream that is repeated: run once as it is, then captured as a CUDA graph, then replayed."""
+"""Work on the stream that is repeated: run twice as it is, the second time captured as a CUDA graph, then replayed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pass_runtime.backends.trt.cuda import Cuda
+from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.trt.engine import Bound, TrtEngine
 
 Work = Sequence[tuple[TrtEngine, Bound]]
@@ -19,19 +19,21 @@ class Program:
     def __init__(self, cuda: Cuda, work: Work, copies: Sequence[tuple[npt.NDArray[Any], int]] = ()) -> None:
         """copies: pinned arrays with the device addresses that they are filled from."""
         self._cuda, self._work, self._copies = cuda, work, copies
-        self._runs = 0
+        self._repeated = False
         self._graph: Any = None
 
     def run(self) -> None:
         """Returns when the device has done it."""
-        self._runs += 1
-        if self._graph is None and self._runs > 1 and all(engine.capturable(bound) for engine, bound in self._work):
-            self._graph = self._cuda.capture(self._enqueue)
-        if self._graph is None:
-            self._enqueue()
-        else:
+        if self._graph is not None:
             self._cuda.launch(self._graph)
+            self._cuda.synchronize()
+            return
+        self._enqueue()
         self._cuda.synchronize()
+        # Behind a run: a context that was given other shapes may have to do what a capture does not allow.
+        if self._repeated and all(engine.capturable(bound) for engine, bound in self._work):
+            self._graph = self._cuda.capture(self._enqueue)
+        self._repeated = True
 
     def _enqueue(self) -> None:
         for engine, bound in self._work:

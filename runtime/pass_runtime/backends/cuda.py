@@ -1,4 +1,4 @@
-"""What the TensorRT backend needs of CUDA, through NVIDIA's cuda-python: memory, one stream, captured graphs.
+"""CUDA as far as the backends need it, through NVIDIA's cuda-python: memory, one stream, captured graphs.
 
 `api` is the module `cuda.bindings.runtime`, or in tests something with the same few functions. Every function of it
 returns a tuple that begins with an error code.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pass_runtime.errors import PassError
 
-INSTALL = "pip install 'pass-toolkit[cuda]'"
+INSTALL = "pip install cuda-python"
 MAJOR, MINOR = 75, 76
 """cudaDevAttrComputeCapabilityMajor and -Minor."""
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
@@ -40,7 +40,7 @@ class DeviceInfo:
 
 
 def import_api() -> Any:
-    """cuda.bindings.runtime; PassError with the command that installs it."""
+    """cuda.bindings.runtime; PassError with the command that installs it, and disturbs nothing else."""
     try:
         from cuda.bindings import runtime
     except ImportError as error:
@@ -79,7 +79,7 @@ def call(result: tuple[Any, ...]) -> Any:
 @dataclass
 class Cuda:
     """One stream of one device, and everything that was allocated on it (`pass_runtime.backends.memory.Memory`).
-    `close` gives all of it back."""
+    `close` gives all of it back. What other streams may read is done when a method returns."""
 
     api: Any
     stream: int | None = None
@@ -103,6 +103,7 @@ class Cuda:
             ) from None
         self._device.append(address)
         call(self.api.cudaMemsetAsync(address, 0, size, self.stream))
+        self.synchronize()
         return address
 
     def free(self, address: int) -> None:
@@ -135,6 +136,7 @@ class Cuda:
         """Copy `rows` rows of `size` bytes on the device, which begin `pitch` bytes apart."""
         copy = self.api.cudaMemcpy2DAsync
         call(copy(target, pitch, source, source_pitch, size, rows, ON_DEVICE, self.stream))
+        self.synchronize()
 
     def enqueue_download(self, array: npt.NDArray[Any], address: int) -> None:
         """Copy to a host array behind what the stream has to do; valid after `synchronize` (capturable if pinned)."""
@@ -148,10 +150,16 @@ class Cuda:
         call(self.api.cudaStreamBeginCapture(self.stream, THREAD_LOCAL))
         try:
             enqueue()
+        except BaseException:
+            _, graph = self.api.cudaStreamEndCapture(self.stream)  # it may have failed too: the first error counts
+            if graph is not None:
+                self.api.cudaGraphDestroy(graph)
+            raise
+        graph = call(self.api.cudaStreamEndCapture(self.stream))
+        try:
+            executable = call(self.api.cudaGraphInstantiate(graph, 0))
         finally:
-            graph = call(self.api.cudaStreamEndCapture(self.stream))
-        executable = call(self.api.cudaGraphInstantiate(graph, 0))
-        call(self.api.cudaGraphDestroy(graph))
+            call(self.api.cudaGraphDestroy(graph))
         self._graphs.append(executable)
         return executable
 

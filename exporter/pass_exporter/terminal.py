@@ -1,0 +1,124 @@
+"""Progress on stderr, for pass-export and pass-train: a line per phase, drawn in a terminal and plain elsewhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.text import Text
+
+from pass_exporter.progress import NotedStep
+
+SECONDS = 10
+"""The least between two lines about one phase, where stderr is no terminal."""
+
+
+def silence_libraries() -> None:
+    """Our lines are the only ones: transformers and the hub's client draw with tqdm, which reads this when imported."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+
+
+class Terminal:
+    """`pass_exporter.progress.Progress`, and pass_trainer's, on a console. show: False prints nothing."""
+
+    def __init__(self, console: Console, *, show: bool = True) -> None:
+        self._console, self._show = console, show
+        self._bars: _Bars | None = _Bars(console) if show and console.is_terminal else None
+
+    def __enter__(self) -> Terminal:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.end(finished=kind is None)
+
+    def phase(self, name: str) -> NotedStep:
+        if self._bars is not None:
+            return self._bars.phase(name)
+        line = self._line if self._show else _nothing
+        line(name)
+        return _plain_steps(name, line)
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Bars:
+    """A spinner or a bar while a phase runs, a check mark and its time when it is done."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            SpinnerColumn(finished_text="[green]✓[/]"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            _Figures(),
+        )
+        self._progress = Progress(*columns, console=console)
+        self._task: TaskID | None = None
+
+    def start(self) -> None:
+        self._progress.start()
+
+    def end(self, *, finished: bool) -> None:
+        """finished: the last phase came to its end."""
+        if finished:
+            self._finish()
+        self._progress.stop()
+
+    def phase(self, name: str) -> NotedStep:
+        self._finish()
+        task = self._task = self._progress.add_task(name, total=None, note="")
+
+        def step(done: int, total: int, note: str = "") -> None:
+            self._progress.update(task, completed=done, total=total, note=note)
+
+        return step
+
+    def _finish(self) -> None:
+        if self._task is not None:
+            (task,) = (task for task in self._progress.tasks if task.id == self._task)
+            total = task.total or 1
+            self._progress.update(self._task, total=total, completed=total)
+            self._progress.stop_task(self._task)
+
+
+class _Figures(ProgressColumn):
+    """Time, steps done and to do, the note, and the time that is left."""
+
+    def render(self, task: Task) -> Text:
+        parts = [_clock(task.finished_time if task.finished else task.elapsed)]
+        if task.total and task.total > 1:
+            parts.append(f"{task.completed:.0f}/{task.total:.0f}")
+        if task.fields["note"]:
+            parts.append(task.fields["note"])
+        if task.time_remaining and not task.finished:
+            parts.append(f"{_clock(task.time_remaining)} left")
+        return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+
+
+def _clock(seconds: float | None) -> str:
+    return str(timedelta(seconds=int(seconds or 0)))
+
+
+def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
+    """A line when another tenth is done, unless one was just printed, and one at the end."""
+    printed, at = 0, time.monotonic()
+
+    def step(done: int, total: int, note: str = "") -> None:
+        nonlocal printed, at
+        tenth, now = 10 * done // max(total, 1), time.monotonic()
+        if total > 1 and tenth > printed and (done >= total or now - at >= SECONDS):
+            line(f"{name}: {done}/{total}{'  ' if note else ''}{note}")
+            printed, at = tenth, now
+
+    return step
+
+
+def _nothing(_: str) -> None:
+    """Prints no line."""

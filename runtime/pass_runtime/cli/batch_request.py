@@ -1,0 +1,65 @@
+"""A line of a batch: what may stand in it, and what it asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pass_runtime.errors import PassError
+from pass_runtime.options import GenerateOptions
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    role: str
+    content: str
+
+
+class BatchRequest(BaseModel):
+    """A prompt or a conversation, and options in place of the flags: every other field is one of GenerateOptions'."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    id: Any = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    plan: str | None = None
+    lookahead: int | None = None
+    draft: str | None = None
+    ignore_eos: bool | None = None
+    logprobs: int | None = None
+
+    def options(self, defaults: GenerateOptions, number: int) -> GenerateOptions:
+        """The flags with this line's own values; line `number` has its own seed."""
+        own = self.model_dump(exclude_none=True, exclude={"id", "prompt", "messages"})
+        keys = ("temperature", "top_k", "top_p", "min_p", "seed")
+        sampling = {key: own.pop(key) for key in keys if key in own}
+        sampling.setdefault("seed", (defaults.sampling.seed or 0) + number - 1)
+        return dataclasses.replace(defaults, sampling=dataclasses.replace(defaults.sampling, **sampling), **own)
+
+
+def parse_request(value: dict[str, Any]) -> BatchRequest:
+    """PassError names the first field that is wrong."""
+    try:
+        request = BatchRequest.model_validate(value)
+    except ValidationError as error:
+        raise PassError(first_problem(error)) from None
+    if (request.prompt is None) == (request.messages is None):
+        raise PassError('a request needs either "prompt" or "messages"')
+    return request
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that pydantic found, in one line."""
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"{where}: {problem['msg']}" if where else problem["msg"]

@@ -1,0 +1,142 @@
+"""pass-run inspect: what a bundle holds, from its manifest alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pass_runtime.backends.trt.engine_sets import verify_engines
+from pass_runtime.bundle.integrity import verify_files
+from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo, read_manifest
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def run_inspect(bundle: Path, *, as_json: bool, verify: bool) -> None:
+    """Print a table or JSON; with `verify`, only after every file turned out to be the one that was written."""
+    manifest = read_manifest(bundle)
+    if verify:
+        verify_files(bundle, manifest)
+        for engines in manifest.engines:
+            verify_engines(bundle, engines, hashes=True)
+    found = describe(bundle, manifest) | {"verified": verify}
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        print_tables(found)
+
+
+def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
+    """Plain data. Sizes are in bytes; `kv_bytes_per_token` is the cache's, for one sequence."""
+    model = manifest.model
+    cached = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
+    return {
+        "bundle": str(bundle),
+        "version": manifest.version,
+        "content": manifest.content,
+        "model": model.model_dump(mode="json") | {"kv_bytes_per_token": cached},
+        "lookahead": manifest.lookahead.model_dump(mode="json"),
+        "rule": manifest.rule,
+        "noise": manifest.noise.model_dump(mode="json"),
+        "plans": [_plan(plan) for plan in manifest.plans],
+        "files": {name: info.model_dump(mode="json") for name, info in sorted(manifest.files.items())},
+        "bytes": sum(info.bytes for info in manifest.files.values()),
+        "engines": [_engines(engines, manifest) for engines in manifest.engines],
+        "tools": manifest.tools,
+    }
+
+
+def _plan(plan: PlanInfo) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "rows": 1 + plan.drafts + sum(plan.groups),
+        "drafts": plan.drafts,
+        "groups": list(plan.groups),
+        "next": plan.next,
+        "samplers": sorted(plan.tails),
+    }
+
+
+def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
+    """current: whether they were built from the files that the bundle has now."""
+    keys = {"directory", "library", "version", "targets", "lookahead", "max_batch_size", "capacities", "prefill_widths"}
+    return engines.model_dump(mode="json", include=keys) | {
+        "current": engines.bundle == manifest.content,
+        "files": {engine.file: {"sha256": engine.sha256, "bytes": engine.bytes} for engine in engines.engines},
+        "bytes": sum(engine.bytes for engine in engines.engines),
+    }
+
+
+def print_tables(found: dict[str, Any]) -> None:
+    """For people: everything but the hashes."""
+    console = Console(highlight=False)
+    table = Table(title=escape(found["bundle"]), title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(found):
+        table.add_row(name, escape(value))
+    console.print(table)
+    plans = Table(title="plans", title_justify="left")
+    for heading in ("plan", "rows", "drafts", "groups", "next", "samplers"):
+        plans.add_column(heading, justify="right" if heading in ("rows", "drafts") else "left")
+    for plan in found["plans"]:
+        groups, samplers = _listed(plan["groups"]), _listed(plan["samplers"])
+        plans.add_row(plan["name"], str(plan["rows"]), str(plan["drafts"]), groups, plan["next"], samplers)
+    console.print(plans)
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    model, lookahead = found["model"], found["lookahead"]
+    tails = [info["bytes"] for name, info in found["files"].items() if name.startswith("tail.")]
+    others = {name: info["bytes"] for name, info in found["files"].items() if not name.startswith("tail.")}
+    rank, rates = lookahead["adapter_rank"], lookahead["acceptance_per_position"]
+    return [
+        ("model", f"{model['name']} ({model['family']})"),
+        ("source", model["source"]),
+        ("size", f"{model['layers']} layers, hidden {model['hidden_size']}, vocabulary {model['vocab_size']}"),
+        ("attention", f"{model['heads']} heads, {model['kv_heads']} for K/V, {model['head_dim']} wide"),
+        ("context", f"{model['max_capacity']} tokens, {_size(model['kv_bytes_per_token'])} of cache each"),
+        ("numbers", f"{model['dtype']}, linear layers {model['weights']}"),
+        ("start, end tokens", f"{_listed([model['bos_token_id']])}; {_listed(model['eos_token_ids'])}"),
+        ("look-ahead", f"L={lookahead['length']}, {'trained' if lookahead['trained'] else 'untrained'}"),
+        ("look-ahead weights", lookahead["source"]),
+        ("adapter", f"rank {rank}, on look-ahead rows" if rank else "none"),
+        ("drafts 1..i right", " ".join(f"{rate:.2f}" for rate in rates) or "not measured"),
+        ("rule", found["rule"]),
+        ("files", f"{len(found['files'])}, {_size(found['bytes'])}" + (", all verified" if found["verified"] else "")),
+        *((f"  {name}", _size(size)) for name, size in others.items()),
+        ("  tails", f"{len(tails)} files, {_size(sum(tails))}"),
+        *(("engines", _engine_row(engines)) for engines in found["engines"] or [None]),
+        ("made with", _listed([f"{name} {version}" for name, version in found["tools"].items()])),
+        ("format", f"version {found['version']}, noise {found['noise']['scheme']}"),
+    ]
+
+
+def _engine_row(engines: dict[str, Any] | None) -> str:
+    if engines is None:
+        return "none"
+    state = "" if engines["current"] else "; built from other files than the bundle has now"
+    return (
+        f"{engines['library']} {engines['version']} for {_listed(engines['targets'])}, capacity "
+        f"{engines['capacities'][-1]}, batch {engines['max_batch_size']}, L={engines['lookahead']}, "
+        f"{_size(engines['bytes'])}{state}"
+    )
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join("none" if value is None else str(value) for value in values) or "none"
+
+
+def _size(count: int) -> str:
+    """1234567 -> 1.2 MB"""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,50 @@
+"""The lines of a chat: typed in a terminal, with editing and history, or read from a pipe or a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+from pass_runtime.cli.errors import Interrupted, Terminated
+from pass_runtime.errors import PassError
+
+Reader = Callable[[], str | None]
+"""The next line, None at the end (Ctrl-D, Ctrl-C at the prompt); PassError for one that is not UTF-8."""
+
+
+def open_reader() -> Reader:
+    if sys.stdin is None:  # closed
+        return lambda: None
+    return _terminal() if sys.stdin.isatty() else _lines(sys.stdin.buffer)
+
+
+def _terminal() -> Reader:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.output import create_output
+
+    session: PromptSession[str] = PromptSession(output=create_output(always_prefer_tty=True))
+
+    def read() -> str | None:
+        try:
+            return session.prompt("> ")
+        except Terminated:
+            raise
+        except (EOFError, KeyboardInterrupt):  # prompt_toolkit's own for Ctrl-C
+            return None
+
+    return read
+
+
+def _lines(stream: BinaryIO) -> Reader:
+    def read() -> str | None:
+        try:
+            line = stream.readline()
+        except Interrupted:
+            return None
+        try:
+            return line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff") if line else None
+        except UnicodeDecodeError:
+            raise PassError("a line that is not UTF-8 text was not read") from None
+
+    return read

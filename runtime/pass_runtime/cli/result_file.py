@@ -1,0 +1,163 @@
+"""Where the results of a batch go: a file that a later run continues, or a pipe, terminal or device that it cannot."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from pass_runtime.errors import PassError
+from pass_runtime.files import replacing
+
+LINE_START = b'{"line": '
+STDOUT = Path("-")
+
+
+def encode(result: dict[str, Any]) -> bytes:
+    return json.dumps(result, ensure_ascii=False).encode() + b"\n"
+
+
+def can_resume(path: Path) -> bool:
+    """Whether what was written to `path` can be read again: a regular file, or nothing yet."""
+    return path != STDOUT and (path.is_file() or not path.exists())
+
+
+class ResultStream:
+    """Results to `path`, which is no regular file, or to standard output for `-`; each goes through at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = _open_stream(path)
+        except OSError as error:
+            raise PassError(f"cannot write {path}: {error.strerror}") from None
+
+    def append(self, result: dict[str, Any]) -> None:
+        try:
+            self._file.write(encode(result))
+            self._file.flush()
+        except OSError as error:
+            if self._path == STDOUT or isinstance(error, BrokenPipeError):
+                raise  # commands know how to end then
+            raise PassError(f"cannot write {self._path}: {error.strerror}") from None
+
+
+class ResultFile:
+    """Results on disk, locked against a second run for as long as this process has it open.
+
+    The lock is the operating system's, on the file itself: it ends with the process, however that ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._fd = _open_locked(path)
+        except BlockingIOError:
+            raise PassError(f"another run is writing {path}; wait for it, or choose another name") from None
+        except OSError as error:
+            raise PassError(f"cannot write {path}: {error.strerror}") from None
+
+    def __enter__(self) -> ResultFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def resume(self, fingerprints: Sequence[str]) -> list[bool]:
+        """For every result that is there: whether it is an error. Drops a torn last line.
+
+        PassError where the results are not those of the requests with these fingerprints.
+        """
+        failed: list[bool] = []
+        end, ours = 0, True
+        for line in self._lines():
+            if line.endswith(b"\n"):
+                answer = _parse(line)
+                ours &= len(failed) < len(fingerprints) and answer.get("request") == fingerprints[len(failed)]
+                failed.append("error" in answer)
+                end += len(line)
+            else:  # torn: it must at least begin as our results do, anything else is somebody's file
+                ours &= line.startswith(LINE_START) or LINE_START.startswith(line)
+            if not ours:
+                raise PassError(
+                    f"{self._path} holds results of other requests or flags, or of another bundle; "
+                    "remove it, or choose another name"
+                )
+        try:
+            os.ftruncate(self._fd, end)
+        except OSError as error:
+            raise self._failure(error) from None
+        return failed
+
+    def append(self, result: dict[str, Any]) -> None:
+        """On disk when it returns."""
+        data = memoryview(encode(result))
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def replace_failed(self, again: Iterator[dict[str, Any]]) -> None:
+        """Put the results of `again` in the places of the errors, in order, in a new file that takes this one's place.
+
+        Where `again` raises, what it gave until then is kept, and so are the errors after it.
+        """
+        stopped: BaseException | None = None
+        with replacing(self._path) as file:
+            for line in self._lines():
+                if stopped is None and "error" in _parse(line):
+                    try:
+                        line = encode(next(again))
+                    except BaseException as error:  # Ctrl-C above all
+                        stopped = error
+                file.write(line)
+                file.flush()
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new = os.dup(file.fileno())  # shares the lock, and the position behind the last line
+        os.close(self._fd)
+        self._fd = new
+        if stopped is not None:
+            raise stopped
+
+    def _lines(self) -> Iterator[bytes]:
+        with os.fdopen(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            yield from file
+
+    def _failure(self, error: OSError) -> PassError:
+        return PassError(f"cannot write {self._path}: {error.strerror}; run again to continue")
+
+
+def _open_stream(path: Path) -> IO[bytes]:
+    if path == STDOUT:
+        if sys.stdout is None:
+            raise PassError("standard output is closed: name a file for the results")
+        return sys.stdout.buffer
+    return path.open("wb", buffering=0)
+
+
+def _open_locked(path: Path) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+        except OSError:
+            os.close(fd)
+            raise
+        os.close(fd)  # another run put a new file in its place meanwhile
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

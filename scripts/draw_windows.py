@@ -1,0 +1,231 @@
+"""docs/windows.svg: the windows of `ar`, two-pass and fused plans as `pass_runtime.bundle.plan` lays them out.
+
+    python scripts/draw_windows.py            # draw it again
+    python scripts/draw_windows.py --check    # is the committed file what would be drawn?
+
+Rows, masks and what follows what are read off the plans. The same matplotlib draws the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from pass_runtime.bundle.plan import Plan, RowKind, make_cycle
+
+PICTURE = Path(__file__).parent.parent / "docs" / "windows.svg"
+LOOKAHEAD = 2
+WIDTH, HEIGHT, INCHES = 27.0, 21.9, 0.325
+"""Of the picture in cells, and of a cell: a README shows it at its own size."""
+PITCH, LINE, STEP, MASK = 1.12, 1.4, 2.5, 0.75
+"""In cells: from a position to the next, from a line to the next, from a window to the next, an entry of a mask."""
+PAPER, PANEL, INK, FAINT, UNSEEN = "#ffffff", "#f3f5f8", "#1f2328", "#59636e", "#e3e7ec"
+COLOURS = {RowKind.ROOT: "#0b62a8", RowKind.DRAFT: "#eeaa3c", RowKind.LOOKAHEAD: "#0f7b5a"}
+LETTERING = {RowKind.ROOT: PAPER, RowKind.DRAFT: INK, RowKind.LOOKAHEAD: PAPER}
+MEANING = {
+    RowKind.ROOT: "root: the newest token",
+    RowKind.DRAFT: "draft: a guess, to be checked",
+    RowKind.LOOKAHEAD: "look-ahead: a learned embedding that guesses",
+}
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+STYLE: Any = {"svg.hashsalt": "windows", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
+
+Point = tuple[float, float]
+
+
+class Canvas:
+    """Words, cells and arrows; x to the right and y downwards, in cells."""
+
+    def __init__(self, axes: Axes) -> None:
+        self._axes = axes
+
+    def text(self, at: Point, text: str, size: float = 8.5, colour: str = INK, **more: Any) -> None:
+        self._axes.text(*at, text, fontsize=size, color=colour, **{"ha": "left", "va": "center", **more})
+
+    def panel(self, at: Point, width: float, height: float, title: str, note: str) -> None:
+        shape = FancyBboxPatch(at, width, height, boxstyle="round,pad=0,rounding_size=0.35", linewidth=0, zorder=0)
+        shape.set_facecolor(PANEL)
+        self._axes.add_patch(shape)
+        self.text((at[0] + 0.5, at[1] + 0.95), title, 10.5, weight="bold", va="baseline")
+        self.text((at[0] + 1.2 + 0.33 * len(title), at[1] + 0.95), note, 8, FAINT, va="baseline")
+
+    def cell(self, at: Point, kind: RowKind, label: str, *, outlined: bool = False) -> None:
+        """A row of a window; only outlined where the window is one that follows."""
+        style, colour = "round,pad=0,rounding_size=0.16", COLOURS[kind]
+        shape = FancyBboxPatch((at[0] + 0.05, at[1] + 0.05), 0.9, 0.9, boxstyle=style, linewidth=1.4, zorder=2)
+        shape.set(edgecolor=colour, facecolor=PAPER if outlined else colour)
+        self._axes.add_patch(shape)
+        lettering = INK if outlined else LETTERING[kind]
+        self.text((at[0] + 0.5, at[1] + 0.5), label, 7.2, lettering, ha="center", zorder=3)
+
+    def square(self, at: Point, size: float, colour: str) -> None:
+        self._axes.add_patch(Rectangle(at, size, size, facecolor=colour, edgecolor=PANEL, linewidth=1.2))
+
+    def line(self, points: Sequence[Point]) -> None:
+        self._axes.plot(*zip(*points, strict=True), color=FAINT, linewidth=1.1, zorder=1)
+
+    def arrow(self, start: Point, end: Point) -> None:
+        """From a cell to one in a lower line."""
+        style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 7, "linewidth": 1, "linestyle": (0, (2, 1.5))}
+        self._axes.add_patch(FancyArrowPatch(start, end, color=INK, shrinkA=0, shrinkB=0, zorder=4, **style))
+
+
+def labels(plan: Plan) -> list[str]:
+    """Of every row: root, drafts d1, d2, ..., and the look-ahead embeddings LA1, LA2, ... of each group."""
+    lookahead = [f"LA{i + 1}" for i in plan.lookahead_ids(0)]
+    return ["root", *(name.translate(SUBSCRIPTS) for name in [*(f"d{i + 1}" for i in range(plan.drafts)), *lookahead])]
+
+
+def lines(plan: Plan) -> list[int]:
+    """In which line a row stands: the groups of a fused plan above the drafts, the last group lowest."""
+    found: list[int] = []
+    groups = iter(range(len(plan.groups)))
+    for row in plan.rows:
+        begins = row.kind is RowKind.LOOKAHEAD and plan.rows[row.parent].kind is not RowKind.LOOKAHEAD
+        if begins and plan.is_fused:
+            found.append(next(groups))
+        else:
+            found.append(found[row.parent] if row.kind is RowKind.LOOKAHEAD else len(plan.groups) * plan.is_fused)
+    return found
+
+
+def emits(plan: Plan) -> str:
+    """In the words of the table of plans."""
+    found = "emits 1 + accepted" if plan.drafts else "emits 1"
+    return f"{found},\nleaves {plan.left(plan.drafts)} drafts" if plan.groups else found
+
+
+def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, next_one: bool = False) -> list[Point]:
+    """The rows at their positions, each joined to the one it follows; returns their places. next_one: outlines, and of
+    a fused plan without the groups."""
+    only_chain = next_one and plan.is_fused
+    top = len(plan.groups) if only_chain else 0
+    places = [
+        (origin[0] + PITCH * int(position), origin[1] + LINE * (line - top))
+        for position, line in zip(plan.row_position, lines(plan), strict=True)
+    ]
+    for row, (x, y), label in zip(plan.rows, places, labels(plan), strict=True):
+        if only_chain and row.kind is RowKind.LOOKAHEAD:
+            continue
+        if row.parent >= 0:
+            before = places[row.parent]
+            canvas.line([(before[0] + 0.5, before[1] + 0.5), (before[0] + 0.5, y + 0.5), (x + 0.5, y + 0.5)])
+        canvas.cell((x, y), row.kind, label, outlined=next_one)
+    return places
+
+
+def draw_steps(canvas: Canvas, plans: Sequence[Plan], origin: Point, left: float) -> None:
+    """Windows below one another, at their positions in the text, where every draft is right; the last is to come. Words
+    begin at `left`."""
+    x, y = origin
+    sources: list[Point] = []
+    for number, plan in enumerate(plans, 1):
+        last = number == len(plans)
+        places = draw_window(canvas, plan, (x, y), next_one=last)
+        for (x0, y0), (x1, y1) in zip(sources, places, strict=False):
+            canvas.arrow((x0 + 0.72, y0 + 0.97), (x1 + 0.28, y1 + 0.03))
+        chain = places[0][1]
+        canvas.text((left, chain + 0.28), f"{plan.name}, ..." if last else plan.name, weight="bold")
+        if not last:
+            canvas.text((left, chain + 0.75), emits(plan), 7.5, FAINT, va="top", linespacing=1.15)
+        sources = [places[row] for row in (plan.drafts, *plan.draft_rows[plan.drafts])]
+        x, y = x + PITCH * (plan.drafts + 1), chain + STEP
+    shown = (plans[-1].drafts + 1 if plans[-1].is_fused else plans[-1].width) + sum(p.drafts + 1 for p in plans[:-1])
+    for position in range(shown):
+        canvas.text((origin[0] + PITCH * position + 0.5, origin[1] - 0.4), str(position), 6.5, FAINT, ha="center")
+    canvas.text((origin[0] - 0.25, origin[1] - 0.4), "position", 6.5, FAINT, ha="right")
+
+
+def draw_mask(canvas: Canvas, plan: Plan, at: Point) -> None:
+    """What every row (from top to bottom) sees of the window (from left to right), in the colour of what is seen."""
+    x, y = at
+    canvas.text((x - 1.3, y - 1.0), f"what rows of {plan.name} see", 7.5, FAINT)
+    for i, (label, seen) in enumerate(zip(labels(plan), plan.window_mask, strict=True)):
+        canvas.text((x - 0.15, y + (i + 0.5) * MASK), label, 6.2, FAINT, ha="right")
+        canvas.text((x + (i + 0.5) * MASK, y - 0.32), label, 6.2, FAINT, ha="center")
+        for j, visible in enumerate(seen):
+            canvas.square((x + j * MASK, y + i * MASK), MASK, COLOURS[plan.rows[j].kind] if visible else UNSEEN)
+
+
+def draw_groups(canvas: Canvas, plan: Plan, origin: Point) -> None:
+    """Beside each group of a fused plan: when it is the one that counts."""
+    for accepted, size in enumerate(plan.groups):
+        at = (origin[0] + PITCH * (accepted + size + 1) + 0.2, origin[1] + LINE * accepted + 0.5)
+        canvas.text(at, f"{accepted} accepted: the next drafts", 7.5, FAINT)
+
+
+def draw_legend(canvas: Canvas, at: Point) -> None:
+    """What the colours and the arrows mean."""
+    x, y = at
+    for kind, words in MEANING.items():
+        canvas.cell((x, y), kind, "")
+        canvas.text((x + 1.2, y + 0.5), words, 8)
+        x += 2.0 + 0.19 * len(words)
+    canvas.arrow((at[0] + 0.1, y + 1.6), (at[0] + 0.9, y + 1.6))
+    canvas.text((at[0] + 1.2, y + 1.6), "what a row says stands in the next window; here every draft is right.", 8)
+    canvas.text((at[0] + 14.6, y + 1.6), "Besides its window, a row sees all of the text before it.", 8)
+
+
+def draw() -> Figure:
+    """The whole picture."""
+    (ar,), (draft, verify), (fused,) = (make_cycle(mode, LOOKAHEAD).plans for mode in ("ar", "two-pass", "fused"))
+    figure = Figure((WIDTH * INCHES, HEIGHT * INCHES), facecolor=PAPER)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
+    axes.axis("off")
+    canvas = Canvas(axes)
+    canvas.panel((0.3, 0.3), 7.0, 8.6, "ar", "plain decoding")
+    draw_steps(canvas, [ar, ar, ar], (3.6, 2.6), 0.8)
+    canvas.panel((7.6, 0.3), 19.1, 8.6, "two-pass", "a draft pass, then a verify pass")
+    draw_steps(canvas, [draft, verify, draft], (12.8, 2.6), 8.1)
+    draw_mask(canvas, draft, (23.2, 2.6))
+    draw_mask(canvas, verify, (23.2, 6.3))
+    canvas.panel((0.3, 9.2), 26.4, 10.2, "fused", "both in one pass: whatever is accepted, the next drafts are there")
+    draw_steps(canvas, [fused, fused], (6.1, 11.5), 0.8)
+    draw_groups(canvas, fused, (6.1, 11.5))
+    draw_mask(canvas, fused, (19.5, 11.5))
+    draw_legend(canvas, (0.8, 19.7))
+    return figure
+
+
+def render() -> str:
+    """The picture as SVG, the same every time."""
+    with matplotlib.rc_context(STYLE):
+        text = io.StringIO()
+        draw().savefig(text, format="svg", metadata={"Date": None})
+    return re.sub(r"[ \t]+$", "", text.getvalue(), flags=re.MULTILINE)
+
+
+def drawn_by(svg: str) -> str:
+    """The matplotlib that wrote it."""
+    found = re.search(r"<dc:title>Matplotlib v([^,<]+)", svg)
+    return found[1] if found else "unknown"
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Write nothing; status 1 where the committed file is another picture.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also as PNG, to look at.")
+def main(check: bool, png: Path | None) -> None:
+    """Draw docs/windows.svg."""
+    if png is not None:
+        with matplotlib.rc_context(STYLE):
+            draw().savefig(png, dpi=150)
+    if not check:
+        PICTURE.write_text(render(), encoding="utf-8")
+    elif drawn_by(committed := PICTURE.read_text(encoding="utf-8")) != matplotlib.__version__:
+        click.echo(f"{PICTURE.name} was drawn by matplotlib {drawn_by(committed)}: not compared", err=True)
+    elif committed != render():
+        raise click.ClickException(f"{PICTURE.name} is not what the plans look like; run scripts/draw_windows.py")
+
+
+if __name__ == "__main__":
+    main()

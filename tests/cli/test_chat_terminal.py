@@ -1,0 +1,58 @@
+"""pass-run chat in a terminal: line editing, history, Ctrl-C and Ctrl-D."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+from pass_run import ENTERED, PROMPT, SLOW_PASS_RUN, Terminal
+
+FLAGS = ("--max-new-tokens", "12", "--ignore-eos", "--plan", "ar")
+UP, LEFT = "\x1b[A", "\x1b[D"
+
+
+def test_editing_and_history(tiny_bundle: Path, tmp_path: Path):
+    saved = tmp_path / "talk.json"
+    with Terminal("chat", tiny_bundle, *FLAGS) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.type(f"helo{LEFT}l\r")
+        terminal.wait_for("12 tokens")
+        terminal.wait_for(PROMPT)
+        terminal.type(f"{UP}!\r")
+        terminal.wait_for("12 tokens")
+        terminal.wait_for(PROMPT)
+        terminal.type("\x1b[200~two\nlines\x1b[201~\r")  # pasted
+        terminal.wait_for("12 tokens")
+        terminal.wait_for(PROMPT)
+        terminal.type(f"/save {saved}\r")
+        terminal.wait_for("6 messages written")
+        terminal.wait_for(PROMPT)
+        terminal.type("\x04")  # Ctrl-D
+        assert terminal.end() == 0
+    assert [turn["content"] for turn in json.loads(saved.read_text())[::2]] == ["hello", "hello!", "two\nlines"]
+
+
+def test_ctrl_c_stops_answers_and_ends_at_the_prompt(tiny_bundle: Path):
+    """Twice, since a prompt in between takes the signal over."""
+    flags = ("--max-new-tokens", "700", "--ignore-eos", "--plan", "ar")
+    with Terminal("chat", tiny_bundle, *flags, command=SLOW_PASS_RUN) as terminal:
+        for _ in range(2):
+            terminal.wait_for(PROMPT)
+            terminal.type("hello\r")
+            terminal.wait_for(ENTERED)
+            terminal.wait_for_characters(8)  # of the answer: until then Ctrl-C is a key
+            terminal.type("\x03")
+            terminal.wait_for("[stopped]")
+        terminal.wait_for(PROMPT)
+        terminal.type("\x03")
+        assert terminal.end() == 0
+        assert "Traceback" not in terminal.shown
+
+
+def test_sigterm_at_the_prompt(tiny_bundle: Path):
+    with Terminal("chat", tiny_bundle, *FLAGS) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.process.send_signal(signal.SIGTERM)
+        assert "Traceback" not in terminal.wait_for("interrupted")
+        assert terminal.end() == 130

@@ -1,0 +1,90 @@
+"""pass-run inspect: from the manifest alone, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from pass_run import bundle_copy, output, refusal
+
+from pass_runtime import read_manifest
+from pass_runtime.bundle.manifest import EngineFile, EngineSet
+from pass_runtime.bundle.plan import make_cycle
+
+
+def test_json_is_the_manifest_as_plain_data(adapter_bundle: Path):
+    found = json.loads(output("inspect", adapter_bundle, "--json"))
+    manifest = read_manifest(adapter_bundle)
+    assert found["model"]["name"] == manifest.model.name and found["model"]["layers"] == 2
+    assert found["model"]["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4  # K and V, layers, heads, head size, fp32
+    assert found["lookahead"]["length"] == 8 and found["lookahead"]["adapter_rank"] == 4
+    assert found["rule"] == "match" and found["engines"] == [] and found["content"] == manifest.content
+    for name, info in found["files"].items():
+        assert info["bytes"] == (adapter_bundle / name).stat().st_size
+    assert found["bytes"] == sum(info["bytes"] for info in found["files"].values())
+    rows = {plan["name"]: plan["rows"] for plan in found["plans"]}
+    cycles = (make_cycle(mode, drafts) for mode in ("ar", "two-pass", "fused") for drafts in range(1, 9))
+    assert rows == {plan.name: plan.width for cycle in cycles for plan in cycle.plans}
+    assert found["tools"]["onnxruntime"] and found["verified"] is False
+
+
+def test_table(adapter_bundle: Path, tiny_bundle: Path):
+    table = " ".join(output("inspect", adapter_bundle).split())
+    for text in ("llama", "2 layers", "float32", "L=8", "rank 4", "match", "trunk.onnx.data", "fused-8", "onnxruntime"):
+        assert text in table
+    assert "untrained" in output("inspect", tiny_bundle)
+
+
+def test_files_are_read_only_on_request(tiny_bundle: Path, tmp_path: Path):
+    name = "trunk.onnx.data"
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
+    assert output("inspect", copy, "--json")
+    assert "is missing" in refusal("inspect", copy, "--verify")
+    content = bytearray((tiny_bundle / name).read_bytes())
+    content[5] ^= 1
+    (copy / name).write_bytes(content)
+    assert "SHA-256" in refusal("inspect", copy, "--verify")
+    assert json.loads(output("inspect", tiny_bundle, "--verify", "--json"))["verified"] is True
+    assert "all verified" in output("inspect", tiny_bundle, "--verify")
+
+
+def test_engines(tiny_bundle: Path, tmp_path: Path):
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="pass_config.json")
+    manifest = read_manifest(tiny_bundle)
+    engine = EngineFile(graph="trunk.onnx", file="trunk.engine", sha256="0" * 64, bytes=1500, profiles=(), aliases={})
+    engines = EngineSet(
+        directory="set",
+        library="tensorrt-rtx",
+        version="1.2",
+        targets=("sm89",),
+        bundle=manifest.content,
+        lookahead=6,
+        max_batch_size=1,
+        capacities=(512, 1024),
+        prefill_widths=(32,),
+        engines=(engine,),
+    )
+    old = engines.model_copy(update={"bundle": "of other files"})
+    listed = manifest.model_copy(update={"engines": (engines, old)})
+    (copy / "pass_config.json").write_text(listed.model_dump_json())
+    found = json.loads(output("inspect", copy, "--json"))["engines"]
+    assert [one["current"] for one in found] == [True, False]
+    assert found[0]["targets"] == ["sm89"] and found[0]["bytes"] == 1500 and found[0]["capacities"] == [512, 1024]
+    table = " ".join(output("inspect", copy).replace("│", "").split())
+    assert "tensorrt-rtx 1.2 for sm89" in table and "built from other files" in table
+    assert "trunk.engine is missing" in refusal("inspect", copy, "--verify")
+
+
+def test_no_engine_is_loaded(tiny_bundle: Path):
+    code = (
+        "import sys; from click.testing import CliRunner; from pass_runtime.cli.main import main\n"
+        f"assert CliRunner().invoke(main, ['inspect', {str(tiny_bundle)!r}]).exit_code == 0\n"
+        "assert 'onnxruntime' not in sys.modules and 'prompt_toolkit' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_no_bundle(tmp_path: Path):
+    assert "is not a bundle" in refusal("inspect", tmp_path)

@@ -1,0 +1,155 @@
+"""docs/bundle.md, "Driving it": a bundle driven from its pass_config.json alone writes what the runtime writes.
+
+Nothing of pass_runtime is used but for the expected text, and no memory is shared: outputs go where `feeds` says.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from pass_runtime import GenerateOptions, SamplingParams, load
+
+CAPACITY = 128
+POSITIONS = CAPACITY + 17
+PROMPTS = ([5, 90, 33, 17, 120, 8, 44, 10, 11], [7, 250])
+TOKENS = 24
+SEED = (3 << 32) + 11
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox4x32-10."""
+    for _ in range(10):
+        first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        counter = [second >> 32 ^ counter[1] ^ key[0], second, first >> 32 ^ counter[3] ^ key[1], first]
+        counter = [word & 0xFFFFFFFF for word in counter]
+        key = [key[0] + 0x9E3779B9 & 0xFFFFFFFF, key[1] + 0xBB67AE85 & 0xFFFFFFFF]
+    return counter
+
+
+def offsets(seed: int) -> np.ndarray:
+    words = [philox([n, 0, 0, 0], [seed & 0xFFFFFFFF, seed >> 32])[:2] for n in range(POSITIONS)]
+    return np.array(words, np.int64) >> 17
+
+
+class Driver:
+    """Buffers by tensor name for `slots` slots, and the graphs."""
+
+    def __init__(self, bundle, slots: int) -> None:
+        self.bundle, self.slots, self.sessions = bundle, slots, {}
+        self.manifest = json.loads((bundle / "pass_config.json").read_text())
+        self.plans = {plan["name"]: plan for plan in self.manifest["plans"]}
+        model = self.manifest["model"]
+        self.vocab_size = model["vocab_size"]
+        cache = (slots, model["kv_heads"], CAPACITY, model["head_dim"])
+        trunk = [tensor["name"] for tensor in self.manifest["trunk"]["inputs"]]
+        self.buffers = {name: np.zeros(cache, np.float32) for name in trunk if name.startswith("past_")}
+        self.buffers |= {name: np.zeros(slots, np.int64) for name in ("length", "active", "top_k")}
+        self.buffers |= {name: np.zeros(slots, np.float32) for name in ("temperature", "min_p")}
+        self.buffers |= {
+            "top_p": np.ones(slots, np.float32),
+            "noise_offsets": np.zeros((slots, POSITIONS, 2), np.int64),
+        }
+
+    def constants(self, plan: str) -> dict:
+        listed = self.plans[plan]["constants"]
+        mask = [[seen == "1" for seen in row] for row in listed["window_mask"]]
+        arrays = {name: np.array(value, np.int64) for name, value in listed.items() if name != "window_mask"}
+        return arrays | {"window_mask": np.array(mask)}
+
+    def run(self, graph: dict, given: dict) -> None:
+        file = graph["file"]
+        if file not in self.sessions:
+            self.sessions[file] = ort.InferenceSession(self.bundle / file, providers=["CPUExecutionProvider"])
+        known = self.buffers | given
+        results = self.sessions[file].run(None, {tensor["name"]: known[tensor["name"]] for tensor in graph["inputs"]})
+        for tensor, result in zip(graph["outputs"], results, strict=True):
+            self.buffers[self.manifest["feeds"].get(tensor["name"], tensor["name"])] = result
+
+    def prefill(self, slot: int, tokens: list[int], width: int = 4) -> None:
+        """All slots at once, since this driver has no views of a slot: the others are written behind their length."""
+        saved = {name: array.copy() for name, array in self.buffers.items() if name.startswith("past_")}
+        for start in range(0, len(tokens), width):
+            chunk = tokens[start : start + width]
+            ids = np.zeros((self.slots, width), np.int64)
+            ids[slot, : len(chunk)] = chunk
+            length = np.zeros(self.slots, np.int64)
+            length[slot] = start
+            rows = np.arange(width)
+            given = {"input_ids": ids, "length": length, "row_position": rows, "logit_rows": rows[:1]}
+            given |= {"window_mask": np.tri(width, dtype=bool), "lookahead_rows": rows[:0]}
+            self.run(self.manifest["trunk"], given)
+        for name, array in saved.items():
+            array[slot] = self.buffers[name][slot]
+            self.buffers[name] = array
+
+    def enter(self, windows: dict[int, list[int]], plan: str) -> None:
+        """Windows for slots with these tokens, every draft missing; the other slots are parked."""
+        constants, drafts = self.constants(plan), self.plans[plan]["drafts"]
+        ids = np.zeros((self.slots, len(constants["row_position"])), np.int64)
+        for slot, tokens in windows.items():
+            ids[slot] = [tokens[-1], *[self.vocab_size] * drafts, *constants["lookahead_ids"]]
+            self.buffers["length"][slot] = len(tokens) - 1
+        self.buffers["input_ids"] = ids
+        self.buffers["active"][:] = [slot in windows for slot in range(self.slots)]
+
+    def step(self, plan: str, sampler: str) -> list[list[int]]:
+        constants = self.constants(plan)
+        self.run(self.manifest["trunk"], constants)
+        self.run(self.plans[plan]["tails"][sampler], constants)
+        counts, emitted = self.buffers["count"], self.buffers["emitted"]
+        return [row[:count].tolist() for row, count in zip(emitted, counts, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_bundle):
+    """Of every prompt, by sampler."""
+    sampling = {
+        "greedy": SamplingParams(),
+        "sample": SamplingParams(temperature=0.9, seed=SEED),
+        "truncated": SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=SEED),
+    }
+    with load(tiny_bundle, "cpu", threads=1) as session:
+        return {
+            name: [
+                session.generate_ids(prompt, GenerateOptions(TOKENS, params, plan="ar", ignore_eos=True))
+                .run()
+                .token_ids
+                for prompt in PROMPTS
+            ]
+            for name, params in sampling.items()
+        }
+
+
+@pytest.mark.parametrize("sampler", ["greedy", "sample", "truncated"])
+@pytest.mark.parametrize("first", ["ar", "draft-3", "verify-2", "fused-2"])
+def test_a_bundle_driven_by_its_manifest(tiny_bundle, expected, first, sampler):
+    driver = Driver(tiny_bundle, slots=3)
+    if sampler != "greedy":
+        driver.buffers["temperature"][:] = 0.9
+        driver.buffers["noise_offsets"][:] = offsets(SEED)
+    if sampler == "truncated":
+        for name, value in {"top_k": 40, "top_p": 0.95, "min_p": 0.01}.items():
+            driver.buffers[name][:] = value
+    texts = {0: list(PROMPTS[0]), 2: list(PROMPTS[1])}  # slot 1 is parked
+    for slot, prompt in texts.items():
+        driver.prefill(slot, prompt[:-1])
+    driver.enter(texts, first)
+    plan, passes, emitted = first, 0, {slot: [] for slot in texts}
+    while min(map(len, emitted.values())) < TOKENS:
+        found = driver.step(plan, sampler)
+        assert found[1] == []
+        assert driver.buffers["length"][1] == 0
+        for slot in texts:
+            emitted[slot] += found[slot]
+        plan, passes = driver.plans[plan]["next"], passes + 1
+        if passes == 3:  # another plan may follow at any time
+            driver.enter({slot: texts[slot] + emitted[slot] for slot in texts}, first)
+            plan = first
+    assert [tokens[:TOKENS] for tokens in emitted.values()] == expected[sampler]
+    driver.run(driver.manifest["logprobs"], {})
+    assert driver.buffers["top_ids"].shape == (3, driver.buffers["emitted"].shape[1], 20)
+    assert (driver.buffers["chosen_logprob"][0, : driver.buffers["count"][0]] <= 0).all()

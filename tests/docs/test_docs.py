@@ -1,0 +1,95 @@
+"""What the documentation says of the repository: links, the README's tree and Python, the picture of windows."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text(encoding="utf-8")))
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def tree_paths() -> list[str]:
+    """Every file and directory that the README's tree names. Names stand before a gap of two spaces; the scripts are
+    what is told of scripts/."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = text[text.index("## The tree") : text.index("## Limits")]
+    found, folder = [], ""
+    for line in tree.splitlines()[2:-1]:
+        names = re.split(r"\s{2,}", line.strip())[0].split()
+        begins = line[4] != " "
+        if begins:
+            found += names
+            folder = names[0] if names[0].endswith("/") else ""
+        if folder == "scripts/":
+            names = re.findall(r"\w+\.(?:sh|py)", line)
+        if not begins or folder == "scripts/":
+            found += [folder + name for name in names]
+    return found
+
+
+def tracked() -> list[str]:
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    return done.stdout.splitlines()
+
+
+def test_the_tree_names_what_is_there_and_all_of_it():
+    named = tree_paths()
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    rooms = tuple(path for path in named if path.endswith("/") and path.count("/") == 3)
+    sources = [path for path in tracked() if path.startswith(("exporter/", "runtime/", "scripts/"))]
+    left_out = [path for path in sources if path not in named and not path.startswith(rooms)]
+    assert [path for path in left_out if not path.endswith("/__init__.py")] == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def examples() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(examples())))
+def test_the_readmes_python_runs(number, tiny_bundle, capsys):
+    code = examples()[number]
+    assert '"build/smollm2-135m"' in code
+    exec(compile(code.replace("build/smollm2-135m", str(tiny_bundle)), "README.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+def test_the_picture_is_what_the_plans_look_like():
+    matplotlib = pytest.importorskip("matplotlib")
+    spec = importlib.util.spec_from_file_location("draw_windows", ROOT / "scripts" / "draw_windows.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    committed = script.PICTURE.read_text(encoding="utf-8")
+    if script.drawn_by(committed) != matplotlib.__version__:
+        pytest.skip(f"drawn by matplotlib {script.drawn_by(committed)}")
+    assert script.render() == committed

@@ -1,0 +1,51 @@
+"""Progress where stderr is no terminal: whole lines, not too many of them."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pass_exporter import terminal
+from pass_exporter.terminal import Terminal
+
+
+class Clock:
+    """time.monotonic, by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(terminal.time, "monotonic", lambda: self.now)
+
+
+def lines(steps: int, seconds: float, clock: Clock, *, show: bool = True) -> list[str]:
+    """What a phase of so many steps, each so many seconds, prints."""
+    file = io.StringIO()
+    with Terminal(Console(file=file, width=40), show=show) as progress:
+        step = progress.phase("[training] a model with a long name, longer than forty columns")
+        for done in range(1, steps + 1):
+            clock.now += seconds
+            step(done, steps, f"loss {done}")
+        progress.phase("writing")
+    return file.getvalue().splitlines()
+
+
+def test_slow_phases_tell_every_tenth(monkeypatch: pytest.MonkeyPatch):
+    first, *told, last = lines(30, 60, Clock(monkeypatch))
+    assert first == "[training] a model with a long name, longer than forty columns"
+    assert told == [f"{first}: {done}/30  loss {done}" for done in range(3, 31, 3)]
+    assert last == "writing"
+
+
+def test_quick_phases_tell_their_end(monkeypatch: pytest.MonkeyPatch):
+    first, told, _ = lines(30, 0.1, Clock(monkeypatch))
+    assert told == f"{first}: 30/30  loss 30"
+
+
+def test_a_single_step_is_not_counted(monkeypatch: pytest.MonkeyPatch):
+    assert len(lines(1, 100, Clock(monkeypatch))) == 2
+
+
+def test_other_processes_print_nothing(monkeypatch: pytest.MonkeyPatch):
+    assert lines(30, 60, Clock(monkeypatch), show=False) == []

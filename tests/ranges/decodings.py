@@ -1,0 +1,34 @@
+"""What both ends of the version ranges decode: bundles, requests, and the file where the newest end's tokens are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pass_runtime import GenerateOptions, SamplingParams
+
+BUNDLES = ("tiny", "random", "adapter", "int4")
+PROMPT = "The quick brown fox jumps over"
+PLANS = ("ar", "two-pass", "fused", "fused:4,3,2,2,1", "auto")
+SAMPLING = ((0.0, 0, 1.0), (0.8, 0, 1.0), (1.0, 50, 0.8))
+"""Temperature, top-k, top-p: one of each sampler."""
+
+
+def directory() -> Path:
+    """Where scripts/test_ranges.sh keeps them."""
+    return Path(os.environ["PASS_RANGES"])
+
+
+def tokens_file() -> Path:
+    return directory() / "tokens.json"
+
+
+def requests() -> dict[str, GenerateOptions]:
+    """By name."""
+    return {
+        f"{plan} at {values}": GenerateOptions(
+            max_new_tokens=48, sampling=SamplingParams(*values, seed=7), plan=plan, ignore_eos=True
+        )
+        for plan in PLANS
+        for values in SAMPLING
+    }

@@ -1,0 +1,30 @@
+"""The newest end: export bundles and write down what they decode to. Run by scripts/test_ranges.sh, for its fixtures
+through pytest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import onnxruntime
+from decodings import BUNDLES, PROMPT, directory, requests, tokens_file
+
+from conftest import export_bundle
+from pass_runtime import load
+from pass_runtime.testing.lossless import run_tokens
+
+
+def test_record(tiny_model: Path, tiny_bundle: Path, random_bundle: Path, adapter_bundle: Path, tmp_path: Path):
+    int4 = export_bundle(tiny_model, tmp_path / "int4", lookahead=6, weights="int4")
+    found = {}
+    for name, bundle in zip(BUNDLES, (tiny_bundle, random_bundle, adapter_bundle, int4), strict=True):
+        target = directory() / name
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(bundle, target)
+        with load(target, "cpu") as session:
+            prompt = session.encode(PROMPT)
+            found[name] = {key: run_tokens(session, prompt, options).token_ids for key, options in requests().items()}
+    assert len({tuple(tokens) for decoded in found.values() for tokens in decoded.values()}) >= 6
+    record = {"onnxruntime": onnxruntime.__version__, "tokens": found}
+    tokens_file().write_text(json.dumps(record), encoding="utf-8")

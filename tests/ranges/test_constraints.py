@@ -1,0 +1,44 @@
+"""constraints.txt has one version of everything that pyproject.toml asks for, and it is in the range asked for."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CHOSEN_BY_USERS = "tensorrt-cu13"
+"""From NVIDIA's own index; not part of any test."""
+
+REQUIREMENTS = sorted(
+    {line for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()) for line in group}
+)
+
+
+def constraints() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    found = {canonicalize_name(name): version for name, version in pairs}
+    assert len(found) == len(pairs)
+    return found
+
+
+@pytest.mark.parametrize("line", REQUIREMENTS)
+def test_it_is_pinned_inside_its_range(line: str):
+    requirement = Requirement(line)
+    name = canonicalize_name(requirement.name)
+    if name not in (canonicalize_name(PROJECT["name"]), CHOSEN_BY_USERS):
+        assert constraints()[name] in requirement.specifier
+
+
+@pytest.mark.parametrize("line", PROJECT["dependencies"])
+def test_the_runtime_pins_nobody(line: str):
+    """A lower bound, which scripts/test_ranges.sh installs; and room above it."""
+    specifiers = Requirement(line).specifier
+    assert {found.operator for found in specifiers} <= {">=", "<"}
+    (least,) = (found.version for found in specifiers if found.operator == ">=")
+    assert least != constraints()[canonicalize_name(Requirement(line).name)]

@@ -1,0 +1,125 @@
+"""ONNX Runtime on memory that comes from CUDA, as with `--device cuda`: here the fake device's, which is the host's."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_sessions import SAMPLINGS, Asked, assert_cpu_writes, cpu_session, submit_together
+from fake_gpu import FakeCuda
+from tokenizers import Tokenizer
+
+from pass_runtime import GenerateOptions, Session
+from pass_runtime.backends.cuda import Cuda, import_api
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.engine import open_memory
+from pass_runtime.bundle.manifest import TOKENIZER_FILE, read_manifest
+from pass_runtime.errors import PassError
+
+LONG = [2 + i % 300 for i in range(500)]
+ASKED: list[Asked] = [
+    ([5, 6, 7], GenerateOptions(30, SAMPLINGS[1], plan="fused", ignore_eos=True)),
+    (LONG[:200], GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True)),  # grows to 512 columns
+    (LONG[:40], GenerateOptions(20, SAMPLINGS[0], plan="ar", ignore_eos=True)),
+]
+Open = Callable[[FakeCuda], Session]
+
+
+@pytest.fixture
+def open_on(adapter_bundle: Path) -> Open:
+    def open_on(device: FakeCuda) -> Session:
+        manifest = read_manifest(adapter_bundle)
+        backend = OrtBackend(adapter_bundle, manifest, "cpu", threads=1, max_batch_size=2, memory=Cuda(device))
+        return Session(manifest, backend, Tokenizer.from_file(str(adapter_bundle / TOKENIZER_FILE)))
+
+    return open_on
+
+
+@pytest.fixture(scope="module")
+def expected(adapter_bundle: Path) -> list[list[int]]:
+    return [cpu_session(adapter_bundle).generate_ids(*one).run().token_ids for one in ASKED]
+
+
+def attempt(session: Session, expected: list[list[int]]) -> int:
+    """All of ASKED, as many at a time as there are slots; how many failed. Those that did not fail are right."""
+    failed = 0
+    for stream, right in zip(submit_together(session, ASKED), expected, strict=True):
+        try:
+            assert stream.run().token_ids == right
+        except PassError as error:
+            assert "MiB left" in str(error) and stream.token_ids == right[: len(stream.token_ids)]
+            failed += 1
+    return failed
+
+
+def test_device_memory_holds_what_the_hosts_does(adapter_bundle: Path, open_on: Open):
+    """Growing moves what is cached; so does a smaller batch."""
+    device = FakeCuda()
+    with open_on(device) as session:
+        for _ in range(2):
+            for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
+                assert_cpu_writes(adapter_bundle, one, stream.run().token_ids)
+        assert device.mallocs > len(device.blocks)  # some were given back
+    assert not device.blocks and not device.streams
+
+
+def test_a_forgotten_session_gives_device_memory_back(open_on: Open):
+    device = FakeCuda()
+    session = open_on(device)
+    session.generate_ids(*ASKED[0]).run()
+    assert device.blocks
+    del session
+    gc.collect()
+    assert not device.blocks and not device.streams
+
+
+def test_every_allocation_may_fail(open_on: Open, expected: list[list[int]]):
+    failed = 0
+    for number in range(1, 200, 5):
+        device = FakeCuda()
+        with open_on(device) as session:
+            device.fail_malloc = number
+            now = attempt(session, expected)
+            assert device.fail_malloc <= 0 or not now
+            device.fail_malloc = 0
+            assert attempt(session, expected) == 0
+        assert not device.blocks and not device.streams
+        failed += bool(now)
+        if not now:
+            break
+    assert failed > 10 and not now
+
+
+def test_a_cache_that_cannot_grow_is_what_it_was(open_on: Open, expected: list[list[int]]):
+    """There is room for 256 columns, and not for 256 and 512 at a time."""
+    device = FakeCuda()
+    with open_on(device) as session:
+        session.generate_ids(*ASKED[0]).run()
+        device.limit = device.used + 450_000
+        stream = session.generate_ids(*ASKED[1])
+        with pytest.raises(PassError, match=r"GPU has no .* MiB left"):
+            stream.run()
+        assert 0 < len(stream.token_ids) < 100 and stream.token_ids == expected[1][: len(stream.token_ids)]
+        assert session.backend.capacity == 256
+        assert session.generate_ids(*ASKED[2]).run().token_ids == expected[2]
+        device.limit = 1 << 30
+        assert session.generate_ids(*ASKED[1]).run().token_ids == expected[1]
+
+
+def test_without_cuda_python_the_command_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    for attempt in (import_api, lambda: open_memory("cuda")):
+        with pytest.raises(PassError, match=r"cannot be imported .*; run: pip install cuda-python$"):
+            attempt()
+
+
+def test_the_gpu_extra_holds_what_the_device_needs():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    names = {requirement.partition("==")[0] for requirement in extras["gpu"]}
+    assert names == {"onnxruntime-gpu", "cuda-python"}
+    assert set(extras["gpu"]) & set(extras["cuda"])  # one version for both

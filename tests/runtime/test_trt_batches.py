@@ -1,0 +1,86 @@
+"""Several requests at a time on engines of a fake device: everybody writes what the CPU writes for them alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_sessions import PROMPT, SAMPLINGS, Asked, Gpu, assert_cpu_writes, submit_together, with_engines
+
+from pass_runtime import GenerateOptions, Session
+from pass_runtime.backends.base import PassKind
+
+MOST = 4
+"""Sequences that the engines were built for."""
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one row", "two rows"])
+def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_engines(adapter_bundle, tmp_path_factory.mktemp("batches"), request.param, MOST)
+
+
+@pytest.fixture
+def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(engine_bundle, monkeypatch)
+
+
+def requests(plans: tuple[str, ...], count: int = 7, **options: object) -> list[Asked]:
+    """Prompts of other lengths, texts of other lengths, and every way to sample."""
+    return [
+        (
+            [3 + 5 * i, *PROMPT[: 4 + 9 * (i % 4)]],
+            GenerateOptions(6 + 5 * i, SAMPLINGS[i % 3], plan=plans[i % len(plans)], ignore_eos=True, **options),
+        )
+        for i in range(count)
+    ]
+
+
+def record_batches(session: Session) -> set[int]:
+    """A set that grows by the batch of every pass."""
+    batches: set[int] = set()
+    run = session.backend.run
+
+    def recorded(kind: PassKind) -> list[list[int]]:
+        batches.add(kind.batch)
+        return run(kind)
+
+    session.backend.run = recorded  # type: ignore[method-assign]
+    return batches
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "plans", [("ar",), ("two-pass",), ("fused",), ("auto",), ("ar", "fused", "two-pass", "auto")], ids="-".join
+)
+def test_requests_side_by_side(gpu: Gpu, slots: int, plans: tuple[str, ...]):
+    asked = requests(plans)
+    with gpu.open(max_batch_size=slots) as session:
+        batches = record_batches(session)
+        written = [stream.run().token_ids for stream in submit_together(session, asked)]
+    assert max(batches) == slots
+    for one, ids in zip(asked, written, strict=True):
+        assert_cpu_writes(gpu.bundle, one, ids)
+    gpu.assert_empty()
+
+
+def test_drafts_from_the_text_and_logprobs_side_by_side(gpu: Gpu):
+    asked = requests(("two-pass", "fused"), draft="both") + requests(("fused",), 3, logprobs=2)
+    with gpu.open(max_batch_size=MOST) as session:
+        streams = [stream.run() for stream in submit_together(session, asked)]
+    for one, stream in zip(asked, streams, strict=True):
+        assert_cpu_writes(gpu.bundle, one, stream.token_ids)
+        told = [token.logprobs is not None for token in stream.tokens]
+        assert told == [one[1].logprobs is not None] * len(told)
+
+
+def test_a_batch_that_has_been_seen_allocates_and_captures_nothing(gpu: Gpu):
+    with gpu.open(max_batch_size=MOST) as session:
+        asked = requests(("two-pass", "fused", "ar"), 6)
+        # Who gets which slot depends on what the slots kept: it takes some rounds until everybody was everywhere.
+        written = [[stream.run().token_ids for stream in submit_together(session, asked)] for _ in range(10)]
+        cuda = gpu.cuda
+        before = cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), gpu.trt.contexts
+        for _ in range(10):
+            assert [stream.run().token_ids for stream in submit_together(session, asked)] == written[0]
+        assert before == (cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), gpu.trt.contexts)
+    assert all(ids == written[0] for ids in written)

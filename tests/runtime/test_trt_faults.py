@@ -1,0 +1,173 @@
+"""What fails on a (fake) device: the request says why, the next one is right, and everything is given back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_sessions import CAPACITY, PROMPT, SAMPLINGS, Gpu, cpu_session, submit_together, tokens, with_engines
+from fake_gpu import FakeContext
+
+from pass_runtime import GenerateOptions, Session
+from pass_runtime.bundle.plan import ar_plan
+from pass_runtime.errors import PassError
+
+SLOTS = 2
+ASKED = [
+    (PROMPT, GenerateOptions(12, SAMPLINGS[1], plan="two-pass", ignore_eos=True)),
+    (PROMPT[5:], GenerateOptions(9, SAMPLINGS[2], plan="fused", ignore_eos=True)),
+]
+
+
+@pytest.fixture(scope="module")
+def engine_bundle(adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_engines(adapter_bundle, tmp_path_factory.mktemp("faults"), 2, SLOTS)
+
+
+@pytest.fixture
+def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(engine_bundle, monkeypatch)
+
+
+@pytest.fixture
+def session(gpu: Gpu) -> Iterator[Session]:
+    with gpu.open() as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def expected(engine_bundle: Path) -> list[list[int]]:
+    cpu = cpu_session(engine_bundle)
+    return [cpu.generate_ids(*one).run().token_ids for one in ASKED]
+
+
+def attempt(session: Session, expected: list[list[int]], message: str) -> int:
+    """Both at once; how many failed. Those that did not fail are right."""
+    failed = 0
+    for stream, right in zip(submit_together(session, ASKED), expected, strict=True):
+        try:
+            assert stream.run().token_ids == right
+        except PassError as error:
+            assert message in str(error) and "\n" not in str(error)
+            assert stream.finish_reason == "error" and stream.token_ids == right[: len(stream.token_ids)]
+            failed += 1
+    return failed
+
+
+def test_close_gives_everything_back_and_may_be_repeated(gpu: Gpu):
+    session = gpu.open()
+    tokens(session, plan="fused")
+    session.close()
+    session.close()
+    gpu.assert_empty()
+
+
+def test_a_forgotten_session_gives_everything_back(gpu: Gpu):
+    session = gpu.open()
+    tokens(session)
+    del session
+    gc.collect()
+    gpu.assert_empty()
+
+
+def test_too_little_memory_says_what_to_do(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    gpu = Gpu(engine_bundle, monkeypatch, limit=100_000)
+    session = gpu.open()
+    with pytest.raises(PassError, match=r"GPU has no .* MiB left .*--max-seq-len"):
+        tokens(session)
+    session.close()
+    gpu.assert_empty()
+
+
+def test_every_execution_may_fail(gpu: Gpu, expected: list[list[int]]):
+    """Also one that is being captured. Replaying a captured graph asks nobody."""
+    failures = []
+    for number in range(1, 100):
+        with gpu.open(max_batch_size=SLOTS) as session:
+            gpu.trt.fail_run = number
+            failures.append(attempt(session, expected, "failed to run"))
+            gpu.trt.fail_run = 0
+            assert attempt(session, expected, "") == 0
+        gpu.assert_empty()
+        if not failures[-1]:
+            break
+    assert len(failures) > 15 and all(failures[:-1]) and 2 in failures
+
+
+def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
+    """From the first one, while the session is opened, to the last one of a batch."""
+    refused = failed = 0
+    for number in range(1, 300):
+        gpu.cuda.fail_malloc = number
+        try:
+            session = gpu.open(max_batch_size=SLOTS)
+        except PassError as error:
+            assert "MiB left" in str(error)
+            gpu.assert_empty()  # though somebody holds the error, and with it the half-open backend
+            refused += 1
+        else:
+            with session:
+                now = attempt(session, expected, "MiB left")
+                gpu.cuda.fail_malloc = 0
+                assert attempt(session, expected, "") == 0
+            failed += bool(now)
+            if not now:
+                gpu.assert_empty()
+                break
+        gpu.assert_empty()
+    assert refused == 1 and failed > 30
+    assert number == refused + failed + 1
+
+
+def test_a_context_that_was_half_bound_is_bound_anew(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    """Prefill of slot 1 fails after its cache was named: prefill of slot 0 must not write there."""
+    monkeypatch.setattr(FakeContext, "is_stream_capturable", lambda *_: False, raising=False)  # as TensorRT-RTX may say
+    with gpu.open(max_batch_size=SLOTS) as session:
+        backend = session.backend
+        backend.resize(512, [0, 0])
+        backend.set_sampling(0, SAMPLINGS[0])
+
+        def logits_behind(tokens: list[int]) -> np.ndarray:
+            backend.prefill(0, 0, tokens, 32)
+            backend.enter(0, ar_plan(), len(tokens), 7)
+            backend.run_trunk(ar_plan(), 1)
+            return backend.logits(ar_plan())
+
+        first = logits_behind([5, 6, 7])
+        other = logits_behind([9, 9, 9])
+        backend.prefill(0, 0, [1, 2, 3], 32)
+        set_address, last = FakeContext.set_tensor_address, "present_value.1"
+        with monkeypatch.context() as patch, pytest.raises(PassError, match=f"has no tensor {last}"):
+            patch.setattr(FakeContext, "set_tensor_address", lambda *given: given[1] != last and set_address(*given))
+            backend.prefill(1, 0, [9, 9, 9], 32)
+        assert np.array_equal(logits_behind([5, 6, 7]), first) and not np.array_equal(first, other)
+
+
+def test_memory_that_runs_out_while_a_sequence_grows(session: Session, gpu: Gpu):
+    """It ends where it was, and can be had again: more columns need memory of their own."""
+    long = [2 + i % 300 for i in range(500)]
+    options = GenerateOptions(60, SAMPLINGS[1], plan="two-pass", ignore_eos=True)
+    stream = session.generate_ids(long, options)
+    running = iter(stream)
+    next(running)
+    assert session.backend.capacity == 512
+    session._worker.call(lambda: setattr(gpu.cuda, "fail_malloc", 1))
+    with pytest.raises(PassError, match="MiB left"):
+        list(running)
+    again = session.generate_ids(long, options).run()
+    assert session.backend.capacity == CAPACITY
+    assert again.token_ids[: len(stream.token_ids)] == stream.token_ids
+    assert again.token_ids == cpu_session(gpu.bundle).generate_ids(long, options).run().token_ids
+
+
+def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
+    kinds = [(sampling, plan) for sampling in SAMPLINGS for plan in ("ar", "two-pass", "fused")]
+    first = [tokens(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
+    before = gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.trt.contexts
+    for number in range(1000):
+        at = number % len(kinds)
+        assert tokens(session, *kinds[at], count=4).token_ids == first[at]
+    assert before == (gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.trt.contexts)
