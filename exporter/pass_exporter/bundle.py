@@ -23,7 +23,7 @@ from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.bindings import CACHE, PRESENT
+from pass_runtime.bundle.consistency import fed_by
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import (
     CHAT_TEMPLATE_FILE,
@@ -174,11 +174,9 @@ def write_manifest(
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
     """Output -> the input of the next graph or pass whose memory it is."""
-    tails = {tensor.name for plan in plans for tail in plan.tails.values() for tensor in tail.outputs}
-    carried = {"next_ids": "input_ids", "next_length": "length", "next_draft_probs": "draft_probs"}
-    cache = [tensor.name for tensor in trunk.outputs if tensor.name.startswith(PRESENT)]
-    found = {output: fed for output, fed in carried.items() if output in tails}
-    return found | {name: name.replace(PRESENT, CACHE, 1) for name in cache}
+    graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
+    outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
+    return {output: fed for output in outputs if (fed := fed_by(output)) is not None}
 
 
 def describe(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:

@@ -5,6 +5,7 @@ PASS_TEST_BUNDLE names a directory to keep the exported bundle in between runs (
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -119,3 +120,20 @@ def test_through_a_long_answer(session: Session, references: list[tuple[list[int
         accepted += stream.stats.accepted
         assert_same(session, ids, options, expected, stream.token_ids)
     assert accepted > 0
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_requests_at_once_write_what_they_write_alone(session: Session, bundle: Path, slots: int):
+    """Sixteen of every plan and sampling, side by side; batches change shapes, and with them how sums are rounded."""
+    plans = ["auto", "two-pass", "fused:2,1,1", "ar"]
+    asked = [
+        GenerateOptions(16, SamplingParams(*SAMPLING[i % 4], seed=i), plan=plans[(i // 4) % 4], ignore_eos=True)
+        for i in range(16)
+    ]
+    prompts = [session.encode(PROMPTS[i]) for i in range(16)]
+    plain = [dataclasses.replace(options, plan="ar") for options in asked]
+    alone = [run_tokens(session, *job).token_ids for job in zip(prompts, plain, strict=True)]
+    with load(bundle, "cpu", threads=THREADS, verify=False, max_batch_size=slots) as batched:
+        streams = [batched.generate_ids(*job) for job in zip(prompts, asked, strict=True)]
+        for prompt, options, expected, stream in zip(prompts, asked, alone, streams, strict=True):
+            assert_same(session, prompt, options, expected, stream.run().token_ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, words, wrong
 
@@ -10,6 +12,7 @@ from pass_runtime.bundle.plan import ar_plan, fused_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import tuner as tuner_module
+from pass_runtime.tuning.group_sizes import chain_of
 from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
 from pass_runtime.tuning.tuner import PlanTuner
 
@@ -164,3 +167,85 @@ def test_text_that_repeats_is_drafted_from_the_text(tiny_bundle):
     assert stream.token_ids == [10 + position % 9 for position in range(2, 102)]
     assert names[:11] == ["ar"] * 11 and names[-1] == "verify-6"
     assert stream.stats.tau > 3 and max(tuner.texts[4].rates) > 0.8
+
+
+NARROW = PassTimes({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0}, {1: 0.0, 17: 0.0})
+"""Up to eight rows cost nothing; behind them a pass takes as long as it has rows."""
+
+
+def test_rows_of_a_batch_are_dear_where_rows_are():
+    """Eight slots already fill the rows that are free: drafts that pay for one slot do not pay for all."""
+    tuner = PlanTuner(NARROW, 4, GOOD)
+    assert tuner.decide(4, batch=1).cycle.lookahead > 0
+    assert PlanTuner(NARROW, 4, GOOD).decide(4, batch=8).cycle.name == "ar"
+    rates = [max(tuner.candidates(4, batch), key=lambda c: c.rate).rate for batch in (1, 2, 4, 8)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_batch_that_was_measured_counts_as_measured():
+    times = PassTimes(FREE.trunk, FREE.tail, {8: {1: 1.0, 25: 25.0}})
+    assert PlanTuner(times, 4, GOOD).decide(4, batch=8).cycle.name == "ar"
+    assert PlanTuner(times, 4, GOOD).decide(4, batch=2).cycle.lookahead == 4
+
+
+def test_modes_are_kept_by_request_and_batch():
+    tuner = PlanTuner(NARROW, 4, GOOD)
+    one, eight = tuner.mode(4, 1, []), tuner.mode(4, 8, [])
+    assert (one.cycle.lookahead > 0, eight.cycle.name) == (True, "ar")
+    assert tuner.mode(4, 1, []) == one and tuner.mode(2, 1, []).cycle.lookahead <= 2
+
+
+def test_every_sequence_has_an_acceptance_of_its_own():
+    """One that drafts badly is decoded plainly while another, by the same tuner, drafts; together it is the mean."""
+    tuner = PlanTuner(PassTimes({1: 1.0, 25: 2.0}, {1: 0.0, 9: 0.0}), 4, GOOD)
+    good, bad = tuner.new_acceptance(), tuner.new_acceptance()
+    for _ in range(300):
+        good.record(4, 4)
+        bad.record(4, 0)
+    assert bad.rates[0] < 0.2 < 0.9 < good.rates[0] and tuner.drafts.rates == tuner.new_acceptance().rates
+    assert tuner.decide(4, 1, [bad]).cycle.name == "ar"
+    assert tuner.decide(4, 1, [good]).cycle.lookahead == 4
+    alone = {c.cycle.name: c.tokens for c in tuner.candidates(4, 2, chain_of(good.rates))}
+    tuner.decide(4, 2, [good, bad])
+    assert 1 < tuner.decided.tokens < max(alone.values())
+
+
+@pytest.mark.parametrize("lookahead", [1, 4, 8])
+def test_decisions_take_a_hundredth_of_the_time(monkeypatch, lookahead):
+    """Passes of a millisecond, and decisions of 25 of them: fewer and fewer are made."""
+    clock = [0.0]
+    monkeypatch.setattr(tuner_module.time, "perf_counter", lambda: clock[0])
+    times = PassTimes({1: 1e-3, 81: 2e-3}, {1: 0.0, 17: 0.0})
+    tuner = PlanTuner(times, lookahead, GOOD[:lookahead])
+    decide, decided = tuner.decide, []
+
+    def slowly(*asked):
+        clock[0] += 0.025
+        decided.append(asked)
+        return decide(*asked)
+
+    tuner.decide = slowly  # type: ignore[method-assign]
+    decoding = 0.0
+    while decoding < 60.0:
+        plan = tuner.mode(lookahead, 1, []).cycle.plans[0]
+        tuner.observe(plan, 1, times.plan_seconds(plan))
+        decoding += times.plan_seconds(plan)
+    assert len(decided) > 5
+    assert clock[0] <= 0.01 * decoding + 0.025  # the first one is made before there was any time
+
+
+@pytest.mark.parametrize("lookahead", [4, 8])
+def test_decisions_measured(lookahead):
+    """The same by the clock: passes of a millisecond, in this machine's own time of decisions."""
+    times = PassTimes({1: 1e-3, 81: 2e-3}, {1: 0.0, 17: 0.0})
+    tuner = PlanTuner(times, lookahead, (*GOOD, 0.05, 0.04, 0.03, 0.02)[:lookahead])
+    decoding, deciding, longest = 0.0, 0.0, 0.0
+    for _ in range(20_000):
+        passes, started = tuner._passes, time.thread_time()
+        plan = tuner.mode(lookahead, 1, []).cycle.plans[0]
+        if tuner._passes < passes or not deciding:  # it decided; asking costs a look into a table
+            seconds = time.thread_time() - started
+            deciding, longest = deciding + seconds, max(longest, seconds)
+        decoding += times.plan_seconds(plan)
+        tuner.observe(plan, 1, times.plan_seconds(plan))
+    assert 0 < deciding <= 0.01 * decoding + longest

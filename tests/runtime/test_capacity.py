@@ -200,5 +200,6 @@ def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
     while not scheduler.idle:
         scheduler.round()
     for sequence in (*short, late):
+        assert sequence.finished is not None and sequence.finished.reason == "length", sequence.finished
         prompt = len(sequence.request.prompt_ids)
         assert sequence.tokens[prompt:] == [words(position) for position in range(prompt, len(sequence.tokens))]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manifests import at, linked, real_document, refusal, replace
 
 from pass_runtime.bundle.integrity import file_info, verify_files
 from pass_runtime.bundle.manifest import FILE_NAME, Manifest, read_manifest
-from pass_runtime.errors import PassError
 from pass_runtime.session import load
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
@@ -22,8 +22,7 @@ FREE_KEYS = {"files", "tools"}
 
 @pytest.fixture(scope="module")
 def document(tiny_bundle) -> dict:
-    """The real manifest as JSON; tests change copies."""
-    return json.loads((tiny_bundle / FILE_NAME).read_text(encoding="utf-8"))
+    return real_document(tiny_bundle)
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +33,7 @@ def scratch(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def bundle(tiny_bundle, tmp_path) -> Path:
-    """A bundle of links to the shared one's files, which a test replaces one at a time."""
-    for path in tiny_bundle.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    return tmp_path
-
-
-def replace(path: Path, data: bytes) -> None:
-    path.unlink()
-    path.write_bytes(data)
-
-
-def refusal(call, *args, **options) -> str:
-    """The message of the PassError that `call` must raise: one line."""
-    with pytest.raises(PassError) as error:
-        call(*args, **options)
-    message = str(error.value)
-    assert message == message.strip() != ""
-    assert len(message.splitlines()) == 1, message
-    return message
+    return linked(tiny_bundle, tmp_path)
 
 
 def refusal_of(document: dict, scratch: Path) -> str:
@@ -71,12 +52,6 @@ def objects(node, path=()) -> list[tuple]:
     for key, child in children:
         found += objects(child, (*path, key))
     return found
-
-
-def at(document: dict, path: tuple):
-    for key in path:
-        document = document[key]
-    return document
 
 
 def test_the_real_manifest_is_read(tiny_bundle):
@@ -242,3 +217,23 @@ def test_a_file_that_is_the_exported_one_but_broken(bundle, document, name):
     files = document["files"] | {name: {"sha256": info.sha256, "bytes": info.bytes}}
     replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
     assert name in refusal(load, bundle, "cpu")
+
+
+def test_a_chat_template_that_nobody_listed_is_refused(bundle, document):
+    """Its hash would not be checked, and templates are programs."""
+    files = {name: info for name, info in document["files"].items() if name != "chat_template.jinja"}
+    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
+    assert "chat_template.jinja is used but not listed" in refusal(load, bundle, "cpu", verify=False)
+
+
+def test_engines_belong_to_graphs_and_weights(tiny_bundle):
+    """Their `content` changes with those files, and not with the tokenizer or the template."""
+    manifest = read_manifest(tiny_bundle)
+
+    def content(name: str) -> str:
+        files = manifest.files | {name: manifest.files[name].model_copy(update={"sha256": "0" * 64})}
+        return manifest.model_copy(update={"files": files}).content
+
+    for name in manifest.files:
+        kept = name in ("tokenizer.json", "chat_template.jinja")
+        assert (content(name) == manifest.content) is kept, name

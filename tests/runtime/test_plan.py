@@ -170,11 +170,11 @@ def test_a_group_stands_behind_every_prefix_of_the_drafts(sizes):
 @given(sizes=group_sizes())
 def test_a_cycle_grows_narrower_until_it_is_plain(sizes):
     cycle = make_cycle("fused:" + ",".join(map(str, sizes)), 1)
-    reach = [cycle.reach]
+    reach = [cycle.reach(cycle.plans[0])]
     while cycle.lookahead:
         assert cycle.plans[0].drafts == len(cycle.plans[0].groups) - 1
         cycle = cycle.narrower()
-        reach.append(cycle.reach)
+        reach.append(cycle.reach(cycle.plans[0]))
     assert cycle.plans == (ar_plan(),)
     assert reach == sorted(reach, reverse=True) and len(set(reach)) == len(reach)
 

@@ -77,8 +77,13 @@ def _of_plans(manifest: Manifest) -> Iterator[str]:
 
 def _of_plan(manifest: Manifest, info: PlanInfo, plan: Plan) -> Iterator[str]:
     constants = type(info.constants).of(plan, manifest.model.vocab_size)
-    if (info.drafts, info.groups, info.next, info.constants) != (plan.drafts, plan.groups, plan.next.name, constants):
-        yield f"plan {info.name} does not have the drafts, groups and constants of {info.name}"
+    expected = {"drafts": plan.drafts, "groups": plan.groups, "next": plan.next.name}
+    expected |= {f"constants.{name}": value for name, value in constants}
+    found = {name: getattr(info, name) for name in ("drafts", "groups", "next")}
+    found |= {f"constants.{name}": value for name, value in info.constants}
+    for name, value in expected.items():
+        if found[name] != value:
+            yield f"{name} of plan {info.name} is not what such a plan has"
     for sampler, tail in info.tails.items():
         yield from _of_tensors(tail, tail_tensors(plan, manifest.model.vocab_size))
         compares = manifest.rule == "rejection" and plan.drafts > 0 and sampler != "greedy"
@@ -94,15 +99,21 @@ def _of_tensors(graph: Graph, expected: Mapping[str, Kind]) -> Iterator[str]:
 
 def _of_feeds(manifest: Manifest) -> Iterator[str]:
     graphs = [manifest.trunk, *(tail for plan in manifest.plans for tail in plan.tails.values())]
-    inputs = {tensor.name for graph in graphs for tensor in graph.inputs}
     outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
-    for output, fed in manifest.feeds.items():
-        if output not in outputs or fed not in inputs:
-            yield f"feeds {output} -> {fed} name no output and input of the graphs"
-    if missing := sorted(
-        name for name in outputs if name.startswith(("present_", "next_")) and name not in manifest.feeds
-    ):
-        yield f"feeds leave out {missing[0]}"
+    expected = {name: fed for name in outputs if (fed := fed_by(name)) is not None}
+    for name in sorted(expected.keys() | manifest.feeds.keys()):
+        if manifest.feeds.get(name) != expected.get(name):
+            yield f"feeds has {name} -> {manifest.feeds.get(name)}, not {expected.get(name)}"
+
+
+def fed_by(output: str) -> str | None:
+    """The input of the next graph or pass that is the memory of `output`; None where it has memory of its own."""
+    if output == "next_ids":
+        return "input_ids"
+    for prefix, fed in (("present_", "past_"), ("next_", "")):
+        if output.startswith(prefix):
+            return output.replace(prefix, fed, 1)
+    return None
 
 
 def _named(graph: Graph, name: str) -> Tensor | None:

@@ -189,10 +189,9 @@ class Cycle:
     def lookahead(self) -> int:
         return max((plan.drafts for plan in self.plans), default=0)
 
-    @property
-    def reach(self) -> int:
-        """How far one round writes behind the root when no draft is accepted."""
-        return max(i + plan.width for i, plan in enumerate(self.plans))
+    def reach(self, first: Plan) -> int:
+        """How far the passes from `first` to the end of a round write behind the root when no draft is accepted."""
+        return max(i + plan.width for i, plan in enumerate(self.plans[self.plans.index(first) :]))
 
     def narrower(self) -> Cycle:
         """The same mode with one draft less; `ar` in the end."""

@@ -126,10 +126,9 @@ def _from_cycle(cycle: Cycle, window: Plan | None, room: int, capabilities: Capa
     """The windows in place, or the start of the cycle; near the end of the capacity those of a narrower cycle."""
     untouched = (None,) * count
     while True:
-        if window in cycle.plans and capabilities.columns(window) <= room:
-            return Pass(window, untouched)
-        if max(cycle.reach, capabilities.least_width) <= room and capabilities.allows(cycle.plans):
-            return Pass(cycle.plans[0], untouched)
+        for plan in [plan for plan in (window, cycle.plans[0]) if plan in cycle.plans]:
+            if max(cycle.reach(plan), capabilities.least_width) <= room and capabilities.allows(cycle.plans):
+                return Pass(plan, untouched)
         if cycle.lookahead == 0:
             return None
         cycle = cycle.narrower()

@@ -1,0 +1,78 @@
+"""Backends on which something fails at a chosen moment, over graphs that are opened once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnxruntime as ort
+from tokenizers import Tokenizer
+
+from pass_runtime.backends.memory import HostMemory
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.session import Session
+
+MOMENTS = ("prefill", "run_trunk", "run_tail")
+
+
+class Fuse:
+    """Blows at the n-th call, once; 0 never does."""
+
+    def __init__(self, error: Exception, at: int = 0) -> None:
+        self.error, self.at, self.calls, self.blown = error, at, 0, False
+
+    def count(self) -> None:
+        self.calls += 1
+        if self.calls == self.at:
+            self.blown = True
+            raise self.error
+
+
+class FaultyMemory(HostMemory):
+    def __init__(self, fuse: Fuse) -> None:
+        super().__init__()
+        self.fuse = fuse
+
+    def allocate(self, size: int) -> int:
+        self.fuse.count()
+        return super().allocate(size)
+
+
+class FaultyBackend(OrtBackend):
+    """The real backend. `fuses` by the name of the method that they make fail, before or after its work is done."""
+
+    _opened: dict[Path, tuple[ort.InferenceSession, dict[str, ort.InferenceSession]]] = {}  # noqa: RUF012
+
+    def __init__(self, bundle: Path, *, slots: int = 2, memory: HostMemory | None = None) -> None:
+        self.fuses: dict[str, Fuse] = {}
+        self.late = False
+        super().__init__(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots, memory=memory)
+        self._tails = self._opened[bundle][1]
+
+    def _open_trunk(self, threads: int) -> ort.InferenceSession:
+        if self.bundle not in self._opened:
+            self._opened[self.bundle] = super()._open_trunk(threads), {}
+        return self._opened[self.bundle][0]
+
+    def _fail_around(self, name: str, work: Callable[[], None]) -> None:
+        fuse = self.fuses.get(name)
+        if fuse is not None and not self.late:
+            fuse.count()
+        work()
+        if fuse is not None and self.late:
+            fuse.count()
+
+    def prefill(self, *asked):
+        self._fail_around("prefill", lambda: super(FaultyBackend, self).prefill(*asked))
+
+    def run_trunk(self, *asked):
+        self._fail_around("run_trunk", lambda: super(FaultyBackend, self).run_trunk(*asked))
+
+    def run_tail(self, *asked):
+        self._fail_around("run_tail", lambda: super(FaultyBackend, self).run_tail(*asked))
+
+
+def session_of(backend: OrtBackend, max_queue: int = 1024) -> Session:
+    tokenizer = Tokenizer.from_file(str(backend.bundle / "tokenizer.json"))
+    return Session(backend.manifest, backend, tokenizer, max_queue=max_queue)

@@ -1,0 +1,52 @@
+"""Bundles whose manifest or files a test changes, and the one line that refuses them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pass_runtime.bundle.manifest import FILE_NAME
+from pass_runtime.errors import PassError
+
+
+def real_document(bundle: Path) -> dict:
+    """The manifest as JSON; tests change copies."""
+    return json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
+
+
+def linked(bundle: Path, target: Path) -> Path:
+    """A bundle of links to another one's files, which a test replaces one at a time."""
+    for path in bundle.iterdir():
+        (target / path.name).symlink_to(path)
+    return target
+
+
+def replace(path: Path, data: bytes) -> None:
+    path.unlink()
+    path.write_bytes(data)
+
+
+def refusal(call, *args, **options) -> str:
+    """The message of the PassError that `call` must raise: one line."""
+    with pytest.raises(PassError) as error:
+        call(*args, **options)
+    message = str(error.value)
+    assert message == message.strip() != ""
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+def at(document, path: tuple):
+    for key in path:
+        document = document[key]
+    return document
+
+
+def paths(node, path: tuple = ()) -> list[tuple]:
+    """Of everything in a document that is neither an object nor a list."""
+    if not isinstance(node, (dict, list)):
+        return [path]
+    children = node.items() if isinstance(node, dict) else enumerate(node)
+    return [found for key, child in children for found in paths(child, (*path, key))]

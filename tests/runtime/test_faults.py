@@ -1,0 +1,184 @@
+"""Whatever fails, and whenever: the requests it happened to say why, the others are right, and so is the next."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faulty import MOMENTS, FaultyBackend, FaultyMemory, Fuse, session_of
+from mixed_requests import TEXTS, Alone, Asked
+from reciting import assert_idle, reciting_session, runner_of, words
+
+from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
+from pass_runtime.backends.kv_cache import KVCache
+from pass_runtime.backends.memory import HostMemory, out_of_memory
+from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.decode.sequence import Sequence
+
+SEEDED = SamplingParams(0.9, seed=1)
+REQUESTS = [
+    Asked(TEXTS[1], SamplingParams(), 12, plan="two-pass"),
+    Asked(TEXTS[-1], SEEDED, 6, plan="two-pass"),  # it makes the cache grow
+    Asked(TEXTS[2], SEEDED, 9, plan="two-pass", logprobs=2),
+    Asked(TEXTS[3], SamplingParams(), 5, plan="fused", draft="both"),
+]
+NEXT = Asked(TEXTS[2], SEEDED, 20, plan="fused")
+ERRORS = [MemoryError(), out_of_memory(1 << 20), RuntimeError("the driver said\nsomething odd")]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_bundle: Path) -> Alone:
+    return Alone(load(tiny_bundle, "cpu", threads=1))
+
+
+def why(call) -> str | None:
+    """The one line of the PassError that `call` raises; None where it raises nothing."""
+    try:
+        call()
+    except PassError as error:
+        assert len(str(error).splitlines()) == 1 and str(error), repr(error)
+        return str(error)
+    return None
+
+
+def assert_serves(session: Session, alone: Alone) -> None:
+    alone.assert_same(NEXT, session.generate(NEXT.text, NEXT.options()).run().token_ids)
+    assert_idle(session)
+
+
+@pytest.mark.parametrize("plan", ["two-pass", "auto"])
+@pytest.mark.parametrize("error", ERRORS[:2], ids=["MemoryError", "PassError"])
+def test_the_nth_allocation_fails(tiny_bundle: Path, alone: Alone, error: Exception, plan: str):
+    for n in itertools.count(1, 1 if plan == "two-pass" else 5):  # `auto` times passes first
+        fuse = Fuse(error, n)
+        try:
+            session = session_of(FaultyBackend(tiny_bundle, memory=FaultyMemory(fuse)))
+        except PassError:
+            continue
+        asked = [Asked(a.text, a.sampling, a.tokens, plan=plan, logprobs=a.logprobs) for a in REQUESTS[:3]]
+        streams = [session.generate(request.text, request.options()) for request in asked]
+        failures = [why(stream.run) for stream in streams]
+        for request, stream, failure in zip(asked, streams, failures, strict=True):
+            assert failure is None or ("there is no memory" in failure and "--max-batch-size" in failure)
+            assert stream.finish_reason == "length" if failure is None else "error"
+            alone.assert_same(request, stream.token_ids, whole=failure is None)
+        assert any(failures) == fuse.blown, n
+        fuse.at = 0
+        assert_serves(session, alone)
+        if not fuse.blown:
+            return
+    raise AssertionError
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: bool):
+    for n in itertools.count(1):
+        backend = FaultyBackend(tiny_bundle)
+        session, fuse = session_of(backend), Fuse(RuntimeError("the driver said so"), n)
+        backend.fuses[moment], backend.late = fuse, late
+        runner, scheduler = runner_of(session), session._worker._scheduler
+        sequences = [Sequence(session._request(session.encode(a.text), a.options())) for a in REQUESTS]
+        for sequence in sequences:
+            scheduler.add(sequence)
+        failed: list[Sequence] = []
+        while not scheduler.idle:
+            blown, running = fuse.blown, [s for s in sequences if s.finished is None]
+            scheduler.round()
+            now = [s for s in running if s.finished is not None and s.finished.reason == "error"]
+            assert bool(now) == (fuse.blown and not blown)
+            assert len(now) <= (1 if moment == "prefill" else len(runner.slots))
+            failed += now
+        for asked, sequence in zip(REQUESTS, sequences, strict=True):
+            tokens = sequence.tokens[len(sequence.request.prompt_ids) :]
+            alone.assert_same(asked, tokens, whole=sequence not in failed)
+            assert sequence in failed or len(tokens) == asked.tokens
+        fuse.at = 0
+        assert_serves(session, alone)
+        if not fuse.blown:
+            assert n > 4 and not failed
+            return
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_failed_request_raises_where_it_is_read(tiny_bundle: Path, error: Exception):
+    backend = FaultyBackend(tiny_bundle)
+    backend.fuses["run_trunk"] = Fuse(error, 3)
+    session = session_of(backend)
+    stream = session.generate([5], GenerateOptions(50, plan="ar", ignore_eos=True))
+    expected = RuntimeError if isinstance(error, RuntimeError) else PassError
+    with pytest.raises(expected):
+        for _ in stream:
+            pass
+    assert (stream.finish_reason, len(stream.token_ids), stream.done) == ("error", 2, True)
+    with pytest.raises(expected):
+        stream.run()
+
+
+def test_a_text_that_cannot_be_decoded_is_one_requests_fault(tiny_bundle: Path, alone: Alone, monkeypatch):
+    session = load(tiny_bundle, "cpu", threads=1, max_batch_size=2)
+    streams = [session.generate(asked.text, asked.options()) for asked in (NEXT, NEXT)]
+    reader, calls = streams[0]._sequence.reader, itertools.count(1)
+
+    def read(token: int):
+        if next(calls) == 2:
+            raise PassError("no such token")
+        return "", None
+
+    monkeypatch.setattr(reader, "read", read)
+    assert why(streams[0].run) == "no such token"
+    alone.assert_same(NEXT, streams[1].run().token_ids)
+    assert_serves(session, alone)
+
+
+def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path):
+    session, go = reciting_session(tiny_bundle), threading.Event()
+    run = session.backend.run
+
+    def held(kind):
+        assert go.wait(20)
+        return run(kind)
+
+    session.backend.run = held  # type: ignore[method-assign]
+    stream = session.generate_ids([5], GenerateOptions(12, plan="two-pass", ignore_eos=True))
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    timer.join()
+    go.set()
+    assert stream.run().token_ids == [words(position) for position in range(1, 13)]
+    again = session.generate_ids([5, 6], GenerateOptions(3, plan="ar")).run()
+    assert again.token_ids == [words(2), words(3), words(4)]
+
+
+def test_a_cache_that_cannot_grow_is_what_it_was(tiny_bundle: Path):
+    manifest = read_manifest(tiny_bundle)
+    for n in range(1, 2 * manifest.model.layers + 1):
+        fuse = Fuse(out_of_memory(5))
+        memory = FaultyMemory(fuse)
+        cache = KVCache(memory, manifest, 3)
+        cache.resize(8, [0, 0, 0])
+        size = 3 * manifest.model.kv_heads * 8 * cache.column_bytes
+        contents = [np.random.default_rng(i).integers(0, 255, size, np.uint8) for i in range(len(cache.names))]
+        places = list(cache.places())
+        for (_, address), content in zip(places, contents, strict=True):
+            memory.upload(address, content)
+        fuse.at = fuse.calls + n
+        with pytest.raises(PassError):
+            cache.resize(16, [8, 3, 0])
+        assert (cache.capacity, list(cache.places()), len(memory._blocks)) == (8, places, len(places))
+        for (_, address), content in zip(places, contents, strict=True):
+            found = np.empty_like(content)
+            memory.download(found, address)
+            assert (found == content).all()
+
+
+def test_no_memory_says_what_to_do():
+    with pytest.raises(PassError, match=r"^there is no memory for \d+\.0 MiB more: .*--capacity.*shorter"):
+        HostMemory().allocate(1 << 60)

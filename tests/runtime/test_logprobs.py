@@ -1,0 +1,76 @@
+"""Log-probabilities of what was written: the model's own, the same for every plan, and told to those who asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.bundle.plan import ar_plan
+
+SAMPLING = [SamplingParams(), SamplingParams(1.0, seed=5), SamplingParams(0.8, 30, 0.9, seed=6)]
+PLANS = [
+    ("ar", None),
+    ("two-pass", None),
+    ("fused", "both"),
+    ("fused:3,1,0,2", None),
+    ("two-pass", "ngram"),
+    ("auto", None),
+]
+PROMPT = [5, 6, 7, 8, 5, 6]
+ROUNDING = 2e-3
+
+
+@pytest.fixture(scope="module")
+def session(random_bundle) -> Session:
+    return load(random_bundle, "cpu", threads=1, max_batch_size=2)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    behind = logits.astype(np.float64) - logits.max()
+    return behind - np.log(np.exp(behind).sum())
+
+
+@pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sample", "truncated"])
+def test_they_are_the_log_softmax_of_the_logits_for_every_plan(session: Session, sampling: SamplingParams):
+    """Before temperature and truncation."""
+    asked = {"sampling": sampling, "logprobs": 5, "ignore_eos": True}
+    streams = [
+        session.generate_ids(PROMPT, GenerateOptions(24, plan=plan, draft=draft, **asked)).run()
+        for plan, draft in PLANS
+    ]
+    written = streams[0].token_ids
+    assert all(stream.token_ids == written for stream in streams), "a near-tie: choose another seed"
+    for i, token in enumerate(written):
+        session.generate_ids([*PROMPT, *written[:i]], GenerateOptions(1, plan="ar", ignore_eos=True)).run()
+        expected = log_softmax(session.backend.logits(ar_plan())[0, 0])
+        best = np.sort(expected)[::-1][:5]
+        for stream in streams:
+            told = stream.tokens[i].logprobs
+            assert told is not None and len(told.top) == 5
+            assert told.logprob == pytest.approx(expected[token], abs=ROUNDING)
+            assert [value for _, value in told.top] == pytest.approx(best, abs=ROUNDING)
+            assert [value for _, value in told.top] == pytest.approx([expected[i] for i, _ in told.top], abs=ROUNDING)
+
+
+def test_they_are_told_to_those_who_asked(session: Session):
+    """Two requests of one batch, of which one asks."""
+    streams = [
+        session.generate_ids(PROMPT, GenerateOptions(30, plan="two-pass", logprobs=count, ignore_eos=True))
+        for count in (0, None)
+    ]
+    asking, silent = (stream.run() for stream in streams)
+    assert asking.token_ids == silent.token_ids
+    assert all(token.logprobs is not None and token.logprobs.top == () for token in asking.tokens)
+    assert all(token.logprobs is None for token in silent.tokens)
+    assert len(asking.as_dict()["logprobs"]) == 30
+    assert "logprobs" not in silent.as_dict()
+
+
+def test_where_tokens_come_from(session: Session):
+    """Drafts that were right are told from the model's own tokens."""
+    loop = [10, 11, 12] * 6
+    stream = session.generate_ids(loop, GenerateOptions(60, plan="two-pass", draft="both", ignore_eos=True)).run()
+    sources = [token.source for token in stream.tokens]
+    assert sources.count("model") == stream.stats.passes
+    assert len(sources) - sources.count("model") == stream.stats.accepted

@@ -1,0 +1,144 @@
+"""A manifest that contradicts itself or its graphs is refused at load, in one line that names the number."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from manifests import at, linked, paths, real_document, refusal, replace
+
+from pass_runtime.bundle.manifest import FILE_NAME
+from pass_runtime.errors import PassError
+from pass_runtime.session import load
+
+HARMLESS = {
+    ("model", "bos_token_id"): range(
+        320
+    ),  # which tokens of the vocabulary begin and end a text is for the model to say
+    ("model", "eos_token_ids", 0): range(320),
+}
+"""Numbers that may be others, and which; floats (acceptance rates) are estimates."""
+
+
+@pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle"])
+def original(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def bundle(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Links, but for the manifest, which every example writes anew."""
+    return linked(original, tmp_path_factory.mktemp("bundle"))
+
+
+def changed(document: dict, path: tuple, value) -> dict:
+    document = copy.deepcopy(document)
+    at(document, path[:-1])[path[-1]] = value
+    return document
+
+
+def refusal_of(bundle: Path, document: dict) -> str:
+    replace(bundle / FILE_NAME, json.dumps(document).encode())
+    return refusal(load, bundle, "cpu", verify=False)
+
+
+def numbers(document: dict) -> list[tuple]:
+    return [path for path in paths(document) if type(at(document, path)) is int]
+
+
+def harmless(document: dict, path: tuple, value: int) -> bool:
+    rank = path == ("lookahead", "adapter_rank")  # what it is, beyond whether there is one, nobody computes with
+    return value in HARMLESS.get(path, ()) or (rank and value > 0 and at(document, path) > 0)
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(data=st.data())
+def test_any_other_number_is_refused(original: Path, bundle: Path, data: st.DataObject):
+    document = real_document(original)
+    path = data.draw(st.sampled_from(numbers(document)))
+    old = at(document, path)
+    near = st.sampled_from([old - 1, old + 1, 2 * old, old // 2, old + 4, 0, 1, -1, 2**40])
+    value = data.draw(st.one_of(near, st.integers(0, 2000)).filter(lambda value: value != old))
+    changed_document = changed(document, path, value)
+    if not harmless(document, path, value):
+        refusal_of(bundle, changed_document)
+        return
+    replace(bundle / FILE_NAME, json.dumps(changed_document).encode())
+    load(bundle, "cpu", threads=1, verify=False).close()
+
+
+def test_every_kind_of_number_is_checked(original: Path, bundle: Path):
+    """The examples above are drawn; here is one of each place, wherever in a list it is."""
+    document = real_document(original)
+    kinds = {tuple("*" if isinstance(key, int) else key for key in path): path for path in numbers(document)}
+    kinds = {kind: path for kind, path in kinds.items() if kind[0] != "files" or kind[1] in ("trunk.onnx",)}
+    assert len(kinds) > 25
+    for path in kinds.values():
+        for value in (at(document, path) + 1, at(document, path) + 4):
+            if not harmless(document, path, value):
+                refusal_of(bundle, changed(document, path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (("version",), 1, "version 1"),
+        (("model", "vocab_size"), 328, "vocab_size"),
+        (("model", "hidden_size"), 128, "model.hidden_size 128"),
+        (("model", "layers"), 3, "model.layers is 3"),
+        (("model", "heads"), 8, "model.heads 8"),
+        (("model", "kv_heads"), 4, "model.kv_heads"),
+        (("model", "kv_heads"), 3, "model.kv_heads 3"),
+        (("model", "head_dim"), 32, "model.head_dim"),
+        (("model", "max_capacity"), 1024, "model.max_capacity 1024"),
+        (("model", "dtype"), "float16", "model.dtype float16"),
+        (("model", "weights"), "int8", "model.weights int8"),
+        (("model", "eos_token_ids"), [320], "token 320"),
+        (("lookahead", "length"), 5, "lookahead.length 5"),
+        (("lookahead", "acceptance_per_position"), [0.5] * 9, "lookahead.acceptance_per_position"),
+        (("rule",), "rejection", "rule is rejection"),
+        (("plans", 2, "drafts"), 2, "drafts of plan verify-1"),
+        (("plans", 3, "groups"), [1, 0], "groups of plan fused-1"),
+        (("plans", 1, "next"), "ar", "next of plan draft-1"),
+        (("plans", 3, "constants", "row_position"), [0, 1, 1, 1], "constants.row_position of plan fused-1"),
+        (("plans", 3, "constants", "window_mask", 3), "1111", "constants.window_mask of plan fused-1"),
+        (("plans", 3, "constants", "draft_rows"), [[3], [2]], "constants.draft_rows of plan fused-1"),
+        (("plans", 3, "constants", "lookahead_ids"), [320, 321], "constants.lookahead_ids of plan fused-1"),
+        (("plans", 2, "tails", "sample", "outputs", 0, "shape", 1), 3, "emitted of tail.verify-1.sample.onnx"),
+        (("logprobs", "outputs", 1, "shape", 2), 21, "top_ids of tail.logprobs.onnx"),
+        (("trunk", "inputs", 0, "dtype"), "float32", "input_ids"),
+        (("feeds", "next_ids"), "length", "feeds has next_ids -> length"),
+        (("feeds", "present_key.0"), "past_value.0", "feeds has present_key.0"),
+        (("feeds", "next_other"), "length", "feeds has next_other"),
+        (("noise", "bits"), 29, "noise"),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else None,
+)
+def test_what_is_wrong_is_named(tiny_bundle: Path, tmp_path: Path, path: tuple, value, named: str):
+    document = changed(real_document(tiny_bundle), path, value)
+    assert named in refusal_of(linked(tiny_bundle, tmp_path), document)
+
+
+@pytest.mark.parametrize("name", ["present_key.0", "next_ids", "next_length"])
+def test_a_feed_that_is_left_out_is_refused(tiny_bundle: Path, tmp_path: Path, name: str):
+    document = real_document(tiny_bundle)
+    del document["feeds"][name]
+    assert f"feeds has {name} -> None" in refusal_of(linked(tiny_bundle, tmp_path), document)
+
+
+def test_a_plan_that_is_left_out_is_refused(tiny_bundle: Path, tmp_path: Path):
+    document = real_document(tiny_bundle)
+    del document["plans"][4]
+    assert "lookahead.length" in refusal_of(linked(tiny_bundle, tmp_path), document)
+
+
+def test_a_manifest_of_another_model_is_refused(tiny_bundle: Path, adapter_bundle: Path, tmp_path: Path):
+    """Consistent in itself, and not what the graphs are."""
+    linked(adapter_bundle, tmp_path)
+    replace(tmp_path / FILE_NAME, (tiny_bundle / FILE_NAME).read_bytes())
+    with pytest.raises(PassError):
+        load(tmp_path, "cpu", verify=False)
