@@ -15,7 +15,8 @@ import pytest
 from decodings import directory
 
 NEEDS_EXPORTER = re.compile(
-    r"^(from|import) (pass_exporter|pass_trainer|torch|transformers|onnx|onnx_ir|fake_gpu|aliasing)\b", re.MULTILINE
+    r"^(from|import) (pass_exporter|pass_trainer|torch|transformers|onnx|onnx_ir|fake_gpu|engine_sessions|aliasing)\b",
+    re.MULTILINE,
 )
 
 if version("click").startswith("8.1."):  # later ones always keep stderr apart, and have no such argument
