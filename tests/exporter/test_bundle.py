@@ -47,7 +47,7 @@ def test_every_file_is_listed_with_its_hash(tiny_bundle: Path, manifest: Manifes
 def test_every_graph_is_as_described(request: pytest.FixtureRequest, bundle: str):
     directory: Path = request.getfixturevalue(bundle)
     manifest = read_manifest(directory)
-    graphs = [manifest.trunk, *(graph for plan in manifest.plans for graph in plan.tails.values())]
+    graphs = [manifest.trunk, manifest.logprobs, *(graph for plan in manifest.plans for graph in plan.tails.values())]
     assert {graph.file for graph in graphs} == {path.name for path in directory.glob("*.onnx")}
     for graph in graphs:
         session = ort.InferenceSession(directory / graph.file, providers=["CPUExecutionProvider"])
