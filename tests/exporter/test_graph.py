@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from conftest import export_bundle, make_model
+from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.bundle.metadata import METADATA, trunk_metadata
 
 LAYERS = 2
 HIDDEN, VOCAB = 64, 320
@@ -43,9 +46,8 @@ def initializers(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 
 def test_only_standard_operators_of_opset_24(tiny_bundle: Path):
-    assert (
-        len(graphs(tiny_bundle)) == 1 + 3 * 19
-    )  # the trunk; three tails of ar and of draft, verify and fused with 1 to 6 drafts
+    # the trunk; three tails of ar and of draft, verify and fused with 1 to 6 drafts; log-probabilities
+    assert len(graphs(tiny_bundle)) == 1 + 3 * 19 + 1
     for path in graphs(tiny_bundle):
         model = onnx.load(path, load_external_data=False)
         assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 24)], path.name
@@ -125,11 +127,14 @@ def test_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny_model: Path):
         assert [word for word in words if word in content] == [], path.name
 
 
-def test_no_metadata(tiny_bundle: Path):
+def test_no_metadata_but_what_the_trunk_is(tiny_bundle: Path):
+    stated = {METADATA: json.dumps(trunk_metadata(read_manifest(tiny_bundle)), sort_keys=True)}
     for path in graphs(tiny_bundle):
         model = onnx.load(path, load_external_data=False)
+        assert {prop.key: prop.value for prop in model.metadata_props} == (stated if path.name == "trunk.onnx" else {})
+        assert not model.doc_string
         values = (*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer)
-        for item in (model, model.graph, *model.graph.node, *values):
+        for item in (model.graph, *model.graph.node, *values):
             assert not item.doc_string and len(item.metadata_props) == 0, f"{path.name}: {item}"
 
 
@@ -167,7 +172,7 @@ def test_only_the_noise_tables_are_outside_a_tail(tiny_bundle: Path):
     for path in tiny_bundle.glob("tail.*.onnx"):
         model = onnx.load(path, load_external_data=False)
         outside = {t.name: t.external_data for t in model.graph.initializer if t.external_data}
-        greedy = path.name.endswith(".greedy.onnx")
+        greedy = path.name.endswith((".greedy.onnx", ".logprobs.onnx"))
         assert set(outside) == (set() if greedy else {"noise_table_1", "noise_table_2"}), path.name
         spans = []
         for data in outside.values():
