@@ -44,7 +44,6 @@ from pass_runtime.bundle.metadata import METADATA, metadata
 from pass_runtime.bundle.plan import Plan, bundle_plans
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
 
-NOISE_FILE = "tail.noise.data"
 LOGPROBS_FILE = "tail.logprobs.onnx"
 MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
     torch.float32: "float32",
@@ -60,7 +59,7 @@ def write_tails(directory: Path, lookahead: int, vocab_size: int, rule: Rule) ->
     The random tables are in one file that all sampling tails share.
     """
     tables = noise.noise_tables(vocab_size)
-    with (directory / NOISE_FILE).open("wb") as file:
+    with (directory / noise.TABLES_FILE).open("wb") as file:
         for table in tables:
             file.write(table.astype("<i4").tobytes())
     return tuple(_write_plan(directory, plan, vocab_size, rule) for plan in bundle_plans(lookahead))
@@ -94,14 +93,14 @@ def write_logprobs(directory: Path, vocab_size: int) -> Graph:
 
 def _share_noise_tables(model: ir.Model, directory: Path) -> None:
     offset = 0
-    for index in (1, 2):
-        value = model.graph.initializers.get(f"noise_table_{index}")
+    for name in noise.TABLES:
+        value = model.graph.initializers.get(name)
         if value is None:
             return
         tensor = value.const_value
         assert tensor is not None
         value.const_value = ir.ExternalTensor(
-            NOISE_FILE,
+            noise.TABLES_FILE,
             offset,
             tensor.nbytes,
             tensor.dtype,

@@ -15,9 +15,8 @@ from reciting import assert_idle, runner_of
 from pass_runtime import PassError, Session, load
 
 REQUESTS, WAVE = 2000, 25
-FLAT = 16 << 20
-"""Bytes that the process may grow by behind the warm-up: ONNX Runtime remembers something of every new shape, and one
-request of each kind over and over is flat."""
+FLAT = 4 << 20
+"""Bytes that the process may grow by behind the warm-up: rare kinds of request open tails of their own late."""
 OBJECTS = 1000
 """Python objects that may come to be there behind the warm-up; a request is dozens of them."""
 

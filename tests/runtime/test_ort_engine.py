@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnxruntime as ort
+import psutil
 import pytest
 
+from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.backends.ort.engine import PROVIDER_OPTIONS, open_session
+from pass_runtime.bundle.noise import TABLES_FILE
 from pass_runtime.errors import PassError
 
 
@@ -52,3 +55,16 @@ def test_a_gpu_that_did_not_start_is_said(monkeypatch: pytest.MonkeyPatch):
     Cuda.install(monkeypatch, Cuda(0, "CPUExecutionProvider"))
     with pytest.raises(PassError, match=r"could not start CUDAExecutionProvider"):
         open_session(Path("x"), "cuda")
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="reads what is mapped from /proc")
+def test_the_noise_is_mapped_once_for_all_tails(tiny_bundle: Path):
+    def mapped() -> int:
+        return sum(TABLES_FILE in place.path for place in psutil.Process().memory_maps(grouped=False))
+
+    before = mapped()
+    with load(tiny_bundle, "cpu", threads=1) as session:
+        for sampling in (SamplingParams(0.8, seed=1), SamplingParams(0.8, 50, 0.9, 1)):
+            for plan in ("ar", "two-pass", "fused"):
+                session.generate("fox", GenerateOptions(8, sampling, plan=plan, ignore_eos=True)).run()
+        assert mapped() == before + 1

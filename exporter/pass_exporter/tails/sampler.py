@@ -144,7 +144,7 @@ def _offsets(op: GraphTape, root: ir.Value, depth: list[int], name: str) -> ir.V
 def _tables(op: GraphTape, vocab_size: int) -> list[ir.Value]:
     """[blocks,16] int32 each, stored once for all tails of a bundle."""
     tables = noise.noise_tables(vocab_size)
-    return [op.const(table, np.int32, f"noise_table_{i + 1}") for i, table in enumerate(tables)]
+    return [op.const(table, np.int32, name) for name, table in zip(noise.TABLES, tables, strict=True)]
 
 
 def _table_sum(op: GraphTape, offsets: ir.Value, rows: int, vocab_size: int) -> ir.Value:

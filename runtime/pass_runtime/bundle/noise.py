@@ -42,6 +42,10 @@ MEMBERS = 8
 ROW = 16
 """Entries in a row of the tables."""
 _OFFSETS = 1 << 15
+TABLES_FILE = "tail.noise.data"
+"""T1 and then T2, little-endian: the file of a bundle that its sampling tails read them from."""
+TABLES = ("noise_table_1", "noise_table_2")
+"""What the tails call them."""
 _TABLE_KEYS = (0x50615353_00000001, 0x50615353_00000002)
 
 Words = npt.NDArray[np.uint32]

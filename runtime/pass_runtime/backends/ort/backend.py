@@ -24,6 +24,7 @@ from pass_runtime.backends.ort.engine import (
     bind,
     check_graph,
     choose_device,
+    map_noise_tables,
     open_memory,
     open_session,
 )
@@ -67,6 +68,8 @@ class OrtBackend(Backend):
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._trunk = self._open_trunk(threads)
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
+        # Other devices have copies of their own.
+        self._noise = map_noise_tables(bundle) if device == "cpu" else {}
         self._bound_trunks: dict[tuple[str, int], Bound] = {}  # by plan and batch, for the present cache
         self._bound_prefills: dict[tuple[int, int], Bound] = {}  # by width and slot, for the present cache
         self._bound_tails: dict[tuple[str, str, int], Bound] = {}  # by plan, sampler or "logprobs", and batch
@@ -145,7 +148,8 @@ class OrtBackend(Backend):
     def _tail_session(self, graph: Graph) -> ort.InferenceSession:
         """One thread: a second pool would spin on the cores that the trunk's next pass needs (it doubled a pass)."""
         if graph.file not in self._tails:
-            session = open_session(self.bundle / graph.file, self.capabilities.device, threads=1)
+            device = self.capabilities.device
+            session = open_session(self.bundle / graph.file, device, threads=1, shared=self._noise)
             check_graph(session, graph)
             self._tails[graph.file] = session
         return self._tails[graph.file]

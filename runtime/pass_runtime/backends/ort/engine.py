@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnxruntime as ort
@@ -15,6 +16,7 @@ from pass_runtime.backends.cuda import Cuda, import_api
 from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.metadata import METADATA, trunk_metadata
+from pass_runtime.bundle.noise import ROW, TABLES, TABLES_FILE
 from pass_runtime.errors import PassError
 
 PROVIDERS: Mapping[str, tuple[str, str]] = {
@@ -45,14 +47,24 @@ def choose_device(device: str) -> str:
     return device
 
 
-def open_session(path: Path, device: str, threads: int = 0, *, exact: bool = False) -> ort.InferenceSession:
+def open_session(
+    path: Path,
+    device: str,
+    threads: int = 0,
+    *,
+    exact: bool = False,
+    shared: Mapping[str, ort.OrtValue] = MappingProxyType({}),
+) -> ort.InferenceSession:
     """A session on `device`; `threads` 0 lets ONNX Runtime choose. On CUDA it captures graphs where it can.
 
     exact: multiply quantized weights in float32; ONNX Runtime's own choice also rounds activations to 8 bits.
+    shared: constants, by name, that it reads where they are instead of from the file.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
+    for name, value in shared.items():
+        options.add_initializer(name, value)
     if exact:
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if device == "cuda":
@@ -68,7 +80,15 @@ def open_session(path: Path, device: str, threads: int = 0, *, exact: bool = Fal
         raise PassError(f"onnxruntime cannot load {path}: {errors[-1]}")
     if session.get_providers()[0] != provider:
         raise PassError(f"onnxruntime could not start {provider} (is the GPU visible?); use --device cpu")
+    session.shared = shared  # only these hold the memory, and it must not go before the session
     return session
+
+
+def map_noise_tables(bundle: Path) -> Mapping[str, ort.OrtValue]:
+    """The random tables of the sampling tails, in the memory of their file. ONNX Runtime maps the file anew for every
+    tail, and what was touched of each mapping is resident: the same megabytes again and again."""
+    tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW)
+    return {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in zip(TABLES, tables, strict=True)}
 
 
 @dataclass(frozen=True)
