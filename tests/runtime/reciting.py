@@ -52,7 +52,7 @@ def watch_columns(backend: Backend) -> None:
 
     def watched(kind):
         lengths = backend.buffers.read("length", (kind.batch,), np.int64)
-        assert lengths.max() + backend.capabilities.columns(kind.plan) <= backend.capacity
+        assert lengths.max() + backend.capabilities.columns(kind.plan.width) <= backend.capacity
         return run(kind)
 
     backend.run = watched  # type: ignore[method-assign]

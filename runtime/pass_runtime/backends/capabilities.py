@@ -53,9 +53,9 @@ class Capabilities:
         """The smallest capacity of at least `columns`."""
         return next(size for size in self.capacities if size >= columns)
 
-    def columns(self, plan: Plan) -> int:
-        """Cache columns that a window of `plan` writes."""
-        return max(plan.width, self.least_width)
+    def columns(self, width: int) -> int:
+        """Cache columns that a window of `width` rows writes."""
+        return max(width, self.least_width)
 
     def allows(self, plans: Sequence[Plan]) -> bool:
         """Whether there are engines for all of `plans`."""

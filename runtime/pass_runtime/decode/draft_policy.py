@@ -113,12 +113,12 @@ def _from_text(
     """Text drafts in the window that has drafts anyway, else in one of their number in place of the cycle's next."""
     first = cycle.plans[0]
     plan = window if window in cycle.plans and window.drafts else first if first.is_fused else None
-    if plan is not None and capabilities.columns(plan) <= room:
+    if plan is not None and capabilities.columns(plan.width) <= room:
         drafts = [view.text[: plan.drafts] if view.text and judge.prefers(view, plan) else None for view in views]
         return Pass(plan, tuple(drafts)) if any(drafts) else None
     longest = min(max(len(view.text) for view in views), capabilities.lookahead or MAX_LOOKAHEAD)
     plans = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
-    count = judge.count(views, [plan for plan in plans if capabilities.columns(plan) <= room])
+    count = judge.count(views, [plan for plan in plans if capabilities.columns(plan.width) <= room])
     return Pass(plans[count - 1], tuple(view.text[:count] or None for view in views)) if count else None
 
 
@@ -127,7 +127,7 @@ def _from_cycle(cycle: Cycle, window: Plan | None, room: int, capabilities: Capa
     untouched = (None,) * count
     while True:
         for plan in [plan for plan in (window, cycle.plans[0]) if plan in cycle.plans]:
-            if max(cycle.reach(plan), capabilities.least_width) <= room and capabilities.allows(cycle.plans):
+            if capabilities.columns(cycle.reach(plan)) <= room and capabilities.allows(cycle.plans):
                 return Pass(plan, untouched)
         if cycle.lookahead == 0:
             return None

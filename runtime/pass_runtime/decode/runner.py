@@ -82,7 +82,7 @@ class Runner:
 
     def fits(self, prompt: int) -> bool:
         """Whether a token can be written behind a prompt of so many tokens."""
-        return prompt - 1 + self._columns(1) <= self.backend.capabilities.max_capacity
+        return prompt - 1 + self.backend.capabilities.columns(1) <= self.backend.capabilities.max_capacity
 
     def admit(self, sequence: Sequence) -> bool:
         """Give `sequence` a free slot; False where there is none. With `reuse_prefix` it is the one whose cache begins
@@ -118,7 +118,7 @@ class Runner:
         assert sequence is not None
         started, prompt = time.perf_counter(), sequence.request.prompt_ids
         count, width = self._chunk(sequence.cached, len(prompt) - 1, most)
-        self._reserve(sequence.cached + self._columns(width))
+        self._reserve(sequence.cached + self.backend.capabilities.columns(width))
         self.backend.prefill(slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width)
         sequence.cached += count
         slot.parked = False  # behind what is cached now
@@ -128,7 +128,7 @@ class Runner:
     def make_room(self, plan: Plan, batch: int) -> None:
         """For windows of `plan` in the first `batch` slots, growing the cache if a sequence needs it. Windows of slots
         that are free are written too: what those kept gives way."""
-        columns, slots = self._columns(plan.width), self.slots[:batch]
+        columns, slots = self.backend.capabilities.columns(plan.width), self.slots[:batch]
         self._reserve(max((slot.cached for slot in slots if slot.sequence is not None), default=0) + columns)
         for slot in slots:
             if slot.cached + columns > self.backend.capacity:
@@ -226,10 +226,6 @@ class Runner:
         slot.left, slot.source = plan.left(accepted), "lookahead"
         return outcome
 
-    def _columns(self, width: int) -> int:
-        """Cache columns that a window of `width` rows writes."""
-        return max(width, self.backend.capabilities.least_width)
-
     def _reserve(self, columns: int) -> None:
         """Grow the cache to `columns` at least."""
         if columns > self.backend.capacity:
@@ -268,7 +264,7 @@ class Runner:
         that pads."""
         left, limit = self.backend.capabilities.max_capacity - start, most or stop
         remaining = stop - start
-        offered = [w for w in self.backend.capabilities.prefill_widths if self._columns(w) <= left]
+        offered = [w for w in self.backend.capabilities.prefill_widths if self.backend.capabilities.columns(w) <= left]
         widths = [width for width in offered if width <= limit] or offered[-1:]
         filled = [width for width in widths if width <= remaining]
         padded = [width for width in widths if width > remaining]
