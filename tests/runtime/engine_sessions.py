@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +42,18 @@ class Gpu:
         cuda = self.cuda
         assert not cuda.blocks and not cuda.pinned and not cuda.streams and not cuda.graphs
         assert cuda.undestroyed == 0 and cuda.capturing is None
+
+
+@pytest.fixture
+def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """Of the importing file's `engine_bundle`."""
+    return Gpu(engine_bundle, monkeypatch)
+
+
+@pytest.fixture
+def session(gpu: Gpu) -> Iterator[Session]:
+    with gpu.open() as session:
+        yield session
 
 
 def with_engines(bundle: Path, directory: Path, least_width: int = 1, max_batch_size: int = 1) -> Path:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import engine_sessions
 import pytest
 from engine_sessions import (
     CAPACITY,
@@ -33,22 +33,13 @@ from pass_runtime.bundle.sampling import SAMPLERS
 from pass_runtime.errors import PassError
 from pass_runtime.testing.lossless import first_difference, run_tokens
 
+gpu, session = engine_sessions.gpu, engine_sessions.session
+
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one row", "two rows"])
 def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With engines whose narrowest window has one row, or two."""
     return with_engines(adapter_bundle, tmp_path_factory.mktemp("engines"), request.param)
-
-
-@pytest.fixture
-def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return Gpu(engine_bundle, monkeypatch)
-
-
-@pytest.fixture
-def session(gpu: Gpu) -> Iterator[Session]:
-    with gpu.open() as session:
-        yield session
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sample", "truncated"])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import engine_sessions
 import pytest
 from engine_sessions import PROMPT, SAMPLINGS, Asked, Gpu, assert_cpu_writes, submit_together, with_engines
 
 from pass_runtime import GenerateOptions, Session
 from pass_runtime.backends.base import PassKind
+
+gpu = engine_sessions.gpu
 
 MOST = 4
 """Sequences that the engines were built for."""
@@ -17,11 +20,6 @@ MOST = 4
 @pytest.fixture(scope="module", params=[1, 2], ids=["one row", "two rows"])
 def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_engines(adapter_bundle, tmp_path_factory.mktemp("batches"), request.param, MOST)
-
-
-@pytest.fixture
-def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return Gpu(engine_bundle, monkeypatch)
 
 
 def requests(plans: tuple[str, ...], count: int = 7, **options: object) -> list[Asked]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
+import engine_sessions
 import numpy as np
 import pytest
 from engine_sessions import CAPACITY, PROMPT, SAMPLINGS, Gpu, cpu_session, submit_together, tokens, with_engines
@@ -14,6 +14,8 @@ from fake_gpu import FakeContext
 from pass_runtime import GenerateOptions, Session
 from pass_runtime.bundle.plan import ar_plan
 from pass_runtime.errors import PassError
+
+gpu, session = engine_sessions.gpu, engine_sessions.session
 
 SLOTS = 2
 ASKED = [
@@ -25,17 +27,6 @@ ASKED = [
 @pytest.fixture(scope="module")
 def engine_bundle(adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_engines(adapter_bundle, tmp_path_factory.mktemp("faults"), 2, SLOTS)
-
-
-@pytest.fixture
-def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return Gpu(engine_bundle, monkeypatch)
-
-
-@pytest.fixture
-def session(gpu: Gpu) -> Iterator[Session]:
-    with gpu.open() as session:
-        yield session
 
 
 @pytest.fixture(scope="module")
