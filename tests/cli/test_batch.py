@@ -66,6 +66,14 @@ def test_a_line_overrides_the_flags(random_bundle: Path, tmp_path: Path):
     )
 
 
+def test_characters_may_be_escaped(tiny_bundle: Path, tmp_path: Path):
+    """As `json.dumps` writes them."""
+    text = "caf\u00e9 \ufffd@"
+    (found,) = answers(tiny_bundle, tmp_path, {"prompt": text, "id": text})
+    assert found["id"] == text
+    assert found["prompt_ids"] == load(tiny_bundle, "cpu", threads=1).encode(text)
+
+
 def test_stop_and_eos_overrides(tiny_bundle: Path, tmp_path: Path):
     text = answers(tiny_bundle, tmp_path, {"prompt": "fox", "max_new_tokens": 20})[0]["text"]
     (tmp_path / "out.jsonl").unlink()
