@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
 import weakref
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
@@ -89,14 +88,12 @@ class Stream(Generic[T]):
 
     def result(self, timeout: float | None = None) -> Self:
         """`run`, for `timeout` seconds at most: then TimeoutError, and it goes on."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self._end is None:
-            try:
-                left = None if deadline is None else max(deadline - time.monotonic(), 0)
-                event = self._sequence.events.get(timeout=left)
-            except queue.Empty:
-                raise TimeoutError(f"the request has not ended within {timeout} seconds") from None
-            self._take(event)
+        try:
+            self._sequence.ended.wait(timeout)
+        finally:  # an interrupt, too, leaves what was written until then
+            self._take_all()
+        if self._end is None:
+            raise TimeoutError(f"the request has not ended within {timeout} seconds")
         self._close()
         return self
 
@@ -157,6 +154,12 @@ class Stream(Generic[T]):
                 return self._item(event)
         self._close()
         raise StopAsyncIteration
+
+    def _take_all(self) -> None:
+        """Everything that is there."""
+        with suppress(queue.Empty):
+            while self._end is None:
+                self._take(self._sequence.events.get_nowait())
 
     def _take(self, event: Chunk | End) -> None:
         if isinstance(event, End):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import queue
 import threading
 import time
 
@@ -12,7 +13,9 @@ from reciting import BOS, assert_idle, reciting_session, words
 
 from pass_runtime import QueueFull
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.sequence import End, Sequence, Token
 from pass_runtime.errors import PassError
+from pass_runtime.generation import TokenStream
 from pass_runtime.options import MAX_THREADS
 from pass_runtime.session import GenerateOptions, load
 from pass_runtime.testing.lossless import first_difference
@@ -178,6 +181,30 @@ def test_a_result_may_be_waited_for_in_part(stopped):
     assert stream.finish_reason is None
     go.set()
     assert stream.result(timeout=20).token_ids == recited(1, 12)
+
+
+def test_what_was_written_until_the_timeout_is_read(stopped):
+    sequence = Sequence(stopped[0]._request([5], TWO_PASS))
+    stream = TokenStream(sequence, owner=None)
+    sequence.write([Token(7, "model")])
+    with pytest.raises(TimeoutError):
+        stream.result(timeout=0)
+    assert stream.token_ids == [7]
+    sequence.write([Token(8, "model")])
+    sequence.finish(End("length"))
+    assert stream.result(timeout=0).token_ids == [7, 8]
+
+
+def test_passes_do_not_wake_who_waits_for_the_end(stopped):
+    class Unwatched(queue.SimpleQueue):
+        def get(self, *_: object, **__: object):
+            raise AssertionError("waited for an event")
+
+    session, go, _ = stopped
+    stream = session.generate([5], TWO_PASS)
+    stream._sequence.events = Unwatched()
+    go.set()
+    assert stream.run().token_ids == recited(1, 12)
 
 
 def test_requests_from_many_threads(tiny_bundle):

@@ -126,8 +126,9 @@ def _from_cycle(cycle: Cycle, window: Plan | None, room: int, capabilities: Capa
     """The windows in place, or the start of the cycle; near the end of the capacity those of a narrower cycle."""
     untouched = (None,) * count
     while True:
-        for plan in [plan for plan in (window, cycle.plans[0]) if plan in cycle.plans]:
-            if capabilities.columns(cycle.reach(plan)) <= room and capabilities.allows(cycle.plans):
+        for plan in (window, cycle.plans[0]):
+            fits = plan in cycle.plans and capabilities.columns(cycle.reach(plan)) <= room
+            if plan is not None and fits and capabilities.allows(cycle.plans):
                 return Pass(plan, untouched)
         if cycle.lookahead == 0:
             return None

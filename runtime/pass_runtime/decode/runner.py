@@ -218,9 +218,11 @@ class Runner:
         """The host's account of one slot after a pass."""
         sequence, accepted = slot.sequence, len(ids) - 1
         assert sequence is not None
-        told = _told(logprobs, slot.number, ids, sequence.request.logprobs)
         sources: list[Source] = [slot.source] * accepted + ["model"]
-        tokens = tuple(Token(*token) for token in zip(ids, sources, told, strict=True))
+        if logprobs is None:
+            tokens = tuple(map(Token, ids, sources))
+        else:
+            tokens = tuple(map(Token, ids, sources, _told(logprobs, slot.number, ids, sequence.request.logprobs)))
         outcome = Outcome(sequence, slot.left, slot.source, tokens)
         sequence.cached += len(ids)
         slot.left, slot.source = plan.left(accepted), "lookahead"
@@ -272,9 +274,9 @@ class Runner:
         return min(width, remaining), width
 
 
-def _told(logprobs: Logprobs | None, slot: int, ids: Items[int], count: int | None) -> list[TokenLogprobs | None]:
+def _told(logprobs: Logprobs, slot: int, ids: Items[int], count: int | None) -> list[TokenLogprobs | None]:
     """For every token of a slot; None where its request did not ask."""
-    if logprobs is None or count is None:
+    if count is None:
         return [None] * len(ids)
     chosen = logprobs.chosen[slot].tolist()
     pairs = zip(logprobs.ids[slot, :, :count].tolist(), logprobs.values[slot, :, :count].tolist(), strict=True)

@@ -53,12 +53,12 @@ class Scheduler:
         self._drop_cancelled()
         self._admit()
         self._prefill()
-        if self.runner.decoding:
-            try:
-                self._decode(self.runner.gather())
-            except Exception as error:  # in a pass of all of them, nobody knows whose fault it was
-                for slot in self.runner.decoding:
-                    self._finish(slot, _failed(error))
+        try:
+            if active := self.runner.gather():
+                self._decode(active)
+        except Exception as error:  # in a pass of all of them, nobody knows whose fault it was
+            for slot in self.runner.decoding:
+                self._finish(slot, _failed(error))
 
     def end_all(self, end: End) -> None:
         """Finish every sequence, waiting ones too."""
@@ -68,12 +68,13 @@ class Scheduler:
             self.waiting.popleft().finish(end)
 
     def _drop_cancelled(self) -> None:
-        for slot in self.runner.busy:
+        for slot in self.runner.slots:
             if slot.sequence is not None and slot.sequence.cancelled:
                 self._finish(slot, End("cancelled"))
-        for sequence in [sequence for sequence in self.waiting.copy() if sequence.cancelled]:
-            self.waiting.remove(sequence)
-            sequence.finish(End("cancelled"))
+        if self.waiting:
+            for sequence in [sequence for sequence in self.waiting.copy() if sequence.cancelled]:
+                self.waiting.remove(sequence)
+                sequence.finish(End("cancelled"))
 
     def _admit(self) -> None:
         while self.waiting:
@@ -90,9 +91,11 @@ class Scheduler:
 
     def _prefill(self) -> None:
         """Chunks of the prompts, the oldest first; wide ones where nobody is decoding."""
+        reading = [slot for slot in self.runner.slots if slot.sequence is not None and not slot.sequence.prefilled]
+        if not reading:
+            return
         most = PROMPT_TOKENS if self.runner.decoding else None
         read = 0
-        reading = [slot for slot in self.runner.busy if slot.sequence is not None and not slot.sequence.prefilled]
         for slot in sorted(reading, key=lambda slot: slot.admitted):
             while slot.sequence is not None and not slot.sequence.prefilled:
                 if read and (most is None or read >= most):
@@ -154,7 +157,7 @@ class Scheduler:
                 sequence.write(outcome.tokens)
             except Exception as error:  # its text's
                 sequence.finish(_failed(error))
-        for slot in self.runner.busy:
+        for slot in self.runner.slots:
             if slot.sequence is not None and slot.sequence.finished is not None:
                 self.runner.release(slot)
 

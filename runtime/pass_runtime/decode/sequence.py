@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pass_runtime.bundle.plan import Cycle
@@ -98,6 +99,8 @@ class Sequence:
     cancelled: bool = False
     finished: End | None = None
     events: queue.SimpleQueue[Chunk | End] = field(default_factory=queue.SimpleQueue)
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set behind the last event, for a reader that waits for nothing else: waking it costs the next pass time."""
     on_event: Callable[[], None] | None = None
     """Called behind every event, from the thread that decodes."""
     index: NgramIndex | None = None
@@ -133,7 +136,7 @@ class Sequence:
         end: End | None = None
         for token in tokens:
             text, stop = ("", None) if self.reader is None else self.reader.read(token.id)
-            kept.append(replace(token, text=text) if text else token)
+            kept.append(Token(token.id, token.source, token.logprobs, text) if text else token)
             if token.id in self.request.stop_token_ids:
                 end = End("stop", token.id)
             elif stop is not None:
@@ -160,6 +163,7 @@ class Sequence:
         if self.reader is not None and not isinstance(end.stop, str) and (rest := self.reader.flush()):
             self._tell(Chunk((), rest))
         self._tell(end)
+        self.ended.set()
 
     def _tell(self, event: Chunk | End) -> None:
         self.events.put(event)

@@ -13,11 +13,14 @@ class StopFilter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
+        self._beginnings = frozenset(stop[0] for stop in self._stops)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
         """-> (text to show, the stop string that ended it). The stop that is complete first wins, and is not shown."""
         self._held += text
+        if self._beginnings.isdisjoint(self._held):  # nearly always, and this is done for every token
+            return self.flush(), None
         found = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
         if found:
             at, stop = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
