@@ -29,6 +29,7 @@ from pass_runtime.bundle.manifest import (
     CHAT_TEMPLATE_FILE,
     FILE_NAME,
     TOKENIZER_FILE,
+    DerivedTrunk,
     FileInfo,
     Graph,
     LookaheadInfo,
@@ -143,12 +144,13 @@ def write_manifest(
     lookahead: Lookahead,
     config: ExportConfig,
     trunk: Graph,
+    derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
     """pass_config.json, last: it carries the hash of every other file."""
     manifest = Manifest(
         format="pass-bundle",
-        version=2,
+        version=3,
         model=model_info(source, loaded, config.weights),
         rule=config.rule,
         lookahead=LookaheadInfo(
@@ -159,6 +161,7 @@ def write_manifest(
             acceptance_per_position=() if lookahead.record is None else lookahead.record.acceptance[: lookahead.length],
         ),
         trunk=trunk,
+        derived=derived,
         plans=plans,
         logprobs=write_logprobs(directory, loaded.geometry.vocab_size),
         feeds=feeds(trunk, plans),

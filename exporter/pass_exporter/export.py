@@ -11,6 +11,7 @@ from pass_exporter.checks.perplexity import Quality, measure_quality, reference
 from pass_exporter.checks.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
 from pass_exporter.checks.widen import runnable
 from pass_exporter.config import ExportConfig
+from pass_exporter.derived.cpu import write_trunk_for_cpu
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import BASELINE, FILE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import models_directory, resolve
@@ -67,8 +68,9 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         trunk = files.graph_info(graph, TRUNK_FILE)
         progress.phase("writing tails, tokenizer and manifest")
         plans = files.write_tails(directory, config.lookahead, loaded.geometry.vocab_size, config.rule)
+        derived = (write_trunk_for_cpu(directory / TRUNK_FILE),) if config.dtype == "fp32" else ()
         files.write_tokenizer(directory, loaded.tokenizer)
-        manifest = files.write_manifest(directory, source, loaded, lookahead, config, trunk, plans)
+        manifest = files.write_manifest(directory, source, loaded, lookahead, config, trunk, derived, plans)
         del loaded, graph  # the checks hold the weights once more, in ONNX Runtime
         gc.collect()
         quality, limit = None, RELATIVE_ERROR_LIMIT[manifest.model.dtype]

@@ -209,7 +209,7 @@ def test_a_missing_and_a_short_file(tiny_bundle: Path, tmp_path: Path):
 
 
 MANIFEST_CHANGES = {
-    "version": ({"version": 1}, "version 1 is not 2"),
+    "version": ({"version": 1}, "version 1 is not 3"),
     "unknown key": ({"speed": "warp"}, "unknown key 'speed'"),
     "noise": ({"noise": {"scheme": "other", "members": 8, "row": 16, "bits": 30}}, "noise scheme 'other'"),
     "format": ({"format": "zip"}, "format"),

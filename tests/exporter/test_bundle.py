@@ -48,6 +48,7 @@ def test_every_graph_is_as_described(request: pytest.FixtureRequest, bundle: str
     directory: Path = request.getfixturevalue(bundle)
     manifest = read_manifest(directory)
     graphs = [manifest.trunk, manifest.logprobs, *(graph for plan in manifest.plans for graph in plan.tails.values())]
+    graphs += [manifest.trunk.model_copy(update={"file": derived.file}) for derived in manifest.derived]
     assert {graph.file for graph in graphs} == {path.name for path in directory.glob("*.onnx")}
     for graph in graphs:
         session = ort.InferenceSession(directory / graph.file, providers=["CPUExecutionProvider"])

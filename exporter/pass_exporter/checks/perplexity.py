@@ -63,7 +63,11 @@ def _score(
 
 def measure_quality(bundle: Path, manifest: Manifest, expected: Reference) -> Quality:
     """Run the trunk over the same windows."""
-    session, plan, model = open_session(bundle / manifest.trunk.file, "cpu"), prefill_plan(WINDOW), manifest.model
+    session, plan, model = (
+        open_session(bundle / manifest.trunk_file("cpu"), "cpu"),
+        prefill_plan(WINDOW),
+        manifest.model,
+    )
     names = {value.name for value in session.get_inputs()}
     cache = np.zeros((1, model.kv_heads, WINDOW, model.head_dim), model.dtype)
     feed = {

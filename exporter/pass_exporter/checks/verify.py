@@ -6,7 +6,7 @@ files afterwards, when torch's copy of the weights is gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,15 +103,21 @@ def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
     return [(part.float() if part.dtype == torch.bfloat16 else part).numpy().copy() for part in parts]
 
 
-def check_trunk(bundle: Path, manifest: Manifest, cases: Iterable[Case], limit: float) -> float:
-    """Run `cases` through the trunk; returns the largest relative error, raises PassError beyond `limit`."""
-    session = open_session(bundle / manifest.trunk.file, "cpu", exact=True)
+def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limit: float) -> float:
+    """Run `cases` through the trunk and what was derived from it; returns the largest relative error, raises PassError
+    beyond `limit`."""
+    files = [manifest.trunk.file, *(derived.file for derived in manifest.derived)]
+    return max(_check_file(bundle / file, manifest, cases, limit) for file in files)
+
+
+def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limit: float) -> float:
+    session = open_session(file, "cpu", exact=True)
     worst = 0.0
     for case in cases:
         error = _relative_error(session, case, manifest.model.layers)
         if not error <= limit:
             raise PassError(
-                f"the trunk differs from torch by {error:.2g} (limit {limit:g}) on plan {case.plan.name}; "
+                f"{file.name} differs from torch by {error:.2g} (limit {limit:g}) on plan {case.plan.name}; "
                 "this model is not exported correctly, please report it"
             )
         worst = max(worst, error)

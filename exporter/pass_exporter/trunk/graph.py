@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from onnxscript.optimizer import fold_constants
@@ -99,6 +101,16 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> None:
         part.shape, part.type = node.outputs[0].shape, node.outputs[0].type
         node.outputs[0].replace_all_uses_with(part)
         graph.remove(node, safe=True)
+
+
+def initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
+    """The constant of this name, made of `array` where there is none yet."""
+    if name not in graph.initializers:
+        tensor = ir.tensor(array, name=name)
+        value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
+        value.const_value = tensor
+        graph.register_initializer(value)
+    return graph.initializers[name]
 
 
 def _turned(tensor: ir.TensorProtocol, permutation: Sequence[int], name: str) -> ir.LazyTensor:

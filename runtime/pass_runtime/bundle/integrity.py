@@ -23,6 +23,7 @@ def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True) -> No
         if hashes and file_info(path) != info:
             raise PassError(f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again")
     listed = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
+    listed |= {derived.file for derived in manifest.derived}
     listed |= {CHAT_TEMPLATE_FILE} if (bundle / CHAT_TEMPLATE_FILE).exists() else set()
     if missing := sorted(listed - set(manifest.files)):
         raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")

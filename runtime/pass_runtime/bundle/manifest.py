@@ -23,7 +23,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 ENGINES = "engines"
 """The directory of engine sets in a bundle."""
-VERSION = 2
+VERSION = 3
 
 
 class _Strict(BaseModel):
@@ -59,6 +59,13 @@ class Graph(_Strict):
     file: str
     inputs: tuple[Tensor, ...] = Field(strict=False)
     outputs: tuple[Tensor, ...] = Field(strict=False)
+
+
+class DerivedTrunk(_Strict):
+    """The trunk rewritten for the engine of one `device`: other nodes, same tensors, same file of weights."""
+
+    file: FileName
+    device: Literal["cpu"]
 
 
 class ModelInfo(_Strict):
@@ -212,16 +219,18 @@ class EngineSet(_Strict):
 class Manifest(_Strict):
     """pass_config.json, all that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
 
+    derived: the trunk for one engine each.
     feeds: output -> the input of the next graph or pass whose memory it is. Tensors of one name are one memory anyway.
     logprobs: what the trunk thought of the emitted tokens, after any tail.
     """
 
     format: Literal["pass-bundle"]
-    version: Literal[2]
+    version: Literal[3]
     model: ModelInfo
     lookahead: LookaheadInfo
     rule: Rule
     trunk: Graph
+    derived: tuple[DerivedTrunk, ...] = Field(strict=False)
     plans: tuple[PlanInfo, ...] = Field(strict=False)
     logprobs: Graph
     feeds: dict[str, str]
@@ -236,6 +245,10 @@ class Manifest(_Strict):
         used = {name: info for name, info in self.files.items() if name.endswith((".onnx", ".data"))}
         listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(used.items()))
         return hashlib.sha256(listed.encode()).hexdigest()
+
+    def trunk_file(self, device: str) -> str:
+        """The trunk to run on `device` with ONNX Runtime: the one derived for it, else the portable one."""
+        return next((derived.file for derived in self.derived if derived.device == device), self.trunk.file)
 
     def plan(self, name: str) -> PlanInfo:
         for plan in self.plans:

@@ -110,14 +110,20 @@ class ResultFile:
         """
         stopped: BaseException | None = None
         with replacing(self._path) as file:
+            written = 0
             for line in self._lines():
-                if stopped is None and "error" in _parse(line):
-                    try:
+                try:
+                    if stopped is None and "error" in _parse(line):
                         line = encode(next(again))
-                    except BaseException as error:  # Ctrl-C above all
-                        stopped = error
-                file.write(line)
-                file.flush()
+                    _write(file, line)
+                except BaseException as error:  # Ctrl-C above all, in the middle of a line too
+                    if stopped is not None:
+                        raise
+                    stopped = error
+                    file.seek(written)
+                    file.truncate()
+                    _write(file, line)
+                written += len(line)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             new = os.dup(file.fileno())  # shares the lock, and the position behind the last line
         os.close(self._fd)
@@ -132,6 +138,11 @@ class ResultFile:
 
     def _failure(self, error: OSError) -> PassError:
         return PassError(f"cannot write {self._path}: {error.strerror}; run again to continue")
+
+
+def _write(file: IO[bytes], line: bytes) -> None:
+    file.write(line)
+    file.flush()
 
 
 def _open_stream(path: Path) -> IO[bytes]:

@@ -7,7 +7,7 @@ width and batch; what is bound is kept by plan and batch.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +34,8 @@ from pass_runtime.bundle.plan import Plan
 from pass_runtime.errors import PassError
 
 FIRST_CAPACITY = 256
+COLUMNS = 64
+"""On the CPU a capacity is a multiple of this: sums over the columns then round alike, however many are masked."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
 
 Key = TypeVar("Key")
@@ -60,7 +62,7 @@ class OrtBackend(Backend):
         capabilities = Capabilities(
             device,
             manifest.model.vocab_size,
-            doubling_capacities(capacity or manifest.model.max_capacity),
+            CAPACITIES[device](capacity or manifest.model.max_capacity),
             PREFILL_WIDTHS,
             batch_sizes(max_batch_size or DEFAULT_BATCH),
         )
@@ -75,7 +77,8 @@ class OrtBackend(Backend):
         self._bound_tails: dict[tuple[str, str, int], Bound] = {}  # by plan, sampler or "logprobs", and batch
 
     def _open_trunk(self, threads: int) -> ort.InferenceSession:
-        session = open_session(self.bundle / self.manifest.trunk.file, self.capabilities.device, threads)
+        device = self.capabilities.device
+        session = open_session(self.bundle / self.manifest.trunk_file(device), device, threads)
         check_graph(session, self.manifest.trunk, self.manifest)
         return session
 
@@ -161,10 +164,25 @@ def _kept(kept: dict[Key, Bound], key: Key, make: Callable[[], Bound]) -> Bound:
     return kept[key]
 
 
+def following_capacities(maximum: int) -> tuple[int, ...]:
+    """64, 128, ... up to and including `maximum`, an eighth apart at most where they are long.
+
+    Attention on the CPU pays for every column of the cache. Copying it now and then is next to nothing beside that.
+    """
+    sizes, size = [], COLUMNS
+    while size < maximum:
+        sizes.append(size)
+        size += max(COLUMNS, size // 8 // COLUMNS * COLUMNS)
+    return (*sizes, maximum)
+
+
 def doubling_capacities(maximum: int) -> tuple[int, ...]:
-    """256, 512, ... up to and including `maximum`: unused capacity costs attention time."""
+    """256, 512, ... up to and including `maximum`: every one is captured as CUDA graphs of its own."""
     sizes, size = [], FIRST_CAPACITY
     while size < maximum:
         sizes.append(size)
         size *= 2
     return (*sizes, maximum)
+
+
+CAPACITIES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"cpu": following_capacities, "cuda": doubling_capacities}

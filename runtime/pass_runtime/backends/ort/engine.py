@@ -63,6 +63,7 @@ def open_session(
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
+    options.enable_mem_pattern = device != "cpu"  # one would be kept for every shape, and passes come in many
     for name, value in shared.items():
         options.add_initializer(name, value)
     if exact:

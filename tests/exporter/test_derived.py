@@ -1,0 +1,112 @@
+"""trunk.cpu.onnx: what was rewritten, and that nothing else changed. (Every export compares it with torch as well.)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from conftest import export_bundle, make_model
+from pass_exporter.trunk.trace import ADAPTER_INPUT, kv_names
+from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
+
+LENGTHS = (9, 30)
+
+
+@pytest.fixture(scope="module")
+def int4_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("bundles") / "int4"
+    return export_bundle(tiny_model, output, lookahead=3, weights="int4", lookahead_weights=adapter_weights)
+
+
+def graphs(bundle: Path) -> tuple[onnx.GraphProto, onnx.GraphProto]:
+    manifest = read_manifest(bundle)
+    portable, derived = (
+        onnx.load(bundle / file, load_external_data=False) for file in (manifest.trunk.file, manifest.trunk_file("cpu"))
+    )
+    assert portable.metadata_props == derived.metadata_props
+    return portable.graph, derived.graph
+
+
+def count(graph: onnx.GraphProto, op_type: str) -> int:
+    return sum(node.op_type == op_type for node in graph.node)
+
+
+def queries(graph: onnx.GraphProto) -> set[str]:
+    """The operators that make the queries of attention."""
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    return {makers[node.input[0]] for node in graph.node if node.op_type == "Attention"}
+
+
+def run(bundle: Path, file: str, plan: Plan, batch: int = 1, capacity: int = 64) -> list[np.ndarray]:
+    """Logits of every row, and the cache, of a window behind LENGTHS tokens, which are the same for every file."""
+    manifest = read_manifest(bundle)
+    model, rng = manifest.model, np.random.default_rng(0)
+    session = open_session(bundle / file, "cpu")
+    tokens = rng.integers(0, model.vocab_size, (len(LENGTHS), 64))[:batch]
+    ids = tokens[:, : plan.width].copy()
+    ids[:, plan.width - len(plan.lookahead_rows) :] = plan.lookahead_ids(model.vocab_size)
+    feed = {
+        "input_ids": ids,
+        "row_position": plan.row_position,
+        "window_mask": plan.window_mask,
+        "length": np.array(LENGTHS[:batch]),
+        "logit_rows": np.arange(plan.width),
+    }
+    if manifest.lookahead.adapter_rank:
+        feed[ADAPTER_INPUT] = plan.lookahead_rows
+    for name in kv_names("past", model.layers):
+        past = rng.standard_normal((len(LENGTHS), model.kv_heads, 64, model.head_dim), np.float32)
+        feed[name] = np.zeros((batch, model.kv_heads, capacity, model.head_dim), model.dtype)
+        feed[name][:, :, :40] = past[:batch, :, :40]
+    return session.run(None, feed)
+
+
+def test_it_has_no_weights_of_its_own(int4_bundle: Path):
+    portable, derived = graphs(int4_bundle)
+    stored = {tensor.name: tensor.external_data for tensor in portable.initializer if tensor.external_data}
+    shared = {tensor.name: tensor.external_data for tensor in derived.initializer if tensor.external_data}
+    assert shared == stored
+    assert not (int4_bundle / "trunk.cpu.onnx.data").exists()
+
+
+def test_query_heads_are_rows_of_their_key_head(int4_bundle: Path):
+    """So that no product has a single row, which would be rounded otherwise; the portable trunk has a spare row."""
+    portable, derived = graphs(int4_bundle)
+    layers = read_manifest(int4_bundle).model.layers
+    assert queries(portable) == {"Concat"} and queries(derived) == {"Reshape"}
+    assert count(portable, "RotaryEmbedding") == 2 * layers and count(derived, "RotaryEmbedding") == layers
+    assert count(derived, "Attention") == count(portable, "Attention") == layers
+
+
+def test_a_model_without_groups_keeps_its_rows(tmp_path: Path):
+    model = make_model(tmp_path / "model", num_attention_heads=2, num_key_value_heads=2)
+    bundle = export_bundle(model, tmp_path / "bundle", lookahead=2, weights="int4")
+    portable, derived = graphs(bundle)
+    assert queries(portable) == queries(derived) == {"Concat"}
+    check_widths(bundle)
+
+
+@pytest.mark.parametrize("plan", [*make_cycle("fused", 3).plans, *make_cycle("two-pass", 2).plans, prefill_plan(16)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_it_computes_what_the_portable_trunk_does(int4_bundle: Path, plan: Plan, batch: int):
+    portable, derived = (run(int4_bundle, file, plan, batch) for file in ("trunk.onnx", "trunk.cpu.onnx"))
+    for expected, found in zip(portable, derived, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_widths_batches_and_capacities_agree_bit_for_bit(int4_bundle: Path):
+    check_widths(int4_bundle)
+
+
+def check_widths(bundle: Path) -> None:
+    alone = run(bundle, "trunk.cpu.onnx", make_cycle("ar", 0).plans[0])[0][0, 0]
+    for plan in (*make_cycle("fused", 2).plans, *make_cycle("two-pass", 2).plans, prefill_plan(16)):
+        for batch in (1, 2):
+            for capacity in (64, 128, 320):
+                logits = run(bundle, "trunk.cpu.onnx", plan, batch, capacity)[0]
+                assert np.array_equal(logits[0, 0], alone), (plan.name, batch, capacity)
