@@ -14,11 +14,13 @@ import onnxruntime
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from pass_exporter.config import ExportConfig, Weights
+from pass_exporter.config import ExportConfig
 from pass_exporter.model.families import Geometry
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.registry import Source
+from pass_exporter.quantize.spec import Grid
+from pass_exporter.quantize.weights import Quantized
 from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
@@ -32,6 +34,7 @@ from pass_runtime.bundle.manifest import (
     DerivedTrunk,
     FileInfo,
     Graph,
+    GridInfo,
     LookaheadInfo,
     Manifest,
     ModelDtype,
@@ -39,6 +42,7 @@ from pass_runtime.bundle.manifest import (
     NoiseInfo,
     PlanConstants,
     PlanInfo,
+    QuantizationInfo,
     Tensor,
 )
 from pass_runtime.bundle.metadata import METADATA, metadata
@@ -142,6 +146,7 @@ def write_manifest(
     source: Source,
     loaded: LoadedModel,
     lookahead: Lookahead,
+    quantized: Quantized,
     config: ExportConfig,
     trunk: Graph,
     derived: tuple[DerivedTrunk, ...],
@@ -151,7 +156,7 @@ def write_manifest(
     manifest = Manifest(
         format="pass-bundle",
         version=3,
-        model=model_info(source, loaded, config.weights),
+        model=model_info(source, loaded, quantized),
         rule=config.rule,
         lookahead=LookaheadInfo(
             length=lookahead.length,
@@ -195,14 +200,15 @@ def _tools() -> dict[str, str]:
     return found
 
 
-def model_info(source: Source, loaded: LoadedModel, weights: Weights) -> ModelInfo:
+def model_info(source: Source, loaded: LoadedModel, quantized: Quantized) -> ModelInfo:
     sizes: Geometry = loaded.geometry
     return ModelInfo(
         name=source.name,
         source=source.description,
         family=loaded.model.config.model_type,
         dtype=MODEL_DTYPES[loaded.model.dtype],
-        weights=weights,
+        weights=quantized.spec.name,
+        quantization=_quantization(quantized),
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
         layers=sizes.layers,
@@ -213,6 +219,17 @@ def model_info(source: Source, loaded: LoadedModel, weights: Weights) -> ModelIn
         bos_token_id=loaded.tokenizer.bos_token_id,
         eos_token_ids=loaded.eos_token_ids,
     )
+
+
+def _quantization(quantized: Quantized) -> QuantizationInfo | None:
+    spec = quantized.spec
+    if spec.grid is None:
+        return None
+    return QuantizationInfo(grid=_grid(spec.grid), lm_head=None if spec.lm_head is None else _grid(spec.lm_head))
+
+
+def _grid(grid: Grid) -> GridInfo:
+    return GridInfo(numbers=grid.numbers, block_size=grid.block, zero_points=grid.zero_points)
 
 
 def _hash_files(directory: Path) -> dict[str, FileInfo]:

@@ -64,6 +64,7 @@ def _engine_options(command: Any) -> Any:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Bundle directory.  [default: <model>-pass<L>]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True, help="Weights and KV cache.")
 @click.option("--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Of the linear layers.")
+@click.option("--zero-points", is_flag=True, help="For int4 and int8: nearer to the weights, but not for TensorRT.")
 @click.option("--rule", type=click.Choice(RULES), default="match", show_default=True, help="When a draft is accepted.")
 @click.option(
     "--verify", type=click.Path(path_type=Path), help="Text file: report perplexity and agreement with full precision."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pass_exporter.quantize.spec import SPECS, QuantSpec
 from pass_runtime.backends.trt.library import find_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES, Rule
@@ -14,9 +15,8 @@ from pass_runtime.files import read_text
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
-Weights = Literal["full", "int8", "int4", "fp8"]
 MAX_BATCH = 256
-WEIGHTS: tuple[Weights, ...] = ("full", "int8", "int4", "fp8")
+WEIGHTS = tuple(SPECS)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class ExportConfig:
 
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
     takes the weights that are shipped for the model, else the baseline.
-    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see trunk/quantize.py).
+    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize/spec.py).
+    zero_points: integers get a zero point for every block: nearer to the weights, but not for TensorRT.
     rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
     "rejection" is the paper's: it accepts more sampled drafts, and only the distribution stays the same.
     verify: a text file to measure perplexity and greedy agreement with the full-precision model on.
@@ -68,7 +69,8 @@ class ExportConfig:
     lookahead_weights: Path | None = None
     output: Path | None = None
     dtype: Dtype = "fp32"
-    weights: Weights = "full"
+    weights: str = "full"
+    zero_points: bool = False
     rule: Rule = "match"
     verify: Path | None = None
     force: bool = False
@@ -82,6 +84,13 @@ class ExportConfig:
             raise PassError(f"--rule must be one of {', '.join(RULES)}, not {self.rule!r}")
         if self.weights not in WEIGHTS:
             raise PassError(f"--weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
+        if self.zero_points and self.weights not in ("int4", "int8"):
+            raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
+
+    @property
+    def spec(self) -> QuantSpec:
+        spec = SPECS[self.weights]
+        return spec.with_zero_points() if self.zero_points else spec
 
     def verification_text(self) -> str | None:
         """What `verify` holds; PassError where that cannot be read, or is nothing to measure on."""

@@ -16,9 +16,12 @@ from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import BASELINE, FILE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import models_directory, resolve
 from pass_exporter.progress import Progress
+from pass_exporter.quantize.rewrite import rewrite
+from pass_exporter.quantize.weights import quantize_model
 from pass_exporter.staging import staged_directory
+from pass_exporter.threads import one_thread
 from pass_exporter.trunk.graph import save
-from pass_exporter.trunk.quantize import pad_queries, quantize_weights, round_adapter
+from pass_exporter.trunk.pad_queries import pad_queries
 from pass_exporter.trunk.trace import trace_trunk
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.testing.lossless import Difference
@@ -53,25 +56,24 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         if text is not None:
             progress.phase("running torch on the text")
             expected = reference(loaded.model, loaded.tokenizer, text)
+        quantized = quantize_model(loaded.model, lookahead.adapter, config.spec, progress.phase("quantizing"))
         progress.phase("running torch for the check")
-        if config.weights != "full" and lookahead.adapter is not None:
-            round_adapter(lookahead.adapter)
-        cases = torch_cases(loaded.model, lookahead, config.weights)
+        cases = torch_cases(loaded.model, lookahead)
         progress.phase("tracing the trunk")
         graph = trace_trunk(loaded.model, lookahead)
-        if config.weights != "full":
-            quantize_weights(graph, config.weights)
-            if config.weights != "fp8":
-                pad_queries(graph)
-        files.describe(graph, files.model_info(source, loaded, config.weights), config.lookahead, config.rule)
-        save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
+        rewrite(graph, quantized)
+        if quantized.spec.rounds_activations:
+            pad_queries(graph)
+        files.describe(graph, files.model_info(source, loaded, quantized), config.lookahead, config.rule)
+        with one_thread():
+            save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
         trunk = files.graph_info(graph, TRUNK_FILE)
         progress.phase("writing tails, tokenizer and manifest")
         plans = files.write_tails(directory, config.lookahead, loaded.geometry.vocab_size, config.rule)
         derived = (write_trunk_for_cpu(directory / TRUNK_FILE),) if config.dtype == "fp32" else ()
         files.write_tokenizer(directory, loaded.tokenizer)
-        manifest = files.write_manifest(directory, source, loaded, lookahead, config, trunk, derived, plans)
-        del loaded, graph  # the checks hold the weights once more, in ONNX Runtime
+        manifest = files.write_manifest(directory, source, loaded, lookahead, quantized, config, trunk, derived, plans)
+        del loaded, graph, quantized  # the checks hold the weights once more, in ONNX Runtime
         gc.collect()
         quality, limit = None, RELATIVE_ERROR_LIMIT[manifest.model.dtype]
         with runnable(directory, manifest) as checked:

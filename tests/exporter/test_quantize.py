@@ -1,50 +1,82 @@
-"""int4 and int8 weights: how far rounding moves a weight, and what a quantized bundle is."""
+"""Weights on a grid: how far rounding moves them, what is kept of them, and what a quantized bundle is."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
+import torch
 from export_process import error_line, process
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import export_bundle
-from pass_exporter.trunk.quantize import BLOCK, LARGEST, quantize
-from pass_runtime import GenerateOptions, SamplingParams, load
+from pass_exporter.engines.target import check_dtype
+from pass_exporter.quantize.grid import round_to
+from pass_exporter.quantize.spec import FP8, INT4, INT8, LARGEST, LEVELS, SPECS, Grid
+from pass_runtime import GenerateOptions, PassError, SamplingParams, load, read_manifest
 from pass_runtime.testing.lossless import first_difference, run_tokens
 
+BY_OUTPUT = Grid("int8", block=None)
+FREE4 = SPECS["int4"].with_zero_points().grid
+FREE8 = SPECS["int8"].with_zero_points().grid
+assert FREE4 is not None and FREE8 is not None
+GRIDS = {"int8": INT8, "int4": INT4, "int8 by output": BY_OUTPUT, "uint4": FREE4, "uint8": FREE8}
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-@settings(derandomize=True, deadline=None, max_examples=50)
+
+def make_weight(rng: torch.Generator, outputs: int, inputs: int) -> torch.Tensor:
+    """[out,in] with outliers; the first block is all zeros."""
+    weight = torch.randn(outputs, inputs, generator=rng) ** 3
+    weight[0] = 0
+    return weight
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@settings(derandomize=True, deadline=None, max_examples=30)
 @given(data=st.data())
-def test_a_weight_moves_by_half_a_step_at_most(kind, data):
-    blocks, columns = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    weight = rng.standard_t(3, (blocks * BLOCK, columns)).astype(np.float32) * np.float32(10.0 ** rng.integers(-6, 6))
-    weight[:, 0] = 0  # a column of zeros stays one
-    integers, scales = quantize(weight, kind)
-    assert integers.shape == weight.shape and scales.shape == (blocks, columns)
-    assert integers.min() >= -LARGEST[kind] - 1 and integers.max() <= LARGEST[kind]
-    steps = scales.repeat(BLOCK, 0)
-    restored = integers * steps
-    cover = np.abs(weight.reshape(blocks, BLOCK, columns)).max(1).repeat(BLOCK, 0) / LARGEST[kind]
-    inside = np.abs(weight) <= steps * LARGEST[kind]
-    assert (np.abs(restored - weight)[inside] <= 0.5001 * steps[inside]).all()
-    plain = np.rint(weight / np.where(cover > 0, cover, 1)) * cover
-    assert ((restored - weight) ** 2).sum() <= ((plain - weight) ** 2).sum() * 1.0001, (
-        "worse than no search for a scale"
-    )
-    assert not restored[:, 0].any()
+def test_a_weight_moves_by_half_a_step_at_most(name, data):
+    grid, rng = GRIDS[name], torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    blocks, outputs = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    weight = make_weight(rng, outputs, blocks * 32) * 10.0 ** data.draw(st.integers(-6, 6))
+    packed = round_to(grid, weight)
+    numbers, restored = packed.numbers(), packed.restored()
+    count = 1 if grid.block is None else blocks
+    assert numbers.shape == restored.shape == weight.shape and packed.scales.shape == (outputs, count)
+    low, high = (0, LEVELS[grid.numbers]) if grid.zero_points else (-LARGEST[grid.numbers] - 1, LARGEST[grid.numbers])
+    assert numbers.min() >= low and numbers.max() <= high
+    steps = packed.scales.repeat_interleave(weight.shape[1] // count, 1)
+    inside = (numbers > low) & (numbers < high)
+    assert ((restored - weight).abs()[inside] <= 0.5001 * steps[inside]).all()
+    covering = round_to(Grid(grid.numbers, grid.block, grid.zero_points), weight).restored()
+    assert ((restored - weight) ** 2).sum() <= ((covering - weight) ** 2).sum() * 1.0001, "worse than without a search"
+    if not grid.zero_points:
+        assert ((covering - weight).abs() <= 0.5001 * weight.abs().amax() / LARGEST[grid.numbers]).all()
+    assert not restored[0].any()
 
 
-def test_int8_keeps_what_it_has_made():
-    weight = np.random.default_rng(0).normal(0, 1, (2 * BLOCK, 5)).astype(np.float32)
-    integers, scales = quantize(weight, "int8")
-    again, same = quantize(integers * scales.repeat(BLOCK, 0), "int8")
-    assert np.array_equal(again, integers) and np.allclose(same, scales, rtol=1e-6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("grid", [Grid("int4"), INT8, BY_OUTPUT, FP8], ids=str)
+def test_a_symmetric_grid_keeps_what_it_has_made(grid: Grid, dtype: torch.dtype):
+    packed = round_to(grid, make_weight(torch.Generator().manual_seed(0), 5, 64).to(dtype))
+    assert packed.scales.dtype == packed.restored().dtype == dtype
+    again = round_to(packed.grid, packed.restored()).restored()
+    assert torch.allclose(again.float(), packed.restored().float(), rtol=2e-2 if dtype == torch.bfloat16 else 2e-3)
+
+
+def test_zero_points_are_nearer_to_weights_that_are_not_symmetric():
+    weight = torch.rand(8, 64, generator=torch.Generator().manual_seed(0))
+    errors = [(round_to(grid, weight).restored() - weight).square().sum() for grid in (FREE4, INT4)]
+    assert errors[0] < errors[1] / 2
+
+
+def test_rows_are_rounded_alone():
+    """Large weights are rounded a part at a time."""
+    weight = torch.randn(300, 1024, generator=torch.Generator().manual_seed(0))
+    for grid in (*GRIDS.values(), FP8):
+        whole, last = round_to(grid, weight), round_to(grid, weight[299:])
+        assert torch.equal(whole.restored()[299:], last.restored())
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +86,16 @@ def int4_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytes
     return export_bundle(tiny_model, output, lookahead=3, weights="int4", lookahead_weights=adapter_weights)
 
 
-def test_every_linear_layer_is_quantized_and_the_adapter_in_int8(int4_bundle: Path):
-    graph = onnx.load(int4_bundle / "trunk.onnx", load_external_data=False).graph
+@pytest.fixture(scope="module")
+def free_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("bundles") / "int4-zero-points"
+    options = {"weights": "int4", "zero_points": True, "lookahead_weights": adapter_weights}
+    return export_bundle(tiny_model, output, lookahead=3, **options)
+
+
+def weight_kinds(bundle: Path) -> dict[int, int]:
+    """How many MatMuls have a weight of which ONNX data type."""
+    graph = onnx.load(bundle / "trunk.onnx", load_external_data=False).graph
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
     by_output = {node.output[0]: node for node in graph.node}
     found: dict[int, int] = {}
@@ -64,8 +104,55 @@ def test_every_linear_layer_is_quantized_and_the_adapter_in_int8(int4_bundle: Pa
             weight = by_output.get(node.input[1])
             kind = kinds[weight.input[0]] if weight is not None else kinds[node.input[1]]
             found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+def test_every_linear_layer_is_quantized_and_the_adapter_in_int8(int4_bundle: Path, free_bundle: Path):
     # Two layers of q+k+v, o, gate, up and down, and the LM head; A of four adapted layers (their B is of rank 4 only).
-    assert found == {onnx.TensorProto.INT4: 11, onnx.TensorProto.INT8: 4, onnx.TensorProto.FLOAT: 4}
+    int4, uint4, int8, full = (getattr(onnx.TensorProto, name) for name in ("INT4", "UINT4", "INT8", "FLOAT"))
+    assert weight_kinds(int4_bundle) == {int4: 11, int8: 4, full: 4}
+    assert weight_kinds(free_bundle) == {uint4: 11, int8: 4, full: 4}
+
+
+def test_onnx_runtime_fuses_every_quantized_product(int4_bundle: Path, free_bundle: Path, tmp_path: Path):
+    for bundle in (int4_bundle, free_bundle):
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        ort.InferenceSession(bundle / "trunk.onnx", options, providers=["CPUExecutionProvider"])
+        nodes = onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
+        kinds = [node.op_type for node in nodes]
+        assert kinds.count("MatMulNBits") == 15 and "DequantizeLinear" not in kinds
+
+
+def test_manifest_says_how_weights_are_quantized(int4_bundle: Path, free_bundle: Path, tiny_bundle: Path):
+    assert read_manifest(tiny_bundle).model.quantization is None
+    for bundle, zero_points in ((int4_bundle, False), (free_bundle, True)):
+        found = read_manifest(bundle).model.quantization
+        assert found is not None and found.lm_head is not None
+        for grid in (found.grid, found.lm_head):
+            assert (grid.numbers, grid.block_size, grid.zero_points) == ("int4", 32, zero_points)
+    with pytest.raises(PassError, match="without --zero-points"):
+        check_dtype(read_manifest(free_bundle), ["sm89"])
+
+
+def test_zero_points_are_for_integers(tiny_model: Path, tmp_path: Path):
+    flags = ("--model", tiny_model, "--zero-points", "-o", tmp_path / "bundle")
+    assert "--zero-points is for --weights int4 and int8" in error_line(process(*flags, "--weights", "fp8"))
+
+
+def test_tied_embeddings_stay_exact(tmp_path: Path):
+    from conftest import make_model
+    from pass_exporter.model.load import load_model
+    from pass_exporter.model.registry import resolve
+    from pass_exporter.quantize.weights import quantize_model
+
+    model = load_model(resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32").model
+    before = model.get_input_embeddings().weight.clone()
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    quantized = quantize_model(model, None, SPECS["int8"], lambda _done, _total: None)
+    assert torch.equal(model.get_input_embeddings().weight, before)
+    assert torch.equal(model.lm_head.weight, quantized.weights["model.lm_head.weight"].restored())
 
 
 @pytest.mark.parametrize("values", [(0.0, 0, 1.0), (0.9, 0, 1.0), (0.9, 40, 0.9)], ids=str)

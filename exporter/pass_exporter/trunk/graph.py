@@ -29,13 +29,13 @@ _TIDY = ir.passes.Sequential(
 
 def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> None:
     """Fold constants, name the symbolic dimensions, store weights as MatMul reads them, drop the tracer's metadata."""
+    _pretranspose_weights(model.graph)  # first: folding would turn small weights into others, without their names
     fold_constants(model, onnx_shape_inference=False)
     _TIDY(model)
     for value in (*model.graph.inputs, *model.graph.outputs):
         assert value.shape is not None
         names = dimensions[value.name or ""]
         value.shape = ir.Shape([old if new is None else new for old, new in zip(value.shape, names, strict=True)])
-    _pretranspose_weights(model.graph)
     _merge_attention_projections(model.graph)
     _drop_metadata(model)
 

@@ -41,6 +41,7 @@ FileName = Annotated[str, AfterValidator(_plain_name)]
 
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
+WeightFormat = Literal["full", "int8", "int4", "fp8"]
 
 
 class Tensor(_Strict):
@@ -68,17 +69,40 @@ class DerivedTrunk(_Strict):
     device: Literal["cpu"]
 
 
+class GridInfo(_Strict):
+    """The values of a quantized weight [in,out]: number * scale, or (number - zero point) * scale.
+
+    block_size: inputs that share a scale; null is all inputs of an output. zero_points: numbers are unsigned.
+    """
+
+    numbers: Literal["int8", "int4", "fp8"]
+    block_size: int | None = Field(gt=0)
+    zero_points: bool
+
+
+class QuantizationInfo(_Strict):
+    """How the linear layers are quantized; embeddings, norms and what fills no whole blocks are not.
+
+    grid: of the decoder's layers. lm_head: null where it has the model's dtype.
+    """
+
+    grid: GridInfo
+    lm_head: GridInfo | None
+
+
 class ModelInfo(_Strict):
     """The frozen model. `max_capacity` is the longest sequence it can attend to (positions, sliding window).
 
-    dtype: of activations, cache and embeddings. weights: of the linear layers; "full" is dtype.
+    dtype: of activations, cache and embeddings. weights: of the linear layers; "full" is dtype. quantization: what that
+    means; null for "full", and in bundles of before it was written down.
     """
 
     name: str
     source: str
     family: str
     dtype: ModelDtype
-    weights: Literal["full", "int8", "int4", "fp8"]
+    weights: WeightFormat
+    quantization: QuantizationInfo | None = None
     vocab_size: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
     layers: int = Field(gt=0)

@@ -1,0 +1,102 @@
+"""The trunk's MatMuls over quantized weights: DequantizeLinear over the numbers that the model was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from pass_exporter.quantize.grid import Packed
+from pass_exporter.quantize.spec import Grid
+from pass_exporter.quantize.weights import Quantized
+
+DATA_TYPES = {
+    ("int4", False): ir.DataType.INT4,
+    ("int4", True): ir.DataType.UINT4,
+    ("int8", False): ir.DataType.INT8,
+    ("int8", True): ir.DataType.UINT8,
+    ("fp8", False): ir.DataType.FLOAT8E4M3FN,
+}
+
+
+def rewrite(model: ir.Model, quantized: Quantized) -> None:
+    """Give every MatMul of `quantized` its numbers in place of its weight. They are laid out while they are written."""
+    graph = model.graph
+    for node in list(graph):
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is None or not weight.is_initializer():
+            continue
+        parts = [quantized.weights.get(name) for name in weight_names(weight)]
+        found = [part for part in parts if part is not None]
+        if not found or len(found) < len(parts):
+            continue
+        node.replace_input_with(1, _dequantized(graph, node, weight, found))
+        if not weight.uses():
+            graph.initializers.pop(str(weight.name))
+
+
+def weight_names(weight: ir.Value) -> list[str]:
+    """The weights [out,in] that lie, turned and side by side, in a MatMul's weight; see `graph.clean`."""
+    return [name.removesuffix(".transposed") for name in str(weight.name).split("+")]
+
+
+def _dequantized(graph: ir.Graph, node: ir.Node, weight: ir.Value, parts: Sequence[Packed]) -> ir.Value:
+    grid = parts[0].grid
+    assert all(part.grid == grid for part in parts), f"{weight.name} has more than one grid"
+    inputs, outputs = parts[0].inputs, sum(len(part.data) for part in parts)
+    kind, name = DATA_TYPES[grid.numbers, grid.zero_points], f"{weight.name}.{grid.numbers}"
+    dtype = weight.dtype
+    assert dtype is not None
+    blocks = (outputs,) if grid.block is None else (inputs // grid.block, outputs)
+
+    def numbers() -> ir.TensorProtocol:
+        return _tensor(torch.cat([part.numbers() for part in parts]), kind, (inputs, outputs))
+
+    def scales() -> ir.TensorProtocol:
+        return _tensor(torch.cat([part.scales for part in parts]), dtype, blocks)
+
+    def zero_points() -> ir.TensorProtocol:
+        return _tensor(torch.cat([part.zero_points for part in parts if part.zero_points is not None]), kind, blocks)
+
+    operands = [_initializer(graph, name, kind, (inputs, outputs), numbers)]
+    operands.append(_initializer(graph, f"{name}.scale", dtype, blocks, scales))
+    if grid.zero_points:
+        operands.append(_initializer(graph, f"{name}.zero_point", kind, blocks, zero_points))
+    restored = ir.node("DequantizeLinear", operands, _layout(grid))
+    restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape((inputs, outputs)), dtype
+    graph.insert_before(node, restored)
+    return restored.outputs[0]
+
+
+def _layout(grid: Grid) -> dict[str, int]:
+    return {"axis": 1} if grid.block is None else {"axis": 0, "block_size": grid.block}
+
+
+def _tensor(values: torch.Tensor, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.TensorProtocol:
+    """[out,n] values as a tensor of `shape`, which is [n,out] or [out]."""
+    turned = values.T.contiguous()
+    if dtype in (ir.DataType.INT4, ir.DataType.UINT4):
+        nibbles = turned.view(torch.uint8).flatten() & 15
+        nibbles = torch.nn.functional.pad(nibbles, (0, len(nibbles) % 2))
+        return ir.PackedTensor((nibbles[::2] | (nibbles[1::2] << 4)).numpy(), dtype, shape=shape)
+    if values.dtype == torch.float8_e4m3fn:
+        array = turned.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    elif values.dtype == torch.bfloat16:
+        array = turned.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    else:
+        array = turned.numpy()
+    return ir.tensor(np.ascontiguousarray(array).reshape(shape), dtype=dtype)
+
+
+def _initializer(
+    graph: ir.Graph, name: str, dtype: ir.DataType, shape: tuple[int, ...], compute: Callable[[], ir.TensorProtocol]
+) -> ir.Value:
+    if name in graph.initializers:  # of equal weights (a new adapter's zeros) the tracer keeps one
+        return graph.initializers[name]
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+    value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
+    graph.register_initializer(value)
+    return value

@@ -1,0 +1,75 @@
+"""What `--weights` names: the grids that weights are rounded to, and whether activations are rounded too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pass_runtime.bundle.manifest import WeightFormat
+
+Numbers = Literal["int4", "int8", "fp8"]
+
+LARGEST: dict[Numbers, int] = {"int4": 7, "int8": 127, "fp8": 448}
+LEVELS: dict[Numbers, int] = {"int4": 15, "int8": 255}
+"""With zero points: the largest of the unsigned numbers."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values a weight [out,in] may have: number * scale, or (number - zero point) * scale.
+
+    block: inputs that share a scale and a zero point; None is all of an output's. zero_points: numbers are unsigned,
+    else they are signed and 0 is 0. shrinks: scales tried, in parts of the one that just covers a block; the least
+    squared error wins.
+    """
+
+    numbers: Numbers
+    block: int | None = 32
+    zero_points: bool = False
+    shrinks: tuple[float, ...] = (1.0,)
+
+    def fits(self, inputs: int) -> bool:
+        """Whether a layer of so many inputs fills whole blocks; one that does not keeps the model's dtype."""
+        return self.block is None or inputs % self.block == 0
+
+
+INT8 = Grid("int8")
+INT4 = Grid("int4", shrinks=(1.0, 0.95, 0.9, 0.85, 0.8))
+FP8 = Grid("fp8", block=None)
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """How a trunk's linear layers are quantized.
+
+    grid: of the decoder's layers; lm_head, adapter: of the LM head and of both factors of a look-ahead adapter, which
+    is small; None keeps the model's dtype.
+    rounds_activations: the runtime's kernels round activations to 8 bits, so that a difference in the last bit of a
+    float can become one of a whole step: windows must agree bit for bit (see trunk/pad_queries.py).
+    """
+
+    name: WeightFormat
+    grid: Grid | None = None
+    lm_head: Grid | None = None
+    adapter: Grid | None = None
+    rounds_activations: bool = False
+
+    def with_zero_points(self) -> QuantSpec:
+        """The same with a zero point for every block of integers, adapter apart."""
+
+        def free(grid: Grid | None) -> Grid | None:
+            return None if grid is None else replace(grid, zero_points=True)
+
+        return replace(self, grid=free(self.grid), lm_head=free(self.lm_head))
+
+
+SPECS: dict[str, QuantSpec] = {
+    spec.name: spec
+    for spec in (
+        QuantSpec("full"),
+        QuantSpec("int8", INT8, INT8, INT8, rounds_activations=True),
+        QuantSpec("int4", INT4, INT4, INT8, rounds_activations=True),
+        QuantSpec("fp8", FP8, FP8, INT8),
+    )
+}
+"""By the name that `--weights` takes."""
