@@ -170,7 +170,10 @@ def _print_report(console: Console, report: ExportReport) -> None:
     limit = f"(limit {report.relative_error_limit:.0e})"
     console.print(f"trunk against torch     max relative error {report.relative_error:.1e} {limit}")
     note = f", then {report.near_tie}" if report.near_tie else ""
-    console.print(f"every plan against ar   {report.greedy_tokens} greedy tokens equal{note}")
+    if report.greedy_tokens:
+        console.print(f"every plan against ar   {report.greedy_tokens} greedy tokens equal{note}")
+    else:
+        console.print("every plan against ar   not run: ONNX Runtime would widen the weights (try pass-run bench)")
     if report.quality is not None:
         quality = report.quality
         console.print(

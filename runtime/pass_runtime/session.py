@@ -195,8 +195,11 @@ def load(
     return open_session_of(path, manifest, options, verify=verify)
 
 
-def open_session_of(path: Path, manifest: Manifest, options: LoadOptions, *, verify: bool = False) -> Session:
-    """`load` with a manifest that was read, and its bundle's files verified, before. verify: engines' hashes."""
+def open_session_of(
+    path: Path, manifest: Manifest, options: LoadOptions, *, verify: bool = False, backend: Backend | None = None
+) -> Session:
+    """`load` with a manifest that was read, and its bundle's files verified, before. verify: engines' hashes. backend:
+    one that is there already."""
     tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
     bos, eos = manifest.model.bos_token_id, manifest.model.eos_token_ids
     template = load_chat_template(
@@ -204,7 +207,7 @@ def open_session_of(path: Path, manifest: Manifest, options: LoadOptions, *, ver
         bos_token=tokenizer.id_to_token(bos) or "" if bos is not None else "",
         eos_token=tokenizer.id_to_token(eos[0]) or "" if eos else "",
     )
-    backend = open_backend(
+    backend = backend or open_backend(
         path,
         manifest,
         options.device,

@@ -31,7 +31,7 @@ class ScriptedBackend(OrtBackend):
         self._target, self._drafter = target, drafter
         super().__init__(bundle, manifest, "cpu", threads=1, max_batch_size=max_batch_size)
 
-    def _open_trunk(self, _threads: int) -> ort.InferenceSession | None:
+    def _open_trunk(self, _threads: int, _exact: bool) -> ort.InferenceSession | None:
         return None
 
     def run_trunk(self, plan: Plan, batch: int) -> None:

@@ -54,8 +54,12 @@ class OrtBackend(Backend):
         max_batch_size: int | None = 1,
         capacity: int | None = None,
         memory: Memory | None = None,
+        exact: bool = False,
     ) -> None:
-        """device: cpu, cuda or auto. threads: 0 lets ONNX Runtime choose. capacity: the most cache columns."""
+        """device: cpu, cuda or auto. threads: 0 lets ONNX Runtime choose. capacity: the most cache columns.
+
+        exact: how the trunk is run, see `open_session`.
+        """
         device = choose_device(device)
         if manifest.model.dtype == "bfloat16":
             raise PassError("bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or fp32")
@@ -68,7 +72,7 @@ class OrtBackend(Backend):
         )
         super().__init__(bundle, manifest, capabilities, memory or open_memory(device))
         self._finalizer = weakref.finalize(self, self.memory.close)
-        self._trunk = self._open_trunk(threads)
+        self._trunk = self._open_trunk(threads, exact)
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         # Other devices have copies of their own.
         self._noise = map_noise_tables(bundle) if device == "cpu" else {}
@@ -76,9 +80,9 @@ class OrtBackend(Backend):
         self._bound_prefills: dict[tuple[int, int], Bound] = {}  # by width and slot, for the present cache
         self._bound_tails: dict[tuple[str, str, int], Bound] = {}  # by plan, sampler or "logprobs", and batch
 
-    def _open_trunk(self, threads: int) -> ort.InferenceSession:
+    def _open_trunk(self, threads: int, exact: bool) -> ort.InferenceSession:
         device = self.capabilities.device
-        session = open_session(self.bundle / self.manifest.trunk_file(device), device, threads)
+        session = open_session(self.bundle / self.manifest.trunk_file(device), device, threads, exact=exact)
         check_graph(session, self.manifest.trunk, self.manifest)
         return session
 

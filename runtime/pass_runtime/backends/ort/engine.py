@@ -57,7 +57,8 @@ def open_session(
 ) -> ort.InferenceSession:
     """A session on `device`; `threads` 0 lets ONNX Runtime choose. On CUDA it captures graphs where it can.
 
-    exact: multiply quantized weights in float32; ONNX Runtime's own choice also rounds activations to 8 bits.
+    exact: node by node as the graph says. Quantized weights multiply in float32, where ONNX Runtime's fused kernels
+    also round activations to 8 bits; weights stay in the file's mapping, without packed or widened copies. Slow.
     shared: constants, by name, that it reads where they are instead of from the file.
     """
     options = ort.SessionOptions()
@@ -67,7 +68,8 @@ def open_session(
     for name, value in shared.items():
         options.add_initializer(name, value)
     if exact:
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if device == "cuda":
         ort.preload_dlls()  # CUDA and cuDNN from the wheels that onnxruntime-gpu asks for, where they are installed
     provider, errors = PROVIDERS[device][0], []
