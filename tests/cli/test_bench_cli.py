@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from pass_run import output, process, refusal
 
+from pass_runtime.cli.bench_rows import windows
+
 QUICK = ("--max-new-tokens", "8", "--repeat", "2")
 
 
@@ -106,3 +108,61 @@ def test_a_prompt_that_fills_the_capacity(tiny_bundle: Path):
     prompt = "<bos>" * 768
     report = json.loads(output("bench", tiny_bundle, "--repeat", "1", "-p", prompt, "--json"))
     assert report["prompts"] == 1
+
+
+ROWS = ("--repeat", "1", "--trust-bundle")
+
+
+def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
+    """Each width has its windows, once; the measure is one row, asked for or not."""
+    report = json.loads(output("bench", tiny_bundle, *ROWS, "--rows", "2,7,9,9,49", "--cached", "20", "--json"))
+    rows = [(row["rows"], row["window"], row["lookahead_rows"]) for row in report["rows"]]
+    assert rows == [
+        (1, "ar", 0),
+        (2, "verify-1", 0),
+        (2, "draft-1", 1),
+        (7, "verify-6", 0),
+        (7, "draft-6", 6),
+        (9, "fused-2", 6),
+        (49, "fused-6", 42),
+    ]
+    assert report["rows"][0]["ratio"] == 1.0 and report["cached"] == 20 and report["capacity"] == 256
+    assert all(row["trunk_milliseconds"] > 0 and row["tail_milliseconds"] > 0 for row in report["rows"])
+
+
+def test_rows_in_batches_over_a_given_capacity(random_bundle: Path, tmp_path: Path):
+    """Ratios are to one row of as many sequences, and passes run over the whole capacity."""
+    file, sizes = tmp_path / "rows.json", ("--batch", "1,3", "--capacity", "512", "--cached", "130")
+    flags = (*sizes, "--temperature", "0.8", "--top-p", "0.9")
+    table = output("bench", random_bundle, *ROWS, "--rows", "1,4", *flags, "-o", file)
+    for words in ("sequences", "draft-3", "130 tokens in a cache of 512"):
+        assert words in table
+    report = json.loads(file.read_text())
+    assert report["capacity"] == 512 and report["sampling"]["top_p"] == 0.9
+    by_batch = {batch: [row for row in report["rows"] if row["batch"] == batch] for batch in (1, 3)}
+    assert [row["window"] for row in by_batch[1]] == [row["window"] for row in by_batch[3]]
+    for rows in by_batch.values():
+        assert rows[0]["ratio"] == 1.0
+        assert rows[1]["ratio"] == rows[1]["trunk_milliseconds"] / rows[0]["trunk_milliseconds"]
+
+
+def test_windows_have_the_rows_that_were_asked_for():
+    for lookahead in (1, 2, 4, 16):
+        for rows in range(1, 1 + lookahead * (lookahead + 2) + 1):
+            found = windows(rows, lookahead)
+            assert found and all(plan.width == rows and plan.drafts <= lookahead for plan in found), (rows, lookahead)
+        assert windows(rows + 1, lookahead) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--rows", "50"), "--rows 50: the windows that this bundle can run have 1 to 49 rows"),
+        (("--rows", "5,x"), "--rows must list numbers of rows, as in 1,2,3,5,7,9,13,25, not '5,x'"),
+        (("--rows", "5", "--cached", "800"), "lower --cached or raise --capacity"),
+        (("--rows", "5", "--plan", "ar"), "leave out --plan"),
+        (("--cached", "20"), "add them"),
+    ],
+)
+def test_refused_rows(tiny_bundle: Path, flags: tuple[str, ...], expected: str):
+    assert expected in refusal("bench", tiny_bundle, *flags)

@@ -13,10 +13,12 @@ from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.graph import aliases, tail_for_tensorrt, trunk_for_tensorrt, widened
 from pass_exporter.engines.profiles import engine_plans, tail_profiles, trunk_profiles
 from pass_exporter.engines.target import FIRST_TARGET
+from pass_exporter.tails.match import build_tail
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.bindings import COLUMNS
 from pass_runtime.bundle.integrity import file_info, verify_files
 from pass_runtime.bundle.manifest import Profile, Tensor, read_manifest
+from pass_runtime.bundle.plan import fused_plan
 from pass_runtime.bundle.sampling import SAMPLERS, Rule
 
 pytestmark = pytest.mark.tensorrt
@@ -80,6 +82,20 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
                 assert any(profile.admits(sizes) for profile in trunk.profiles), (plan.name, sizes)
                 told = sizes | {"width": plan.width, "max_emitted": plan.max_emitted}
                 assert any(profile.admits(told) for profile in logprobs.profiles), (plan.name, told)
+
+
+def test_a_vocabulary_with_a_last_partial_block_builds(tmp_path: Path):
+    """GPT-2's: its candidates are not found in two steps."""
+    import onnx_ir as ir
+
+    from pass_exporter.bundle import graph_info
+
+    path = tmp_path / "tail.onnx"
+    ir.save(build_tail(fused_plan([2, 2, 2]), "truncated", 50_257), path)
+    graph = graph_info(ir.load(path), path.name)
+    sizes = {"batch": (1, 2, 4), "positions": (800, 800, 800), "width": (9, 9, 9), "lookahead_rows": (6, 6, 6)}
+    source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, (Profile(sizes=sizes),), {})
+    assert EngineBuilder(RTX, ("sm89",)).build(source, no_report)
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,14 @@ import pytest
 from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, words, wrong
 
 from pass_runtime.backends.base import PassKind
-from pass_runtime.bundle.plan import ar_plan, fused_plan, make_cycle
+from pass_runtime.bundle.plan import ar_plan, draft_plan, fused_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.group_sizes import chain_of
-from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
+from pass_runtime.tuning.pass_times import WIDEST, PassTimes, measure, probe_plans
 from pass_runtime.tuning.tuner import PlanTuner
+from pass_runtime.tuning.tuners import Tuners
 
 GOOD = (0.7, 0.45, 0.2, 0.06)
 FREE = PassTimes({1: 1.0, 25: 1.0}, {1: 0.0, 9: 0.0})
@@ -115,6 +116,75 @@ def test_probes_leave_no_trace(tiny_bundle):
     assert list(session.generate_ids(prompt, asked)) == expected
     assert min(times.trunk) == 1 and times.max_width == 49 and set(times.tail) >= {1, 7, 13}
     assert all(seconds > 0 for seconds in (*times.trunk.values(), *times.tail.values()))
+
+
+class Timer:
+    """Passes that take their width in seconds, the first one over a plan twice that; `paused` ones ten times."""
+
+    def __init__(self, paused=()):
+        self.count: dict[str, int] = {}
+        self.paused = paused
+
+    def __call__(self, plan):
+        number = self.count[plan.name] = self.count.get(plan.name, 0) + 1
+        seconds = plan.width * (10 if (plan.name, number) in self.paused else 2 if number == 1 else 1)
+        return float(seconds), seconds / 10
+
+
+@pytest.mark.parametrize("paused", [(), (("ar", 2), ("draft-4", 3), ("fused-4", 1)), (("verify-1", 1),)])
+def test_passes_are_timed_until_two_agree(paused):
+    """What disturbs one pass is not in the result, and wide passes are timed twice."""
+    timer, plans = Timer(paused), probe_plans(4)
+    trunk, tail = measure(timer, plans)
+    assert trunk == {plan.width: plan.width for plan in plans}
+    assert tail == pytest.approx({1: 0.1, 2: 0.2, 5: (0.5 + 0.5 + 0.9) / 3, 9: 2.5})
+    for plan in plans:
+        disturbed = any(name == plan.name for name, number in paused if number > 1)
+        assert timer.count[plan.name] == (2 if plan.width > 8 else 4 if disturbed else 3)
+
+
+@pytest.mark.parametrize("lookahead", range(1, 17))
+def test_few_passes_show_all_widths(lookahead):
+    plans = probe_plans(lookahead)
+    assert len(plans) <= 7 and plans[0] == ar_plan() and draft_plan(lookahead) in plans
+    full = fused_plan([lookahead] * (lookahead + 1))
+    assert max(plan.width for plan in plans) == (full.width if full.width <= WIDEST else WIDEST)
+    assert probe_plans(lookahead, 100) == [ar_plan()]
+
+
+def test_another_kind_times_two_narrow_passes(tiny_bundle):
+    """Its trunk is that of the first kind, in proportion to how slow it is now."""
+    asked = []
+
+    def idle_pass(kind):
+        asked.append(kind)
+        tail = {"greedy": 0.0, "sample": 0.1, "truncated": 0.2}[kind.sampler] * kind.plan.sampled_rows
+        return kind.plan.width * (1.0 if kind.sampler == "greedy" else 3.0), tail
+
+    session = reciting_session(tiny_bundle)
+    tuners = Tuners(session.manifest, session.backend.capabilities, idle_pass, lambda: 1000)
+    first = tuners.get("greedy").times
+    assert first.trunk == {plan.width: plan.width for plan in probe_plans(6)}
+    for sampler, tail in (("sample", 0.1), ("truncated", 0.2)):
+        asked.clear()
+        times = tuners.get(sampler).times
+        assert {kind.plan.name for kind in asked} == {"ar", "draft-6"}
+        assert times.trunk == pytest.approx({width: 3 * width for width in first.trunk})
+        assert times.tail == pytest.approx({1: tail, 7: 7 * tail}) and times.seconds(1, 13) == pytest.approx(
+            3 + 13 * tail
+        )
+    assert tuners.get("sample").times is tuners.get("sample").times
+
+
+def test_a_kind_that_has_more_room_than_the_first_times_all(tiny_bundle):
+    """The first request came near the end of the cache, where wide windows did not fit."""
+    room = [5]
+    session = reciting_session(tiny_bundle)
+    timer = Timer()
+    tuners = Tuners(session.manifest, session.backend.capabilities, lambda kind: timer(kind.plan), lambda: room[0])
+    assert tuners.get("greedy").times.max_width == 5
+    room[0] = 1000
+    assert tuners.get("sample").times.max_width == 49
 
 
 def test_times_between_the_measured_ones():

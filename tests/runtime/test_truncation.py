@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tail_runs import open_graph, request_feed, run_graph
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from pass_exporter.tails.sampler import weights
+from pass_exporter.tails.sampler import FEW, weights
 from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle.reference import kept
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, SamplingParams
@@ -81,6 +81,45 @@ def test_what_transformers_keeps_is_kept(vocab, params, seed):
         for ours in (numpy_kept(logits[b], own), from_graph[b]):
             assert (least <= ours).all(), own
             assert (ours <= most).all(), own
+
+
+STAIRS = 1200
+
+
+@st.composite
+def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
+    """A request, the slope of probabilities that fall as stairs do (0: all alike), and the step that its nucleus ends
+    on: often next to the candidates that are looked at first, or to the last of all."""
+    slope = draw(st.sampled_from([0.0, 0.002, 0.01, 0.05, 0.3]))
+    edges = [edge + i for edge in (FEW, MAX_CANDIDATES) for i in (-2, -1, 0, 1, 2)]
+    step = draw(st.one_of(st.sampled_from(edges), st.integers(1, STAIRS)))
+    top_k = draw(st.one_of(st.just(0), st.sampled_from([1, *(k for k in edges if k <= MAX_CANDIDATES)])))
+    shares = np.exp(-slope * np.arange(STAIRS))
+    shares /= shares[: top_k or STAIRS].sum()
+    step = min(step, int((shares > 1e-4).sum()))  # sums in float32 do not tell those behind apart
+    between = shares[:step].sum() - shares[step - 1] / 2
+    top_p = draw(st.one_of(st.just(1.0), st.just(float(min(1.0, between)))))
+    min_p = draw(st.one_of(st.just(0.0), st.just(float(np.exp(-slope * (step - 0.5))))))
+    return SamplingParams(1.0, top_k, top_p, min_p=min_p), slope, step
+
+
+@pytest.mark.parametrize("vocab", [2048, 20_000, 20_001])
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(cases=st.lists(requests_on_stairs(), min_size=1, max_size=4), seed=st.integers(0, 2**32))
+def test_the_candidates_looked_at_first_make_no_difference(vocab, cases, seed):
+    """Limits lie in the middle of steps, where rounding has no say: the sets are numpy's to the token. Rows that the
+    first few candidates settle stand beside rows that they do not."""
+    params, rng = [case[0] for case in cases], np.random.default_rng(seed)
+    logits = np.full((len(cases), ROWS, vocab), -30, np.float32)
+    for b, (_, slope, _) in enumerate(cases):
+        for row in range(ROWS):
+            logits[b, row, rng.permutation(vocab)[:STAIRS]] = -slope * np.arange(STAIRS)
+    found = graph_weights(logits, params) > 0
+    for b, (own, slope, step) in enumerate(cases):
+        if own.sampler == "truncated":
+            assert np.array_equal(found[b], numpy_kept(logits[b], own)), own
+        if slope and own.top_p < 1 and not own.top_k and not own.min_p:
+            assert (found[b].sum(-1) == min(step, MAX_CANDIDATES)).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

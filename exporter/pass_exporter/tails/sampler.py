@@ -13,6 +13,11 @@ from pass_runtime.bundle import noise
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, Sampler
 
 F32 = np.float32
+FEW = 64
+"""Candidates that are looked at first: they hold most people's top-k, and a nucleus of 0.9 in 93 of 100 places (in half
+of the places where look-ahead rows guess)."""
+SURELY = 1e-4
+"""More than rounding can change a sum of probabilities by: a nucleus is only taken as reached where it is by this."""
 
 
 def sample_rows(
@@ -90,20 +95,68 @@ def uniform(op: GraphTape, root: ir.Value, depth: list[int], offsets: str, vocab
 
 
 def _candidates(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value:
-    """The largest values of each row in falling order: [B,R,K], K = min(MAX_CANDIDATES, V).
+    """The largest values of each row in falling order: [B,R,K], K = min(MAX_CANDIDATES, V). In rows where the first FEW
+    settle what top-k and top-p keep, the others are 0.
 
-    A large vocabulary is cut in two steps, since TopK over all of it is the slowest node of the graph: the best K
-    blocks of tokens, by their best member, hold the best K tokens. Sorting comes last, which is three times as fast.
+    The search for the others runs all the same (CUDA graphs would not take a branch), but over numbers that are in
+    order already, which costs a CPU a fifth: TopK then moves nothing.
     """
     k = min(MAX_CANDIDATES, vocab_size)
-    size, groups = noise.MEMBERS, noise.vocabulary_blocks(vocab_size)
-    if vocab_size == size * groups and vocab_size > 2 * size * k:
-        best = op("ReduceMax", op("Reshape", p, op.const([-1, rows, size, groups])), op.const([2]), keepdims=0)
-        _, chosen = op.pair("TopK", best, op.const([k]), axis=-1, sorted=0)
-        members = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(groups * np.arange(size)[:, None]))
-        p = op("GatherElements", p, op("Reshape", members, op.const([-1, rows, size * k])), axis=2)
-    values, _ = op.pair("TopK", p, op.const([k]), axis=-1, sorted=0)
-    return op.pair("TopK", values, op.const([k]), axis=-1)[0]
+    if vocab_size <= 2 * noise.MEMBERS * k:
+        return op.pair("TopK", p, op.const([k]), axis=-1)[0]
+    best = _best_of_blocks(op, p, rows, vocab_size)
+    few = _largest(op, p, best, rows, FEW, vocab_size)
+    every = _largest(op, p, best, rows, k, vocab_size, op("Not", _settled(op, few)))
+    others = op("Relu", op("Slice", every, op.const([FEW]), op.const([k]), op.const([2])))
+    return op("Concat", few, others, axis=2)
+
+
+def _settled(op: GraphTape, few: ir.Value) -> ir.Value:
+    """[B,R,1] bool: whether top-k and top-p, where they are on, keep values of `few` [B,R,FEW] only, the largest."""
+    top_k, top_p = _per_request(op, "top_k", np.int64), _per_request(op, "top_p")
+    reached = op("Greater", op("ReduceSum", few, op.const([2]), keepdims=1), op("Add", top_p, op.const(SURELY, F32)))
+    no_p = op("GreaterOrEqual", top_p, op.const(1, F32))
+    by_p = op("And", op("Equal", top_k, op.const(0)), op("Or", no_p, reached))
+    by_k = op("And", op("Greater", top_k, op.const(0)), op("LessOrEqual", top_k, op.const(FEW)))
+    return op("Or", by_p, by_k)
+
+
+def _best_of_blocks(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
+    """[B,R,V] -> [B,R,V/8]: the largest value of each block of tokens; None where the last one has fewer."""
+    size, blocks = noise.MEMBERS, noise.vocabulary_blocks(vocab_size)
+    if vocab_size != size * blocks:
+        return None
+    return op("ReduceMax", op("Reshape", p, op.const([-1, rows, size, blocks])), op.const([2]), keepdims=0)
+
+
+def _largest(
+    op: GraphTape,
+    p: ir.Value,
+    best: ir.Value | None,
+    rows: int,
+    k: int,
+    vocab_size: int,
+    wanted: ir.Value | None = None,
+) -> ir.Value:
+    """[B,R,k]: the largest values of p [B,R,V] in falling order; negative numbers in rows not `wanted` [B,R,1] bool.
+
+    A vocabulary is cut in two steps where it can be, since TopK over all of it is the slowest node of the graph: the k
+    blocks of tokens with the `best` members hold the best k tokens.
+    """
+    if best is not None:
+        blocks, members = noise.vocabulary_blocks(vocab_size), np.arange(noise.MEMBERS)[:, None]
+        bests, chosen = op.pair("TopK", _or_falling(op, wanted, best, blocks), op.const([k]), axis=-1, sorted=0)
+        ids = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * members))
+        p = op("GatherElements", p, op("Reshape", ids, op.const([-1, rows, k * noise.MEMBERS])), axis=2)
+        vocab_size = k * noise.MEMBERS
+        if wanted is not None:  # k values are no less than the least of the best: out with the others
+            wanted = op("And", wanted, op("GreaterOrEqual", p, op("ReduceMin", bests, op.const([2]), keepdims=1)))
+    return op.pair("TopK", _or_falling(op, wanted, p, vocab_size), op.const([k]), axis=-1)[0]
+
+
+def _or_falling(op: GraphTape, wanted: ir.Value | None, values: ir.Value, count: int) -> ir.Value:
+    """[B,R,count]: `values` where they are wanted, elsewhere negative numbers in falling order."""
+    return values if wanted is None else op("Where", wanted, values, op.const(-np.arange(1, count + 1), F32))
 
 
 def _least_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:

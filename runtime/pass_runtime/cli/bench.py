@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,12 @@ class BenchOptions:
     lookahead: tuple[int, ...] = ()
     repeat: int = 3
     batches: tuple[int, ...] = ()
+
+    def texts(self) -> tuple[str, ...]:
+        """The prompts to use."""
+        if self.prompt_file is None:
+            return self.prompts or PROMPTS
+        return (*self.prompts, *read_prompts(self.prompt_file))
 
 
 @dataclass(frozen=True)
@@ -122,21 +128,15 @@ def sum_stats(parts: Sequence[Stats]) -> Stats:
     return total
 
 
-def run_bench(session: Session, request: BenchOptions, *, as_json: bool, output: Path | None) -> None:
-    """Measure, then print a table or JSON."""
-    if request.repeat < 1:
-        raise PassError(f"--repeat must be at least 1, not {request.repeat}")
-    texts = _prompts(request)
+def run_bench(session: Session, request: BenchOptions) -> dict[str, Any]:
+    """Time plans against each other: the report, without `about`."""
+    texts = request.texts()
     count = max(len(texts), *request.batches) if request.batches else len(texts)
     prompts = [session.encode(texts[i % len(texts)]) for i in range(count)]
     contenders = _contenders(session, request)
     near_ties = _measure(session, prompts, contenders, request.repeat)
-    report = {
-        "bundle": session.manifest.model.name,
-        "dtype": session.manifest.model.dtype,
+    return {
         "lookahead_source": session.manifest.lookahead.source,
-        "device": session.backend.capabilities.device,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {ort.__version__}",
         "prompts": len(prompts),
         "max_new_tokens": request.max_new_tokens,
         "sampling": asdict(contenders[0].options.sampling),
@@ -145,6 +145,23 @@ def run_bench(session: Session, request: BenchOptions, *, as_json: bool, output:
         "near_ties": near_ties,
         "plans": [contender.as_dict(contenders[0]) for contender in contenders],
     }
+
+
+def about(session: Session) -> dict[str, Any]:
+    """What was measured, and on what."""
+    return {
+        "bundle": session.manifest.model.name,
+        "dtype": session.manifest.model.dtype,
+        "weights": session.manifest.model.weights,
+        "device": session.backend.capabilities.device,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {ort.__version__}",
+    }
+
+
+def tell(
+    report: dict[str, Any], print_table: Callable[[dict[str, Any]], None], *, as_json: bool, output: Path | None
+) -> None:
+    """A table or JSON, and JSON to `output`."""
     text = json.dumps(report, indent=2)
     if output is not None:
         write_whole(output, text + "\n")
@@ -207,7 +224,7 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
     return mode.name.removesuffix("+ngram") + shape + (" +ngram" if mode.name.endswith("+ngram") else "")
 
 
-def parse_batches(text: str | None) -> tuple[int, ...]:
+def parse_sizes(flag: str, what: str, example: str, text: str | None) -> tuple[int, ...]:
     """`1,2,4,8` -> (1, 2, 4, 8); () where nobody asked."""
     if text is None:
         return ()
@@ -216,14 +233,8 @@ def parse_batches(text: str | None) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise PassError(f"--batch must list numbers of sequences, as in 1,2,4,8, not {text!r}")
+        raise PassError(f"{flag} must list numbers of {what}, as in {example}, not {text!r}")
     return sizes
-
-
-def _prompts(request: BenchOptions) -> tuple[str, ...]:
-    if request.prompt_file is None:
-        return request.prompts or PROMPTS
-    return (*request.prompts, *read_prompts(request.prompt_file))
 
 
 def print_table(report: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,8 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
 @click.option("--draft", "drafts", type=click.Choice(DRAFTS), multiple=True, help="Draft sources to compare.")
 @click.option("--lookahead", type=int, multiple=True, help="Drafts per round.  [default: the bundle's L]")
 @click.option("--batch", "batches", help="Sequences at a time to compare, as 1,2,4,8.  [default: one by one]")
+@click.option("--rows", help="Time passes by the rows of their windows, as 1,2,3,5,7,9,13,25, in place of plans.")
+@click.option("--cached", type=click.IntRange(0), help="With --rows: tokens in the cache.  [default: 200]")
 @click.option("--repeat", type=int, default=3, show_default=True, help="Rounds; every round runs every plan once.")
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="The measurements as JSON instead of a table.")
@@ -165,17 +168,31 @@ def bench(bundle: Path, **options: Any) -> None:
     """Time plans against each other, in alternation; medians over rounds.
 
     One by one, tokens/s are those of decoding, without prefill. With --batch they are of all sequences together, from
-    the first prompt to the last token.
+    the first prompt to the last token. With --rows a round is ten passes of each width, with look-ahead rows and
+    without, and the cache is as long as --capacity where it is given.
     """
-    from pass_runtime.cli.bench import BenchOptions, parse_batches, run_bench
+    from pass_runtime.cli.bench import BenchOptions, about, parse_sizes, print_table, run_bench, tell
+    from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, print_rows
 
-    as_json, output = options.pop("as_json"), options.pop("output")
-    batches = parse_batches(options.pop("batches"))
+    as_json, output, cached = options.pop("as_json"), options.pop("output"), options.pop("cached")
+    batches = parse_sizes("--batch", "sequences", "1,2,4,8", options.pop("batches"))
+    rows = parse_sizes("--rows", "rows", "1,2,3,5,7,9,13,25", options.pop("rows"))
     keys = ("prompts", "prompt_file", "max_new_tokens", "plans", "drafts", "lookahead", "repeat")
     own = {key: options.pop(key) for key in keys}
     request = BenchOptions(sampling=opts.sampling_params(options), batches=batches, **own)
+    if request.repeat < 1:
+        raise PassError(f"--repeat must be at least 1, not {request.repeat}")
+    if not rows and cached is not None:
+        raise PassError("--cached says what --rows are timed over: add them")
+    if rows and (request.plans or request.drafts or request.lookahead):
+        raise PassError("--rows are timed whatever plan has them: leave out --plan, --draft and --lookahead")
+    by_rows = RowsOptions(request.sampling, rows, batches or (1,), repeat=request.repeat)
+    if cached is not None:
+        by_rows = replace(by_rows, cached=cached)
+    by_rows = replace(by_rows, whole_cache=options["capacity"] is not None)
     session = opts.open_bundle(bundle, options, max_batch_size=max(batches, default=1))
-    run_bench(session, request, as_json=as_json, output=output)
+    measured = measure_rows(session, by_rows, request.texts()) if rows else run_bench(session, request)
+    tell(about(session) | measured, print_rows if rows else print_table, as_json=as_json, output=output)
 
 
 @main.command()

@@ -10,7 +10,10 @@ import numpy as np
 
 from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, verify_plan
 
-REPEATS = 3
+AGREE = 1.1
+"""Two times of a pass that differ by less are enough."""
+REPEATS, WIDE_REPEATS, WIDE = 4, 2, 8
+"""Times of a pass at most, and of one over more than WIDE rows: those take longest, and matter least."""
 WIDEST = 64
 """Windows with more rows, of all slots together, are not measured: they pay nowhere that we know of."""
 
@@ -22,12 +25,18 @@ Timer = Callable[[Plan], tuple[float, float]]
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Medians in seconds: `trunk` by window width, `tail` by sampled rows, of a pass over one slot; linear between, and
+    """Seconds: `trunk` by window width, `tail` by sampled rows, of a pass over one slot; linear between, and
     beyond, them. `batched`: the trunk by width for other batch sizes, where they were measured."""
 
     trunk: Points
     tail: Points
     batched: dict[int, Points] = field(default_factory=dict)
+
+    def with_tail(self, trunk: Points, tail: Points) -> PassTimes:
+        """For another tail, whose passes were timed at fewer widths: the trunk as it was, times what it takes longer
+        there now."""
+        slower = statistics.mean(seconds / self.trunk[width] for width, seconds in trunk.items())
+        return PassTimes({width: slower * seconds for width, seconds in self.trunk.items()}, tail)
 
     @property
     def max_width(self) -> int:
@@ -53,22 +62,37 @@ def between(points: Points, at: int) -> float:
 
 
 def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
-    """Plans that together show widths from 1 to the widest a bundle with `lookahead` rows has."""
-    lengths = sorted({length for length in (1, 2, 4, lookahead) if length <= lookahead})
+    """Plans that together show widths from 1 to the widest a bundle with `lookahead` rows has: few of them, since pass
+    times are nearly linear in between."""
+    lengths = sorted({length for length in (1, 4, lookahead) if length <= lookahead})
     fused = [fused_plan([length] * (length + 1)) for length in range(1, lookahead + 1)]
-    plans = [ar_plan(), *(verify_plan(length) for length in lengths), draft_plan(lookahead), *fused[1::2], *fused[-1:]]
-    return [plan for plan in dict.fromkeys(plans) if plan.width * batch <= WIDEST or plan.width == 1]
+    fused = [plan for plan in fused if plan.width * batch <= WIDEST]
+    chains = [ar_plan(), *(verify_plan(length) for length in lengths), draft_plan(lookahead)]
+    narrow = [plan for plan in chains if plan.width * batch <= WIDEST or plan.width == 1]
+    return list(dict.fromkeys([*narrow, *fused[(len(fused) - 1) // 2 :][:1], *fused[-1:]]))
 
 
-def measure(time: Timer, plans: Sequence[Plan], repeats: int = REPEATS) -> tuple[Points, Points]:
-    """Time passes over `plans` in alternation: medians of the trunk by width, and of the tail by sampled rows."""
+def measure(time: Timer, plans: Sequence[Plan]) -> tuple[Points, Points]:
+    """Time passes over `plans` in alternation: the trunk by width, and the tail by sampled rows.
+
+    Of each plan it is the least, since whatever disturbs a pass, as being the first, only makes it slower. A plan whose
+    two least times agree is not timed again.
+    """
+    seconds: dict[Plan, list[tuple[float, float]]] = {plan: [] for plan in plans}
+    for number in range(REPEATS):
+        for plan in plans:
+            if number < (WIDE_REPEATS if plan.width > WIDE else REPEATS) and not _agree(seconds[plan]):
+                seconds[plan].append(time(plan))
     trunk: dict[int, list[float]] = {}
     tail: dict[int, list[float]] = {}
-    for number in range(repeats + 1):
-        for plan in plans:
-            seconds = time(plan)
-            if number:  # the first round warms up
-                trunk.setdefault(plan.width, []).append(seconds[0])
-                tail.setdefault(plan.sampled_rows, []).append(seconds[1])
-    first, second = ({size: statistics.median(times) for size, times in kind.items()} for kind in (trunk, tail))
+    for plan, passes in seconds.items():
+        trunk.setdefault(plan.width, []).append(min(each[0] for each in passes))
+        tail.setdefault(plan.sampled_rows, []).append(min(each[1] for each in passes))
+    first, second = ({size: statistics.mean(times) for size, times in kind.items()} for kind in (trunk, tail))
     return first, second
+
+
+def _agree(passes: Sequence[tuple[float, float]]) -> bool:
+    """Whether the two least times of a pass, of trunk and tail together, are nearly alike."""
+    least = sorted(trunk + tail for trunk, tail in passes)[:2]
+    return len(least) == 2 and least[1] <= AGREE * least[0]

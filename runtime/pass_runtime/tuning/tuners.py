@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.capabilities import Capabilities
@@ -17,7 +17,8 @@ IdlePass = Callable[[PassKind], tuple[float, float]]
 
 
 class Tuners:
-    """The first request of a kind, and the first batch of a size, time passes: about a second, and less for a batch."""
+    """The first request times passes of all widths. The first of another kind only times two, since kinds differ in
+    their tails, and tails are linear in their rows; the first batch of a size times its trunk."""
 
     def __init__(
         self, manifest: Manifest, capabilities: Capabilities, idle_pass: IdlePass, room: Callable[[], int]
@@ -32,13 +33,13 @@ class Tuners:
             self._tuners[sampler] = self._new(sampler)
         tuner = self._tuners[sampler]
         if batch > 1 and batch not in tuner.times.batched:
-            tuner.times.batched[batch] = self._measure(sampler, batch)[0]
+            tuner.times.batched[batch] = self._measure(sampler, self._plans(batch), batch)[0]
         return tuner
 
     def _new(self, sampler: Sampler) -> PlanTuner:
         lookahead = self._manifest.lookahead
         return PlanTuner(
-            PassTimes(*self._measure(sampler)),
+            self._times(sampler),
             lookahead.length,
             lookahead.acceptance_per_position,
             1.0 if sampler == "greedy" else SAMPLED,
@@ -46,10 +47,21 @@ class Tuners:
             follow=True,
         )
 
-    def _measure(self, sampler: Sampler, batch: int = 1) -> tuple[Points, Points]:
+    def _times(self, sampler: Sampler) -> PassTimes:
+        known = next(iter(self._tuners.values())).times if self._tuners else None
+        plans = self._plans()
+        if known is None or not {plan.width for plan in plans} <= set(known.trunk):
+            return PassTimes(*self._measure(sampler, plans))
+        chains = [plan for plan in plans if not plan.is_fused]
+        return known.with_tail(*self._measure(sampler, [chains[0], *chains[1:][-1:]]))
+
+    def _plans(self, batch: int = 1) -> list[Plan]:
+        """What can be run now, the narrowest first."""
         plans = probe_plans(self._manifest.lookahead.length, batch)
-        allowed = [plan for plan in plans if self._capabilities.allows([plan]) and plan.width <= self._room()]
-        return measure(lambda plan: self._time(plan, sampler, batch), allowed)
+        return [plan for plan in plans if self._capabilities.allows([plan]) and plan.width <= self._room()]
+
+    def _measure(self, sampler: Sampler, plans: Sequence[Plan], batch: int = 1) -> tuple[Points, Points]:
+        return measure(lambda plan: self._time(plan, sampler, batch), plans)
 
     def _time(self, plan: Plan, sampler: Sampler, batch: int) -> tuple[float, float]:
         return self._idle_pass(PassKind(plan, batch, sampler))

@@ -1,0 +1,155 @@
+"""pass-run bench --rows: what a pass costs by the rows of its windows, trunk and tail apart."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pass_runtime.backends.base import PassKind
+from pass_runtime.backends.capabilities import Capabilities
+from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, verify_plan
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.runner import Runner
+from pass_runtime.decode.sequence import Request
+from pass_runtime.decode.sequence import Sequence as Decoding
+from pass_runtime.errors import PassError
+from pass_runtime.session import Session
+
+PASSES = 10
+"""Of each kind in a round."""
+LISTED = 8
+"""A refusal lists no more numbers of rows than this."""
+
+
+@dataclass(frozen=True)
+class RowsOptions:
+    """rows: window widths. batches: slots of a pass. cached: tokens in every slot's cache. whole_cache: passes run over
+    the largest capacity, not over what the cached tokens need."""
+
+    sampling: SamplingParams
+    rows: tuple[int, ...]
+    batches: tuple[int, ...] = (1,)
+    cached: int = 200
+    whole_cache: bool = False
+    repeat: int = 3
+
+
+def measure_rows(session: Session, request: RowsOptions, texts: Sequence[str]) -> dict[str, Any]:
+    """Time passes in alternation, over slots that hold `texts` as often as it takes: medians, in milliseconds.
+
+    Every ratio is to the pass with one row over as many slots, which is measured whether it was asked for or not.
+    """
+    wide = [plan for rows in request.rows for plan in allowed_windows(rows, session)]
+    plans = list(dict.fromkeys([ar_plan(), *wide]))
+    tokens = [token for text in texts for token in session.encode(text)]
+    runner = filled_slots(session, request, tokens, max(plan.width for plan in plans))
+    kinds = [PassKind(plan, batch, request.sampling.sampler) for batch in request.batches for plan in plans]
+    seconds: dict[PassKind, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    for number in range(1 + PASSES * request.repeat):
+        for kind in kinds:
+            measured = runner.idle_pass(kind)
+            if number:  # the first pass warms up
+                seconds[kind].append(measured)
+    trunk, tail = (
+        {kind: 1e3 * statistics.median(each[part] for each in parts) for kind, parts in seconds.items()}
+        for part in (0, 1)
+    )
+    one_row = {kind.batch: trunk[kind] for kind in kinds if kind.plan == ar_plan()}
+    return {
+        "sampling": asdict(request.sampling),
+        "repeat": request.repeat,
+        "cached": request.cached,
+        "capacity": runner.backend.capacity,
+        "rows": [
+            {
+                "rows": kind.plan.width,
+                "window": kind.plan.name,
+                "lookahead_rows": sum(kind.plan.groups),
+                "batch": kind.batch,
+                "trunk_milliseconds": trunk[kind],
+                "ratio": trunk[kind] / one_row[kind.batch],
+                "tail_milliseconds": tail[kind],
+            }
+            for kind in kinds
+        ],
+    }
+
+
+def windows(rows: int, lookahead: int) -> list[Plan]:
+    """The plans with so many rows that are measured: one without look-ahead rows, one with as many as there can be."""
+    if rows == 1:
+        return [ar_plan()]
+    found = [verify_plan(rows - 1), draft_plan(rows - 1)] if rows - 1 <= lookahead else []
+    for drafts in range(1, lookahead + 1):
+        left = rows - 1 - drafts
+        if not found and 1 <= left <= drafts * (drafts + 1):
+            least, more = divmod(left, drafts + 1)
+            found = [fused_plan([least + (group < more) for group in range(drafts + 1)])]
+    return found
+
+
+def allowed_windows(rows: int, session: Session) -> list[Plan]:
+    """`windows` that the session's engine can run; PassError where it has none."""
+    lookahead, capabilities = session.manifest.lookahead.length, session.backend.capabilities
+    found = _allowed(rows, lookahead, capabilities)
+    if not found:
+        widest = 1 + lookahead * (lookahead + 2)
+        possible = [str(n) for n in range(1, widest + 1) if _allowed(n, lookahead, capabilities)]
+        there = ", ".join(possible) if len(possible) <= LISTED else f"1 to {possible[-1]}"
+        raise PassError(f"--rows {rows}: the windows that this bundle can run have {there} rows")
+    return found
+
+
+def _allowed(rows: int, lookahead: int, capabilities: Capabilities) -> list[Plan]:
+    return [plan for plan in windows(rows, lookahead) if capabilities.allows([plan])]
+
+
+def filled_slots(session: Session, request: RowsOptions, tokens: Sequence[int], widest: int) -> Runner:
+    """Slots of the session's backend, which nobody else may use now, each with `cached` tokens."""
+    runner, capabilities = Runner(session.backend), session.backend.capabilities
+    columns = request.cached + max(widest, capabilities.least_width)
+    if columns > capabilities.max_capacity:
+        raise PassError(
+            f"{request.cached} cached tokens and {widest} rows need a capacity of {columns}, and there are "
+            f"{capabilities.max_capacity}: lower --cached or raise --capacity"
+        )
+    prompt = tuple((list(tokens) * (request.cached // len(tokens) + 1))[: request.cached + 1])
+    asked = Request(prompt, request.sampling.seeded(), 1, None, 0, 0, frozenset())
+    for _ in range(max(request.batches)):
+        runner.admit(Decoding(asked))
+    for slot in runner.busy:
+        while slot.cached < request.cached:
+            runner.prefill(slot)
+    capacity = capabilities.max_capacity if request.whole_cache else capabilities.capacity(columns)
+    runner.backend.resize(capacity, [slot.cached for slot in runner.slots])
+    return runner
+
+
+def print_rows(report: dict[str, Any]) -> None:
+    """The report for people."""
+    title = f"{report['bundle']} on {report['device']}: {report['machine']}"
+    table = Table(title=title, title_justify="left")
+    batched = any(row["batch"] > 1 for row in report["rows"])
+    headings = (*(["sequences"] if batched else []), "rows", "window", "look-ahead rows")
+    for heading in (*headings, "trunk, ms", "ratio", "tail, ms"):
+        table.add_column(heading, justify="left" if heading == "window" else "right")
+    for row in report["rows"]:
+        table.add_row(
+            *([str(row["batch"])] if batched else []),
+            str(row["rows"]),
+            row["window"],
+            str(row["lookahead_rows"]),
+            f"{row['trunk_milliseconds']:.2f}",
+            f"{row['ratio']:.2f}",
+            f"{row['tail_milliseconds']:.2f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{report['cached']} tokens in a cache of {report['capacity']}; ratios are to one row", highlight=False
+    )
