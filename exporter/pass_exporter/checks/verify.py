@@ -118,31 +118,41 @@ def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limit: fl
     return worst
 
 
-def _relative_error(session: ort.InferenceSession, case: Case, layers: int, spare: int = 24) -> float:
-    """The cache is filled with junk behind `length`, which must neither matter nor be lost."""
-    width, length = case.plan.width, case.length
-    capacity = -(-(length + width + spare) // 4) * 4
-    junk = np.random.default_rng(1)
+def _relative_error(session: ort.InferenceSession, case: Case, layers: int) -> float:
+    logits, *present = run_case(session, case, layers)
+    errors = [_error(logits, case.logits)]
+    for cache, junk, past, window in zip(present, _junk(case, layers).values(), case.past, case.window, strict=True):
+        expected = junk.copy()
+        expected[:, :, : case.length] = past
+        expected[:, :, case.length : case.length + case.plan.width] = window
+        errors.append(_error(cache, expected))
+    return max(errors)
+
+
+def run_case(session: ort.InferenceSession, case: Case, layers: int) -> list[Array]:
+    """Logits and every layer's cache; behind `length` the cache was filled with junk."""
     feed: dict[str, Array] = {
         "input_ids": case.input_ids,
         "row_position": case.plan.row_position,
         "window_mask": case.plan.window_mask,
-        "length": np.array([length]),
-        "logit_rows": np.arange(width),
+        "length": np.array([case.length]),
+        "logit_rows": np.arange(case.plan.width),
     }
     if any(value.name == ADAPTER_INPUT for value in session.get_inputs()):
         feed[ADAPTER_INPUT] = case.plan.lookahead_rows
-    for name, past in zip(kv_names("past", layers), case.past, strict=True):
-        shape = (*past.shape[:2], capacity, past.shape[3])
-        feed[name] = junk.standard_normal(shape, np.float32).astype(past.dtype)
-        feed[name][:, :, :length] = past
-    logits, *present = session.run(None, feed)
-    errors = [_error(logits, case.logits)]
-    for name, after, window in zip(kv_names("past", layers), present, case.window, strict=True):
-        expected = feed[name].copy()
-        expected[:, :, length : length + width] = window
-        errors.append(_error(after, expected))
-    return max(errors)
+    for (name, junk), past in zip(_junk(case, layers).items(), case.past, strict=True):
+        feed[name] = junk
+        feed[name][:, :, : case.length] = past
+    found: list[Array] = session.run(None, feed)
+    return found
+
+
+def _junk(case: Case, layers: int, spare: int = 24) -> dict[str, Array]:
+    """Caches by name, the same every time: what lies behind `length` must neither matter nor be lost."""
+    capacity, random = -(-(case.length + case.plan.width + spare) // 4) * 4, np.random.default_rng(1)
+    shapes = [(*past.shape[:2], capacity, past.shape[3]) for past in case.past]
+    named = zip(kv_names("past", layers), shapes, case.past, strict=True)
+    return {name: random.standard_normal(shape, np.float32).astype(past.dtype) for name, shape, past in named}
 
 
 def _error(actual: Array, expected: Array) -> float:
