@@ -27,7 +27,9 @@ from pass_exporter.quantize.sites import find_sites
 from pass_exporter.quantize.smooth import smooth
 from pass_exporter.quantize.spec import SPECS
 from pass_exporter.quantize.text import file_ids, own_ids
-from pass_runtime import GenerateOptions, PassError, SamplingParams, load, read_manifest
+from pass_runtime import GenerateOptions, PassError, SamplingParams, read_manifest
+from pass_runtime.options import LoadOptions
+from pass_runtime.session import open_session_of
 from pass_runtime.testing.lossless import first_difference, run_tokens
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2"]
@@ -125,6 +127,18 @@ def test_one_pair_of_int8_nodes_for_all_that_read_the_same(w8a8_bundle: Path):
     assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == len(pairs)
 
 
+def test_inspect_lists_what_is_not_static(w8a8_bundle: Path):
+    from pass_runtime.cli.inspect_bundle import _rows, describe
+
+    manifest = read_manifest(w8a8_bundle)
+    rows = dict(_rows(describe(w8a8_bundle, manifest) | {"verified": False}))
+    assert rows["  weights"] == "int8 by output; LM head int8 in blocks of 32"
+    assert rows["  activations"] == "int8, static, calibrated on the model's own text"
+    assert manifest.model.quantization is not None
+    for name in manifest.model.quantization.weight_only:
+        assert name in rows["  weight-only"]
+
+
 def test_emulation_rounds_as_onnx_does():
     rng = np.random.default_rng(0)
     for scale in (0.03, 1.0):
@@ -207,9 +221,14 @@ def test_a_wrong_scale_is_found_out(w8a8_bundle: Path, tiny_model: Path, adapter
         rounded.check_rounded(w8a8_bundle, manifest, plain, rounded.rounded_cases(loaded.model, lookahead, wrong))
 
 
+@pytest.mark.parametrize("portable", [True, False], ids=["portable", "derived"])
 @pytest.mark.parametrize("values", [(0.0, 0, 1.0), (0.9, 0, 1.0), (0.9, 40, 0.9)], ids=str)
-def test_plans_write_the_same_text(w8a8_bundle: Path, values: tuple[float, int, float]):
-    session = load(w8a8_bundle, "cpu")
+def test_plans_write_the_same_text(w8a8_bundle: Path, values: tuple[float, int, float], portable: bool):
+    manifest = read_manifest(w8a8_bundle)
+    assert manifest.derived
+    if portable:
+        manifest = manifest.model_copy(update={"derived": ()})
+    session = open_session_of(w8a8_bundle, manifest, LoadOptions("cpu"))
     prompt = session.encode("def add(a, b):\n    return a + b\ndef add(a")
     for seed in (0, 5):
         sampling = SamplingParams(*values, seed)
