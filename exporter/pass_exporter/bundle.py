@@ -225,7 +225,15 @@ def _quantization(quantized: Quantized) -> QuantizationInfo | None:
     spec = quantized.spec
     if spec.grid is None:
         return None
-    return QuantizationInfo(grid=_grid(spec.grid), lm_head=None if spec.lm_head is None else _grid(spec.lm_head))
+    static = spec.activations
+    return QuantizationInfo(
+        grid=_grid(spec.grid),
+        lm_head=None if spec.lm_head is None else _grid(spec.lm_head),
+        activations="full" if static is None else "static_int8",
+        calibration=quantized.calibration,
+        weight_only=quantized.weight_only,
+        weight_only_grid=None if static is None else _grid(static.otherwise),
+    )
 
 
 def _grid(grid: Grid) -> GridInfo:

@@ -64,6 +64,12 @@ def _engine_options(command: Any) -> Any:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Bundle directory.  [default: <model>-pass<L>]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True, help="Weights and KV cache.")
 @click.option("--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Of the linear layers.")
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    metavar="TEXT",
+    help="For w8a8: a file to measure activations on.  [default: the model writes some text]",
+)
 @click.option("--zero-points", is_flag=True, help="For int4 and int8: nearer to the weights, but not for TensorRT.")
 @click.option("--rule", type=click.Choice(RULES), default="match", show_default=True, help="When a draft is accepted.")
 @click.option(
@@ -145,6 +151,7 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}{weights}")
     silence_libraries()
     config.verification_text()  # before the long work: what cannot be read, and an engine that cannot be built
+    config.calibration_text()
     if engine is not None:
         import_library(find_library(engine.engine))
         choose_targets(find_library(engine.engine), engine, find_device())

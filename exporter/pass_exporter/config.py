@@ -58,6 +58,7 @@ class ExportConfig:
     takes the weights that are shipped for the model, else the baseline.
     weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize/spec.py).
     zero_points: integers get a zero point for every block: nearer to the weights, but not for TensorRT.
+    calibrate: a text file to measure activations on; None lets the model write. Only where they are rounded.
     rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
     "rejection" is the paper's: it accepts more sampled drafts, and only the distribution stays the same.
     verify: a text file to measure perplexity and greedy agreement with the full-precision model on.
@@ -71,6 +72,7 @@ class ExportConfig:
     dtype: Dtype = "fp32"
     weights: str = "full"
     zero_points: bool = False
+    calibrate: Path | None = None
     rule: Rule = "match"
     verify: Path | None = None
     force: bool = False
@@ -86,6 +88,8 @@ class ExportConfig:
             raise PassError(f"--weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
         if self.zero_points and self.weights not in ("int4", "int8"):
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
+        if self.calibrate is not None and SPECS[self.weights].activations is None:
+            raise PassError(f"--calibrate is for --weights w8a8: {self.weights} weights are made without any text")
 
     @property
     def spec(self) -> QuantSpec:
@@ -94,9 +98,15 @@ class ExportConfig:
 
     def verification_text(self) -> str | None:
         """What `verify` holds; PassError where that cannot be read, or is nothing to measure on."""
-        if self.verify is None:
-            return None
-        text = read_text(self.verify)
-        if not text.strip():
-            raise PassError(f"{self.verify} is empty; --verify needs text to measure on")
-        return text
+        return None if self.verify is None else _text_of(self.verify, "--verify")
+
+    def calibration_text(self) -> str | None:
+        """What `calibrate` holds, in the same way."""
+        return None if self.calibrate is None else _text_of(self.calibrate, "--calibrate")
+
+
+def _text_of(path: Path, flag: str) -> str:
+    text = read_text(path)
+    if not text.strip():
+        raise PassError(f"{path} is empty; {flag} needs text to measure on")
+    return text

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pass_exporter import bundle as files
 from pass_exporter.checks.perplexity import Quality, measure_quality, reference
+from pass_exporter.checks.rounded import check_rounded, rounded_cases, without_rounding
 from pass_exporter.checks.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
 from pass_exporter.checks.widen import runnable
 from pass_exporter.config import ExportConfig
@@ -17,7 +18,7 @@ from pass_exporter.model.lookahead import BASELINE, FILE_NAME, Lookahead, mean_e
 from pass_exporter.model.registry import models_directory, resolve
 from pass_exporter.progress import Progress
 from pass_exporter.quantize.rewrite import rewrite
-from pass_exporter.quantize.weights import quantize_model
+from pass_exporter.quantize.run import quantize
 from pass_exporter.staging import staged_directory
 from pass_exporter.threads import one_thread
 from pass_exporter.trunk.graph import save
@@ -44,7 +45,7 @@ class ExportReport:
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
     """Write a bundle and check it. Raises PassError and leaves nothing behind where anything is wrong."""
-    text = config.verification_text()
+    text, calibration = config.verification_text(), config.calibration_text()
     progress.phase("finding the model")
     source = resolve(config.model)
     output = config.output or Path(f"{source.name}-pass{config.lookahead}")
@@ -56,9 +57,10 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         if text is not None:
             progress.phase("running torch on the text")
             expected = reference(loaded.model, loaded.tokenizer, text)
-        quantized = quantize_model(loaded.model, lookahead.adapter, config.spec, progress.phase("quantizing"))
+        quantized = quantize(loaded, lookahead, config.spec, calibration, progress)
         progress.phase("running torch for the check")
         cases = torch_cases(loaded.model, lookahead)
+        rounded = rounded_cases(loaded.model, lookahead, quantized)
         progress.phase("tracing the trunk")
         graph = trace_trunk(loaded.model, lookahead)
         rewrite(graph, quantized)
@@ -78,7 +80,9 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         quality, limit = None, RELATIVE_ERROR_LIMIT[manifest.model.dtype]
         with runnable(directory, manifest) as checked:
             progress.phase("checking the trunk against torch")
-            error = check_trunk(directory, checked, cases, limit)
+            with without_rounding(directory, checked) as unrounded:
+                error = check_trunk(directory, unrounded, cases, limit)
+            check_rounded(directory, checked, cases, rounded)
             progress.phase("checking every plan against plain decoding")
             tokens, near_tie = check_greedy(directory, checked)
             if expected is not None:

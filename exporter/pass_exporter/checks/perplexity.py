@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +48,11 @@ def reference(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: 
     if not count:
         raise PassError(f"the text of --verify has {len(ids)} tokens; give one of at least {WINDOW}")
     windows = np.array(ids[: count * WINDOW], np.int64).reshape(count, WINDOW)
-    scored = [_score(model(input_ids=torch.from_numpy(row[None])).logits[0].float().numpy(), row) for row in windows]
+    scored = [score(model(input_ids=torch.from_numpy(row[None])).logits[0].float().numpy(), row) for row in windows]
     return Reference(windows, np.stack([s[0] for s in scored]), np.stack([s[1] for s in scored]))
 
 
-def _score(
+def score(
     logits: npt.NDArray[np.float32], row: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """[WINDOW,V] logits -> log-likelihood of each next token, and the greedy choice, [WINDOW-1]."""
@@ -61,8 +62,8 @@ def _score(
     return np.take_along_axis(values, row[1:, None], 1)[:, 0] - total, values.argmax(-1)
 
 
-def measure_quality(bundle: Path, manifest: Manifest, expected: Reference) -> Quality:
-    """Run the trunk over the same windows."""
+def scorer(bundle: Path, manifest: Manifest) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]:
+    """[WINDOW] ids -> [WINDOW,V] logits of the trunk, over an empty cache."""
     session, plan, model = (
         open_session(bundle / manifest.trunk_file("cpu"), "cpu"),
         prefill_plan(WINDOW),
@@ -78,7 +79,18 @@ def measure_quality(bundle: Path, manifest: Manifest, expected: Reference) -> Qu
     }
     feed |= {ADAPTER_INPUT: plan.lookahead_rows} if ADAPTER_INPUT in names else {}
     feed |= dict.fromkeys(kv_names("past", model.layers), cache)
-    scored = [_score(session.run(["logits"], feed | {"input_ids": row[None]})[0][0], row) for row in expected.windows]
+
+    def logits(row: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        found: npt.NDArray[np.float32] = session.run(["logits"], feed | {"input_ids": row[None]})[0][0]
+        return found
+
+    return logits
+
+
+def measure_quality(bundle: Path, manifest: Manifest, expected: Reference) -> Quality:
+    """Run the trunk over the same windows."""
+    logits = scorer(bundle, manifest)
+    scored = [score(logits(row), row) for row in expected.windows]
     likelihood = np.stack([s[0] for s in scored])
     agreement = float((np.stack([s[1] for s in scored]) == expected.choice).mean())
     perplexities = [float(np.exp(-values.mean())) for values in (likelihood, expected.likelihood)]

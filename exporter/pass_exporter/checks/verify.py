@@ -6,7 +6,7 @@ files afterwards, when torch's copy of the weights is gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,11 +112,9 @@ def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limit: 
 
 
 def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limit: float) -> float:
-    adapted = any(tensor.name == ADAPTER_INPUT for tensor in manifest.trunk.inputs)
-    feeds = [_feed(case, manifest.model.layers, adapted) for case in cases]
     worst = 0.0
-    for case, feed, outputs in zip(cases, feeds, run_in_pieces(file, feeds), strict=True):
-        error = _relative_error(case, feed, outputs)
+    for case, outputs in zip(cases, run_cases(file, manifest, cases), strict=True):
+        error = _relative_error(case, outputs)
         if not error <= limit:
             raise PassError(
                 f"{file.name} differs from torch by {error:.2g} (limit {limit:g}) on plan {case.plan.name}; "
@@ -126,35 +124,41 @@ def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limit: fl
     return worst
 
 
-def _feed(case: Case, layers: int, adapted: bool, spare: int = 24) -> dict[str, Array]:
-    """The cache is filled with junk behind `length`, which must neither matter nor be lost."""
-    width, length = case.plan.width, case.length
-    capacity = -(-(length + width + spare) // 4) * 4
-    junk = np.random.default_rng(1)
+def run_cases(file: Path, manifest: Manifest, cases: Sequence[Case]) -> list[list[Array]]:
+    """Of every case, logits and every layer's cache behind it."""
+    return run_in_pieces(file, [_feed(case, manifest) for case in cases])
+
+
+def _feed(case: Case, manifest: Manifest) -> dict[str, Array]:
     feed: dict[str, Array] = {
         "input_ids": case.input_ids,
         "row_position": case.plan.row_position,
         "window_mask": case.plan.window_mask,
-        "length": np.array([length]),
-        "logit_rows": np.arange(width),
+        "length": np.array([case.length]),
+        "logit_rows": np.arange(case.plan.width),
     }
-    if adapted:
+    if any(tensor.name == ADAPTER_INPUT for tensor in manifest.trunk.inputs):
         feed[ADAPTER_INPUT] = case.plan.lookahead_rows
-    for name, past in zip(kv_names("past", layers), case.past, strict=True):
+    names = kv_names("past", manifest.model.layers)
+    return feed | dict(zip(names, _caches(case), strict=True))
+
+
+def _caches(case: Case, spare: int = 24) -> list[Array]:
+    """Behind `length` is junk, the same every time, which must neither matter nor be lost."""
+    capacity, random = -(-(case.length + case.plan.width + spare) // 4) * 4, np.random.default_rng(1)
+    caches = []
+    for past in case.past:
         shape = (*past.shape[:2], capacity, past.shape[3])
-        feed[name] = junk.standard_normal(shape, np.float32).astype(past.dtype)
-        feed[name][:, :, :length] = past
-    return feed
+        caches.append(random.standard_normal(shape, np.float32).astype(past.dtype))
+        caches[-1][:, :, : case.length] = past
+    return caches
 
 
-def _relative_error(case: Case, feed: Mapping[str, Array], outputs: Sequence[Array]) -> float:
+def _relative_error(case: Case, outputs: Sequence[Array]) -> float:
     logits, *present = outputs
-    length, width = case.length, case.plan.width
     errors = [_error(logits, case.logits)]
-    names = kv_names("past", len(present) // 2)
-    for name, after, window in zip(names, present, case.window, strict=True):
-        expected = feed[name].copy()
-        expected[:, :, length : length + width] = window
+    for after, expected, window in zip(present, _caches(case), case.window, strict=True):
+        expected[:, :, case.length : case.length + case.plan.width] = window
         errors.append(_error(after, expected))
     return max(errors)
 

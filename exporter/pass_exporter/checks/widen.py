@@ -1,5 +1,9 @@
-"""A bf16 trunk as a float32 one with the same weights, for the exporter's checks: ONNX Runtime's CPU provider has no
-bf16 kernels, and what is checked (masks, positions, weights, the cache) does not depend on the width of a number."""
+"""A trunk as ONNX Runtime's CPU provider runs it, with the same weights, for the exporter's checks.
+
+bf16 becomes float32: there are no bf16 kernels, and what is checked (masks, positions, weights, the cache) does not
+depend on the width of a number. Static 8-bit activations become uint8 where no derived trunk has them so: only those
+are multiplied as integers, whose sums are exact, so that windows of all widths agree.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from pass_exporter.derived.activations import unsigned_activations
 from pass_exporter.trunk.graph import save
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
 from pass_runtime.bundle.metadata import METADATA, trunk_metadata
@@ -20,23 +25,36 @@ FILE = "trunk.check.onnx"
 
 @contextmanager
 def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """A manifest whose trunk ONNX Runtime can run on a CPU; for bf16 a float32 copy, which is removed again."""
-    if manifest.model.dtype != "bfloat16":
+    """A manifest whose trunk ONNX Runtime can run on a CPU; where it is another graph, that is removed again."""
+    wide = manifest.model.dtype == "bfloat16"
+    signed = rounds_activations(manifest) and not manifest.derived
+    if not wide and not signed:
         yield manifest
         return
-    trunk, sizes = manifest.trunk, manifest.model.model_copy(update={"dtype": "float32"})
-    graph = Graph(file=FILE, inputs=_wide(trunk.inputs), outputs=_wide(trunk.outputs))
-    wide = manifest.model_copy(update={"trunk": graph, "model": sizes})
+    trunk, sizes = manifest.trunk, manifest.model
+    if wide:
+        trunk, sizes = trunk.model_copy(update=_wide(trunk)), sizes.model_copy(update={"dtype": "float32"})
+    found = manifest.model_copy(update={"trunk": trunk.model_copy(update={"file": FILE}), "model": sizes})
     model = ir.load(directory / manifest.trunk.file)
-    widen(model)
-    model.metadata_props[METADATA] = json.dumps(trunk_metadata(wide))
+    if signed:
+        unsigned_activations(model.graph)
     try:
-        save(model, directory / FILE)
+        if wide:
+            widen(model)
+            model.metadata_props[METADATA] = json.dumps(trunk_metadata(found))
+            save(model, directory / FILE)
+        else:
+            ir.save(model, directory / FILE)  # over the trunk's own weights
         del model
-        yield wide
+        yield found
     finally:
         for path in (directory / FILE, directory / f"{FILE}.data"):
             path.unlink(missing_ok=True)
+
+
+def rounds_activations(manifest: Manifest) -> bool:
+    quantization = manifest.model.quantization
+    return quantization is not None and quantization.activations != "full"
 
 
 def widen(model: ir.Model) -> None:
@@ -65,7 +83,11 @@ def _widened(tensor: ir.TensorProtocol) -> ir.LazyTensor:
     return ir.LazyTensor(compute, dtype=ir.DataType.FLOAT, shape=shape, name=tensor.name or "")
 
 
-def _wide(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(
-        tensor.model_copy(update={"dtype": "float32"}) if tensor.dtype == "bfloat16" else tensor for tensor in tensors
-    )
+def _wide(trunk: Graph) -> dict[str, tuple[Tensor, ...]]:
+    return {
+        part: tuple(
+            tensor.model_copy(update={"dtype": "float32"}) if tensor.dtype == "bfloat16" else tensor
+            for tensor in getattr(trunk, part)
+        )
+        for part in ("inputs", "outputs")
+    }

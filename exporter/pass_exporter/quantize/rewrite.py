@@ -21,19 +21,32 @@ DATA_TYPES = {
     ("fp8", False): ir.DataType.FLOAT8E4M3FN,
 }
 
+ZERO_POINT = "activation.zero_point"
+"""The one zero point of all activations: 0, int8."""
+
 
 def rewrite(model: ir.Model, quantized: Quantized) -> None:
-    """Give every MatMul of `quantized` its numbers in place of its weight. They are laid out while they are written."""
+    """Give every MatMul of `quantized` its numbers in place of its weight, and rounded rows where they have a scale.
+
+    Numbers are laid out while they are written.
+    """
     graph = model.graph
+    rounded: dict[ir.Value, ir.Value] = {}
     for node in list(graph):
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         if weight is None or not weight.is_initializer():
             continue
-        parts = [quantized.weights.get(name) for name in weight_names(weight)]
+        names = weight_names(weight)
+        parts = [quantized.weights.get(name) for name in names]
         found = [part for part in parts if part is not None]
         if not found or len(found) < len(parts):
             continue
         node.replace_input_with(1, _dequantized(graph, node, weight, found))
+        scale, rows = quantized.activations.get(names[0]), node.inputs[0]
+        if scale is not None and rows is not None:
+            if rows not in rounded:
+                rounded[rows] = _rounded(graph, node, rows, f"{names[0]}.input", scale, weight.dtype)
+            node.replace_input_with(0, rounded[rows])
         if not weight.uses():
             graph.initializers.pop(str(weight.name))
 
@@ -41,6 +54,29 @@ def rewrite(model: ir.Model, quantized: Quantized) -> None:
 def weight_names(weight: ir.Value) -> list[str]:
     """The weights [out,in] that lie, turned and side by side, in a MatMul's weight; see `graph.clean`."""
     return [name.removesuffix(".transposed") for name in str(weight.name).split("+")]
+
+
+def _rounded(
+    graph: ir.Graph, node: ir.Node, rows: ir.Value, name: str, scale: float, dtype: ir.DataType | None
+) -> ir.Value:
+    """QuantizeLinear and DequantizeLinear, int8 with the zero point 0: one pair for all that read the same rows."""
+    assert dtype is not None
+    step = _scalar(graph, f"{name}.scale", ir.tensor(np.array(scale, dtype.numpy())))
+    zero = _scalar(graph, ZERO_POINT, ir.tensor(np.array(0, np.int8)))
+    integers = ir.node("QuantizeLinear", [rows, step, zero])
+    restored = ir.node("DequantizeLinear", [integers.outputs[0], step, zero])
+    for output, kind in ((integers.outputs[0], ir.DataType.INT8), (restored.outputs[0], dtype)):
+        output.shape, output.dtype = rows.shape, kind
+    graph.insert_before(node, [integers, restored])
+    return restored.outputs[0]
+
+
+def _scalar(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    if name in graph.initializers:
+        return graph.initializers[name]
+    value = ir.Value(name=name, shape=ir.Shape([]), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def _dequantized(graph: ir.Graph, node: ir.Node, weight: ir.Value, parts: Sequence[Packed]) -> ir.Value:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from pass_runtime.bundle.manifest import WeightFormat
 
 Numbers = Literal["int4", "int8", "fp8"]
+Kind = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
+"""What a tensor is that linear layers read: see quantize/sites.py."""
 
 LARGEST: dict[Numbers, int] = {"int4": 7, "int8": 127, "fp8": 448}
 LEVELS: dict[Numbers, int] = {"int4": 15, "int8": 255}
@@ -35,7 +38,27 @@ class Grid:
 
 INT8 = Grid("int8")
 INT4 = Grid("int4", shrinks=(1.0, 0.95, 0.9, 0.85, 0.8))
+INT8_BY_OUTPUT = Grid("int8", block=None)
 FP8 = Grid("fp8", block=None)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """8-bit integers with a static scale for each tensor that linear layers read.
+
+    exponents: of SmoothQuant. budget: what rounding all of them may cost, in
+    nats per token as calibration estimates them; the layers that cost most keep their activations, and have weights on
+    the grid `otherwise`.
+    """
+
+    exponents: Mapping[Kind, float]
+    budget: float
+    otherwise: Grid
+
+
+STATIC = Activations(
+    exponents={"attention_in": 0.5, "attention_out": 0.5, "mlp_in": 0.5, "mlp_out": 0.7}, budget=0.02, otherwise=INT8
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +66,7 @@ class QuantSpec:
     """How a trunk's linear layers are quantized.
 
     grid: of the decoder's layers; lm_head, adapter: of the LM head and of both factors of a look-ahead adapter, which
-    is small; None keeps the model's dtype.
+    is small; None keeps the model's dtype. activations: None leaves them to the runtime.
     rounds_activations: the runtime's kernels round activations to 8 bits, so that a difference in the last bit of a
     float can become one of a whole step: windows must agree bit for bit (see trunk/pad_queries.py).
     """
@@ -52,6 +75,7 @@ class QuantSpec:
     grid: Grid | None = None
     lm_head: Grid | None = None
     adapter: Grid | None = None
+    activations: Activations | None = None
     rounds_activations: bool = False
 
     def with_zero_points(self) -> QuantSpec:
@@ -70,6 +94,7 @@ SPECS: dict[str, QuantSpec] = {
         QuantSpec("int8", INT8, INT8, INT8, rounds_activations=True),
         QuantSpec("int4", INT4, INT4, INT8, rounds_activations=True),
         QuantSpec("fp8", FP8, FP8, INT8),
+        QuantSpec("w8a8", INT8_BY_OUTPUT, INT8, INT8, STATIC, rounds_activations=True),
     )
 }
 """By the name that `--weights` takes."""

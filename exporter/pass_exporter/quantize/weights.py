@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -16,25 +16,54 @@ from pass_exporter.threads import one_thread
 
 @dataclass
 class Quantized:
-    """What became of a model. weights: by the name of the trunk's initializer, as `model.lm_head.weight`."""
+    """What became of a model. weights: by the name of the trunk's initializer, as `model.lm_head.weight`.
+
+    activations: the scale of what a weight's layer reads. calibration: the text that they were measured on.
+    """
 
     spec: QuantSpec
-    weights: dict[str, Packed] = field(default_factory=dict)
+    weights: dict[str, Packed]
+    activations: dict[str, float]
+    calibration: str | None = None
+
+    @property
+    def weight_only(self) -> tuple[str, ...]:
+        """The decoder's layers whose activations are not rounded though the spec says so."""
+        if self.spec.activations is None:
+            return ()
+        decoder = (name for name in self.weights if name.startswith(DECODER) and name not in self.activations)
+        return tuple(name.removeprefix(DECODER).removesuffix(".weight") for name in decoder)
+
+
+DECODER = "model.model."
+
+
+def weight_name(layer: str) -> str:
+    """layers.0.mlp.up_proj -> the trunk's name of its weight."""
+    return f"{DECODER}{layer}.weight"
 
 
 def quantize_model(
-    model: PreTrainedModel, adapter: Adapter | None, spec: QuantSpec, progress: Callable[[int, int], None]
+    model: PreTrainedModel,
+    adapter: Adapter | None,
+    spec: QuantSpec,
+    progress: Callable[[int, int], None],
+    scales: Mapping[str, float] | None = None,
 ) -> Quantized:
     """Replace every linear layer's weight, and the adapter's factors, by what their grids keep of them.
 
-    A weight that is also the embedding table is given to the LM head as a copy: lookups stay exact.
+    A weight that is also the embedding table is given to the LM head as a copy: lookups stay exact. scales: of the
+    activations that layers read, by layer, where the spec has such.
     """
-    quantized, jobs = Quantized(spec), [*_layers(model, spec), *_factors(adapter, spec)]
+    quantized = Quantized(spec, {}, {weight_name(layer): scale for layer, scale in (scales or {}).items()})
+    jobs = [*_layers(model, quantized), *_factors(adapter, spec)]
     with one_thread():
         for done, (name, grid, module, attribute) in enumerate(jobs):
             weight = getattr(module, attribute)
             if grid.fits(weight.shape[1]):
-                packed = quantized.weights[name] = round_to(grid, weight.detach())
+                packed = quantized.weights[name] = round_to(
+                    grid, weight.detach().to(model.dtype)
+                )  # an adapter is float32
                 setattr(module, attribute, torch.nn.Parameter(packed.restored(), requires_grad=False))
             progress(done + 1, len(jobs))
     return quantized
@@ -44,10 +73,14 @@ Job = tuple[str, Grid, torch.nn.Module, str]
 """Name in the trunk, grid, and where the weight is: module and attribute."""
 
 
-def _layers(model: PreTrainedModel, spec: QuantSpec) -> Iterator[Job]:
+def _layers(model: PreTrainedModel, quantized: Quantized) -> Iterator[Job]:
+    spec = quantized.spec
     if spec.grid is not None:
-        for name, layer in linear_layers(model).items():
-            yield f"model.model.{name}.weight", spec.grid, layer, "weight"
+        for layer, module in linear_layers(model).items():
+            name = weight_name(layer)
+            static = spec.activations
+            grid = spec.grid if static is None or name in quantized.activations else static.otherwise
+            yield name, grid, module, "weight"
     if spec.lm_head is not None:
         yield "model.lm_head.weight", spec.lm_head, model.lm_head, "weight"
 

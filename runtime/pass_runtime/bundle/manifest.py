@@ -41,7 +41,7 @@ FileName = Annotated[str, AfterValidator(_plain_name)]
 
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
-WeightFormat = Literal["full", "int8", "int4", "fp8"]
+WeightFormat = Literal["full", "int8", "int4", "fp8", "w8a8"]
 
 
 class Tensor(_Strict):
@@ -83,11 +83,17 @@ class GridInfo(_Strict):
 class QuantizationInfo(_Strict):
     """How the linear layers are quantized; embeddings, norms and what fills no whole blocks are not.
 
-    grid: of the decoder's layers. lm_head: null where it has the model's dtype.
+    grid: of the decoder's layers. lm_head: null where it has the model's dtype. activations: "static_int8" rounds what
+    these layers read to 8 bits, with a scale for each tensor that was measured on `calibration`; but for the layers
+    `weight_only`, whose weights are on `weight_only_grid`.
     """
 
     grid: GridInfo
     lm_head: GridInfo | None
+    activations: Literal["full", "static_int8"] = "full"
+    calibration: str | None = None
+    weight_only: tuple[str, ...] = Field(strict=False, default=())
+    weight_only_grid: GridInfo | None = None
 
 
 class ModelInfo(_Strict):

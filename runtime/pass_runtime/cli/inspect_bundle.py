@@ -104,6 +104,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("attention", f"{model['heads']} heads, {model['kv_heads']} for K/V, {model['head_dim']} wide"),
         ("context", f"{model['max_capacity']} tokens, {_size(model['kv_bytes_per_token'])} of cache each"),
         ("numbers", f"{model['dtype']}, linear layers {model['weights']}"),
+        *_quantization(model["quantization"]),
         ("start, end tokens", f"{_listed([model['bos_token_id']])}; {_listed(model['eos_token_ids'])}"),
         ("look-ahead", f"L={lookahead['length']}, {'trained' if lookahead['trained'] else 'untrained'}"),
         ("look-ahead weights", lookahead["source"]),
@@ -117,6 +118,23 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("made with", _listed([f"{name} {version}" for name, version in found["tools"].items()])),
         ("format", f"version {found['version']}, noise {found['noise']['scheme']}"),
     ]
+
+
+def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    lm_head = "none" if found["lm_head"] is None else _grid(found["lm_head"])
+    rows = [("  weights", f"{_grid(found['grid'])}; LM head {lm_head}")]
+    if found["activations"] != "full":
+        rows.append(("  activations", f"int8, static, calibrated on {found['calibration']}"))
+        kept = f"{_grid(found['weight_only_grid'])}: {_listed(found['weight_only'])}"
+        rows.append(("  weight-only", kept if found["weight_only"] else "none"))
+    return rows
+
+
+def _grid(grid: dict[str, Any]) -> str:
+    shared = "by output" if grid["block_size"] is None else f"in blocks of {grid['block_size']}"
+    return f"{grid['numbers']} {shared}{' with zero points' if grid['zero_points'] else ''}"
 
 
 def _engine_row(engines: dict[str, Any] | None) -> str:

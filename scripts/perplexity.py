@@ -1,0 +1,82 @@
+"""What formats cost in quality: perplexity of bundles, and of onnxruntime-genai's exports, on the same text.
+
+    python scripts/fetch_corpus.py build/corpus
+    python scripts/perplexity.py build/fp32 build/int4 build/w8a8 --genai build/genai/int4 \\
+        --text build/corpus/held-out/wikipedia.jsonl --text build/corpus/held-out/python.jsonl
+
+The first bundle is what the others are compared with. Each text is cut into windows of 256 tokens, spread over its
+documents; every window is one pass over an empty cache, and its first token is not scored. A text is a .jsonl file with
+`text` in every line, or plain text. The held-out half of the corpus was seen neither by training nor, if --calibrate
+was given text of the other half, by calibration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from pass_exporter.checks.perplexity import WINDOW, score, scorer
+from pass_runtime.bundle.manifest import TOKENIZER_FILE, read_manifest
+
+Ids = npt.NDArray[np.int64]
+Score = Callable[[Ids], npt.NDArray[np.float32]]
+"""[WINDOW] ids -> logits [WINDOW,V]."""
+
+
+def genai_scorer(directory: Path) -> Score:
+    import onnxruntime_genai as og
+
+    model = og.Model(str(directory))
+
+    def logits(row: Ids) -> npt.NDArray[np.float32]:
+        params = og.GeneratorParams(model)
+        params.set_search_options(max_length=len(row) + 1)
+        generator = og.Generator(model, params)
+        generator.append_tokens(row.astype(np.int32))
+        found: npt.NDArray[np.float32] = np.asarray(generator.get_output("logits"))[0]
+        return found
+
+    return logits
+
+
+def windows(path: Path, tokenizer: Tokenizer, count: int) -> Ids:
+    """[count,WINDOW] at most: from every document in turn, so that no long one is all there is."""
+    text = path.read_text(encoding="utf-8")
+    documents = [json.loads(line)["text"] for line in text.splitlines()] if path.suffix == ".jsonl" else [text]
+    cut = []
+    for document in documents:
+        ids = tokenizer.encode(document, add_special_tokens=False).ids
+        cut.append([ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)])
+    turns = [row[i] for i in range(max(map(len, cut), default=0)) for row in cut if i < len(row)]
+    if not turns:
+        raise click.ClickException(f"{path} has no document of {WINDOW} tokens")
+    return np.array(turns[:count], np.int64)
+
+
+@click.command()
+@click.argument("bundles", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--text", "texts", multiple=True, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--genai", multiple=True, type=click.Path(exists=True, path_type=Path), help="An exported directory.")
+@click.option("--windows", "count", default=24, show_default=True, help="Of each text.")
+def main(bundles: tuple[Path, ...], texts: tuple[Path, ...], genai: tuple[Path, ...], count: int) -> None:
+    """Print perplexity, and its ratio to that of the first bundle, of every text."""
+    tokenizer = Tokenizer.from_file(str(bundles[0] / TOKENIZER_FILE))
+    rows = {path: windows(path, tokenizer, count) for path in texts}
+    click.echo(f"{'':28}" + "".join(f"{path.stem} ({len(ids)} windows)".rjust(26) for path, ids in rows.items()))
+    baseline: list[float] = []
+    for path in (*bundles, *genai):
+        logits = genai_scorer(path) if path in genai else scorer(path, read_manifest(path))
+        found = [float(np.exp(-np.mean([score(logits(row), row)[0] for row in ids]))) for ids in rows.values()]
+        baseline = baseline or found
+        cells = (f"{value:.2f} ({value / first:.3f})".rjust(26) for value, first in zip(found, baseline, strict=True))
+        click.echo(f"{path.name:28}" + "".join(cells))
+
+
+if __name__ == "__main__":
+    main()

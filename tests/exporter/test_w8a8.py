@@ -1,0 +1,254 @@
+"""Static 8-bit activations: folding, calibration, what the graph holds, and what is left of the text."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from export_process import error_line, process
+from onnx import numpy_helper
+
+from conftest import SilentProgress, export_bundle, make_model, write_random_weights
+from pass_exporter.checks import rounded
+from pass_exporter.checks.verify import torch_cases
+from pass_exporter.model.load import LoadedModel, load_model
+from pass_exporter.model.lookahead import Lookahead, read_lookahead
+from pass_exporter.model.registry import resolve
+from pass_exporter.quantize.calibrate import Static, channel_maxima, round_activations, static_scales, too_costly
+from pass_exporter.quantize.run import quantize
+from pass_exporter.quantize.sites import find_sites
+from pass_exporter.quantize.smooth import smooth
+from pass_exporter.quantize.spec import SPECS
+from pass_exporter.quantize.text import file_ids, own_ids
+from pass_runtime import GenerateOptions, PassError, SamplingParams, read_manifest
+from pass_runtime.options import LoadOptions
+from pass_runtime.session import open_session_of
+from pass_runtime.testing.lossless import first_difference, run_tokens
+
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2"]
+EXPONENTS = {"attention_in": 0.5, "attention_out": 0.5, "mlp_in": 0.5, "mlp_out": 0.7}
+Loaded = tuple[LoadedModel, Lookahead]
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """A tiny model of every family, and random look-ahead weights with an adapter for it."""
+    root, found = tmp_path_factory.mktemp("families"), {}
+    for family in FAMILIES:
+        model = make_model(root / family, family)
+        found[family] = (model, write_random_weights(model, root / f"{family}.safetensors", lookahead=3))
+    return found
+
+
+def load_tiny(files: tuple[Path, Path]) -> Loaded:
+    loaded = load_model(resolve(str(files[0])), "fp32")
+    return loaded, read_lookahead(files[1], 3, loaded.model)
+
+
+def no_report(_done: int, _steps: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_smoothing_changes_no_result(families, family):
+    """Of rows with an adapter and without; every site but those of OLMo2 behind no norm has somewhere to put it."""
+    loaded, lookahead = load_tiny(families[family])
+    model, random = loaded.model, torch.Generator().manual_seed(0)
+    for name, norm in model.named_modules():
+        if name.endswith("norm"):
+            norm.weight.data += torch.randn(norm.weight.shape, generator=random) / 4
+    before = torch_cases(model, lookahead)
+    weights = {name: weight.clone() for name, weight in model.named_parameters()}
+    sites, ids = find_sites(model), torch.arange(64)[None]
+    assert len(sites) == 8
+    assert sum(site.source is None for site in sites) == (4 if family == "olmo2" else 0)
+    maxima = channel_maxima(model, sites, ids, no_report)
+    expected = smooth(model, lookahead.adapter, maxima, EXPONENTS)
+    assert not all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
+    for one, other in zip(before, torch_cases(model, lookahead), strict=True):
+        assert np.abs(one.logits - other.logits).max() <= 1e-4 * np.abs(one.logits).max()
+    after = channel_maxima(model, sites, ids, no_report)
+    for site in sites:
+        assert torch.allclose(after[site], expected[site], rtol=1e-3, atol=1e-4), site
+        if site.source is not None and site.kind != "attention_out":  # whose heads share rows
+            assert after[site].std() / after[site].mean() <= maxima[site].std() / maxima[site].mean() * 1.01
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_passes_the_exporters_check(families, family, tmp_path: Path):
+    """The graph without rounding, and with it, against torch; and plans against plain decoding."""
+    model, weights = families[family]
+    bundle = export_bundle(model, tmp_path / family, lookahead=2, weights="w8a8", lookahead_weights=weights)
+    found = read_manifest(bundle).model.quantization
+    assert found is not None and found.activations == "static_int8" and found.weight_only_grid is not None
+    assert found.calibration == "the model's own text"
+    assert not list(bundle.glob(f"{rounded.PREFIX}*"))
+
+
+@pytest.fixture(scope="module")
+def w8a8_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("bundles") / "w8a8"
+    return export_bundle(tiny_model, output, lookahead=3, weights="w8a8", lookahead_weights=adapter_weights)
+
+
+def test_one_pair_of_int8_nodes_for_all_that_read_the_same(w8a8_bundle: Path):
+    """Standard operators; zero point 0 as an initializer, scales per tensor, weights by output."""
+    model = onnx.load(w8a8_bundle / "trunk.onnx")
+    onnx.checker.check_model(str(w8a8_bundle / "trunk.onnx"))
+    values = {tensor.name: tensor for tensor in model.graph.initializer}
+    nodes = {node.output[0]: node for node in model.graph.node}
+    pairs, static = Counter(), 0
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and (rows := nodes.get(node.input[0])) is not None:
+            if rows.op_type != "DequantizeLinear":
+                continue
+            quantized, weight = nodes[rows.input[0]], nodes[node.input[1]]
+            assert quantized.op_type == "QuantizeLinear" and list(quantized.input[1:]) == list(rows.input[1:])
+            zero = numpy_helper.to_array(values[rows.input[2]])
+            assert zero.shape == () and zero.dtype == np.int8 and zero == 0
+            assert numpy_helper.to_array(values[rows.input[1]]).shape == ()
+            numbers, scales = (numpy_helper.to_array(values[name]) for name in weight.input)
+            assert numbers.dtype == np.int8 and scales.shape == (numbers.shape[1],)
+            assert {attribute.name: attribute.i for attribute in weight.attribute} == {"axis": 1}
+            pairs[rows.output[0]] += 1
+            static += 1
+    manifest = read_manifest(w8a8_bundle)
+    assert manifest.model.quantization is not None
+    left = len({name.rpartition("_proj")[0][:-1] for name in manifest.model.quantization.weight_only})
+    assert static and sorted(pairs.values())[-1] == 2  # gate and up; q, k and v are one product
+    assert len(pairs) == 8 - left
+    assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == len(pairs)
+
+
+def test_inspect_lists_what_is_not_static(w8a8_bundle: Path):
+    from pass_runtime.cli.inspect_bundle import _rows, describe
+
+    manifest = read_manifest(w8a8_bundle)
+    rows = dict(_rows(describe(w8a8_bundle, manifest) | {"verified": False}))
+    assert rows["  weights"] == "int8 by output; LM head int8 in blocks of 32"
+    assert rows["  activations"] == "int8, static, calibrated on the model's own text"
+    assert manifest.model.quantization is not None
+    for name in manifest.model.quantization.weight_only:
+        assert name in rows["  weight-only"]
+
+
+def test_emulation_rounds_as_onnx_does():
+    rng = np.random.default_rng(0)
+    for scale in (0.03, 1.0):
+        x = np.concatenate([rng.normal(0, 60 * scale, 4096), np.arange(-140, 140) * scale / 2]).astype(np.float32)
+        operands = [ir.Value(name="x", shape=ir.Shape([len(x)]), type=ir.TensorType(ir.DataType.FLOAT))]
+        for name, value in (("s", np.float32(scale)), ("z", np.int8(0))):
+            constant = ir.Value(name=name, const_value=ir.tensor(value, name=name))
+            operands.append(constant)
+        first = ir.node("QuantizeLinear", operands)
+        second = ir.node("DequantizeLinear", [first.outputs[0], *operands[1:]])
+        second.outputs[0].name = "y"
+        graph = ir.Graph(
+            operands[:1], second.outputs, nodes=[first, second], initializers=operands[1:], opset_imports={"": 24}
+        )
+        session = ort.InferenceSession(ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString())
+        found = session.run(None, {"x": x})[0]
+        assert np.array_equal(found, round_activations(torch.from_numpy(x), float(np.float32(scale))).numpy())
+
+
+def test_calibration_is_the_same_every_time(families):
+    scales = []
+    for _ in range(2):
+        loaded, lookahead = load_tiny(families["llama"])
+        quantized = quantize(loaded, lookahead, SPECS["w8a8"], None, SilentProgress())
+        scales.append((quantized.activations, {k: v.data for k, v in quantized.weights.items()}))
+    assert scales[0][0] == scales[1][0] and scales[0][0]
+    assert all(torch.equal(data, scales[1][1][name]) for name, data in scales[0][1].items())
+
+
+def test_the_predicted_loss_is_near_the_real_one(families):
+    """Of all sites together, on the text itself; the scale is the best of those tried."""
+    loaded, _ = load_tiny(families["qwen3"])
+    model, sites = loaded.model, find_sites(loaded.model)
+    ids = own_ids(model, loaded.tokenizer, 64)
+    found = static_scales(model, channel_maxima(model, sites, ids, no_report), ids, no_report)
+
+    def likelihood() -> float:
+        logits = model(input_ids=ids).logits[:, :-1].log_softmax(-1)
+        return float(logits.gather(2, ids[:, 1:, None]).mean())
+
+    before, layers = likelihood(), dict(model.model.named_modules())
+    for site, static in found.items():
+        for name in site.readers:
+            layer = layers[name]
+            layer.forward = lambda x, layer=layer, s=static.scale: torch.nn.functional.linear(
+                round_activations(x, s), layer.weight, layer.bias
+            )
+    predicted = sum(static.loss for static in found.values())
+    assert predicted / 4 < before - likelihood() < predicted * 4
+
+
+def test_the_worst_are_left_out_until_the_rest_fits():
+    sites = find_sites_of(8)
+    found = {site: Static(1.0, loss) for site, loss in zip(sites, (5, 1, 30, 2, 1, 1, 20, 1), strict=True)}
+    assert too_costly(found, 100) == []
+    assert too_costly(found, 61) == []
+    assert too_costly(found, 31) == [sites[2]]
+    assert too_costly(found, 30) == [sites[2], sites[6]]
+    assert set(too_costly(found, 0)) == set(sites)
+
+
+def find_sites_of(count: int):
+    from pass_exporter.quantize.sites import Site
+
+    return [Site("mlp_out", (f"layers.{i}.mlp.down_proj",), None) for i in range(count)]
+
+
+def test_a_wrong_scale_is_found_out(w8a8_bundle: Path, tiny_model: Path, adapter_weights: Path):
+    loaded, lookahead = load_tiny((tiny_model, adapter_weights))
+    manifest = read_manifest(w8a8_bundle)
+    quantized = quantize(loaded, lookahead, SPECS["w8a8"], None, SilentProgress())
+    plain = torch_cases(loaded.model, lookahead)
+    assert (
+        rounded.check_rounded(w8a8_bundle, manifest, plain, rounded.rounded_cases(loaded.model, lookahead, quantized))
+        <= rounded.LIMIT
+    )
+    wrong = copy.copy(quantized)
+    wrong.activations = {name: scale * 4 for name, scale in quantized.activations.items()}
+    with pytest.raises(PassError, match="rounded activations differ"):
+        rounded.check_rounded(w8a8_bundle, manifest, plain, rounded.rounded_cases(loaded.model, lookahead, wrong))
+
+
+@pytest.mark.parametrize("portable", [True, False], ids=["portable", "derived"])
+@pytest.mark.parametrize("values", [(0.0, 0, 1.0), (0.9, 0, 1.0), (0.9, 40, 0.9)], ids=str)
+def test_plans_write_the_same_text(w8a8_bundle: Path, values: tuple[float, int, float], portable: bool):
+    manifest = read_manifest(w8a8_bundle)
+    assert manifest.derived
+    if portable:
+        manifest = manifest.model_copy(update={"derived": ()})
+    session = open_session_of(w8a8_bundle, manifest, LoadOptions("cpu"))
+    prompt = session.encode("def add(a, b):\n    return a + b\ndef add(a")
+    for seed in (0, 5):
+        sampling = SamplingParams(*values, seed)
+        plain = run_tokens(session, prompt, GenerateOptions(48, sampling, "ar", ignore_eos=True)).token_ids
+        for plan in ("two-pass", "fused", "fused:2,1,0", "auto"):
+            options = GenerateOptions(48, sampling, plan, ignore_eos=True)
+            tokens = run_tokens(session, prompt, options).token_ids
+            difference = first_difference(session, prompt, options, plain, tokens)
+            assert difference is None or difference.is_near_tie, f"{plan}: {difference}"
+
+
+def test_calibration_text(tiny_model: Path, tmp_path: Path):
+    loaded = load_model(resolve(str(tiny_model)), "fp32")
+    text = "The quick brown fox jumps over the lazy dog. " * 1000
+    assert file_ids(loaded.tokenizer, text).shape == (24, 256)
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "empty.txt").write_text("\n")
+    flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate")
+    assert "at least 256" in error_line(process(*flags, tmp_path / "short.txt", "--weights", "w8a8"))
+    assert "--calibrate needs text" in error_line(process(*flags, tmp_path / "empty.txt", "--weights", "w8a8"))
+    assert "No such file" in error_line(process(*flags, tmp_path / "none.txt", "--weights", "w8a8"))
+    assert "--calibrate is for --weights w8a8" in error_line(process(*flags, tmp_path / "short.txt"))
+    assert not (tmp_path / "bundle").exists()
