@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.quantize.sites import Rows, Site
-from pass_exporter.quantize.spec import Kind
 
 LEAST = 1e-5
 """Of channels and weights that are never used: no factor follows from them."""
@@ -22,7 +21,7 @@ def smooth(
     model: PreTrainedModel,
     adapter: Adapter | None,
     sites: Mapping[Site, torch.Tensor],
-    exponents: Mapping[Kind, float],
+    exponent: float,
 ) -> dict[Site, torch.Tensor]:
     """Move factors at every site that has a source. sites: the largest magnitude of each channel [in].
 
@@ -36,7 +35,6 @@ def smooth(
         weights = torch.stack([layers[name].weight.float().abs().amax(0) for name in site.readers]).amax(0)
         if isinstance(site.source, Rows):
             magnitude, weights = (_by_row(site.source, values) for values in (magnitude, weights))
-        exponent = exponents[site.kind]
         divisor = magnitude.clamp(min=LEAST) ** exponent / weights.clamp(min=LEAST) ** (1 - exponent)
         divisor = torch.where((magnitude > LEAST) & (weights > LEAST), divisor, 1)
         if isinstance(site.source, Rows):
