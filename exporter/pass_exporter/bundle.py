@@ -225,7 +225,11 @@ def _quantization(quantized: Quantized) -> QuantizationInfo | None:
     spec = quantized.spec
     if spec.grid is None:
         return None
-    return QuantizationInfo(grid=_grid(spec.grid), lm_head=None if spec.lm_head is None else _grid(spec.lm_head))
+    return QuantizationInfo(
+        grid=_grid(spec.grid),
+        lm_head=None if spec.lm_head is None else _grid(spec.lm_head),
+        calibration=quantized.calibration,
+    )
 
 
 def _grid(grid: Grid) -> GridInfo:

@@ -17,7 +17,7 @@ from pass_exporter.model.lookahead import BASELINE, FILE_NAME, Lookahead, mean_e
 from pass_exporter.model.registry import models_directory, resolve
 from pass_exporter.progress import Progress
 from pass_exporter.quantize.rewrite import rewrite
-from pass_exporter.quantize.weights import quantize_model
+from pass_exporter.quantize.run import quantize
 from pass_exporter.staging import staged_directory
 from pass_exporter.threads import one_thread
 from pass_exporter.trunk.graph import save
@@ -44,7 +44,7 @@ class ExportReport:
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
     """Write a bundle and check it. Raises PassError and leaves nothing behind where anything is wrong."""
-    text = config.verification_text()
+    text, calibration = config.verification_text(), config.calibration_text()
     progress.phase("finding the model")
     source = resolve(config.model)
     output = config.output or Path(f"{source.name}-pass{config.lookahead}")
@@ -56,7 +56,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         if text is not None:
             progress.phase("running torch on the text")
             expected = reference(loaded.model, loaded.tokenizer, text)
-        quantized = quantize_model(loaded.model, lookahead.adapter, config.spec, progress.phase("quantizing"))
+        quantized = quantize(loaded, lookahead, config.spec, calibration, progress)
         progress.phase("running torch for the check")
         cases = torch_cases(loaded.model, lookahead)
         progress.phase("tracing the trunk")

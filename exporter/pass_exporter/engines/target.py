@@ -41,7 +41,7 @@ def check_dtype(manifest: Manifest, targets: Sequence[str]) -> None:
     """Refuses GPUs that cannot compute in the bundle's formats, and weights with zero points."""
     quantization = manifest.model.quantization
     if quantization is not None and quantization.grid.zero_points:
-        raise PassError("TensorRT multiplies symmetric integers only; export the bundle again without --zero-points")
+        raise PassError("TensorRT multiplies symmetric integers only; export the bundle again with --no-zero-points")
     for kind in (manifest.model.dtype, manifest.model.weights):
         old = [target for target in targets if int(target.removeprefix("sm")) < FIRST_TARGET.get(kind, 0)]
         if old:

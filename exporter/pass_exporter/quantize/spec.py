@@ -8,6 +8,8 @@ from typing import Literal
 from pass_runtime.bundle.manifest import WeightFormat
 
 Numbers = Literal["int4", "int8", "fp8"]
+Kind = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
+"""What a tensor is that linear layers read: see quantize/sites.py."""
 
 LARGEST: dict[Numbers, int] = {"int4": 7, "int8": 127, "fp8": 448}
 LEVELS: dict[Numbers, int] = {"int4": 15, "int8": 255}
@@ -44,6 +46,7 @@ class QuantSpec:
 
     grid: of the decoder's layers; lm_head, adapter: of the LM head and of both factors of a look-ahead adapter, which
     is small; None keeps the model's dtype.
+    compensated: rounded with the text that they read in mind (see quantize/gptq.py).
     rounds_activations: the runtime's kernels round activations to 8 bits, so that a difference in the last bit of a
     float can become one of a whole step: windows must agree bit for bit (see trunk/pad_queries.py).
     """
@@ -52,6 +55,7 @@ class QuantSpec:
     grid: Grid | None = None
     lm_head: Grid | None = None
     adapter: Grid | None = None
+    compensated: bool = False
     rounds_activations: bool = False
 
     def with_zero_points(self) -> QuantSpec:
@@ -68,7 +72,7 @@ SPECS: dict[str, QuantSpec] = {
     for spec in (
         QuantSpec("full"),
         QuantSpec("int8", INT8, INT8, INT8, rounds_activations=True),
-        QuantSpec("int4", INT4, INT4, INT8, rounds_activations=True),
+        QuantSpec("int4", INT4, INT4, INT8, compensated=True, rounds_activations=True),
         QuantSpec("fp8", FP8, FP8, INT8),
     )
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -16,20 +16,35 @@ from pass_exporter.threads import one_thread
 
 @dataclass
 class Quantized:
-    """What became of a model. weights: by the name of the trunk's initializer, as `model.lm_head.weight`."""
+    """What became of a model. weights: by the name of the trunk's initializer, as `model.lm_head.weight`.
+
+    calibration: the text that was run through the model for it.
+    """
 
     spec: QuantSpec
     weights: dict[str, Packed] = field(default_factory=dict)
+    calibration: str | None = None
+
+
+def weight_name(layer: str) -> str:
+    """layers.0.mlp.up_proj -> the trunk's name of its weight."""
+    return "model.lm_head.weight" if layer == "lm_head" else f"model.model.{layer}.weight"
 
 
 def quantize_model(
-    model: PreTrainedModel, adapter: Adapter | None, spec: QuantSpec, progress: Callable[[int, int], None]
+    model: PreTrainedModel,
+    adapter: Adapter | None,
+    spec: QuantSpec,
+    progress: Callable[[int, int], None],
+    rounded: Mapping[str, Packed] | None = None,
 ) -> Quantized:
     """Replace every linear layer's weight, and the adapter's factors, by what their grids keep of them.
 
-    A weight that is also the embedding table is given to the LM head as a copy: lookups stay exact.
+    A weight that is also the embedding table is given to the LM head as a copy: lookups stay exact. rounded: layers
+    that are on their grid already, by name.
     """
-    quantized, jobs = Quantized(spec), [*_layers(model, spec), *_factors(adapter, spec)]
+    quantized = Quantized(spec, {weight_name(name): packed for name, packed in (rounded or {}).items()})
+    jobs = [job for job in (*_layers(model, spec), *_factors(adapter, spec)) if job[0] not in quantized.weights]
     with one_thread():
         for done, (name, grid, module, attribute) in enumerate(jobs):
             weight = getattr(module, attribute)
@@ -47,9 +62,9 @@ Job = tuple[str, Grid, torch.nn.Module, str]
 def _layers(model: PreTrainedModel, spec: QuantSpec) -> Iterator[Job]:
     if spec.grid is not None:
         for name, layer in linear_layers(model).items():
-            yield f"model.model.{name}.weight", spec.grid, layer, "weight"
+            yield weight_name(name), spec.grid, layer, "weight"
     if spec.lm_head is not None:
-        yield "model.lm_head.weight", spec.lm_head, model.lm_head, "weight"
+        yield weight_name("lm_head"), spec.lm_head, model.lm_head, "weight"
 
 
 def _factors(adapter: Adapter | None, spec: QuantSpec) -> Iterator[Job]:

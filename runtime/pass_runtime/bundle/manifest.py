@@ -83,11 +83,13 @@ class GridInfo(_Strict):
 class QuantizationInfo(_Strict):
     """How the linear layers are quantized; embeddings, norms and what fills no whole blocks are not.
 
-    grid: of the decoder's layers. lm_head: null where it has the model's dtype.
+    grid: of the decoder's layers. lm_head: null where it has the model's dtype. calibration: the text that they were
+    rounded on; null where no text was needed.
     """
 
     grid: GridInfo
     lm_head: GridInfo | None
+    calibration: str | None = None
 
 
 class ModelInfo(_Strict):
