@@ -72,7 +72,7 @@ def test_every_layer_is_rounded_once_and_in_its_place(family: str, tmp_path: Pat
     model = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32").model
     steps: list[tuple[int, int]] = []
     ids = torch.randint(0, model.config.vocab_size, (3, 40), generator=torch.Generator().manual_seed(0))
-    packed = round_while_reading(model, FREE, ids, lambda *step: steps.append(step))
+    packed = round_while_reading(model, lambda _: FREE, INT4, ids, lambda *step: steps.append(step))
     layers = linear_layers(model) | {"lm_head": model.lm_head}
     assert set(packed) == set(layers)
     assert all(torch.equal(layers[name].weight, part.restored()) for name, part in packed.items())

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import linear_layers
 from pass_exporter.quantize.grid import Packed, fit, nearest, pack
-from pass_exporter.quantize.sites import find_sites
-from pass_exporter.quantize.spec import Grid
+from pass_exporter.quantize.sites import Site, find_sites
+from pass_exporter.quantize.spec import Grid, Kind
 from pass_exporter.threads import one_thread
 
 DAMPING = 0.01
@@ -28,32 +28,37 @@ OUTPUTS = 2048
 
 @torch.no_grad()
 def round_while_reading(
-    model: PreTrainedModel, grid: Grid, ids: torch.Tensor, step: Callable[[int, int], None]
+    model: PreTrainedModel,
+    grids: Callable[[Kind], Grid],
+    head: Grid,
+    ids: torch.Tensor,
+    step: Callable[[int, int], None],
 ) -> dict[str, Packed]:
     """Rounds the decoder's layers in place, by their names, on the text ids [N,T]; then `lm_head`, as "lm_head".
 
-    Layers whose inputs fill no whole blocks are left as they are.
+    grids: of layers by what they read. Layers whose inputs fill no whole blocks are left as they are.
     """
     layers, sites, packed = linear_layers(model), find_sites(model), dict[str, Packed]()
 
-    def round_all(names: tuple[str, ...], modules: tuple[torch.nn.Module, ...], x: torch.Tensor) -> None:
+    def round_all(grid: Grid, names: tuple[str, ...], modules: tuple[torch.nn.Module, ...], x: torch.Tensor) -> None:
         if grid.fits(x.shape[-1]):
             factor = inverse_factor(hessian(x))
             for name, module in zip(names, modules, strict=True):
-                packed[name] = compensate(grid, module.get_parameter("weight"), factor)
+                packed[name] = compensate(grid, module.get_parameter("weight").detach(), factor)
                 module.weight = torch.nn.Parameter(packed[name].restored(), requires_grad=False)
         step(len(packed), len(layers) + 1)
 
-    def hook(names: tuple[str, ...]) -> Callable[[torch.nn.Module, tuple[torch.Tensor]], None]:
-        return lambda _, inputs: round_all(names, tuple(layers[name] for name in names), inputs[0])
+    def hook(site: Site) -> Callable[[torch.nn.Module, tuple[torch.Tensor]], None]:
+        modules = tuple(layers[name] for name in site.readers)
+        return lambda _, inputs: round_all(grids(site.kind), site.readers, modules, inputs[0])
 
-    handles = [layers[site.readers[0]].register_forward_pre_hook(hook(site.readers)) for site in sites]
+    handles = [layers[site.readers[0]].register_forward_pre_hook(hook(site)) for site in sites]
     try:
         last = model.model(input_ids=ids, use_cache=False).last_hidden_state
     finally:
         for handle in handles:
             handle.remove()
-    round_all(("lm_head",), (model.lm_head,), last)
+    round_all(head, ("lm_head",), (model.lm_head,), last)
     return packed
 
 

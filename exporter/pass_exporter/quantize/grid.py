@@ -18,15 +18,19 @@ class Packed:
 
     data: int8 or float8 [out,in], uint8 where there are zero points, or uint8 [out,in/2] that holds two 4-bit numbers,
     the first in the lower half. scales [out,blocks]: in the model's dtype. zero_points: uint8 [out,blocks].
+    sums: so many inputs, the last ones, are not the weight's own: they read the sums of its blocks, in order (and zeros
+    behind these), so that each value of a block has an offset in common with the others.
     """
 
     grid: Grid
     data: torch.Tensor
     scales: torch.Tensor
     zero_points: torch.Tensor | None
+    sums: int = 0
 
     @property
     def inputs(self) -> int:
+        """Of the product, `sums` among them."""
         return int(self.data.shape[1]) * (2 if self.grid.numbers == "int4" else 1)
 
     def numbers(self) -> torch.Tensor:
@@ -37,11 +41,16 @@ class Packed:
         return pairs if self.grid.zero_points else ((pairs ^ 8).to(torch.int8) - 8)
 
     def restored(self) -> torch.Tensor:
-        """The weight that the numbers stand for, [out,in] in the scales' dtype."""
+        """The weight that the numbers stand for, [out,in] in the scales' dtype; in is without `sums`."""
         restored = torch.empty(len(self.data), self.inputs, dtype=self.scales.dtype)
         for rows in _chunks(len(self.data), self.inputs):
             restored[rows] = self._restore(rows)
-        return restored
+        if not self.sums:
+            return restored
+        assert self.grid.block is not None
+        own = self.inputs - self.sums
+        offsets = restored[:, own : own + own // self.grid.block]
+        return restored[:, :own] + offsets.repeat_interleave(self.grid.block, 1)
 
     def _restore(self, rows: slice) -> torch.Tensor:
         part = Packed(self.grid, self.data[rows], self.scales[rows], None)

@@ -26,9 +26,19 @@ class Quantized:
     calibration: str | None = None
 
 
+DECODER = "model.model."
+
+
 def weight_name(layer: str) -> str:
     """layers.0.mlp.up_proj -> the trunk's name of its weight."""
-    return "model.lm_head.weight" if layer == "lm_head" else f"model.model.{layer}.weight"
+    return "model.lm_head.weight" if layer == "lm_head" else f"{DECODER}{layer}.weight"
+
+
+def layer_name(weight: str) -> str | None:
+    """The other way; None for what is neither a layer of the decoder nor the LM head."""
+    if weight == weight_name("lm_head"):
+        return "lm_head"
+    return weight.removeprefix(DECODER).removesuffix(".weight") if weight.startswith(DECODER) else None
 
 
 def quantize_model(
