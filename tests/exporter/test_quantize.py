@@ -110,7 +110,8 @@ def weight_kinds(bundle: Path) -> dict[int, int]:
 
 
 def test_every_linear_layer_is_quantized_and_the_adapter_in_int8(int4_bundle: Path, free_bundle: Path):
-    # Two layers of q+k+v in int8, o, gate, up and down, and the LM head; A of four adapted layers (their B is of rank 4 only).
+    # Two layers of q+k+v in int8, o, gate, up and down, and the LM head; A of four adapted layers in int8 (their B is
+    # of rank 4 only).
     int4, uint4, int8, full = (getattr(onnx.TensorProto, name) for name in ("INT4", "UINT4", "INT8", "FLOAT"))
     assert weight_kinds(int4_bundle) == {int4: 9, int8: 6, full: 4}
     assert weight_kinds(free_bundle) == {uint4: 9, int8: 6, full: 4}

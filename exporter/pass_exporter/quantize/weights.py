@@ -59,7 +59,7 @@ def quantize_model(
         for done, (name, grid, module, attribute) in enumerate(jobs):
             weight = getattr(module, attribute)
             if grid.fits(weight.shape[1]):
-                packed = quantized.weights[name] = round_to(grid, weight.detach())
+                packed = quantized.weights[name] = round_to(grid, weight.detach().to(model.dtype))
                 setattr(module, attribute, torch.nn.Parameter(packed.restored(), requires_grad=False))
             progress(done + 1, len(jobs))
     return quantized
