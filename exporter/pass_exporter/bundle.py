@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +21,7 @@ from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.registry import Source
 from pass_exporter.quantize.spec import Grid
-from pass_exporter.quantize.weights import Quantized
+from pass_exporter.quantize.weights import Quantized, layer_name
 from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
@@ -225,19 +226,22 @@ def _quantization(quantized: Quantized) -> QuantizationInfo | None:
     spec = quantized.spec
     if spec.grid is None:
         return None
-    static = spec.activations
+    found = {layer_name(name): _grid(packed.grid, packed.sums > 0) for name, packed in quantized.weights.items()}
+    lm_head = found.pop("lm_head", None if spec.lm_head is None else _grid(spec.lm_head))
+    decoder = {name: grid for name, grid in found.items() if name is not None}
+    usual = Counter(decoder.values()).most_common(1)[0][0] if decoder else _grid(spec.grid)
     return QuantizationInfo(
-        grid=_grid(spec.grid),
-        lm_head=None if spec.lm_head is None else _grid(spec.lm_head),
-        activations="full" if static is None else "static_int8",
+        grid=usual,
+        lm_head=lm_head,
+        layers={name: grid for name, grid in decoder.items() if grid != usual},
         calibration=quantized.calibration,
+        activations="full" if spec.activations is None else "static_int8",
         weight_only=quantized.weight_only,
-        weight_only_grid=None if static is None else _grid(static.otherwise),
     )
 
 
-def _grid(grid: Grid) -> GridInfo:
-    return GridInfo(numbers=grid.numbers, block_size=grid.block, zero_points=grid.zero_points)
+def _grid(grid: Grid, offsets: bool = False) -> GridInfo:
+    return GridInfo(numbers=grid.numbers, block_size=grid.block, zero_points=grid.zero_points, offsets=offsets)
 
 
 def _hash_files(directory: Path) -> dict[str, FileInfo]:

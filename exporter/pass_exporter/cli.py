@@ -68,9 +68,13 @@ def _engine_options(command: Any) -> Any:
     "--calibrate",
     type=click.Path(path_type=Path),
     metavar="TEXT",
-    help="For w8a8: a file to measure activations on.  [default: the model writes some text]",
+    help="For int4 and w8a8: a file to round and measure on.  [default: the model writes some text]",
 )
-@click.option("--zero-points", is_flag=True, help="For int4 and int8: nearer to the weights, but not for TensorRT.")
+@click.option(
+    "--zero-points/--no-zero-points",
+    default=None,
+    help="For int4 and int8: nearer to the weights, not for TensorRT.  [default: int4 in fp32, no --engine]",
+)
 @click.option("--rule", type=click.Choice(RULES), default="match", show_default=True, help="When a draft is accepted.")
 @click.option(
     "--verify", type=click.Path(path_type=Path), help="Text file: report perplexity and agreement with full precision."
@@ -97,8 +101,16 @@ def main(**options: Any) -> None:
         raise PassError("name the model: pass-export --model NAME (see --help), or pass-export build BUNDLE")
     if engine is None and (unused := next((name for name in given if name in _ENGINE_FIELDS), None)):
         raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}")
+    if engine is not None:
+        options["zero_points"] = _zero_points_for_engines(options["zero_points"])
     config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_FIELDS})
     _export(config, engine)
+
+
+def _zero_points_for_engines(asked: bool | None) -> bool:
+    if asked:
+        raise PassError("TensorRT multiplies symmetric integers only: leave out --zero-points, or --engine")
+    return False
 
 
 _ENGINE_FIELDS = {field.name for field in fields(EngineConfig)} - {"force", "verify"}
@@ -150,8 +162,8 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     weights = "" if config.weights == "full" else f", {config.weights} weights"
     console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}{weights}")
     silence_libraries()
-    config.verification_text()  # before the long work: what cannot be read, and an engine that cannot be built
-    config.calibration_text()
+    config.verification_text()
+    config.calibration_text()  # before the long work: what cannot be read, and an engine that cannot be built
     if engine is not None:
         import_library(find_library(engine.engine))
         choose_targets(find_library(engine.engine), engine, find_device())

@@ -57,8 +57,9 @@ class ExportConfig:
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
     takes the weights that are shipped for the model, else the baseline.
     weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize/spec.py).
-    zero_points: integers get a zero point for every block: nearer to the weights, but not for TensorRT.
-    calibrate: a text file to measure activations on; None lets the model write. Only where they are rounded.
+    zero_points: integers get a zero point for every block: nearer to the weights, but not for TensorRT. None: int4 has
+    them in fp32, which is for CPUs.
+    calibrate: a text file that int4 weights are rounded on, and w8a8's activations measured; None lets the model write.
     rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
     "rejection" is the paper's: it accepts more sampled drafts, and only the distribution stays the same.
     verify: a text file to measure perplexity and greedy agreement with the full-precision model on.
@@ -71,7 +72,7 @@ class ExportConfig:
     output: Path | None = None
     dtype: Dtype = "fp32"
     weights: str = "full"
-    zero_points: bool = False
+    zero_points: bool | None = None
     calibrate: Path | None = None
     rule: Rule = "match"
     verify: Path | None = None
@@ -88,13 +89,14 @@ class ExportConfig:
             raise PassError(f"--weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
         if self.zero_points and self.weights not in ("int4", "int8"):
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
-        if self.calibrate is not None and SPECS[self.weights].activations is None:
-            raise PassError(f"--calibrate is for --weights w8a8: {self.weights} weights are made without any text")
+        if self.calibrate is not None and not SPECS[self.weights].reads_text:
+            raise PassError(f"--calibrate is for --weights int4 and w8a8: {self.weights} is made without any text")
 
     @property
     def spec(self) -> QuantSpec:
         spec = SPECS[self.weights]
-        return spec.with_zero_points() if self.zero_points else spec
+        by_default = self.weights == "int4" and self.dtype == "fp32"
+        return spec.with_zero_points() if (by_default if self.zero_points is None else self.zero_points) else spec
 
     def verification_text(self) -> str | None:
         """What `verify` holds; PassError where that cannot be read, or is nothing to measure on."""

@@ -19,6 +19,7 @@ from pass_exporter.model.registry import models_directory, resolve
 from pass_exporter.progress import Progress
 from pass_exporter.quantize.rewrite import rewrite
 from pass_exporter.quantize.run import quantize
+from pass_exporter.quantize.source import check_source
 from pass_exporter.staging import staged_directory
 from pass_exporter.threads import one_thread
 from pass_exporter.trunk.graph import save
@@ -48,6 +49,8 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
     text, calibration = config.verification_text(), config.calibration_text()
     progress.phase("finding the model")
     source = resolve(config.model)
+    if config.spec.keeps_source:
+        check_source(source)
     output = config.output or Path(f"{source.name}-pass{config.lookahead}")
     with staged_directory(output, force=config.force) as directory:
         progress.phase(f"loading {source.name}")

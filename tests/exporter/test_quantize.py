@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import export_bundle
+from pass_exporter.config import ExportConfig
 from pass_exporter.engines.target import check_dtype
 from pass_exporter.quantize.grid import round_to
 from pass_exporter.quantize.spec import FP8, INT4, INT8, LARGEST, LEVELS, SPECS, Grid
@@ -83,13 +84,14 @@ def test_rows_are_rounded_alone():
 def int4_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The export's own check has compared it with torch, quantized the same way."""
     output = tmp_path_factory.mktemp("bundles") / "int4"
-    return export_bundle(tiny_model, output, lookahead=3, weights="int4", lookahead_weights=adapter_weights)
+    options = {"weights": "int4", "zero_points": False, "lookahead_weights": adapter_weights}
+    return export_bundle(tiny_model, output, lookahead=3, **options)
 
 
 @pytest.fixture(scope="module")
 def free_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("bundles") / "int4-zero-points"
-    options = {"weights": "int4", "zero_points": True, "lookahead_weights": adapter_weights}
+    options = {"weights": "int4", "lookahead_weights": adapter_weights}
     return export_bundle(tiny_model, output, lookahead=3, **options)
 
 
@@ -108,10 +110,11 @@ def weight_kinds(bundle: Path) -> dict[int, int]:
 
 
 def test_every_linear_layer_is_quantized_and_the_adapter_in_int8(int4_bundle: Path, free_bundle: Path):
-    # Two layers of q+k+v, o, gate, up and down, and the LM head; A of four adapted layers (their B is of rank 4 only).
+    # Two layers of q+k+v in int8, o, gate, up and down, and the LM head; A of four adapted layers in int8 (their B is
+    # of rank 4 only).
     int4, uint4, int8, full = (getattr(onnx.TensorProto, name) for name in ("INT4", "UINT4", "INT8", "FLOAT"))
-    assert weight_kinds(int4_bundle) == {int4: 11, int8: 4, full: 4}
-    assert weight_kinds(free_bundle) == {uint4: 11, int8: 4, full: 4}
+    assert weight_kinds(int4_bundle) == {int4: 9, int8: 6, full: 4}
+    assert weight_kinds(free_bundle) == {uint4: 9, int8: 6, full: 4}
 
 
 def test_onnx_runtime_fuses_every_quantized_product(int4_bundle: Path, free_bundle: Path, tmp_path: Path):
@@ -130,15 +133,31 @@ def test_manifest_says_how_weights_are_quantized(int4_bundle: Path, free_bundle:
     for bundle, zero_points in ((int4_bundle, False), (free_bundle, True)):
         found = read_manifest(bundle).model.quantization
         assert found is not None and found.lm_head is not None
+        assert found.calibration == "the model's own text"
         for grid in (found.grid, found.lm_head):
             assert (grid.numbers, grid.block_size, grid.zero_points) == ("int4", 32, zero_points)
-    with pytest.raises(PassError, match="without --zero-points"):
+    with pytest.raises(PassError, match="--no-zero-points"):
         check_dtype(read_manifest(free_bundle), ["sm89"])
 
 
 def test_zero_points_are_for_integers(tiny_model: Path, tmp_path: Path):
     flags = ("--model", tiny_model, "--zero-points", "-o", tmp_path / "bundle")
     assert "--zero-points is for --weights int4 and int8" in error_line(process(*flags, "--weights", "fp8"))
+    engines = ("--weights", "int4", "--engine", "tensorrt-rtx", "--compute-capability", "8.9")
+    assert "TensorRT multiplies symmetric integers only" in error_line(process(*flags, *engines))
+
+
+def test_int4_has_zero_points_where_cpus_run_it():
+    assert ExportConfig("model", weights="int4").spec.grid == FREE4
+    for options in ({"dtype": "fp16"}, {"dtype": "bf16"}, {"zero_points": False}):
+        assert ExportConfig("model", weights="int4", **options).spec.grid == INT4
+
+
+def test_calibration_is_for_int4(tiny_model: Path, tmp_path: Path):
+    (tmp_path / "short.txt").write_text("too short")
+    flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate", tmp_path / "short.txt")
+    assert "--calibrate is for --weights int4" in error_line(process(*flags, "--weights", "int8"))
+    assert "give one of at least 256" in error_line(process(*flags, "--weights", "int4"))
 
 
 def test_tied_embeddings_stay_exact(tmp_path: Path):

@@ -40,8 +40,9 @@ FIRST_TARGET = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
 def check_dtype(manifest: Manifest, targets: Sequence[str]) -> None:
     """Refuses GPUs that cannot compute in the bundle's formats, and weights with zero points."""
     quantization = manifest.model.quantization
-    if quantization is not None and quantization.grid.zero_points:
-        raise PassError("TensorRT multiplies symmetric integers only; export the bundle again without --zero-points")
+    if quantization is not None and quantization.zero_points:
+        again = "export the bundle again with --weights int4 --no-zero-points"
+        raise PassError(f"TensorRT multiplies symmetric integers only; {again}")
     for kind in (manifest.model.dtype, manifest.model.weights):
         old = [target for target in targets if int(target.removeprefix("sm")) < FIRST_TARGET.get(kind, 0)]
         if old:

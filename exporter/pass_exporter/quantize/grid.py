@@ -18,15 +18,19 @@ class Packed:
 
     data: int8 or float8 [out,in], uint8 where there are zero points, or uint8 [out,in/2] that holds two 4-bit numbers,
     the first in the lower half. scales [out,blocks]: in the model's dtype. zero_points: uint8 [out,blocks].
+    sums: so many inputs, the last ones, are not the weight's own: they read the sums of its blocks, in order (and zeros
+    behind these), so that each value of a block has an offset in common with the others.
     """
 
     grid: Grid
     data: torch.Tensor
     scales: torch.Tensor
     zero_points: torch.Tensor | None
+    sums: int = 0
 
     @property
     def inputs(self) -> int:
+        """Of the product, `sums` among them."""
         return int(self.data.shape[1]) * (2 if self.grid.numbers == "int4" else 1)
 
     def numbers(self) -> torch.Tensor:
@@ -37,11 +41,16 @@ class Packed:
         return pairs if self.grid.zero_points else ((pairs ^ 8).to(torch.int8) - 8)
 
     def restored(self) -> torch.Tensor:
-        """The weight that the numbers stand for, [out,in] in the scales' dtype."""
+        """The weight that the numbers stand for, [out,in] in the scales' dtype; in is without `sums`."""
         restored = torch.empty(len(self.data), self.inputs, dtype=self.scales.dtype)
         for rows in _chunks(len(self.data), self.inputs):
             restored[rows] = self._restore(rows)
-        return restored
+        if not self.sums:
+            return restored
+        assert self.grid.block is not None
+        own = self.inputs - self.sums
+        offsets = restored[:, own : own + own // self.grid.block]
+        return restored[:, :own] + offsets.repeat_interleave(self.grid.block, 1)
 
     def _restore(self, rows: slice) -> torch.Tensor:
         part = Packed(self.grid, self.data[rows], self.scales[rows], None)
@@ -68,38 +77,52 @@ def _chunks(outputs: int, inputs: int) -> list[slice]:
 def _round(grid: Grid, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Some rows of a weight -> data, scales, and zero points (zeros where the grid has none)."""
     blocks = weight.float().reshape(len(weight), -1, grid.block or weight.shape[1])  # [out,blocks,block]
-    best = torch.empty_like(blocks)
-    scale, zero = (torch.zeros((*blocks.shape[:2], 1)) for _ in range(2))
-    least = torch.full_like(scale, torch.inf)
-    for shrink in grid.shrinks:
-        numbers, tried, offset = _nearest(grid, blocks, shrink, weight.dtype)
-        if len(grid.shrinks) > 1:
-            error = ((numbers - offset) * tried - blocks).square_().sum(-1, keepdim=True)
+    scale, zero = fit(grid, blocks, weight.dtype)
+    numbers = nearest(grid, blocks, scale, zero).flatten(1)
+    return pack(grid, numbers), scale[..., 0].to(weight.dtype), zero[..., 0].to(torch.uint8)
+
+
+def fit(
+    grid: Grid, blocks: torch.Tensor, dtype: torch.dtype, importance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales (as `dtype` holds them) and zero points, float32 [...,1], for blocks [...,block].
+
+    importance [block]: of each input's squared error; None: they are all alike.
+    """
+    tried = [_covering(grid, blocks, shrink, dtype) for shrink in grid.shrinks]
+    scale, zero = tried[0]
+    if len(tried) > 1:
+        least = torch.full_like(scale, torch.inf)
+        for other, offset in tried:
+            error = ((nearest(grid, blocks, other, offset) - offset) * other - blocks).square_()
+            error = error.sum(-1, keepdim=True) if importance is None else (error @ importance)[..., None]
             better = error < least
-            least, scale = torch.where(better, error, least), torch.where(better, tried, scale)
-            zero, best = torch.where(better, offset, zero), torch.where(better, numbers, best)
-        else:
-            best, scale, zero = numbers, tried, offset
-    return _pack(grid, best.flatten(1)), scale[..., 0].to(weight.dtype), zero[..., 0].to(torch.uint8)
+            least, scale = torch.where(better, error, least), torch.where(better, other, scale)
+            zero = torch.where(better, offset, zero)
+    return scale, zero
 
 
-def _nearest(
-    grid: Grid, blocks: torch.Tensor, shrink: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Numbers [out,blocks,block], scales and zero points [out,blocks,1], all float32 (scales rounded to `dtype`)."""
-    if grid.zero_points:
-        levels = LEVELS[grid.numbers]
-        low, high = (getattr(torch, end)(blocks, -1, keepdim=True) for end in ("amin", "amax"))
-        low, high = low.clamp(max=0) * shrink, high.clamp(min=0) * shrink
-        scale = _stored((high - low) / levels, dtype)
-        zero = (-low / scale).round().clamp(0, levels)
-        return (blocks / scale).round().add_(zero).clamp_(0, levels), scale, zero
-    largest = LARGEST[grid.numbers]
-    scale = _stored(blocks.abs().amax(-1, keepdim=True) * (shrink / largest), dtype)
-    numbers, zero = blocks / scale, torch.zeros_like(scale)
+def nearest(grid: Grid, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """The numbers that stand for values [...,n] best, in float32. scale, zero: [...,1]."""
+    numbers = values / scale
     if grid.numbers == "fp8":
-        return numbers.clamp_(-largest, largest), scale, zero
-    return numbers.round_().clamp_(-largest - 1, largest), scale, zero
+        return numbers.clamp_(-LARGEST["fp8"], LARGEST["fp8"])
+    numbers.round_()
+    if grid.zero_points:
+        return numbers.add_(zero).clamp_(0, LEVELS[grid.numbers])
+    return numbers.clamp_(-LARGEST[grid.numbers] - 1, LARGEST[grid.numbers])
+
+
+def _covering(grid: Grid, blocks: torch.Tensor, shrink: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and zero point of a grid that spans `shrink` of what blocks hold."""
+    if not grid.zero_points:
+        scale = _stored(blocks.abs().amax(-1, keepdim=True) * (shrink / LARGEST[grid.numbers]), dtype)
+        return scale, torch.zeros_like(scale)
+    levels = LEVELS[grid.numbers]
+    low, high = (getattr(torch, end)(blocks, -1, keepdim=True) for end in ("amin", "amax"))
+    low, high = low.clamp(max=0) * shrink, high.clamp(min=0) * shrink
+    scale = _stored((high - low) / levels, dtype)
+    return scale, (-low / scale).round_().clamp_(0, levels)
 
 
 def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -108,7 +131,8 @@ def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(scale > 0, scale, 1)
 
 
-def _pack(grid: Grid, numbers: torch.Tensor) -> torch.Tensor:
+def pack(grid: Grid, numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers [out,in] in float32 -> `Packed.data`."""
     if grid.numbers == "fp8":
         return numbers.to(torch.float8_e4m3fn)
     if grid.numbers == "int8":

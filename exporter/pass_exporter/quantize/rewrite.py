@@ -32,6 +32,7 @@ def rewrite(model: ir.Model, quantized: Quantized) -> None:
     """
     graph = model.graph
     rounded: dict[ir.Value, ir.Value] = {}
+    summed: dict[ir.Value, ir.Value] = {}
     for node in list(graph):
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         if weight is None or not weight.is_initializer():
@@ -47,6 +48,10 @@ def rewrite(model: ir.Model, quantized: Quantized) -> None:
             if rows not in rounded:
                 rounded[rows] = _rounded(graph, node, rows, f"{names[0]}.input", scale, weight.dtype)
             node.replace_input_with(0, rounded[rows])
+        if found[0].sums and rows is not None:
+            if rows not in summed:
+                summed[rows] = _with_sums(graph, node, rows, f"{weight.name}.block_sums", found[0])
+            node.replace_input_with(0, summed[rows])
         if not weight.uses():
             graph.initializers.pop(str(weight.name))
 
@@ -105,6 +110,31 @@ def _dequantized(graph: ir.Graph, node: ir.Node, weight: ir.Value, parts: Sequen
     restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape((inputs, outputs)), dtype
     graph.insert_before(node, restored)
     return restored.outputs[0]
+
+
+def _with_sums(graph: ir.Graph, node: ir.Node, rows: ir.Value, name: str, packed: Packed) -> ir.Value:
+    """Rows [...,in] and behind them the sums of their blocks. The sums are a product of integers, too: on ONNX Runtime
+    it adds up what the other product multiplies, 8-bit numbers, and all window widths agree bit for bit. (Its ones are
+    not shared: a DequantizeLinear with several readers is not fused.)
+    """
+    block, own = packed.grid.block, packed.inputs - packed.sums
+    dtype = rows.dtype
+    assert block is not None and dtype is not None
+    blocks = (own // block, packed.sums)
+    ones = torch.eye(packed.sums, own // block, dtype=torch.int8).repeat_interleave(block, 1)  # [sums,own]
+    kind, scales = ir.DataType.INT4, torch.ones(blocks, dtype=packed.scales.dtype).T
+    operands = [
+        _initializer(graph, name, kind, (own, packed.sums), lambda: _tensor(ones, kind, (own, packed.sums))),
+        _initializer(graph, f"{name}.scale", dtype, blocks, lambda: _tensor(scales, dtype, blocks)),
+    ]
+    restored = ir.node("DequantizeLinear", operands, {"axis": 0, "block_size": block})
+    restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape((own, packed.sums)), dtype
+    sums = ir.node("MatMul", [rows, restored.outputs[0]])
+    both = ir.node("Concat", [rows, sums.outputs[0]], {"axis": -1})
+    for made in (sums, both):
+        made.outputs[0].dtype = dtype
+    graph.insert_before(node, [restored, sums, both])
+    return both.outputs[0]
 
 
 def _layout(grid: Grid) -> dict[str, int]:

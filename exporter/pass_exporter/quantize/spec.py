@@ -64,6 +64,10 @@ class QuantSpec:
 
     grid: of the decoder's layers; lm_head, adapter: of the LM head and of both factors of a look-ahead adapter, which
     is small; None keeps the model's dtype. activations: None leaves them to the runtime.
+    sensitive: of the decoder's layers that read what attention does: V has few outputs, and its errors pass through
+    attention undiminished (llama.cpp gives it more bits as well). None is `grid`.
+    compensated: rounded with the text that they read in mind (see quantize/gptq.py). keeps_source: layers are on the
+    grids that a GGUF file has them on (see quantize/source.py), in place of `grid` and `lm_head`.
     rounds_activations: the runtime's kernels round activations to 8 bits, so that a difference in the last bit of a
     float can become one of a whole step: windows must agree bit for bit (see trunk/pad_queries.py).
     """
@@ -73,7 +77,15 @@ class QuantSpec:
     lm_head: Grid | None = None
     adapter: Grid | None = None
     activations: Activations | None = None
+    sensitive: Grid | None = None
+    compensated: bool = False
+    keeps_source: bool = False
     rounds_activations: bool = False
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it takes text to quantize."""
+        return self.compensated or self.activations is not None
 
     def with_zero_points(self) -> QuantSpec:
         """The same with a zero point for every block of integers, adapter apart."""
@@ -89,7 +101,8 @@ SPECS: dict[str, QuantSpec] = {
     for spec in (
         QuantSpec("full"),
         QuantSpec("int8", INT8, INT8, INT8, rounds_activations=True),
-        QuantSpec("int4", INT4, INT4, INT8, rounds_activations=True),
+        QuantSpec("int4", INT4, INT4, INT8, sensitive=INT8, compensated=True, rounds_activations=True),
+        QuantSpec("source", INT8, INT8, INT8, keeps_source=True, rounds_activations=True),
         QuantSpec("fp8", FP8, FP8, INT8),
         QuantSpec("w8a8", INT8_BY_OUTPUT, INT8, INT8, STATIC, rounds_activations=True),
     )

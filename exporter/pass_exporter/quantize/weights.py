@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
@@ -18,12 +18,12 @@ from pass_exporter.threads import one_thread
 class Quantized:
     """What became of a model. weights: by the name of the trunk's initializer, as `model.lm_head.weight`.
 
-    activations: the scale of what a weight's layer reads. calibration: the text that they were measured on.
+    activations: the scale of what a weight's layer reads. calibration: the text that was run through the model for it.
     """
 
     spec: QuantSpec
-    weights: dict[str, Packed]
-    activations: dict[str, float]
+    weights: dict[str, Packed] = field(default_factory=dict)
+    activations: dict[str, float] = field(default_factory=dict)
     calibration: str | None = None
 
     @property
@@ -40,7 +40,14 @@ DECODER = "model.model."
 
 def weight_name(layer: str) -> str:
     """layers.0.mlp.up_proj -> the trunk's name of its weight."""
-    return f"{DECODER}{layer}.weight"
+    return "model.lm_head.weight" if layer == "lm_head" else f"{DECODER}{layer}.weight"
+
+
+def layer_name(weight: str) -> str | None:
+    """The other way; None for what is neither a layer of the decoder nor the LM head."""
+    if weight == weight_name("lm_head"):
+        return "lm_head"
+    return weight.removeprefix(DECODER).removesuffix(".weight") if weight.startswith(DECODER) else None
 
 
 def quantize_model(
@@ -48,22 +55,26 @@ def quantize_model(
     adapter: Adapter | None,
     spec: QuantSpec,
     progress: Callable[[int, int], None],
+    rounded: Mapping[str, Packed] | None = None,
     scales: Mapping[str, float] | None = None,
 ) -> Quantized:
     """Replace every linear layer's weight, and the adapter's factors, by what their grids keep of them.
 
-    A weight that is also the embedding table is given to the LM head as a copy: lookups stay exact. scales: of the
-    activations that layers read, by layer, where the spec has such.
+    A weight that is also the embedding table is given to the LM head as a copy: lookups stay exact. rounded: layers
+    that are on their grid already, by name. scales: of the activations that layers read, by layer, where the spec has
+    such.
     """
-    quantized = Quantized(spec, {}, {weight_name(layer): scale for layer, scale in (scales or {}).items()})
-    jobs = [*_layers(model, quantized), *_factors(adapter, spec)]
+    quantized = Quantized(
+        spec,
+        {weight_name(name): packed for name, packed in (rounded or {}).items()},
+        {weight_name(layer): scale for layer, scale in (scales or {}).items()},
+    )
+    jobs = [job for job in (*_layers(model, quantized), *_factors(adapter, spec)) if job[0] not in quantized.weights]
     with one_thread():
         for done, (name, grid, module, attribute) in enumerate(jobs):
             weight = getattr(module, attribute)
             if grid.fits(weight.shape[1]):
-                packed = quantized.weights[name] = round_to(
-                    grid, weight.detach().to(model.dtype)
-                )  # an adapter is float32
+                packed = quantized.weights[name] = round_to(grid, weight.detach().to(model.dtype))
                 setattr(module, attribute, torch.nn.Parameter(packed.restored(), requires_grad=False))
             progress(done + 1, len(jobs))
     return quantized
@@ -82,7 +93,7 @@ def _layers(model: PreTrainedModel, quantized: Quantized) -> Iterator[Job]:
             grid = spec.grid if static is None or name in quantized.activations else static.otherwise
             yield name, grid, module, "weight"
     if spec.lm_head is not None:
-        yield "model.lm_head.weight", spec.lm_head, model.lm_head, "weight"
+        yield weight_name("lm_head"), spec.lm_head, model.lm_head, "weight"
 
 
 def _factors(adapter: Adapter | None, spec: QuantSpec) -> Iterator[Job]:

@@ -41,7 +41,7 @@ FileName = Annotated[str, AfterValidator(_plain_name)]
 
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
-WeightFormat = Literal["full", "int8", "int4", "fp8", "w8a8"]
+WeightFormat = Literal["full", "int8", "int4", "fp8", "w8a8", "source"]
 
 
 class Tensor(_Strict):
@@ -72,28 +72,37 @@ class DerivedTrunk(_Strict):
 class GridInfo(_Strict):
     """The values of a quantized weight [in,out]: number * scale, or (number - zero point) * scale.
 
-    block_size: inputs that share a scale; null is all inputs of an output. zero_points: numbers are unsigned.
+    block_size: inputs that share a scale; null is all inputs of an output. zero_points: numbers are unsigned. offsets:
+    the values of a block have an offset besides, as weights of inputs that read the sums of blocks.
     """
 
     numbers: Literal["int8", "int4", "fp8"]
     block_size: int | None = Field(gt=0)
     zero_points: bool
+    offsets: bool = False
 
 
 class QuantizationInfo(_Strict):
     """How the linear layers are quantized; embeddings, norms and what fills no whole blocks are not.
 
-    grid: of the decoder's layers. lm_head: null where it has the model's dtype. activations: "static_int8" rounds what
-    these layers read to 8 bits, with a scale for each tensor that was measured on `calibration`; but for the layers
-    `weight_only`, whose weights are on `weight_only_grid`.
+    grid: of the decoder's layers. lm_head: null where it has the model's dtype. layers: those of the decoder that are
+    on another grid, by name. calibration: the text that they were rounded, or activations measured, on; null where none
+    was needed. activations: "static_int8" rounds what layers read to 8 bits, with a scale for each tensor, but for the
+    layers `weight_only`.
     """
 
     grid: GridInfo
     lm_head: GridInfo | None
-    activations: Literal["full", "static_int8"] = "full"
+    layers: dict[str, GridInfo] = Field(default_factory=dict)
     calibration: str | None = None
+    activations: Literal["full", "static_int8"] = "full"
     weight_only: tuple[str, ...] = Field(strict=False, default=())
-    weight_only_grid: GridInfo | None = None
+
+    @property
+    def zero_points(self) -> bool:
+        """Whether any of the layers has them."""
+        grids = (self.grid, self.lm_head, *self.layers.values())
+        return any(grid is not None and grid.zero_points for grid in grids)
 
 
 class ModelInfo(_Strict):

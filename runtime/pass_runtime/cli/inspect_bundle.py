@@ -127,8 +127,11 @@ def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
     rows = [("  weights", f"{_grid(found['grid'])}; LM head {lm_head}")]
     if found["activations"] != "full":
         rows.append(("  activations", f"int8, static, calibrated on {found['calibration']}"))
-        kept = f"{_grid(found['weight_only_grid'])}: {_listed(found['weight_only'])}"
-        rows.append(("  weight-only", kept if found["weight_only"] else "none"))
+        rows.append(("  weight-only", _listed(found["weight_only"])))
+    others: dict[str, list[str]] = {}
+    for layer, grid in found["layers"].items():
+        others.setdefault(_grid(grid), []).append(layer)
+    rows += [(f"  {grid}", _listed(layers)) for grid, layers in others.items()]
     return rows
 
 

@@ -1,0 +1,80 @@
+"""Rounding that makes up for itself: nearer in a layer's output than plain rounding, on the same grids."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import make_model
+from pass_exporter.model.adapter import linear_layers
+from pass_exporter.model.families import SUPPORTED
+from pass_exporter.quantize.gptq import compensate, hessian, inverse_factor, round_while_reading
+from pass_exporter.quantize.grid import round_to
+from pass_exporter.quantize.spec import INT4, SPECS, Grid
+
+FREE = SPECS["int4"].with_zero_points().grid
+assert FREE is not None
+GRIDS = {"symmetric": INT4, "zero points": FREE}
+
+
+def make_rows(rng: torch.Generator, count: int, inputs: int) -> torch.Tensor:
+    """[count,in] of which the inputs follow one another, as those of a model do."""
+    return torch.randn(count, inputs // 4, generator=rng) @ torch.randn(inputs // 4, inputs, generator=rng) + 0.1 * (
+        torch.randn(count, inputs, generator=rng)
+    )
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(data=st.data())
+def test_outputs_are_nearer_than_by_plain_rounding(name, data):
+    grid, rng = GRIDS[name], torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    inputs = 32 * data.draw(st.integers(2, 5))
+    weight = torch.randn(24, inputs, generator=rng) * 10.0 ** data.draw(st.integers(-4, 4))
+    x = make_rows(rng, 400, inputs)
+    packed = compensate(grid, weight, inverse_factor(hessian(x)))
+    assert packed.restored().shape == weight.shape and packed.scales.shape == (24, inputs // 32)
+    errors = [((found.restored() - weight) @ x.T).square().sum() for found in (packed, round_to(grid, weight))]
+    assert errors[0] < errors[1] * 0.7
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_what_is_on_the_grid_stays(name: str, dtype: torch.dtype):
+    rng, grid = torch.Generator().manual_seed(0), Grid("int4", zero_points=GRIDS[name].zero_points)
+    integers = torch.randint(-7, 8, (16, 96), generator=rng)
+    integers[:, ::32], integers[:, 1::32] = -7, 7 if not grid.zero_points else 8  # every block spans the grid
+    weight = (integers * 0.125).to(dtype)
+    packed = compensate(grid, weight, inverse_factor(hessian(make_rows(rng, 200, 96))))
+    assert packed.scales.dtype == dtype
+    assert torch.equal(packed.restored(), weight)
+
+
+def test_inputs_that_are_never_used_are_rounded_all_the_same():
+    rng = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(4, 64, generator=rng), make_rows(rng, 100, 64)
+    x[:, 5:40] = 0
+    for rows in (x, torch.zeros_like(x)):
+        restored = compensate(FREE, weight, inverse_factor(hessian(rows))).restored()
+        assert ((restored - weight).abs() < 1).all()
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_every_layer_is_rounded_once_and_in_its_place(family: str, tmp_path: Path):
+    from pass_exporter.model.load import load_model
+    from pass_exporter.model.registry import resolve
+
+    model = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32").model
+    steps: list[tuple[int, int]] = []
+    ids = torch.randint(0, model.config.vocab_size, (3, 40), generator=torch.Generator().manual_seed(0))
+    packed = round_while_reading(model, lambda _: FREE, INT4, ids, lambda *step: steps.append(step))
+    layers = linear_layers(model) | {"lm_head": model.lm_head}
+    assert set(packed) == set(layers)
+    assert all(torch.equal(layers[name].weight, part.restored()) for name, part in packed.items())
+    assert steps[-1][0] == steps[-1][1] and all(a < b for a, b in itertools.pairwise(steps))
+    assert not any(layer._forward_pre_hooks for layer in layers.values())
