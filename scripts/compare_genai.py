@@ -1,12 +1,12 @@
 """The toolkit's plans against onnxruntime-genai: same weights, prompts, machine and run.
 
     pip install -e '.[export,peers]'
-    python scripts/compare_genai.py build/smollm2-135m --int4 build/smollm2-135m-int4 --prompt-file prompts.jsonl
+    python scripts/compare_genai.py build/smollm2-135m --int4 build/smollm2-135m-int4 --w8a8 build/smollm2-135m-w8a8
 
 Greedy, the same prompt tokens, the same number of forced tokens. Each contestant is a process of its own, and they
 take turns, so that nobody's threads are awake while another is timed; every round gives one ratio to
 onnxruntime-genai's plain fp32 decoding, the median counts. Each toolkit makes its own int4
-file, so those texts differ.
+file, so those texts differ; w8a8 has no counterpart and is compared with fp32 text.
 """
 
 from __future__ import annotations
@@ -102,13 +102,21 @@ def build_genai(bundle: Path, directory: Path, precision: str) -> str:
 @click.option(
     "--int4", type=click.Path(exists=True, path_type=Path), help="The same model exported with --weights int4."
 )
+@click.option("--w8a8", type=click.Path(exists=True, path_type=Path), help="And with --weights w8a8.")
 @click.option("--prompt-file", type=click.Path(exists=True, path_type=Path), help='.jsonl with {"prompt": text}.')
 @click.option("--genai", type=click.Path(path_type=Path), default=Path("build/genai"), show_default=True)
 @click.option("--tokens", default=128, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--threads", default=0, help="0 is each engine's default.")
 def main(
-    bundle: Path, int4: Path | None, prompt_file: Path | None, genai: Path, tokens: int, rounds: int, threads: int
+    bundle: Path,
+    int4: Path | None,
+    w8a8: Path | None,
+    prompt_file: Path | None,
+    genai: Path,
+    tokens: int,
+    rounds: int,
+    threads: int,
 ) -> None:
     """Print tokens/s of each contestant and its ratio to onnxruntime-genai, medians over rounds."""
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
@@ -122,6 +130,8 @@ def main(
             targets[f"{precision} genai"] = (run_genai, (theirs, False, threads))
             targets[f"{precision} genai n-gram"] = (run_genai, (theirs, True, threads))
             targets |= {f"{precision} pass {plan}": (run_pass, (str(ours), plan, threads)) for plan in PLANS}
+    if w8a8 is not None:
+        targets |= {f"w8a8 pass {plan}": (run_pass, (str(w8a8), plan, threads)) for plan in PLANS}
     report(compare(targets, prompts, tokens, rounds), len(prompts) * tokens)
 
 
@@ -152,7 +162,7 @@ def compare(
 def report(found: dict[str, tuple[list[float], list[list[int]]]], total: int) -> None:
     baseline = found["fp32 genai"][0]
     for name, (rates, texts) in found.items():
-        plain = found[f"{name.split()[0]} genai"][1]
+        plain = found.get(f"{name.split()[0]} genai", found["fp32 genai"])[1]
         ratio = statistics.median(a / b for a, b in zip(rates, baseline, strict=True))
         same = sum(a == b for ours, theirs in zip(texts, plain, strict=True) for a, b in zip(ours, theirs, strict=True))
         print(
