@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 from conftest import export_bundle, make_model
@@ -110,3 +111,19 @@ def check_widths(bundle: Path) -> None:
             for capacity in (64, 128, 320):
                 logits = run(bundle, "trunk.cpu.onnx", plan, batch, capacity)[0]
                 assert np.array_equal(logits[0, 0], alone), (plan.name, batch, capacity)
+
+
+def test_every_pair_around_8_bit_activations_is_fused(tiny_model: Path, tmp_path: Path):
+    """An int8 pair around zero, which TensorRT wants, is none that ONNX Runtime fuses: uint8 around 128 is."""
+    bundle = export_bundle(tiny_model, tmp_path / "w8a8", lookahead=2, weights="w8a8")
+    portable, derived = graphs(bundle)
+    assert count(portable, "QuantizeLinear") == count(derived, "QuantizeLinear") > 0
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(bundle / "trunk.cpu.onnx", options, providers=["CPUExecutionProvider"])
+    optimized = onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph
+    restored = {node.output[0] for node in derived.node if node.op_type == "DequantizeLinear"}
+    products = [node for node in derived.node if node.op_type == "MatMul" and {*node.input} <= restored]
+    assert count(optimized, "MatMulIntegerToFloat") == len(products) > 0
+    assert not count(optimized, "DequantizeLinear")
+    check_widths(bundle)
