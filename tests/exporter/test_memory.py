@@ -1,0 +1,36 @@
+"""What an export holds in memory: a model that just fits must still be exported."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from export_process import process
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """0.47 GB in fp16, most of it in layers."""
+    directory = tmp_path_factory.mktemp("models") / "random"
+    sizes = ["--layers", "12", "--hidden", "1024", "--intermediate", "4096", "--heads", "16", "--vocab", "32000"]
+    command = [sys.executable, ROOT / "scripts" / "random_llama.py", directory, "--tokenizer", tiny_bundle, *sizes]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["full", "int8"])
+def test_peak_memory(model: Path, tmp_path: Path, weights: str):
+    """1.5 times the weights and 1 GB, Python and torch themselves included."""
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors")) / 1e9
+    assert size > 0.4
+    flags = ("--dtype", "fp16", "--weights", weights, "--lookahead", "2", "-o", tmp_path / "bundle")
+    done = process("--model", model, *flags)
+    assert done.returncode == 0, done.stderr
+    peak = re.search(r"peak memory +([0-9.]+) GB", done.stderr)
+    assert peak is not None and float(peak[1]) <= 1.5 * size + 1, (peak, size)
