@@ -196,7 +196,7 @@ def open_backend(
     """The runtime's own backend, over a bundle that is nothing but a trunk."""
     graph = Graph.model_validate_json((directory / GRAPH).read_text(encoding="utf-8"))
     lookahead = LookaheadInfo.model_construct(length=LOOKAHEAD)
-    nothing: dict[str, Any] = {"plans": (), "feeds": {}}
+    nothing: dict[str, Any] = {"plans": (), "feeds": {}, "derived": ()}
     manifest = Manifest.model_construct(trunk=graph, model=shape.model, lookahead=lookahead, rule="match", **nothing)
     if engine not in LIBRARIES:
         return OrtBackend(directory, manifest, engine)

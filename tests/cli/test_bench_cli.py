@@ -126,7 +126,7 @@ def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
         (9, "fused-2", 6),
         (49, "fused-6", 42),
     ]
-    assert report["rows"][0]["ratio"] == 1.0 and report["cached"] == 20 and report["capacity"] == 256
+    assert report["rows"][0]["ratio"] == 1.0 and report["cached"] == 20 and report["capacity"] == 128
     assert all(row["trunk_milliseconds"] > 0 and row["tail_milliseconds"] > 0 for row in report["rows"])
 
 

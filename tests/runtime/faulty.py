@@ -50,9 +50,9 @@ class FaultyBackend(OrtBackend):
         super().__init__(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots, memory=memory)
         self._tails = self._opened[bundle][1]
 
-    def _open_trunk(self, threads: int) -> ort.InferenceSession:
+    def _open_trunk(self, threads: int, exact: bool) -> ort.InferenceSession:
         if self.bundle not in self._opened:
-            self._opened[self.bundle] = super()._open_trunk(threads), {}
+            self._opened[self.bundle] = super()._open_trunk(threads, exact), {}
         return self._opened[self.bundle][0]
 
     def _fail_around(self, name: str, work: Callable[[], None]) -> None:

@@ -93,7 +93,11 @@ def test_certain_drafts():
     assert best is not None and best.groups == (2, 2, 2) and best.tokens == pytest.approx(3, abs=0.01)
 
 
-def test_every_falling_choice_is_listed_once():
+def test_every_choice_is_listed_once():
     listed = [tuple(groups) for groups in shapes(3).tolist()]
-    assert len(listed) == len(set(listed)) == 20  # C(6, 3)
-    assert all(groups[0] == 3 and list(groups) == sorted(groups, reverse=True) for groups in listed)
+    assert len(listed) == len(set(listed)) == 3 * 4**3
+    many = [tuple(groups) for groups in shapes(4).tolist()]
+    assert len(many) == len(set(many))
+    falling = [groups for groups in many if list(groups) == sorted(groups, reverse=True)]
+    assert len(falling) == 70  # C(8, 4)
+    assert all(groups[-1] == 4 and (*groups[:-1], 0) in falling for groups in set(many) - set(falling))

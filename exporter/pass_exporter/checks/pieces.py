@@ -13,7 +13,7 @@ import onnx_ir as ir
 from pass_runtime.backends.ort.engine import open_session
 
 Array = npt.NDArray[Any]
-PIECE = 256 << 20
+PIECE = 64 << 20
 """Bytes of weights in a piece, unless a single node has more."""
 
 

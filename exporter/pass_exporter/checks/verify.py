@@ -173,7 +173,8 @@ def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | No
 
     0 tokens where ONNX Runtime would have to hold a large model's weights widened to float32.
     """
-    large = (bundle / f"{manifest.trunk.file}.data").stat().st_size > LARGE and manifest.model.weights in FULL
+    stored = max(file.stat().st_size for file in bundle.glob("trunk*.data"))
+    large = stored > LARGE and manifest.model.weights in FULL
     if large and (manifest.model.dtype != "float32" or manifest.model.weights == "fp8"):
         return 0, None
     backend = OrtBackend(bundle, manifest, "cpu", exact=True) if large else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -74,8 +75,6 @@ class OrtBackend(Backend):
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._trunk = self._open_trunk(threads, exact)
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
-        # Other devices have copies of their own.
-        self._noise = map_noise_tables(bundle) if device == "cpu" else {}
         self._bound_trunks: dict[tuple[str, int], Bound] = {}  # by plan and batch, for the present cache
         self._bound_prefills: dict[tuple[int, int], Bound] = {}  # by width and slot, for the present cache
         self._bound_tails: dict[tuple[str, str, int], Bound] = {}  # by plan, sampler or "logprobs", and batch
@@ -85,6 +84,11 @@ class OrtBackend(Backend):
         session = open_session(self.bundle / self.manifest.trunk_file(device), device, threads, exact=exact)
         check_graph(session, self.manifest.trunk, self.manifest)
         return session
+
+    @cached_property
+    def _noise(self) -> Mapping[str, ort.OrtValue]:
+        """The random tables, which all tails share; other devices have copies of their own."""
+        return map_noise_tables(self.bundle) if self.capabilities.device == "cpu" else {}
 
     def close(self) -> None:
         for bound in (self._bound_trunks, self._bound_prefills, self._bound_tails):
