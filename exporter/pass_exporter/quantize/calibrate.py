@@ -23,8 +23,8 @@ from pass_exporter.quantize.spec import Grid
 
 LARGEST = 127
 CLIPS = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.65, 0.5, 0.35)
-"""Scales tried, in parts of the one that covers `channel_maxima`; what lies beyond is clipped. Above 1 because other text
-has larger values: MLPs write some that are ten times as large as any in thousands of tokens before."""
+"""Scales tried, in parts of the one that covers `channel_maxima`; what lies beyond is clipped. Above 1 because in other
+text an MLP may write values ten times as large as any in thousands of tokens before."""
 LOSS_SCALE = 256.0
 """Gradients are multiplied by it, so that small ones survive in float16."""
 
