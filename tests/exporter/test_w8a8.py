@@ -246,7 +246,7 @@ def test_calibration_text(tiny_model: Path, tmp_path: Path):
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "empty.txt").write_text("\n")
     flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate")
-    assert "at least 256" in error_line(process(*flags, tmp_path / "short.txt", "--weights", "w8a8"))
+    assert "at least 512" in error_line(process(*flags, tmp_path / "short.txt", "--weights", "w8a8"))
     assert "--calibrate needs text" in error_line(process(*flags, tmp_path / "empty.txt", "--weights", "w8a8"))
     assert "No such file" in error_line(process(*flags, tmp_path / "none.txt", "--weights", "w8a8"))
     assert "--calibrate is for --weights int4 and w8a8" in error_line(process(*flags, tmp_path / "short.txt"))

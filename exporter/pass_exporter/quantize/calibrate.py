@@ -3,7 +3,8 @@
 What rounding costs is measured where it counts, in the model's own loss: a tensor that moves by d changes the mean
 log-likelihood by about the mean over rows of sum(g^2 d^2) / 2, with g the gradient there (the diagonal of the empirical
 Fisher information). One pass forward and back gives that for every tensor, any number of scales, and what a layer
-writes once its weights are rounded. SmolLM2's real loss is two to three times the sum over all of them.
+writes once its weights are rounded. For SmolLM2 the sum over all static layers was 0.029 nats per token, its real loss
+0.044 on Wikipedia and 0.028 on code; on the text that the channels were measured on, the sum would be half of that.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from pass_exporter.quantize.sites import Site
 from pass_exporter.quantize.spec import Grid
 
 LARGEST = 127
-CLIPS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Scales tried, in parts of the one that covers the largest value seen; what lies beyond is clipped."""
+CLIPS = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.65, 0.5, 0.35)
+"""Scales tried, in parts of the one that covers `channel_maxima`; what lies beyond is clipped. Above 1 because in other
+text an MLP may write values ten times as large as any in thousands of tokens before."""
 LOSS_SCALE = 256.0
 """Gradients are multiplied by it, so that small ones survive in float16."""
 

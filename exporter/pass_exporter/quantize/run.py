@@ -65,10 +65,13 @@ def _calibrate(
     ids: torch.Tensor,
     progress: Progress,
 ) -> dict[str, float]:
-    """Smooths the model, and returns the scale of what a layer reads, by layer."""
+    """Smooths the model, and returns the scale of what a layer reads, by layer.
+
+    Channels are measured on one half of the text, scales on the other: what is rare in one is not in the other.
+    """
     model, sites = loaded.model, find_sites(loaded.model)
-    maxima = channel_maxima(model, sites, ids, progress.phase("calibrating: channels"))
+    maxima = channel_maxima(model, sites, ids[::2], progress.phase("calibrating: channels"))
     maxima = smooth(model, lookahead.adapter, maxima, activations.exponent)
-    found = static_scales(model, maxima, grid, ids, progress.phase("calibrating: scales"))
+    found = static_scales(model, maxima, grid, ids[1::2], progress.phase("calibrating: scales"))
     left_out = set(too_costly(found, activations.budget))
     return {name: static.scale for site, static in found.items() if site not in left_out for name in site.readers}

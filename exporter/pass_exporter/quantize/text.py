@@ -35,8 +35,8 @@ def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
     """[N,LENGTH] of a text: at most SEQUENCES windows, spread over all of it."""
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     windows = [ids[start : start + LENGTH] for start in range(0, len(ids) - LENGTH + 1, LENGTH)]
-    if not windows:
-        raise PassError(f"the text of --calibrate has {len(ids)} tokens; give one of at least {LENGTH}")
+    if len(windows) < 2:
+        raise PassError(f"the text of --calibrate has {len(ids)} tokens; give one of at least {2 * LENGTH}")
     every = max(1, len(windows) // SEQUENCES)
     return torch.tensor(windows[::every][:SEQUENCES])
 
