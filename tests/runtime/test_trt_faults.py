@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import engine_sessions
@@ -141,13 +142,13 @@ def test_memory_that_runs_out_while_a_sequence_grows(session: Session, gpu: Gpu)
     """It ends where it was, and can be had again: more columns need memory of their own."""
     long = [2 + i % 300 for i in range(500)]
     options = GenerateOptions(60, SAMPLINGS[1], plan="two-pass", ignore_eos=True)
-    stream = session.generate_ids(long, options)
-    running = iter(stream)
-    next(running)
+    session.generate_ids(long, replace(options, max_new_tokens=4)).run()
     assert session.backend.capacity == 512
     session._worker.call(lambda: setattr(gpu.cuda, "fail_malloc", 1))
+    stream = session.generate_ids(long, options)
     with pytest.raises(PassError, match="MiB left"):
-        list(running)
+        list(stream)
+    assert stream.token_ids
     again = session.generate_ids(long, options).run()
     assert session.backend.capacity == CAPACITY
     assert again.token_ids[: len(stream.token_ids)] == stream.token_ids
