@@ -157,7 +157,7 @@ def test_calibration_is_for_int4(tiny_model: Path, tmp_path: Path):
     (tmp_path / "short.txt").write_text("too short")
     flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate", tmp_path / "short.txt")
     assert "--calibrate is for --weights int4" in error_line(process(*flags, "--weights", "int8"))
-    assert "give one of at least 256" in error_line(process(*flags, "--weights", "int4"))
+    assert "give one of at least 512" in error_line(process(*flags, "--weights", "int4"))
 
 
 def test_tied_embeddings_stay_exact(tmp_path: Path):

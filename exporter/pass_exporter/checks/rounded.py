@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+import torch
 from transformers import PreTrainedModel
 
 from pass_exporter.checks.verify import Case, run_cases, torch_cases
@@ -26,14 +27,15 @@ from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
 
 PREFIX = "unrounded."
-LIMIT = 0.75
-"""Of what rounding moves the results by, in torch: how far ONNX Runtime's may be from torch's. Without rounding they
-would be 1 apart; over SmolLM2's 30 layers they are 0.19."""
+LIMITS = {"float32": 0.5, "float16": 0.95}
+"""Of what rounding moves the results by, in torch: how far ONNX Runtime's may be from torch's, by dtype. Without
+rounding they would be 1 apart. In float32 they are 0.19 over SmolLM2's 30 layers. float16 is so coarse that one value
+in sixteen falls on another step (0.82 over two random layers), bfloat16 that most do (1.08): there it tells nothing."""
 
 
 def rounded_cases(model: PreTrainedModel, lookahead: Lookahead, quantized: Quantized) -> list[Case]:
-    """`torch_cases` with activations rounded; none where they are not."""
-    if not quantized.activations:
+    """`torch_cases` with activations rounded; none where they are not, or where no limit could be held."""
+    if not quantized.activations or model.dtype == torch.bfloat16:
         return []
     with rounded_activations(model, quantized):
         return torch_cases(model, lookahead)
@@ -86,10 +88,10 @@ def check_rounded(bundle: Path, manifest: Manifest, plain: Sequence[Case], round
         expected, unrounded = (case.logits, *case.window), (before.logits, *before.window)
         apart += sum(map(_distance, found, expected))
         moved += sum(map(_distance, unrounded, expected))
-    share = apart / max(moved, 1e-9)
-    if not share <= LIMIT:
+    share, limit = apart / max(moved, 1e-9), LIMITS[manifest.model.dtype]
+    if not share <= limit:
         raise PassError(
-            f"rounded activations differ from torch's by {share:.2g} of what rounding does (limit {LIMIT}); "
+            f"rounded activations differ from torch's by {share:.2g} of what rounding does (limit {limit}); "
             "this model is not exported correctly, please report it"
         )
     return share
