@@ -137,7 +137,7 @@ def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int 
             b.normal_(generator=generator)
     record = TrainingRecord(base="tiny", lookahead=lookahead, adapter="lora", rank=rank, steps=0, recipe={}, tools={})
     embeddings = torch.randn(lookahead, base.config.hidden_size, generator=generator)
-    write_lookahead(path, embeddings, adapter, base_sample(base), record)
+    write_lookahead(path, embeddings, adapter, None, base_sample(base), record)
     return path
 
 

@@ -73,7 +73,7 @@ def run(config: TrainConfig, progress: Progress) -> TrainReport:
     weights = config.output / FILE_NAME
     if accelerator.is_main_process:
         record = make_record(config, source, digest(sources), accelerator.num_processes, acceptance)
-        write_lookahead(weights, drafter.lookahead, drafter.adapter, base_sample(loaded.model), record)
+        write_lookahead(weights, drafter.lookahead, drafter.adapter, None, base_sample(loaded.model), record)
         write_report(config.output, record, history, acceptance)
     accelerator.wait_for_everyone()
     return TrainReport(weights, history, acceptance)

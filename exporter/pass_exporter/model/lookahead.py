@@ -1,9 +1,11 @@
-"""Look-ahead weights: the embeddings [L,H], and an adapter where one was trained; their file, and the baseline.
+"""Look-ahead weights: the embeddings [L,H], an adapter and a draft head where they were trained; their file, and the
+baseline.
 
 `lookahead.safetensors` holds
 
     lookahead            [L,H]      in the space of the decoder's inputs (after any embedding scale)
     adapter.<layer>.lora_A, .lora_B [rank,in], [out,rank]   with `--adapter lora` only
+    head.<name>          the draft head's, as in `model.head`, with `--head` only
     base_sample          [matrices] fingerprint of the base model
     metadata `pass`      JSON: TrainingRecord
 
@@ -24,6 +26,8 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import PREFIX, Adapter, linear_layers
 from pass_exporter.model.fingerprint import base_sample, same_base
+from pass_exporter.model.head import NAMES, DraftHead
+from pass_exporter.model.head import PREFIX as HEAD
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -47,6 +51,8 @@ class TrainingRecord(BaseModel):
     lookahead: int
     adapter: Literal["none", "lora"]
     rank: int
+    head_rank: int = 0
+    head_width: int = 0
     steps: int
     recipe: dict[str, Any]
     tools: dict[str, str]
@@ -55,13 +61,15 @@ class TrainingRecord(BaseModel):
 
 @dataclass(frozen=True)
 class Lookahead:
-    """`embeddings` [L,H] float32; `adapter` acts on look-ahead rows; `record` is None for what was not trained here."""
+    """`embeddings` [L,H] float32; `adapter` acts on look-ahead rows, `head` on what they draft. record: None for what was
+    not trained here."""
 
     embeddings: torch.Tensor
     trained: bool
     source: str
     adapter: Adapter | None = None
     record: TrainingRecord | None = None
+    head: DraftHead | None = None
 
     @property
     def length(self) -> int:
@@ -77,10 +85,15 @@ def mean_embedding(model: PreTrainedModel, length: int) -> Lookahead:
 
 
 def write_lookahead(
-    path: Path, embeddings: torch.Tensor, adapter: Adapter | None, base: torch.Tensor, record: TrainingRecord
+    path: Path,
+    embeddings: torch.Tensor,
+    adapter: Adapter | None,
+    head: DraftHead | None,
+    base: torch.Tensor,
+    record: TrainingRecord,
 ) -> None:
     """Write a weights file in float16, beside and renamed. base: `base_sample` of the model."""
-    tensors = {TENSOR: embeddings.detach()} | (adapter.tensors() if adapter else {})
+    tensors = {TENSOR: embeddings.detach()} | (adapter.tensors() if adapter else {}) | (head.tensors() if head else {})
     tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {SAMPLE: base}
     write_whole(path, save(tensors, metadata={RECORD: record.model_dump_json()}))  # save_file would make it private
 
@@ -99,15 +112,16 @@ def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead
             "with pass-train, or leave --lookahead-weights out"
         )
     embeddings = _embeddings(path, tensors, length, model.config.hidden_size)
-    adapter = _adapter(path, tensors, model)
-    return Lookahead(embeddings, True, _describe(path, record), adapter, record)
+    adapter, head = _adapter(path, tensors, model), _head(path, tensors, model)
+    return Lookahead(embeddings, True, _describe(path, record), adapter, record, head)
 
 
 def _describe(path: Path, record: TrainingRecord | None) -> str:
     if record is None:
         return f"file:{path.name}"
     adapter = f", {record.adapter} rank {record.rank}" if record.adapter != "none" else ""
-    return f"file:{path.name} (trained {record.steps} steps{adapter})"
+    head = f", draft head rank {record.head_rank}" if record.head_rank else ""
+    return f"file:{path.name} (trained {record.steps} steps{adapter}{head})"
 
 
 def _record(path: Path, metadata: dict[str, str]) -> TrainingRecord | None:
@@ -154,6 +168,32 @@ def _adapter(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedMode
     if unknown := sorted(set(names) - set(factors)):
         raise PassError(f"{path}: this model has no layer {unknown[0]!r}; was the adapter made for another one?")
     return Adapter(factors).requires_grad_(False)
+
+
+def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> DraftHead | None:
+    found = {name: tensors[f"{HEAD}{name}"].float() for name in NAMES if f"{HEAD}{name}" in tensors}
+    if not found:
+        return None
+    if missing := sorted(set(NAMES) - set(found)):
+        raise PassError(f"{path}: the draft head lacks {missing[0]}; train it again with pass-train --head")
+    vocabulary, size = int(model.config.vocab_size), int(model.config.hidden_size)
+    rank, width = found["table"].shape[-1], found["bias"].shape[0]
+    expected = {
+        "table": (vocabulary, rank),
+        "hidden": (width, size),
+        "token": (width, rank),
+        "state": (width, width),
+        "bias": (width,),
+        "out": (rank, width),
+    }
+    for name, tensor in found.items():
+        if tensor.shape != expected[name]:
+            raise PassError(
+                f"{path}: the draft head's {name} has shape {list(tensor.shape)}, but this model needs "
+                f"{list(expected[name])}; was it made for another model?"
+            )
+        _finite(path, f"{HEAD}{name}", tensor)
+    return DraftHead(found).requires_grad_(False)
 
 
 def _finite(path: Path, name: str, tensor: torch.Tensor) -> None:
