@@ -61,8 +61,8 @@ class TrainingRecord(BaseModel):
 
 @dataclass(frozen=True)
 class Lookahead:
-    """`embeddings` [L,H] float32; `adapter` acts on look-ahead rows, `head` on what they draft. record: None for what was
-    not trained here."""
+    """`embeddings` [L,H] float32; `adapter` acts on look-ahead rows, `head` on what they draft. record: None for what
+    was not trained here."""
 
     embeddings: torch.Tensor
     trained: bool
