@@ -17,8 +17,30 @@ from pass_runtime.cli.errors import OneLineGroup, interrupt_on_signals, one_line
 from pass_runtime.errors import PassError
 
 PATH = click.Path(path_type=Path)
+
+
+class Temperatures(click.ParamType[Any]):
+    """Numbers of 0 or more with commas between them."""
+
+    name = "T,T,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        try:
+            numbers = tuple(float(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers such as 0,0.8,1", param, ctx)
+        if not all(0 <= number < 100 for number in numbers):
+            self.fail(f"temperatures are 0 or more, not {value}", param, ctx)
+        return numbers
+
+
+TEMPERATURES = Temperatures()
 DATA = click.option(
-    "--data", multiple=True, type=PATH, help="Text file, directory, or JSON lines; several are drawn from equally."
+    "--data",
+    multiple=True,
+    type=PATH,
+    help="Where prompts come from: a text file, directory, or JSON lines, or `self`: the model writes them (default). "
+    "Several are drawn from equally.",
 )
 MODEL = click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
 LOOKAHEAD = click.option(
@@ -37,6 +59,11 @@ DTYPE = click.option(
 @LOOKAHEAD
 @click.option("--adapter", type=click.Choice(["none", "lora"]), default="none", show_default=True)
 @click.option("--rank", type=int, default=32, show_default=True, help="Of the adapter.")
+@click.option("--adapter-from", type=int, default=0, show_default=True, help="The first layer that is adapted.")
+@click.option("--head", is_flag=True, help="Train a draft head too: it knows the token before each draft.")
+@click.option("--head-rank", type=int, default=96, show_default=True, help="Numbers by token in the head's table.")
+@click.option("--head-width", type=int, default=384, show_default=True, help="Numbers of the head's state.")
+@click.option("--start", type=PATH, help="Weights to go on from; an adapter of higher rank is cut down.")
 @click.option("--steps", type=int, default=2000, show_default=True)
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences per step and process.")
 @click.option("--anchors", type=int, default=48, show_default=True, help="Places to draft from per sequence.")
@@ -52,6 +79,20 @@ DTYPE = click.option(
 @click.option("--sequence-length", type=int, default=256, show_default=True, help="Tokens, the prompt included.")
 @click.option("--prompt-tokens", type=(int, int), default=(16, 64), show_default=True, help="Fewest and most.")
 @click.option("--chat-share", type=float, default=0.25, show_default=True, help="Of prompts, put as a chat message.")
+@click.option(
+    "--temperatures",
+    type=TEMPERATURES,
+    default="0,0.8,1",
+    show_default=True,
+    help="Of completions, 64 at a time in turn; 0 is greedy.",
+)
+@click.option(
+    "--write-with",
+    type=click.Choice(["auto", "torch", "w8a8"]),
+    default="auto",
+    show_default=True,
+    help="Who writes the training text: the model in torch, or its w8a8 bundle, which is faster on a CPU (auto).",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @DTYPE
 @DEVICE
@@ -66,13 +107,14 @@ def main(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    for name in ("model", "data", "output"):
+    for name in ("model", "output"):
         if not options[name]:
             raise PassError(f"missing --{name}; pass-train --help lists the options")
     interrupt_on_signals()
     _quiet_libraries()
     # torch takes seconds to import: --help and bad options should not wait for it.
     from pass_trainer.config import TrainConfig
+    from pass_trainer.corpus import SELF
     from pass_trainer.distill import Recipe
     from pass_trainer.run import is_main, run
 
@@ -80,10 +122,12 @@ def main(context: click.Context, /, **options: Any) -> None:
         sequences=options.pop("sequences"),
         length=options.pop("sequence_length"),
         prompt=options.pop("prompt_tokens"),
+        temperatures=options.pop("temperatures"),
         chat=options.pop("chat_share"),
         seed=options["seed"],
     )
-    config = TrainConfig(**options, recipe=recipe)
+    data = options.pop("data") or (Path(SELF),)
+    config = TrainConfig(**options, data=data, recipe=recipe)
     try:
         with Terminal(Console(stderr=True), show=is_main()) as progress:
             report = run(config, progress)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from pass_runtime.errors import PassError
 
+SELF = "self"
+"""In place of a path: prompts that the model writes itself."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 """What is read out of a directory."""
 
@@ -41,18 +43,17 @@ class Source:
         return text[start : start + characters].lstrip("\n")
 
 
-def read_sources(paths: Sequence[Path]) -> list[Source]:
-    """Read every path; PassError names the first file that is not usable text."""
-    if not paths:
-        raise PassError("give text to take prompts from: --data FILE, DIR or FILE.jsonl")
-    return [_read_source(path) for path in paths]
+def read_sources(paths: Sequence[Path]) -> list[Source | None]:
+    """Read every path, None for SELF; PassError names the first file that is not usable text."""
+    return [None if str(path) == SELF else _read_source(path) for path in paths]
 
 
-def digest(sources: Sequence[Source]) -> str:
+def digest(sources: Sequence[Source | None]) -> str:
     """SHA-256 of all text, for caches and model cards."""
     total = hashlib.sha256()
-    for text in (text for source in sources for text in source.documents):
-        total.update(hashlib.sha256(text.encode()).digest())
+    for source in sources:
+        for text in (SELF,) if source is None else source.documents:
+            total.update(hashlib.sha256(text.encode()).digest())
     return total.hexdigest()
 
 

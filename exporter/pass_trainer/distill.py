@@ -1,8 +1,8 @@
-"""Self-distillation data: prompts from a corpus, completions by the frozen model itself, kept on disk.
+"""Self-distillation data: prompts by the model or from a corpus, completions by the model, kept on disk.
 
 A draft is right when it is what the model would write, so the model's own writing is the text to train on.
 Shards are written once under a directory that is named after everything they depend on; a run that was cut off
-goes on with the next shard.
+goes on with the next shard, and one with more sequences takes those that are there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_trainer.corpus import Source, digest
+from pass_trainer.loops import loop_start
+from pass_trainer.self_prompts import SelfPrompts
+from pass_trainer.writer import Writer
 
 SHARD = 64
 """Sequences that are generated together, and kept in one file; the last file has the rest."""
@@ -33,14 +36,14 @@ MAX_CHARACTERS_PER_TOKEN = 12
 class Recipe:
     """How sequences are made. temperatures: cycled through by shard, 0 is greedy.
 
-    length: N, tokens of a sequence, prompt included. prompt: fewest and most tokens of a prompt.
-    chat: the share of prompts that are put to the model as a chat message, where it has a chat template.
+    length: N, tokens of a sequence, prompt included. prompt: fewest and most tokens of a prompt from a corpus.
+    chat: the share of those prompts that are put to the model as a chat message, where it has a chat template.
     """
 
     sequences: int = 1024
     length: int = 256
     prompt: tuple[int, int] = (16, 64)
-    temperatures: tuple[float, ...] = (0.0, 0.8)
+    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
     chat: float = 0.25
     seed: int = 0
 
@@ -73,23 +76,24 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Distiller:
-    """Writes and reads the shards of one (model, corpus, recipe)."""
+    """Writes and reads the shards of one (model, sources, recipe). sources: None is the model itself."""
 
-    model: PreTrainedModel
+    writer: Writer
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: tuple[int, ...]
-    sources: Sequence[Source]
+    sources: Sequence[Source | None]
     recipe: Recipe
 
     @property
     def shards(self) -> int:
         return -(-self.recipe.sequences // SHARD)
 
-    def directory(self, cache: Path, fingerprint: str) -> Path:
-        """A directory of `cache` for exactly this model, corpus and recipe (but for the number of sequences)."""
+    @property
+    def name(self) -> str:
+        """Of the directory for exactly this writer, these sources and this recipe (but for the number of sequences)."""
         recipe = asdict(self.recipe) | {"sequences": None}
-        key = json.dumps([fingerprint, digest(self.sources), recipe, SHARD])
-        return cache / "distilled" / hashlib.sha256(key.encode()).hexdigest()[:16]
+        key = json.dumps([self.writer.name, digest(self.sources), recipe, SHARD])
+        return hashlib.sha256(key.encode()).hexdigest()[:16]
 
     def generate(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
         """Write those of `shards` that are not there yet; `progress(sequences done, of all)` after each."""
@@ -120,13 +124,29 @@ class Distiller:
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _complete(self, shard: int) -> dict[str, torch.Tensor]:
-        rng = random.Random(f"{self.recipe.seed} {shard}")
-        prompts = [self._prompt(rng, shard * SHARD + i) for i in range(self._size(shard))]
-        temperature = self.recipe.temperatures[shard % len(self.recipe.temperatures)]
-        return complete(self.model, prompts, self.recipe.length, temperature, self.eos_token_ids, rng.getrandbits(32))
+        """tokens [n,N] int32, prompts [n], lengths [n] (an end token included); a text ends where it begins to loop."""
+        rng, recipe = random.Random(f"{self.recipe.seed} {shard}"), self.recipe
+        prompts = self._prompts(rng, shard * SHARD, self._size(shard))
+        temperature = recipe.temperatures[shard % len(recipe.temperatures)]
+        lines = self.writer.write(prompts, recipe.length, temperature, 1.0, rng.getrandbits(31))
+        tokens = torch.zeros(len(lines), recipe.length, dtype=torch.int32)
+        lengths = torch.zeros(len(lines), dtype=torch.int32)
+        for row, (line, prompt) in enumerate(zip(lines, prompts, strict=True)):
+            loop = loop_start(line[len(prompt) :])
+            kept = line if loop is None else line[: len(prompt) + loop]
+            tokens[row, : len(kept)] = torch.tensor(kept, dtype=torch.int32)
+            lengths[row] = len(kept)
+        return {"tokens": tokens, "prompts": torch.tensor([*map(len, prompts)], dtype=torch.int32), "lengths": lengths}
 
-    def _prompt(self, rng: random.Random, index: int) -> list[int]:
-        source = self.sources[index % len(self.sources)]
+    def _prompts(self, rng: random.Random, first: int, count: int) -> list[list[int]]:
+        """Those of the sequences `first`.. of the run: the sources take turns."""
+        sources = [self.sources[index % len(self.sources)] for index in range(first, first + count)]
+        wanted = sum(source is None for source in sources)
+        by_model = SelfPrompts(self.tokenizer, self.eos_token_ids, self.writer, self.recipe.length // 2)
+        own = iter(by_model.write(wanted, rng) if wanted else ())
+        return [next(own) if source is None else self._excerpt(rng, source) for source in sources]
+
+    def _excerpt(self, rng: random.Random, source: Source) -> list[int]:
         as_chat = bool(self.tokenizer.chat_template) and rng.random() < self.recipe.chat
         size = rng.randint(*self.recipe.prompt)
         for _ in range(200):
@@ -145,45 +165,3 @@ class Distiller:
         messages = [{"role": "user", "content": self.tokenizer.decode(ids)}]
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])[: self.recipe.length // 2]
-
-
-@torch.no_grad()
-def complete(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    length: int,
-    temperature: float,
-    eos_token_ids: Sequence[int],
-    seed: int,
-) -> dict[str, torch.Tensor]:
-    """Continue `prompts` to `length` tokens: tokens [n,length] int32, prompts [n], lengths [n] (end token included)."""
-    count, widest = len(prompts), max(map(len, prompts))
-    ids, mask = torch.zeros(2, count, widest, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids[row, widest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, widest - len(prompt) :] = 1
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    torch.manual_seed(seed)
-    out = model.generate(
-        input_ids=ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        max_new_tokens=length - min(map(len, prompts)),
-        eos_token_id=list(eos_token_ids) or None,
-        pad_token_id=eos_token_ids[0] if eos_token_ids else 0,
-        cache_implementation="static",  # a growing cache is copied at every step: 1.5 times the time on a CPU
-        disable_compile=True,
-        # What a generation_config.json may set otherwise: it is the model's plain distribution that drafts must meet.
-        repetition_penalty=1.0,
-        top_k=0,
-        top_p=1.0,
-        **sampling,
-    ).cpu()
-    tokens = torch.zeros(count, length, dtype=torch.int32)
-    lengths = torch.zeros(count, dtype=torch.int32)
-    for row, prompt in enumerate(prompts):
-        line = out[row, widest - len(prompt) :][:length]
-        ends = torch.isin(line[len(prompt) :], torch.tensor(list(eos_token_ids))).nonzero()
-        valid = len(prompt) + int(ends[0]) + 1 if len(ends) else len(line)
-        tokens[row, :valid] = line[:valid].int()
-        lengths[row] = valid
-    return {"tokens": tokens, "prompts": torch.tensor([len(p) for p in prompts], dtype=torch.int32), "lengths": lengths}

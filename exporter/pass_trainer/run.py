@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,17 +16,20 @@ from accelerate import Accelerator
 
 from pass_exporter.model.fingerprint import base_sample
 from pass_exporter.model.load import LoadedModel, load_model
-from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord, mean_embedding, write_lookahead
-from pass_exporter.model.registry import Source, cache_directory, resolve
+from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord, write_lookahead
+from pass_exporter.model.registry import Source as ModelSource
+from pass_exporter.model.registry import cache_directory, resolve
 from pass_exporter.progress import NotedStep
 from pass_runtime.errors import PassError
 from pass_trainer.config import TrainConfig
-from pass_trainer.corpus import digest, read_sources
+from pass_trainer.corpus import Source, digest, read_sources
 from pass_trainer.distill import Distiller, Sequences
-from pass_trainer.drafter import Drafter, new_adapter
+from pass_trainer.drafter import Drafter
 from pass_trainer.evaluate import Acceptance, measure
 from pass_trainer.report import write_report
+from pass_trainer.start import make_drafter
 from pass_trainer.trainer import CHECKPOINT, History, Hooks, train
+from pass_trainer.writer import BundleWriter, TorchWriter, Writer
 
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 MOST_HELD_OUT = 32
@@ -57,8 +61,7 @@ def run(config: TrainConfig, progress: Progress) -> TrainReport:
     loaded = load_model(source, config.dtype)
     check_length(config.recipe.length, source.name, loaded)
     loaded.model.to(accelerator.device)
-    distiller = Distiller(loaded.model, loaded.tokenizer, loaded.eos_token_ids, sources, config.recipe)
-    data, held_out = split(distill(distiller, accelerator, progress))
+    data, held_out = split(distill(config, loaded, sources, accelerator, progress))
     drafter = make_drafter(config, loaded).to(accelerator.device)
     steps_done = progress.phase("training")
 
@@ -73,7 +76,7 @@ def run(config: TrainConfig, progress: Progress) -> TrainReport:
     weights = config.output / FILE_NAME
     if accelerator.is_main_process:
         record = make_record(config, source, digest(sources), accelerator.num_processes, acceptance)
-        write_lookahead(weights, drafter.lookahead, drafter.adapter, None, base_sample(loaded.model), record)
+        write_lookahead(weights, drafter.lookahead, drafter.adapter, drafter.head, base_sample(loaded.model), record)
         write_report(config.output, record, history, acceptance)
     accelerator.wait_for_everyone()
     return TrainReport(weights, history, acceptance)
@@ -105,13 +108,32 @@ def make_accelerator(device: str) -> Accelerator:
     return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
 
 
-def distill(distiller: Distiller, accelerator: Accelerator, progress: Progress) -> Sequences:
+def distill(
+    config: TrainConfig,
+    loaded: LoadedModel,
+    sources: Sequence[Source | None],
+    accelerator: Accelerator,
+    progress: Progress,
+) -> Sequences:
     """The run's sequences; processes share the work, what is in the cache is not made again."""
-    directory = distiller.directory(cache_directory(), fingerprint(distiller.model))
+    cache = cache_directory() / "distilled" / fingerprint(loaded.model)
+    writer = make_writer(config, loaded, cache, accelerator, progress)
+    distiller = Distiller(writer, loaded.tokenizer, loaded.eos_token_ids, sources, config.recipe)
+    directory = cache / distiller.name
     mine = range(accelerator.process_index, distiller.shards, accelerator.num_processes)
     distiller.generate(directory, mine, progress.phase("writing training text"))
     accelerator.wait_for_everyone()
     return distiller.read(directory)
+
+
+def make_writer(
+    config: TrainConfig, loaded: LoadedModel, cache: Path, accelerator: Accelerator, progress: Progress
+) -> Writer:
+    """auto: the w8a8 bundle on a CPU, torch on a GPU, and with several processes, which would export it all at once."""
+    by_torch = accelerator.device.type != "cpu" or accelerator.num_processes > 1
+    if config.write_with == "torch" or (config.write_with == "auto" and by_torch):
+        return TorchWriter(loaded.model, loaded.eos_token_ids)
+    return BundleWriter(config.model, cache, config.recipe.length, progress)
 
 
 def fingerprint(model: torch.nn.Module) -> str:
@@ -126,16 +148,8 @@ def split(sequences: Sequences) -> tuple[Sequences, Sequences]:
     return sequences.part(slice(count, None)), sequences.part(slice(count))
 
 
-def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
-    """The untrained start: mean embeddings, and an adapter that changes nothing yet."""
-    adapter = None
-    if config.adapter == "lora":
-        adapter = new_adapter(loaded.model, config.rank, torch.Generator().manual_seed(config.seed))
-    return Drafter(loaded.model, mean_embedding(loaded.model, config.lookahead).embeddings, adapter)
-
-
 def make_record(
-    config: TrainConfig, source: Source, text: str, processes: int, acceptance: Acceptance
+    config: TrainConfig, source: ModelSource, text: str, processes: int, acceptance: Acceptance
 ) -> TrainingRecord:
     recipe = config.what_is_trained() | {
         "data": [path.name for path in config.data],
@@ -147,6 +161,8 @@ def make_record(
         lookahead=config.lookahead,
         adapter=config.adapter,
         rank=config.rank if config.adapter != "none" else 0,
+        head_rank=config.head_rank if config.head else 0,
+        head_width=config.head_width if config.head else 0,
         steps=config.steps,
         recipe=recipe,
         tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},

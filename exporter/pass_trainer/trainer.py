@@ -51,8 +51,7 @@ class Hooks:
 
 def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
     groups: list[dict[str, Any]] = [{"params": [drafter.lookahead], "lr": lr * EMBEDDING_LR}]
-    if drafter.adapter is not None:
-        groups.append({"params": list(drafter.adapter.parameters()), "lr": lr})
+    groups += [{"params": list(part.parameters()), "lr": lr} for part in (drafter.adapter, drafter.head) if part]
     for group in groups:
         group["base_lr"] = group["lr"]
     return torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0)

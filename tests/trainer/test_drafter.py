@@ -7,7 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from conftest import make_model
-from pass_exporter.model.adapter import Adapter, linear_layers
+from pass_exporter.model.adapter import Adapter, linear_layers, truncated
+from pass_exporter.model.head import candidates, new_head
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_trainer.drafter import ADAPTED, Drafter, new_adapter
@@ -78,3 +79,48 @@ def test_the_adapter_is_gone_after_the_pass(model: PreTrainedModel):
         torch.ones(1, 8, dtype=torch.long), pack([[3] * 4 + [0] * 4], 8)
     )
     assert all(not layer._forward_hooks for layer in linear_layers(model).values())
+
+
+def test_an_adapter_is_cut_to_its_main_directions(model: PreTrainedModel):
+    """At its own rank it is the same; below it, what is lost is what the singular values say."""
+    adapter = random_adapter(model)
+    for rank in (1, 2, 3):
+        cut = truncated(adapter, rank)
+        assert cut.names == adapter.names and cut.rank == rank
+        for i in range(len(adapter.names)):
+            whole = adapter.lora_B[i].detach() @ adapter.lora_A[i].detach()
+            lost = whole - cut.lora_B[i].detach() @ cut.lora_A[i].detach()
+            expected = torch.linalg.svdvals(whole)[rank:].square().sum().sqrt()
+            torch.testing.assert_close(lost.norm(), expected, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_the_head_knows_the_token_before(model: PreTrainedModel):
+    """Teacher-forced over groups of several sizes: as the recurrence of its docstring, a row at a time."""
+    head = new_head(model.get_output_embeddings().weight, 6, 8, torch.Generator().manual_seed(0))
+    head.out.normal_(generator=torch.Generator().manual_seed(1))
+    drafter = Drafter(model, torch.randn(4, 64, generator=torch.Generator().manual_seed(2)), None, head)
+    tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
+    groups = [0] * 20
+    groups[5], groups[6], groups[11] = 4, 1, 2
+    windows = pack([groups], 20)
+    hidden, logits, _ = drafter.rows(tokens, windows)
+    drafts, _ = drafter.log_probs(tokens, windows)
+    state = torch.zeros(8)
+    for row, (index, depth) in enumerate(zip(windows.index[0].tolist(), windows.depth[0].tolist(), strict=True)):
+        state = state if index else torch.zeros(8)
+        table = head.table[tokens[0, depth]]
+        state = head.hidden @ hidden[0, row] + head.token @ table + head.state @ state + head.bias
+        state = torch.nn.functional.silu(state)
+        expected = logits[0, row] + head.table @ (head.out @ state)
+        torch.testing.assert_close(drafts[0, row], expected.log_softmax(-1), rtol=1e-4, atol=1e-4)
+
+
+def test_candidates_hold_the_likeliest_tokens():
+    logits = torch.randn(3, 5, 4096, generator=torch.Generator().manual_seed(0))
+    ids = candidates(logits)
+    assert ids.shape == (3, 5, 512)
+    best = logits.topk(64, -1).indices
+    assert bool((best[..., None] == ids[..., None, :]).any(-1).all())
+    assert all(len(set(row.tolist())) == 512 for row in ids.reshape(-1, 512))
+    assert candidates(logits[..., :500]).shape == (3, 5, 500)

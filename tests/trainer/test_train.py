@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from pass_runtime import PassError
-from pass_trainer import distill
 from pass_trainer.config import TrainConfig
 from pass_trainer.distill import Recipe
 from pass_trainer.run import run
+from pass_trainer.writer import TorchWriter
 
 
 class Silent:
@@ -66,7 +66,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def config(tiny_model: Path, text: Path, tmp_path: Path) -> TrainConfig:
     recipe = Recipe(sequences=64, length=48, prompt=(4, 8), chat=0.0)
     base = TrainConfig(str(tiny_model), (text,), tmp_path / "run", lookahead=3, adapter="lora", rank=4, steps=30)
-    return replace(base, batch=2, anchors=12, dtype="fp32", device="cpu", recipe=recipe)
+    return replace(base, batch=2, anchors=12, dtype="fp32", device="cpu", write_with="torch", recipe=recipe)
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -143,7 +143,7 @@ def test_a_finished_run_is_not_trained_over(config: TrainConfig):
 
 def test_the_models_writing_is_made_once(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
     run(replace(config, steps=2), Silent())
-    monkeypatch.setattr("pass_trainer.distill.complete", lambda *_: pytest.fail("generated again"))
+    monkeypatch.setattr(TorchWriter, "write", lambda *_: pytest.fail("generated again"))
     run(replace(config, steps=2, lr=1e-3, output=config.output / "again"), Silent())
 
 
@@ -154,17 +154,17 @@ def test_as_many_sequences_as_asked(
     """Also where an earlier run wrote more: what a run trains on does not depend on what others left in the cache."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
     seen, steps = [], []
-    complete = distill.complete
+    write = TorchWriter.write
 
-    def counted(model, prompts, *rest):
+    def counted(writer, prompts, *rest):
         seen.append(len(prompts))
-        return complete(model, prompts, *rest)
+        return write(writer, prompts, *rest)
 
     class Counting(Silent):
         def phase(self, name: str):
             return lambda done, total, _note="": steps.append((name, done, total))
 
-    monkeypatch.setattr(distill, "complete", counted)
+    monkeypatch.setattr(TorchWriter, "write", counted)
     recipe = replace(config.recipe, sequences=asked, length=12)
     run(replace(config, steps=1, recipe=recipe), Counting())
     assert seen == made
@@ -186,7 +186,7 @@ def test_a_sequence_longer_than_the_model(config: TrainConfig):
 def test_damaged_sequences_are_named(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
     run(replace(config, steps=1), Silent())
-    (shard,) = tmp_path.glob("distilled/*/shard-00000.safetensors")
+    (shard,) = tmp_path.glob("distilled/*/*/shard-00000.safetensors")
     shard.write_bytes(b"no")
     with pytest.raises(PassError, match="damaged"):
         run(replace(config, steps=1, output=tmp_path / "again"), Silent())
@@ -211,7 +211,21 @@ def test_two_processes_average_their_gradients(config: TrainConfig, tmp_path: Pa
     arguments = [
         *("--model", config.model, "--data", config.data[0], "-o", tmp_path / "two", "--lookahead", 3, "--lr", 1e-2),
         *("--adapter", "lora", "--rank", 4, "--steps", 4, "--batch", 1, "--anchors", 12, "--dtype", "fp32"),
-        *("--sequences", 64, "--sequence-length", 48, "--prompt-tokens", 4, 8, "--chat-share", 0, "--device", "cpu"),
+        *(
+            "--write-with",
+            "torch",
+            "--sequences",
+            64,
+            "--sequence-length",
+            48,
+            "--prompt-tokens",
+            4,
+            8,
+            "--chat-share",
+            0,
+            "--device",
+            "cpu",
+        ),
     ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "pass_trainer.cli", *map(str, arguments)]
@@ -231,6 +245,7 @@ def test_killed_and_resumed_as_a_command(config: TrainConfig, tmp_path: Path):
         *(sys.executable, "-m", "pass_trainer.cli", "--model", config.model, "--data", config.data[0], "--resume"),
         *("-o", tmp_path / "out", "--steps", 150, "--sequences", 64, "--sequence-length", 48, "--prompt-tokens", 4, 8),
         *("--chat-share", 0, "--dtype", "fp32", "--device", "cpu", "--checkpoint-minutes", 0),
+        *("--write-with", "torch"),
     ]
     command = list(map(str, command))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

@@ -7,7 +7,7 @@ B [out,rank]; every other row is left as it was, bit for bit, which is what keep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -34,6 +34,10 @@ class Adapter(torch.nn.Module):
     @property
     def rank(self) -> int:
         return int(self.lora_A[0].shape[0])
+
+    def part(self, indices: Sequence[int]) -> Adapter:
+        """The adapters of the layers `names[i]` alone."""
+        return Adapter({self.names[i]: (self.lora_A[i].detach(), self.lora_B[i].detach()) for i in indices})
 
     def delta(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """B A x for the layer `names[index]`: [...,in] -> [...,out]."""
@@ -69,3 +73,16 @@ class Adapter(torch.nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def truncated(adapter: Adapter, rank: int) -> Adapter:
+    """The nearest adapter of at most `rank`: the main directions of every B A."""
+    if rank >= adapter.rank:
+        return adapter
+    factors = {}
+    for name, a, b in zip(adapter.names, adapter.lora_A, adapter.lora_B, strict=True):
+        (left, of_b), (right, of_a) = torch.linalg.qr(b.detach()), torch.linalg.qr(a.detach().T)
+        u, sizes, v = torch.linalg.svd(of_b @ of_a.T)
+        share = sizes[:rank].sqrt()
+        factors[name] = ((right @ v[:rank].T * share).T.contiguous(), (left @ u[:, :rank] * share).contiguous())
+    return Adapter(factors)

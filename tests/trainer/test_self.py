@@ -1,0 +1,153 @@
+"""Prompts and text that the model writes itself."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from conftest import EOS, SilentProgress, make_tokenizer
+from pass_exporter.model.load import load_model
+from pass_exporter.model.registry import resolve
+from pass_runtime import PassError
+from pass_trainer import self_prompts
+from pass_trainer.config import TrainConfig
+from pass_trainer.corpus import SELF
+from pass_trainer.distill import Distiller, Recipe
+from pass_trainer.run import run
+from pass_trainer.self_prompts import SelfPrompts
+from pass_trainer.writer import BundleWriter, TorchWriter, Writer
+
+EGG, POEM = "How do I boil an egg?", "Write a poem about foxes"
+TURNS = [EGG, EGG, "ok", "", "A turn without an end", POEM]
+
+
+class Recites:
+    """A Writer whose users say `turns`, one after another and again; those "without an end" do not end."""
+
+    name = "recites"
+
+    def __init__(self, tokenizer, turns: list[str]) -> None:
+        self._tokenizer, self._turns, self._said, self.asked = tokenizer, turns, 0, []
+
+    def write(self, prompts, length: int, temperature: float, top_p: float, seed: int) -> list[list[int]]:
+        self.asked.append((list(prompts[0]), temperature, top_p, seed))
+        lines = []
+        for prompt in prompts:
+            turn = self._turns[self._said % len(self._turns)]
+            self._said += 1
+            end = [] if "without" in turn else [EOS]
+            lines.append([*prompt, *self._tokenizer(turn, add_special_tokens=False)["input_ids"], *end])
+        return lines
+
+
+def test_turns_that_end_become_prompts():
+    tokenizer = make_tokenizer()
+    writer = Recites(tokenizer, TURNS)
+    prompts = SelfPrompts(tokenizer, (EOS,), writer, 100).write(2, random.Random(0))
+    assert [tokenizer.decode(ids) for ids in prompts] == [
+        "<bos>[user]How do I boil an egg?\n[assistant]",
+        "<bos>[user]Write a poem about foxes\n[assistant]",
+    ]
+    opening, temperature, top_p, _ = writer.asked[0]
+    assert tokenizer.decode(opening) == "<bos>[user]" and (temperature, top_p) == (1.0, 0.95)
+    assert len({seed for *_, seed in writer.asked}) == len(writer.asked) > 1  # two rounds, two seeds
+
+
+def test_prompts_are_no_longer_than_asked():
+    tokenizer = make_tokenizer()
+    longest = len(tokenizer("<bos>[user]Write a poem about foxes\n[assistant]", add_special_tokens=False)["input_ids"])
+    for limit, found in ((longest, True), (longest - 1, False)):
+        prompts = SelfPrompts(tokenizer, (EOS,), Recites(tokenizer, [POEM]), limit)
+        if found:
+            assert len(prompts.write(1, random.Random(0))[0]) == longest
+        else:
+            with pytest.raises(PassError, match="--data"):
+                prompts.write(1, random.Random(0))
+
+
+def test_a_model_that_ends_no_turns_is_told():
+    tokenizer = make_tokenizer()
+    writer = Recites(tokenizer, ["A turn without an end"])
+    with pytest.raises(PassError, match=r"hardly ends the user's turns.*--data"):
+        SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0))
+    assert len(writer.asked) == self_prompts.ROUNDS
+
+
+def test_a_base_model_writes_from_its_start_token():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    writer = Recites(tokenizer, TURNS)
+    assert SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0)) == [[0]] * 3
+    assert not writer.asked
+
+
+def test_a_text_ends_where_it_begins_to_loop(tmp_path: Path):
+    class Loops(Recites):
+        def write(self, prompts, length, *rest):
+            return [[*prompt, *range(10, 15), *[7, 8, 9] * 30][:length] for prompt in prompts]
+
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    distiller = Distiller(Loops(tokenizer, TURNS), tokenizer, (EOS,), [None], Recipe(sequences=2, length=80))
+    distiller.generate(tmp_path, range(1), lambda _done, _total: None)
+    data = distiller.read(tmp_path)
+    assert data.tokens[0, : data.lengths[0]].tolist() == [0, *range(10, 15), 7, 8, 9]
+    assert int(data.prompts[0]) == 1
+
+
+@pytest.mark.parametrize("kind", ["torch", "w8a8"])
+def test_writers_continue_prompts(tiny_model: Path, tmp_path: Path, kind: str):
+    """Greedy and sampled, prompts of several lengths; the same again with the same seed; an end token is the last."""
+    loaded = load_model(resolve(str(tiny_model)), "fp32")
+    writer: Writer = TorchWriter(loaded.model, (EOS,))
+    if kind == "w8a8":
+        writer = BundleWriter(str(tiny_model), tmp_path, 40, SilentProgress())
+    prompts = [[0, 5, 6, 7], [0, 9], [0, 30, 31, 32, 33, 34]] * 12
+    for temperature in (0.0, 1.0):
+        lines = writer.write(prompts, 40, temperature, 1.0, 3)
+        assert lines == writer.write(prompts, 40, temperature, 1.0, 3)
+        for line, prompt in zip(lines, prompts, strict=True):
+            assert line[: len(prompt)] == prompt
+            assert EOS not in line[len(prompt) : -1]
+            assert len(line) == 40 or line[-1] == EOS
+        same = sum(line == lines[0] for line in lines[::3])
+        assert same == 12 if temperature == 0 else same < 12
+    if kind == "w8a8":
+        written = (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns
+        again = BundleWriter(str(tiny_model), tmp_path, 40, SilentProgress())
+        assert again.write(prompts, 40, 0.0, 1.0, 3) == writer.write(prompts, 40, 0.0, 1.0, 3)
+        assert (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns == written
+
+
+def test_a_run_without_text(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The whole run, of a base model; one with more sequences takes over what was written."""
+    monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model, base, ignore=shutil.ignore_patterns("chat_template*"))
+    recipe = Recipe(sequences=64, length=40, prompt=(4, 8))
+    config = TrainConfig(str(base), (Path(SELF),), tmp_path / "run", lookahead=2, steps=2, dtype="fp32")
+    config = replace(config, device="cpu", write_with="torch", head=True, head_rank=8, head_width=16, recipe=recipe)
+    run(config, SilentNotes())
+    shards = list((tmp_path / "cache").glob("distilled/*/*/shard-*"))
+    stamps = [path.stat().st_mtime_ns for path in shards]
+    assert load_file(shards[0])["prompts"].unique().tolist() == [1]
+    run(replace(config, output=tmp_path / "more", recipe=replace(recipe, sequences=66)), SilentNotes())
+    assert [path.stat().st_mtime_ns for path in shards] == stamps
+    assert len(list((tmp_path / "cache").glob("distilled/*/*/shard-*"))) == len(shards) + 1
+
+
+class SilentNotes:
+    def phase(self, _name: str):
+        return lambda _done, _total, _note="": None
+
+
+def test_top_p_leaves_out_the_unlikely(tiny_model: Path):
+    loaded = load_model(resolve(str(tiny_model)), "fp32")
+    writer = TorchWriter(loaded.model, (EOS,))
+    wide, narrow = (writer.write([[0, 5]] * 16, 12, 1.0, top_p, 3) for top_p in (1.0, 0.01))
+    assert len({tuple(line) for line in narrow}) == 1 < len({tuple(line) for line in wide})
