@@ -63,13 +63,18 @@ def _engine_options(command: Any) -> Any:
     help="What pass-train wrote, or `mean`: untrained.  [default: the model's shipped weights, else mean]",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Bundle directory.  [default: <model>-pass<L>]")
-@click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True, help="Weights and KV cache.")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Weights and KV cache.  [default: fp32; with --engine what the model is in]",
+)
 @click.option("--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Of the linear layers.")
 @click.option(
     "--calibrate",
     type=click.Path(path_type=Path),
     metavar="TEXT",
-    help="For int4 and w8a8: a file to round and measure on.  [default: the model writes some text]",
+    help="For int4 and w8a8: a file to round and measure on; `none`: int4 rounded to the nearest, for large "
+    "models on few cores.  [default: the model writes some text]",
 )
 @click.option(
     "--zero-points/--no-zero-points",
@@ -104,8 +109,19 @@ def main(**options: Any) -> None:
         raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}")
     if engine is not None:
         options["zero_points"] = _zero_points_for_engines(options["zero_points"])
+    options["dtype"] = options["dtype"] or _default_dtype(options["model"], engine)
     config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_FIELDS})
     _export(config, engine)
+
+
+def _default_dtype(model: str, engine: EngineConfig | None) -> str:
+    """GPUs have kernels for what models are published in; ONNX Runtime's CPU provider has them for fp32."""
+    if engine is None:
+        return "fp32"
+    from pass_exporter.model.load import stored_dtype
+    from pass_exporter.model.registry import resolve
+
+    return stored_dtype(resolve(model))
 
 
 def _zero_points_for_engines(asked: bool | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,8 @@ Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
 MAX_BATCH = 256
 WEIGHTS = tuple(SPECS)
+NO_TEXT = "none"
+"""In place of a file to calibrate on."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class ExportConfig:
     zero_points: integers get a zero point for every block: nearer to the weights, but not for TensorRT. None: int4 has
     them in fp32, which is for CPUs.
     calibrate: a text file that int4 weights are rounded on, and w8a8's activations measured; None lets the model write.
+    Path(NO_TEXT) rounds int4 to the nearest numbers, for large models on few cores.
     rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
     "rejection" is the paper's: it accepts more sampled drafts, and only the distribution stays the same.
     verify: a text file to measure perplexity and greedy agreement with the full-precision model on.
@@ -91,12 +94,18 @@ class ExportConfig:
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
         if self.calibrate is not None and not SPECS[self.weights].reads_text:
             raise PassError(f"--calibrate is for --weights int4 and w8a8: {self.weights} is made without any text")
+        if self._to_nearest and not SPECS[self.weights].compensated:
+            raise PassError(f"--calibrate {NO_TEXT} is for --weights int4: {self.weights} cannot do without text")
 
     @property
     def spec(self) -> QuantSpec:
-        spec = SPECS[self.weights]
+        spec = replace(SPECS[self.weights], compensated=SPECS[self.weights].compensated and not self._to_nearest)
         by_default = self.weights == "int4" and self.dtype == "fp32"
         return spec.with_zero_points() if (by_default if self.zero_points is None else self.zero_points) else spec
+
+    @property
+    def _to_nearest(self) -> bool:
+        return self.calibrate == Path(NO_TEXT)
 
     def verification_text(self) -> str | None:
         """What `verify` holds; PassError where that cannot be read, or is nothing to measure on."""
@@ -104,7 +113,7 @@ class ExportConfig:
 
     def calibration_text(self) -> str | None:
         """What `calibrate` holds, in the same way."""
-        return None if self.calibrate is None else _text_of(self.calibrate, "--calibrate")
+        return None if self.calibrate is None or self._to_nearest else _text_of(self.calibrate, "--calibrate")
 
 
 def _text_of(path: Path, flag: str) -> str:

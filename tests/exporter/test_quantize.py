@@ -206,3 +206,31 @@ def test_verify_needs_text(tiny_model: Path, tmp_path: Path):
     assert "at least 256" in error_line(process(*flags, tmp_path / "short.txt"))
     assert "No such file" in error_line(process(*flags, tmp_path / "none.txt"))
     assert not (tmp_path / "bundle").exists()
+
+
+def test_int4_without_text(tiny_model: Path, tmp_path: Path):
+    """Rounded to the nearest, on the same grids as with text: q, k and v in int8."""
+    bundles = {
+        str(text): read_manifest(export_bundle(tiny_model, tmp_path / str(text), weights="int4", calibrate=text))
+        for text in (None, Path("none"))
+    }
+    with_text, nearest = (bundles[name].model.quantization for name in ("None", "none"))
+    assert with_text is not None and nearest is not None
+    assert (with_text.calibration, nearest.calibration) == ("the model's own text", None)
+    assert nearest.layers == with_text.layers and nearest.lm_head == with_text.lm_head
+    flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate", "none")
+    assert "w8a8 cannot do without text" in error_line(process(*flags, "--weights", "w8a8"))
+
+
+@pytest.mark.parametrize("stored", ["fp16", "bf16", "fp32"])
+def test_engines_are_in_the_dtype_of_the_model(tmp_path: Path, stored: str):
+    import torch
+    from transformers import AutoConfig
+
+    from pass_exporter.cli import _default_dtype
+    from pass_exporter.config import EngineConfig
+
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[stored]
+    AutoConfig.for_model("llama", dtype=dtype).save_pretrained(tmp_path)
+    assert _default_dtype(str(tmp_path), EngineConfig("tensorrt-rtx")) == stored
+    assert _default_dtype(str(tmp_path), None) == "fp32"

@@ -46,6 +46,18 @@ class LoadedModel:
         return () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
 
 
+def stored_dtype(source: Source) -> LoadDtype:
+    """What a model's config says its weights are in; fp16 for a GGUF, whose scales are."""
+    if source.is_gguf:
+        return "fp16"
+    try:
+        with _quiet():
+            dtype = AutoConfig.from_pretrained(str(source.location)).dtype
+    except LOAD_ERRORS as error:
+        raise PassError(_explain(source, error)) from None
+    return next((name for name, known in TORCH_DTYPES.items() if known == dtype), "fp32")
+
+
 def load_model(source: Source, dtype: LoadDtype) -> LoadedModel:
     """Load weights as `dtype`. An unsupported architecture is refused before its weights are read."""
     location, kwargs = str(source.location), {}

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.quantize.grid import Packed, round_to
-from pass_exporter.quantize.spec import Grid, QuantSpec
+from pass_exporter.quantize.sites import find_sites
+from pass_exporter.quantize.spec import Grid, Kind, QuantSpec
 from pass_exporter.threads import one_thread
 
 
@@ -87,13 +88,18 @@ Job = tuple[str, Grid, torch.nn.Module, str]
 def _layers(model: PreTrainedModel, quantized: Quantized) -> Iterator[Job]:
     spec = quantized.spec
     if spec.grid is not None:
+        sensitive = _readers(model, "attention_in") if spec.sensitive else set()
         for layer, module in linear_layers(model).items():
             name = weight_name(layer)
             static = spec.activations
             grid = spec.grid if static is None or name in quantized.activations else static.otherwise
-            yield name, grid, module, "weight"
+            yield name, spec.sensitive if layer in sensitive and spec.sensitive else grid, module, "weight"
     if spec.lm_head is not None:
         yield weight_name("lm_head"), spec.lm_head, model.lm_head, "weight"
+
+
+def _readers(model: PreTrainedModel, kind: Kind) -> set[str]:
+    return {layer for site in find_sites(model) if site.kind == kind for layer in site.readers}
 
 
 def _factors(adapter: Adapter | None, spec: QuantSpec) -> Iterator[Job]:
