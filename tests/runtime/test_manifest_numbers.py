@@ -100,6 +100,7 @@ def test_every_kind_of_number_is_checked(original: Path, bundle: Path):
         (("model", "eos_token_ids"), [320], "token 320"),
         (("lookahead", "length"), 5, "lookahead.length 5"),
         (("lookahead", "acceptance_per_position"), [0.5] * 9, "lookahead.acceptance_per_position"),
+        (("lookahead", "acceptance_per_position_sampled"), [0.5] * 9, "lookahead.acceptance_per_position_sampled"),
         (("rule",), "rejection", "rule is rejection"),
         (("plans", 2, "drafts"), 2, "drafts of plan verify-1"),
         (("plans", 3, "groups"), [1, 0], "groups of plan fused-1"),
