@@ -25,6 +25,8 @@ LOOKAHEAD = click.option(
     "--lookahead", type=int, default=4, show_default=True, help=f"L, drafts per round: 1..{MAX_LOOKAHEAD}."
 )
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+WIDTH = 110
+"""Characters in a line of figures, where stderr is no terminal."""
 DTYPE = click.option(
     "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Of the frozen model."
 )
@@ -146,12 +148,14 @@ def _temperatures(text: str) -> tuple[float, ...]:
 def _print_figures(report: dict[str, Any]) -> None:
     from pass_trainer.tables import HEADINGS, rows_of
 
-    table = Table()
+    table = Table(box=None, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, no_wrap=heading in HEADINGS[:4])
     for row in rows_of(report):
         table.add_row(*row)
-    Console(stderr=True).print(table)
+    console = Console(stderr=True)
+    console.width = console.width if console.is_terminal else WIDTH
+    console.print(table)
 
 
 def _quiet_libraries() -> None:
