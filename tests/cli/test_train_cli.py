@@ -134,6 +134,15 @@ def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prom
     assert new["acceptance_sampled"] == figures["0.8"]["all"]["chain"] and old["acceptance_sampled"] == []
     stated = {"acceptance", "acceptance_sampled"}
     assert {name: old[name] for name in old if name not in stated} == {n: new[n] for n in new if n not in stated}
+    bundle = tmp_path / "bundle"
+    export = [*("--model", tiny_model, "--lookahead", 1), "--lookahead-weights", copy, "-o", bundle]
+    done = subprocess.run(
+        [sys.executable, "-m", "pass_exporter.cli", *map(str, export)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    stated_there = json.loads((bundle / "pass_config.json").read_text())["lookahead"]
+    assert stated_there["acceptance_per_position"] == new["acceptance"][:1]
+    assert stated_there["acceptance_per_position_sampled"] == new["acceptance_sampled"][:1]
     card = (tmp_path / "README.md").read_text()
     assert "Not measured yet" in trained.with_name("README.md").read_text() and "Not measured yet" not in card
     assert card.index("| T=0.8 | all |") < card.index("## Held-out sequences")

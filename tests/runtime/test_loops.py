@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pass_runtime.testing.loops import FEWEST, LONGEST_PERIOD, REPEATS, loop_start
@@ -19,6 +19,7 @@ def needed(period: int) -> int:
     return max(REPEATS * period, FEWEST)
 
 
+@settings(deadline=None)
 @given(DISTINCT, PERIODS, st.integers(0, 100), DISTINCT)
 def test_a_loop_starts_behind_its_first_period(before, period, more, after):
     length = needed(len(period)) + more
@@ -27,6 +28,7 @@ def test_a_loop_starts_behind_its_first_period(before, period, more, after):
     assert loop_start(text) == len(before) + len(period)
 
 
+@settings(deadline=None)
 @given(DISTINCT, PERIODS, st.integers(0, 200), st.integers(1, 9))
 def test_too_few_repeats_are_none(before, period, length, after):
     length %= needed(len(period))
@@ -34,6 +36,7 @@ def test_too_few_repeats_are_none(before, period, length, after):
     assert loop_start([*before, *loop, *range(2000, 2000 + after)]) is None
 
 
+@settings(deadline=None)
 @given(DISTINCT, PERIODS)
 def test_a_text_that_is_cut_off_in_its_second_repeat_loops(before, period):
     times = -(-max(2 * len(period), FEWEST) // len(period))
@@ -42,6 +45,7 @@ def test_a_text_that_is_cut_off_in_its_second_repeat_loops(before, period):
         assert loop_start([*before, *period, *period[:-1]]) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=120))
 def test_what_is_found_does_repeat(text):
     """From the start on some period stands again, over as many tokens as a loop has at least."""
@@ -57,6 +61,7 @@ def test_what_is_found_does_repeat(text):
     assert any(run + period >= FEWEST and run >= period for period, run in runs.items())
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1), max_size=150), st.lists(st.integers(0, 1), max_size=50))
 def test_a_longer_text_has_no_later_loop(text, more):
     """But for one that is a loop only because the text ends there."""
@@ -76,6 +81,7 @@ def test_what_counts():
     assert stretches(text[:50], 128) == (range(50), range(50, 50))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=40), st.integers(0, 60), st.integers(0, 60))
 def test_passes_are_counted_where_they_begin(sizes, first, more):
     cut, end = first, first + more

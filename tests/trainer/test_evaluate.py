@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pass_exporter.model.head import new_head
@@ -178,6 +178,7 @@ def reference_walk(accepted: list[int], length: int, *, two_pass: bool) -> list[
     return sizes
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 60))
 def test_the_walk(accepted, length):
     accepted = [min(count, length - 1 - place) for place, count in enumerate(accepted[: length - 1])]
@@ -185,6 +186,7 @@ def test_the_walk(accepted, length):
     assert list(two_pass_sizes(accepted, length)) == reference_walk(accepted, length, two_pass=True)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(2, 50), st.data())
 def test_counts(written, tokens, data):
     """Against counting by hand; figures of texts add up to those of all."""
