@@ -79,7 +79,7 @@ def table(found: dict[str, tuple[Taus, Taus]], expected: dict[str, Any]) -> Tabl
     shown = Table()
     for heading in ("temperature", "prompts", *(f"tau {plan}{of}" for plan in PLANS for of in ("", ", expected"))):
         shown.add_column(heading, no_wrap=True)
-    shown.add_column("in loops")
+    shown.add_column("tau in loops")
     for temperature, (main, looping) in found.items():
         for kind, taus in main.items():
             theirs = expected.get(temperature, {}).get(kind, {}).get("tau", {})
