@@ -10,7 +10,6 @@ figure is `pass-run bench`'s; its plans run in alternation. Writes study.json, s
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,9 @@ from typing import Any
 
 import click
 import matplotlib
+
+from pass_trainer.report import with_section
+from pass_trainer.tables import markdown
 
 matplotlib.use("agg")
 from matplotlib import pyplot
@@ -43,7 +45,7 @@ def main(corpus: Path, weights: Path, output: Path, work: Path, prompts: int, to
     """Export, measure, draw, write. Measurements that are in WORK already are kept."""
     work.mkdir(parents=True, exist_ok=True)
     files = {name: write_prompts(corpus / file, work / f"{name}.jsonl", prompts) for name, file in TEXTS.items()}
-    acceptance = {kind: evaluate(corpus, work, kind, weights / file) for kind, file in KINDS.items()}
+    acceptance = {kind: evaluate(work, kind, weights / file) for kind, file in KINDS.items()}
     results: dict[str, Any] = {}
     for kind, file in KINDS.items():
         bundle = export(work / kind, "mean" if file == "mean" else str(weights / file))
@@ -60,7 +62,7 @@ def main(corpus: Path, weights: Path, output: Path, work: Path, prompts: int, to
     machine = results["text"]["greedy"]["adapter"]["machine"]
     setting = f"{prompts} prompts of each kind, {tokens} tokens each, medians of {repeat} rounds, {machine}."
     sections = {
-        "acceptance": acceptance_table(acceptance),
+        "acceptance": markdown(acceptance),
         "two-pass": f"{two_pass_table(results)}\n\n{setting}",
         "held-out": held_out(corpus),
     }
@@ -87,13 +89,12 @@ def export(bundle: Path, weights: str) -> Path:
     return bundle
 
 
-def evaluate(corpus: Path, work: Path, kind: str, weights: Path) -> dict[str, Any]:
-    """`pass-train evaluate` at L = 4."""
+def evaluate(work: Path, kind: str, weights: Path) -> dict[str, Any]:
+    """`pass-train evaluate` at L = 4; the model writes once for all kinds."""
     target = work / f"acceptance-{kind}.json"
     if not target.is_file():
-        data = [flag for file in TEXTS.values() for flag in ("--data", corpus / file)]
         file = [] if kind == "untrained" else [weights]
-        target.write_text(run("pass_trainer.cli", "evaluate", *file, "--model", MODEL, *data, "--json"))
+        target.write_text(run("pass_trainer.cli", "evaluate", *file, "--model", MODEL, "--json"))
     found: dict[str, Any] = json.loads(target.read_text())
     return found
 
@@ -133,29 +134,6 @@ def draw(results: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def acceptance_table(acceptance: dict[str, Any]) -> str:
-    lines = [
-        "| weights | measured on | top-1 at distance 1..4 | accepted | tau two-pass | tau fused |",
-        "|---|---|---|---|---|---|",
-    ]
-    for kind, found in acceptance.items():
-        for text, file in TEXTS.items():
-            for name in ("greedy", "sampled"):
-                value = found[file][name]
-                match = " ".join(f"{rate:.3f}" for rate in value["match"])
-                tau = value["tau"]
-                row = (
-                    kind,
-                    f"{text}, {name}",
-                    match,
-                    f"{value['accepted']:.2f}",
-                    f"{tau['two-pass']:.2f}",
-                    f"{tau['fused']:.2f}",
-                )
-                lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
-
-
 def two_pass_table(results: dict[str, Any]) -> str:
     lines = [
         "| text | sampling | weights | " + " | ".join(f"L={i}" for i in range(1, LOOKAHEAD + 1)) + " |",
@@ -179,13 +157,13 @@ def held_out(corpus: Path) -> str:
 
 
 def write_card(card: Path, sections: dict[str, str]) -> None:
-    """Put every section between its marker and the next `<!-- end -->` of the model card."""
+    """Put every section into its place in the model card."""
     text = card.read_text(encoding="utf-8")
     for name, content in sections.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text, found = re.subn(pattern, lambda m, content=content: f"{m[1]}{content}\n{m[2]}", text, count=1, flags=re.S)
-        if not found:
+        written = with_section(text, name, content)
+        if written is None:
             raise click.ClickException(f"{card} has no section <!-- {name} --> ... <!-- end -->")
+        text = written
     card.write_text(text, encoding="utf-8")
 
 

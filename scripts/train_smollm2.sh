@@ -20,4 +20,8 @@ for file in lookahead.safetensors metrics.json curves.png; do
     cp "build/train/adapter/$file" "$target/$file"
     cp "build/train/embeddings-only/$file" "$target/embeddings-only/$file"
 done
+# States the figures in the weights; the study puts those of all three kinds at L=4 into the model card.
+for weights in "$target" "$target/embeddings-only"; do
+    pass-train evaluate "$weights/lookahead.safetensors" --model smollm2-135m --lookahead 8 --temperatures 0,0.8 --record
+done
 python scripts/study.py --corpus "$corpus/held-out" --weights "$target" --output "$target"

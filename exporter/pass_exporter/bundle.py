@@ -154,6 +154,7 @@ def write_manifest(
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
     """pass_config.json, last: it carries the hash of every other file."""
+    record = lookahead.record
     manifest = Manifest(
         format="pass-bundle",
         version=3,
@@ -164,7 +165,8 @@ def write_manifest(
             trained=lookahead.trained,
             source=lookahead.source,
             adapter_rank=0 if lookahead.adapter is None else lookahead.adapter.rank,
-            acceptance_per_position=() if lookahead.record is None else lookahead.record.acceptance[: lookahead.length],
+            acceptance_per_position=() if record is None else record.acceptance[: lookahead.length],
+            acceptance_per_position_sampled=() if record is None else record.acceptance_sampled[: lookahead.length],
         ),
         trunk=trunk,
         derived=derived,

@@ -47,6 +47,8 @@ LOOKAHEAD = click.option(
     "--lookahead", type=int, default=4, show_default=True, help=f"L, drafts per round: 1..{MAX_LOOKAHEAD}."
 )
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+WIDTH = 110
+"""Characters in a line of figures, where stderr is no terminal."""
 DTYPE = click.option(
     "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Of the frozen model."
 )
@@ -142,41 +144,62 @@ def main(context: click.Context, /, **options: Any) -> None:
 @main.command()
 @click.argument("weights", type=PATH, required=False)
 @MODEL
-@DATA
+@click.option("--prompts", type=PATH, help='JSON lines with "id", "kind" (chat, text or code) and "prompt".')
+@click.option("--tokens", type=int, default=128, show_default=True, help="That the model writes after each prompt.")
+@click.option("--temperatures", default="0,0.8,1.0", show_default=True, help="Each is measured; 0 is greedy.")
+@click.option("--top-k", type=int, default=0, show_default=True, help="Of the sampled measurements; 0 is off.")
 @LOOKAHEAD
-@click.option(
-    "--sequences",
-    type=int,
-    default=64,
-    show_default=True,
-    help="That the model writes for each --data, greedily and as many sampled.",
-)
-@click.option("--temperature", type=float, default=0.8, show_default=True, help="Of the sampled measurement.")
-@click.option("--top-k", type=int, default=10, show_default=True, help="Of the sampled measurement; 0 is off.")
-@DTYPE
+@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), default="fp32", show_default=True, help="Of the model.")
 @DEVICE
+@click.option("--record", is_flag=True, help="State the figures in WEIGHTS, and in the model card beside it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @one_line_errors
-def evaluate(as_json: bool, **options: Any) -> None:
-    """Acceptance by position and expected tau on held-out text, greedy and sampled.
+def evaluate(as_json: bool, record: bool, prompts: Path | None, temperatures: str, **options: Any) -> None:
+    """How drafts survive, and tokens per pass, where the model answers prompts: chat, text and code.
 
     WEIGHTS is a file of pass-train's; without it the untrained baseline is measured.
     """
-    for name in ("model", "data"):
-        if not options[name]:
-            raise PassError(f"missing --{name}; pass-train evaluate --help lists the options")
+    if not options["model"]:
+        raise PassError("missing --model; pass-train evaluate --help lists the options")
+    values = _temperatures(temperatures)
+    interrupt_on_signals()
     _quiet_libraries()
-    from pass_trainer.held_out import EvaluateConfig
-    from pass_trainer.held_out import evaluate as measure
+    from pass_trainer import held_out
+    from pass_trainer.figures import in_json
+    from pass_trainer.record import check_recordable, record_figures
 
+    config = held_out.EvaluateConfig(**options, prompts=prompts or held_out.PROMPTS, temperatures=values)
+    if record:
+        check_recordable(config)
     with Terminal(Console(stderr=True)) as progress:
-        found = measure(EvaluateConfig(**options), progress)
+        found = held_out.evaluate(config, progress)
+    report = config.as_json() | {"temperatures": in_json(found)}
+    if record:
+        record_figures(config, report)
     if as_json:
-        values = {data: {name: value.as_json() for name, value in kinds.items()} for data, kinds in found.items()}
-        click.echo(json.dumps(values))
+        click.echo(json.dumps(report))
     else:
-        rows = [(f"{data}, {name}", value) for data, kinds in found.items() for name, value in kinds.items()]
-        _print_table(rows, options["lookahead"])
+        _print_figures(report)
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(dict.fromkeys(float(value) for value in text.split(",")))
+    except ValueError:
+        raise PassError(f"--temperatures must list numbers, as in 0,0.8, not {text!r}") from None
+
+
+def _print_figures(report: dict[str, Any]) -> None:
+    from pass_trainer.tables import HEADINGS, rows_of
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=heading in HEADINGS[:4])
+    for row in rows_of(report):
+        table.add_row(*row)
+    console = Console(stderr=True)
+    console.width = console.width if console.is_terminal else WIDTH
+    console.print(table)
 
 
 def _quiet_libraries() -> None:

@@ -1,85 +1,127 @@
-"""Acceptance on text that was kept out of training: what `pass-train evaluate` measures."""
+"""Acceptance in real use, on prompts that nothing was trained on: what `pass-train evaluate` measures."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from accelerate import Accelerator
+from typing import Any
 
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
-from pass_exporter.model.registry import resolve
+from pass_exporter.model.registry import cache_directory, resolve
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD
+from pass_runtime.bundle.reference import sample
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.errors import PassError
+from pass_runtime.testing.real_use import MARGIN, Prompt, read_use
 from pass_trainer.config import TrainDtype
-from pass_trainer.corpus import Source, read_sources
-from pass_trainer.distill import Distiller, Recipe
 from pass_trainer.drafter import Drafter
-from pass_trainer.evaluate import Acceptance, measure
-from pass_trainer.run import Progress, distill, make_accelerator
+from pass_trainer.drafts import drafts_of
+from pass_trainer.figures import Found, Report, by_kind, found_in
+from pass_trainer.run import Progress, fingerprint, make_accelerator
+from pass_trainer.writing import Asked, Text, Writer, encode
 
-PROMPT_SEED = 1
-"""Other prompts than the default seed of training takes."""
+PROMPTS = Path(__file__).with_name("prompts") / "evaluation.jsonl"
+"""Forty chat messages, twenty beginnings of texts and twenty of code, written for this."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """weights: a file of pass-train's, or None for the untrained baseline. data: as for training; kept out of it.
+    """weights: a file of pass-train's, or None for the untrained baseline. prompts: see `real_use.read_use`.
 
-    lookahead: at most what the file holds. sequences: that the model writes for each data argument and measurement.
-    temperature, top_k: of the sampled measurement.
+    tokens: written after each prompt, which count. temperatures, top_k: how they are drawn; each is measured.
+    lookahead: at most what the file holds.
     """
 
     model: str
-    data: tuple[Path, ...]
     weights: Path | None = None
+    prompts: Path = PROMPTS
+    tokens: int = 128
+    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
+    top_k: int = 0
     lookahead: int = 4
-    sequences: int = 64
-    temperature: float = 0.8
-    top_k: int = 10
-    dtype: TrainDtype = "bf16"
+    dtype: TrainDtype = "fp32"
     device: str = "auto"
 
+    def __post_init__(self) -> None:
+        if self.tokens < 2:
+            raise PassError(f"--tokens must be at least 2, not {self.tokens}")
+        if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
+            raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
+        for temperature in self.temperatures:
+            SamplingParams(temperature, self.top_k)
 
-def evaluate(config: EvaluateConfig, progress: Progress) -> dict[str, dict[str, Acceptance]]:
-    """By data argument: `greedy` acceptance on the model's greedy writing, `sampled` on its sampled writing."""
-    sources = read_sources(config.data)
+    def as_json(self) -> dict[str, Any]:
+        """What was measured, for a report."""
+        return {
+            "model": self.model,
+            "weights": None if self.weights is None else str(self.weights),
+            "prompts": len(read_use(self.prompts)),
+            "tokens": self.tokens,
+            "top_k": self.top_k,
+            "lookahead": self.lookahead,
+            "dtype": self.dtype,
+        }
+
+
+def evaluate(config: EvaluateConfig, progress: Progress) -> Report:
+    """Figures by temperature and kind of prompt."""
+    prompts = read_use(config.prompts)
     accelerator = make_accelerator(config.device)
-    progress.phase("loading the model")
-    loaded = load_model(resolve(config.model), config.dtype)
+    source = resolve(config.model)
+    progress.phase(f"loading {source.name}")
+    loaded = load_model(source, config.dtype)
+    asked = [encode(loaded.tokenizer, prompt) for prompt in prompts]
+    _check_lengths(config, loaded, prompts, asked)
     loaded.model.to(accelerator.device)
     lookahead = _lookahead(config, loaded)
     drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter).to(accelerator.device)
-    kinds = {"greedy": (0.0, 0), "sampled": (config.temperature, config.top_k)}
-    return {
-        source.name: {
-            name: _measure(config, loaded, drafter, accelerator, source, temperature, top_k, progress)
-            for name, (temperature, top_k) in kinds.items()
-        }
-        for source in sources
-    }
+    writer = Writer(
+        loaded.model, loaded.eos_token_ids, config.tokens + MARGIN, f"{fingerprint(loaded.model)} {config.dtype}"
+    )
+    report = {}
+    for temperature in config.temperatures:
+        sampling = [SamplingParams(temperature, config.top_k, seed=prompt.seed) for prompt in prompts]
+        step = progress.phase(f"writing at temperature {temperature:g}")
+        texts = writer.texts(cache_directory(), [Asked(*each) for each in zip(asked, sampling, strict=True)], step)
+        step, found = progress.phase(f"drafting at temperature {temperature:g}"), []
+        for text, each in zip(texts, sampling, strict=True):
+            found.append(_measure(config, drafter, lookahead, text, each))
+            step(len(found), len(texts))
+        report[f"{temperature:g}"] = by_kind([prompt.kind for prompt in prompts], found, config.lookahead)
+    return report
 
 
 def _measure(
-    config: EvaluateConfig,
-    loaded: LoadedModel,
-    drafter: Drafter,
-    accelerator: Accelerator,
-    source: Source,
-    temperature: float,
-    top_k: int,
-    progress: Progress,
-) -> Acceptance:
-    recipe = Recipe(
-        sequences=config.sequences,
-        length=min(Recipe.length, loaded.geometry.max_capacity),
-        temperatures=(temperature,),
-        chat=0.0,
-        seed=PROMPT_SEED,
+    config: EvaluateConfig, drafter: Drafter, lookahead: Lookahead, text: Text, sampling: SamplingParams
+) -> Found:
+    """A draft behind every token that counts, but for the last."""
+    places = min(config.tokens, len(text.written)) - 1
+    anchors = range(len(text.prompt) - 1, len(text.prompt) - 1 + places)
+    drafts = drafts_of(
+        drafter,
+        lookahead.head,
+        text.prompt + text.written,
+        anchors,
+        config.lookahead,
+        lambda logits, positions: sample(logits, positions, sampling),
     )
-    distiller = Distiller(loaded.model, loaded.tokenizer, loaded.eos_token_ids, [source], recipe)
-    data = distill(distiller, accelerator, progress)
-    step = progress.phase(f"{source.name} at temperature {temperature}")
-    return measure(drafter, data, config.lookahead, temperature, top_k, step)
+    return found_in(drafts, text.written, config.tokens)
+
+
+def _check_lengths(
+    config: EvaluateConfig, loaded: LoadedModel, prompts: Sequence[Prompt], asked: Sequence[list[int]]
+) -> None:
+    room = loaded.geometry.max_capacity - MARGIN - config.tokens
+    for prompt, ids in zip(prompts, asked, strict=True):
+        if not ids:
+            raise PassError(f"the prompt {prompt.id} has no tokens")
+        if len(ids) > room:
+            raise PassError(
+                f"the prompt {prompt.id} has {len(ids)} tokens, and the model takes {max(room, 0)} with "
+                f"{config.tokens} behind them; shorten it, or give fewer --tokens"
+            )
 
 
 def _lookahead(config: EvaluateConfig, loaded: LoadedModel) -> Lookahead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord
@@ -62,8 +63,15 @@ def smooth(values: list[float]) -> list[float]:
     return out
 
 
+def with_section(text: str, name: str, content: str) -> str | None:
+    """A card's text with `content` between <!-- name --> and the next <!-- end -->; None where it has no such place."""
+    pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
+    text, found = re.subn(pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S)
+    return text if found else None
+
+
 def card(record: TrainingRecord, acceptance: Acceptance) -> str:
-    """The model card, in Markdown."""
+    """The model card, in Markdown. `pass-train evaluate --record` fills its first section (`with_section`)."""
     recipe = record.recipe
     kind = "embeddings only" if record.adapter == "none" else f"embeddings and {record.adapter} rank {record.rank}"
     rows = "\n".join(
@@ -76,10 +84,18 @@ def card(record: TrainingRecord, acceptance: Acceptance) -> str:
 `{FILE_NAME}`: {record.lookahead} look-ahead rows, {kind}, {record.steps} steps. The base model is frozen; output with
 these weights is the base model's own, token for token.
 
+## Drafts in real use
+
+<!-- acceptance -->
+Not measured yet: `pass-train evaluate {FILE_NAME} --model MODEL --lookahead {record.lookahead} --record` puts its table
+here.
+<!-- end -->
+
 ## Held-out sequences
 
 Greedy agreement with the base model on {acceptance.places} places of sequences that were not trained on
-(their documents may have been). "Chain" is the share of places where this draft and all before it are right.
+(their documents may have been), which loop as small models' greedy text does. "Chain" is the share of places where this
+draft and all before it are right.
 
 | distance | top-1 | top-4 | chain |
 |---|---|---|---|

@@ -1,7 +1,8 @@
-"""scripts/host_cost.py and cost_model.py measure what they say, on a tiny model."""
+"""scripts/host_cost.py, cost_model.py and acceptance.py measure what they say, on a tiny model."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,19 @@ def test_cost_model(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
     assert rows[0] == ["rows", "S=256", "S=512"]
     for row in rows[-3:]:
         assert all(float(figure) > 0 for figure in row[1:])
+
+
+def test_acceptance(tiny_bundle: Path, tmp_path: Path):
+    """Two tables side by side; `tests/trainer/test_evaluate.py` has that their figures agree."""
+    module = load_script("acceptance")
+    prompts, figures = tmp_path / "prompts.jsonl", tmp_path / "figures.json"
+    prompts.write_text('{"id": "a", "kind": "code", "prompt": "def add("}\n')
+    figures.write_text(json.dumps({"temperatures": {"0.8": {"all": {"tau": {"two-pass": 1.234, "fused": 2.345}}}}}))
+    flags = ["--prompts", prompts, "--tokens", 8, "--temperatures", "0,0.8", "--weights-figures", figures]
+    done = CliRunner().invoke(module.main, [str(each) for each in (tiny_bundle, *flags)])
+    assert done.exit_code == 0, done.output
+    rows = [line.strip("│ ").split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert [row[:2] for row in cells] == [["0", "code"], ["0", "all"], ["0.8", "code"], ["0.8", "all"]]
+    assert all(1 <= float(row[2]) <= 5 and 1 <= float(row[4]) <= 5 for row in cells)
+    assert [row[3] for row in cells] == ["-", "-", "-", "1.234"] and cells[3][5] == "2.345"

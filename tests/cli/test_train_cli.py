@@ -7,12 +7,15 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 
 from pass_trainer.cli import main
 
@@ -87,24 +90,101 @@ def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path
     assert manifest["lookahead"]["trained"] and manifest["lookahead"]["adapter_rank"] == 2
 
 
-def test_evaluate_prints_json(tiny_model: Path, trained: Path, text: Path, cache: str):
-    flags = ["--model", tiny_model, "--data", text, "--lookahead", 2, "--sequences", 2, "--dtype", "fp32"]
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [("a", "chat", "who is the fox?"), ("b", "chat", "and the dog"), ("c", "code", "def add(")]
+    path.write_text(
+        "".join(json.dumps(dict(zip(("id", "kind", "prompt"), line, strict=True))) + "\n" for line in lines)
+    )
+    return path
+
+
+def test_evaluate_prints_json(tiny_model: Path, trained: Path, prompts: Path, cache: str):
+    flags = ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12, "--temperatures", "0,0.8"]
     for weights in ([trained], []):  # trained, and the baseline
         done = pass_train(cache, "evaluate", *weights, *flags, "--json")
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)["fox.txt"]
-        for kind in ("greedy", "sampled"):
-            value = found[kind]
-            assert len(value["match"]) == 2 and value["places"] > 0
-            assert value["chain"][0] == value["match"][0] and value["chain"][1] <= value["match"][1]
-            assert value["tau"]["fused"] == pytest.approx(1 + value["accepted"], abs=2e-4)
-    done = pass_train(cache, "evaluate", trained, *flags)
-    assert done.returncode == 0 and "fox.txt, sampled" in done.stderr
+        report = json.loads(done.stdout)
+        assert list(report["temperatures"]) == ["0", "0.8"] and report["prompts"] == 3
+        for kinds in report["temperatures"].values():
+            assert list(kinds) == ["chat", "code", "all"]
+            value = kinds["all"]
+            assert value["places"] + value["looping"]["places"] > 11
+            assert len(value["survival"]) == 2 and value["chain"][0] == value["survival"][0]
+            assert all(1 <= tau <= 3 for tau in value["tau"].values())
+    done = pass_train(cache, "evaluate", trained, *flags, "--temperatures", "0.8", "--top-k", 5)
+    assert done.returncode == 0 and "T=0.8, top-k 5" in done.stderr and "writing" in done.stderr
 
 
-def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained: Path, text: Path):
-    line = refusal("evaluate", trained, "--model", tiny_model, "--data", text, "--lookahead", 3)
-    assert "--lookahead 2" in line
+def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prompts: Path, cache: str, tmp_path: Path):
+    """Weights state it for an export; the rest of the file stays; the card leads with the table."""
+    for name in ("lookahead.safetensors", "README.md"):
+        shutil.copy(trained.with_name(name), tmp_path / name)
+    copy = tmp_path / "lookahead.safetensors"
+    flags = ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12]
+    done = pass_train(cache, "evaluate", copy, *flags, "--temperatures", "0,0.8", "--record", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["temperatures"]
+    with safe_open(trained, "pt") as before, safe_open(copy, "pt") as after:
+        assert set(before.keys()) == set(after.keys())
+        assert all(torch.equal(before.get_tensor(name), after.get_tensor(name)) for name in before.keys())  # noqa: SIM118
+        old, new = (json.loads(file.metadata()["pass"]) for file in (before, after))
+    assert new["acceptance"] == figures["0"]["all"]["chain"]
+    assert new["acceptance_sampled"] == figures["0.8"]["all"]["chain"] and old["acceptance_sampled"] == []
+    stated = {"acceptance", "acceptance_sampled"}
+    assert {name: old[name] for name in old if name not in stated} == {n: new[n] for n in new if n not in stated}
+    bundle = tmp_path / "bundle"
+    export = [*("--model", tiny_model, "--lookahead", 1), "--lookahead-weights", copy, "-o", bundle]
+    done = subprocess.run(
+        [sys.executable, "-m", "pass_exporter.cli", *map(str, export)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    stated_there = json.loads((bundle / "pass_config.json").read_text())["lookahead"]
+    assert stated_there["acceptance_per_position"] == new["acceptance"][:1]
+    assert stated_there["acceptance_per_position_sampled"] == new["acceptance_sampled"][:1]
+    card = (tmp_path / "README.md").read_text()
+    assert "Not measured yet" in trained.with_name("README.md").read_text() and "Not measured yet" not in card
+    assert card.index("| T=0.8 | all |") < card.index("## Held-out sequences")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--temperatures", "0"], "0 and 0.8"),
+        (["--top-k", "5"], "--top-k"),
+        (["--lookahead", "1"], "--lookahead 2"),
+    ],
+    ids=str,
+)
+def test_figures_that_weights_do_not_state(tiny_model: Path, trained: Path, flags: list[str], reason: str):
+    before = trained.read_bytes()
+    line = refusal("evaluate", trained, "--model", tiny_model, "--lookahead", 2, "--record", *flags)
+    assert reason in line and trained.read_bytes() == before
+
+
+def test_the_baseline_has_no_file_to_record_to(tiny_model: Path):
+    assert "evaluate WEIGHTS" in refusal("evaluate", "--model", tiny_model, "--record")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("", "empty"),
+        ('{"id": "a", "prompt": "b"}', "line 1"),
+        ('{"id": "a", "kind": "poem", "prompt": "b"}', "chat, text, code"),
+        ('{"id": "a", "kind": "text", "prompt": "b"}\n{"id": "a", "kind": "text", "prompt": "c"}', "line 2"),
+        (json.dumps({"id": "long", "kind": "text", "prompt": "x " * 800}), "the prompt long has"),
+    ],
+    ids=["empty", "no kind", "unknown kind", "one id twice", "too long"],
+)
+def test_wrong_prompts(tiny_model: Path, tmp_path: Path, line: str, reason: str):
+    (tmp_path / "prompts.jsonl").write_text(line)
+    assert reason in refusal("evaluate", "--model", tiny_model, "--prompts", tmp_path / "prompts.jsonl")
+
+
+def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained: Path):
+    assert "--lookahead 2" in refusal("evaluate", trained, "--model", tiny_model, "--lookahead", 3)
 
 
 @pytest.mark.parametrize(
@@ -163,4 +243,10 @@ def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path)
 
 def test_missing_options_name_themselves():
     assert "missing --model" in refusal()
-    assert "missing --data" in refusal("evaluate", "--model", "x")
+    assert "missing --data" in refusal("--model", "x")
+    assert "missing --model" in refusal("evaluate", "x")
+
+
+@pytest.mark.parametrize("value", ["", "0,hot", "-1", "nan"])
+def test_wrong_temperatures(tiny_model: Path, value: str):
+    assert "temperature" in refusal("evaluate", "--model", tiny_model, "--temperatures", value)

@@ -8,6 +8,7 @@ import pytest
 from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, words, wrong
 
 from pass_runtime.backends.base import PassKind
+from pass_runtime.bundle.manifest import LookaheadInfo
 from pass_runtime.bundle.plan import ar_plan, draft_plan, fused_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
@@ -15,7 +16,7 @@ from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.group_sizes import chain_of
 from pass_runtime.tuning.pass_times import WIDEST, PassTimes, measure, probe_plans
 from pass_runtime.tuning.tuner import PlanTuner
-from pass_runtime.tuning.tuners import Tuners
+from pass_runtime.tuning.tuners import Tuners, stated_acceptance
 
 GOOD = (0.7, 0.45, 0.2, 0.06)
 FREE = PassTimes({1: 1.0, 25: 1.0}, {1: 0.0, 9: 0.0})
@@ -174,6 +175,32 @@ def test_another_kind_times_two_narrow_passes(tiny_bundle):
             3 + 13 * tail
         )
     assert tuners.get("sample").times is tuners.get("sample").times
+
+
+def test_each_kind_starts_from_what_is_stated_for_it():
+    stated = LookaheadInfo(
+        length=4,
+        trained=True,
+        source="",
+        adapter_rank=0,
+        acceptance_per_position=(0.5, 0.4, 0.3),
+        acceptance_per_position_sampled=(0.4, 0.1),
+    )
+    assert stated_acceptance(stated, "greedy") == (0.5, 0.4, 0.3)
+    assert stated_acceptance(stated, "sample") == stated_acceptance(stated, "truncated") == (0.4, 0.1)
+    greedy_alone = stated.model_copy(update={"acceptance_per_position_sampled": ()})
+    derived = PlanTuner(FREE, 4, stated_acceptance(greedy_alone, "sample")).drafts.rates
+    assert derived[:3] == pytest.approx([0.6 * rate for rate in PlanTuner(FREE, 4, (0.5, 0.4, 0.3)).drafts.rates[:3]])
+
+
+def test_a_session_has_a_tuner_for_each_kind_that_starts_so(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    shares = {"acceptance_per_position": (0.5, 0.4), "acceptance_per_position_sampled": (0.3, 0.03)}
+    lookahead = session.manifest.lookahead.model_copy(update=shares)
+    manifest = session.manifest.model_copy(update={"lookahead": lookahead})
+    tuners = Tuners(manifest, session.backend.capabilities, lambda kind: (1.0, 1.0), lambda: 1000)
+    assert tuners.get("greedy").drafts.rates[:2] == pytest.approx([0.5, 0.8])
+    assert tuners.get("truncated").drafts.rates[:2] == pytest.approx([0.3, 0.1])
 
 
 def test_a_kind_that_has_more_room_than_the_first_times_all(tiny_bundle):

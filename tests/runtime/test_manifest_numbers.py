@@ -100,6 +100,7 @@ def test_every_kind_of_number_is_checked(original: Path, bundle: Path):
         (("model", "eos_token_ids"), [320], "token 320"),
         (("lookahead", "length"), 5, "lookahead.length 5"),
         (("lookahead", "acceptance_per_position"), [0.5] * 9, "lookahead.acceptance_per_position"),
+        (("lookahead", "acceptance_per_position_sampled"), [0.5] * 9, "lookahead.acceptance_per_position_sampled"),
         (("rule",), "rejection", "rule is rejection"),
         (("plans", 2, "drafts"), 2, "drafts of plan verify-1"),
         (("plans", 3, "groups"), [1, 0], "groups of plan fused-1"),
@@ -142,3 +143,11 @@ def test_a_manifest_of_another_model_is_refused(tiny_bundle: Path, adapter_bundl
     replace(tmp_path / FILE_NAME, (tiny_bundle / FILE_NAME).read_bytes())
     with pytest.raises(PassError):
         load(tmp_path, "cpu", verify=False)
+
+
+def test_bundles_of_before_the_sampled_acceptance_was_stated(tiny_bundle: Path, tmp_path: Path):
+    document, bundle = real_document(tiny_bundle), linked(tiny_bundle, tmp_path)
+    del document["lookahead"]["acceptance_per_position_sampled"]
+    replace(bundle / FILE_NAME, json.dumps(document).encode())
+    with load(bundle, "cpu", threads=1, verify=False) as session:
+        assert session.manifest.lookahead.acceptance_per_position_sampled == ()

@@ -40,7 +40,9 @@ TENSOR, SAMPLE, RECORD = "lookahead", "base_sample", "pass"
 class TrainingRecord(BaseModel):
     """What was trained, on what, how: the metadata of a weights file.
 
-    acceptance: the share of held-out places where drafts 1..i are all right, greedy, for i = 1..L.
+    acceptance: the share of places where drafts 1..i are all right, greedy, for i = 1..L: on held-out sequences of the
+    training run, until `pass-train evaluate --record` states it for its prompts; and acceptance_sampled, at temperature
+    0.8, which is empty until then.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,6 +59,7 @@ class TrainingRecord(BaseModel):
     recipe: dict[str, Any]
     tools: dict[str, str]
     acceptance: tuple[float, ...] = ()
+    acceptance_sampled: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,37 @@ def write_lookahead(
     write_whole(path, save(tensors, metadata={RECORD: record.model_dump_json()}))  # save_file would make it private
 
 
-def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead:
-    """The first `length` look-ahead rows of a file, and its adapter; PassError if they are not for `model`."""
+def read_record(path: Path) -> TrainingRecord:
+    """Of a file that pass-train wrote; PassError where it is none."""
+    return _read_trained(path)[1]
+
+
+def record_acceptance(path: Path, greedy: tuple[float, ...], sampled: tuple[float, ...]) -> None:
+    """State other figures in a file of pass-train's, and leave its tensors as they are."""
+    tensors, record = _read_trained(path)
+    record = record.model_copy(update={"acceptance": greedy, "acceptance_sampled": sampled})
+    write_whole(path, save(tensors, metadata={RECORD: record.model_dump_json()}))
+
+
+def _read_trained(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord]:
+    tensors, record = _read_file(path)
+    if record is None:
+        raise PassError(f"{path} has no record of a training: only files of pass-train can state figures")
+    return tensors, record
+
+
+def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord | None]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            record = _record(path, file.metadata() or {})
+            return tensors, _record(path, file.metadata() or {})
     except (OSError, SafetensorError) as error:
         raise PassError(f"cannot read look-ahead weights from {path}: {error}") from None
+
+
+def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead:
+    """The first `length` look-ahead rows of a file, and its adapter; PassError if they are not for `model`."""
+    tensors, record = _read_file(path)
     if record is not None and not same_base(tensors.get(SAMPLE, torch.empty(0)), base_sample(model)):
         raise PassError(
             f"{path} was trained for another model ({record.base}); train look-ahead weights for this one "

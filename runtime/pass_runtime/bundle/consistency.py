@@ -39,8 +39,9 @@ def _of_model(manifest: Manifest) -> Iterator[str]:
     for token in (model.bos_token_id, *model.eos_token_ids):
         if token is not None and not 0 <= token < model.vocab_size:
             yield f"token {token} is not in the vocabulary of {model.vocab_size} (model.vocab_size)"
-    if len(manifest.lookahead.acceptance_per_position) > manifest.lookahead.length:
-        yield "lookahead.acceptance_per_position is longer than lookahead.length"
+    for name in ("acceptance_per_position", "acceptance_per_position_sampled"):
+        if len(getattr(manifest.lookahead, name)) > manifest.lookahead.length:
+            yield f"lookahead.{name} is longer than lookahead.length"
 
 
 def _of_trunk(manifest: Manifest) -> Iterator[str]:

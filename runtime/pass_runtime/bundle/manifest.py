@@ -129,17 +129,22 @@ class ModelInfo(_Strict):
     eos_token_ids: tuple[int, ...] = Field(strict=False)
 
 
+Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(strict=False)]
+
+
 class LookaheadInfo(_Strict):
     """L, where the look-ahead embeddings came from, and the rank of the adapter on look-ahead rows (0: none).
 
-    acceptance_per_position: the share of steps in which drafts 1..i were all right, measured in training; or empty.
+    acceptance_per_position: the share of steps in which drafts 1..i were all right, greedy, as the weights state it; or
+    empty. acceptance_per_position_sampled: the same at temperature 0.8.
     """
 
     length: int = Field(ge=1, le=MAX_LOOKAHEAD)
     trained: bool
     source: str
     adapter_rank: int = Field(ge=0)
-    acceptance_per_position: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(strict=False)
+    acceptance_per_position: Shares
+    acceptance_per_position_sampled: Shares = ()
 
 
 Numbers = Annotated[tuple[int, ...], Field(strict=False)]

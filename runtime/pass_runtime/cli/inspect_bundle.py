@@ -96,7 +96,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     model, lookahead = found["model"], found["lookahead"]
     tails = [info["bytes"] for name, info in found["files"].items() if name.startswith("tail.")]
     others = {name: info["bytes"] for name, info in found["files"].items() if not name.startswith("tail.")}
-    rank, rates = lookahead["adapter_rank"], lookahead["acceptance_per_position"]
+    rank = lookahead["adapter_rank"]
     return [
         ("model", f"{model['name']} ({model['family']})"),
         ("source", model["source"]),
@@ -109,7 +109,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("look-ahead", f"L={lookahead['length']}, {'trained' if lookahead['trained'] else 'untrained'}"),
         ("look-ahead weights", lookahead["source"]),
         ("adapter", f"rank {rank}, on look-ahead rows" if rank else "none"),
-        ("drafts 1..i right", " ".join(f"{rate:.2f}" for rate in rates) or "not measured"),
+        ("drafts 1..i right", _shares(lookahead["acceptance_per_position"])),
+        ("  at T=0.8", _shares(lookahead["acceptance_per_position_sampled"])),
         ("rule", found["rule"]),
         ("files", f"{len(found['files'])}, {_size(found['bytes'])}" + (", all verified" if found["verified"] else "")),
         *((f"  {name}", _size(size)) for name, size in others.items()),
@@ -118,6 +119,10 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("made with", _listed([f"{name} {version}" for name, version in found["tools"].items()])),
         ("format", f"version {found['version']}, noise {found['noise']['scheme']}"),
     ]
+
+
+def _shares(shares: list[float]) -> str:
+    return " ".join(f"{share:.2f}" for share in shares) or "not measured"
 
 
 def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:

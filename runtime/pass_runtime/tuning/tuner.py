@@ -23,8 +23,6 @@ ADVANTAGE = 1.10
 measured times and on acceptance elsewhere."""
 KEEP = 1.03
 """A plan that promises less than this against plain decoding is given up for it."""
-SAMPLED = 0.6
-"""What is left of the stated greedy acceptance when tokens are sampled (0.52 and 0.67 in SmolLM2's model card)."""
 UNKNOWN = 0.1
 """Acceptance rate of drafts that nobody has measured."""
 TEXT_PRIOR = 0.6
@@ -53,19 +51,17 @@ class PlanTuner:
         times: PassTimes,
         lookahead: int,
         acceptance: Sequence[float],
-        discount: float = 1.0,
         *,
         exactly: int | None = None,
         follow: bool = False,
     ) -> None:
-        """acceptance: by position, as the bundle states it (see `LookaheadInfo`); empty where nobody measured it.
+        """acceptance: by position, for the kind of decoding at hand (see `LookaheadInfo`); empty where it is not known.
 
-        discount: the part of a stated rate to expect at first (SAMPLED where tokens are sampled).
         exactly: the only look-ahead that there are plans for, with full groups (see `Capabilities.lookahead`).
         follow: whether `times` change with what passes turn out to take.
         """
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
-        prior = [*(rate * discount for rate in rates), *[UNKNOWN] * lookahead][:lookahead]
+        prior = [*rates, *[UNKNOWN] * lookahead][:lookahead]
         self.times, self.lookahead, self._exactly = times, lookahead, exactly
         self.drafts = Acceptance(prior)
         self.texts: dict[int, Acceptance] = {}

@@ -6,14 +6,25 @@ from collections.abc import Callable, Sequence
 
 from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.capabilities import Capabilities
-from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.manifest import LookaheadInfo, Manifest
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.tuning.pass_times import PassTimes, Points, measure, probe_plans
-from pass_runtime.tuning.tuner import SAMPLED, PlanTuner
+from pass_runtime.tuning.tuner import PlanTuner
 
 IdlePass = Callable[[PassKind], tuple[float, float]]
 """Seconds of trunk and tail in a pass that leaves no trace (`pass_runtime.decode.runner.Runner.idle_pass`)."""
+
+UNSTATED = 0.6
+"""What is left of each rate of acceptance when tokens are sampled, where a bundle states the greedy ones alone."""
+
+
+def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float, ...]:
+    """By position, as the bundle states it for this kind of decoding; derived where it does not."""
+    greedy, sampled = lookahead.acceptance_per_position, lookahead.acceptance_per_position_sampled
+    if sampler == "greedy" or sampled:
+        return greedy if sampler == "greedy" else sampled
+    return tuple(share * UNSTATED**i for i, share in enumerate(greedy, 1))
 
 
 class Tuners:
@@ -41,8 +52,7 @@ class Tuners:
         return PlanTuner(
             self._times(sampler),
             lookahead.length,
-            lookahead.acceptance_per_position,
-            1.0 if sampler == "greedy" else SAMPLED,
+            stated_acceptance(lookahead, sampler),
             exactly=self._capabilities.lookahead,
             follow=True,
         )

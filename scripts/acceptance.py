@@ -1,0 +1,132 @@
+"""Tokens per pass through the runtime, on the prompts of `pass-train evaluate`, beside what that expects.
+
+    pass-train evaluate WEIGHTS --model smollm2-135m --json > figures.json
+    python scripts/acceptance.py build/smollm2-135m --weights-figures figures.json
+
+Prompts, seeds, temperatures, the places that count and the loops that are left out are the same, so the two differ by
+near-ties alone, where one text goes on in another way. A bundle of other numbers (int4, w8a8) writes other texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from pass_runtime import load
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.options import GenerateOptions
+from pass_runtime.session import Session
+from pass_runtime.testing.real_use import ALL, KINDS, MARGIN, Passes, Prompt, count_passes, read_use, stretches
+
+PROMPTS = Path(__file__).parents[1] / "exporter" / "pass_trainer" / "prompts" / "evaluation.jsonl"
+PLANS = ("two-pass", "fused")
+Taus = dict[str, dict[str, Passes]]
+"""By kind of prompt and plan."""
+
+
+def encode(session: Session, prompt: Prompt) -> list[int]:
+    """As the trainer does."""
+    if prompt.kind == "chat" and session.chat_template is not None:
+        return session.encode_chat([{"role": "user", "content": prompt.text}])
+    return session.encode(prompt.text)
+
+
+def passes_of(session: Session, prompt: Prompt, options: GenerateOptions, tokens: int) -> tuple[Passes, Passes]:
+    """Of one answer: where it counts, and in its loop."""
+    written: list[int] = []
+    sizes = []
+    for emitted in session.generate_ids(encode(session, prompt), options):
+        written += emitted
+        sizes.append(len(emitted))
+    main, looping = (count_passes(sizes, where) for where in stretches(written, tokens))
+    return main, looping
+
+
+def measure(
+    session: Session,
+    prompts: Sequence[Prompt],
+    temperature: float,
+    top_k: int,
+    lookahead: int,
+    tokens: int,
+    shown: Callable[[Sequence[Prompt]], Iterator[Prompt]] = iter,
+) -> tuple[Taus, Taus]:
+    """Passes where they count, and in loops."""
+    kinds = [kind for kind in KINDS if any(prompt.kind == kind for prompt in prompts)]
+    main, looping = ({kind: dict.fromkeys(PLANS, Passes()) for kind in (*kinds, ALL)} for _ in range(2))
+    for prompt in shown(prompts):
+        for plan in PLANS:
+            options = GenerateOptions(
+                tokens + MARGIN, SamplingParams(temperature, top_k, seed=prompt.seed), plan=plan, lookahead=lookahead
+            )
+            found = passes_of(session, prompt, options, tokens)
+            for sums, passes in zip((main, looping), found, strict=True):
+                for kind in (prompt.kind, ALL):
+                    sums[kind][plan] += passes
+    return main, looping
+
+
+def table(found: dict[str, tuple[Taus, Taus]], expected: dict[str, Any]) -> Table:
+    """Tau of every plan: through the runtime, and as `pass-train evaluate` expects it."""
+    shown = Table()
+    for heading in ("temperature", "prompts", *(f"tau {plan}{of}" for plan in PLANS for of in ("", ", expected"))):
+        shown.add_column(heading, no_wrap=True)
+    shown.add_column("tau in loops")
+    for temperature, (main, looping) in found.items():
+        for kind, taus in main.items():
+            theirs = expected.get(temperature, {}).get(kind, {}).get("tau", {})
+            cells = [
+                text
+                for plan in PLANS
+                for text in (f"{taus[plan].tau:.3f}", f"{theirs[plan]:.3f}" if plan in theirs else "-")
+            ]
+            loops = " ".join(f"{looping[kind][plan].tau:.2f}" if looping[kind][plan].passes else "-" for plan in PLANS)
+            shown.add_row(temperature, kind, *cells, loops)
+    return shown
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--prompts", type=click.Path(path_type=Path), default=PROMPTS, help="JSON lines: id, kind, prompt.")
+@click.option("--tokens", type=click.IntRange(min=2), default=128, show_default=True, help="After each prompt.")
+@click.option("--temperatures", default="0,0.8,1.0", show_default=True)
+@click.option("--top-k", default=0, show_default=True)
+@click.option("--lookahead", default=4, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--threads", default=0, show_default=True)
+@click.option("--weights-figures", type=click.Path(exists=True, path_type=Path), help="What evaluate --json printed.")
+@one_line_errors
+def main(
+    bundle: Path,
+    prompts: Path,
+    tokens: int,
+    temperatures: str,
+    top_k: int,
+    lookahead: int,
+    device: str,
+    threads: int,
+    weights_figures: Path | None,
+) -> None:
+    """Print tau by temperature and kind of prompt."""
+    interrupt_on_signals()
+    asked, console = read_use(prompts), Console(stderr=True)
+    expected = json.loads(weights_figures.read_text())["temperatures"] if weights_figures is not None else {}
+    found = {}
+    with load(bundle, device, threads=threads) as session:
+        for temperature in map(float, temperatures.split(",")):
+            name = f"{temperature:g}"
+            shown = lambda prompts, name=name: track(prompts, f"temperature {name}", console=console, transient=True)  # noqa: E731
+            found[name] = measure(session, asked, temperature, top_k, lookahead, tokens, shown)
+    Console().print(table(found, expected))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Where loops start, which part of a text counts, and passes over it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pass_runtime.testing.loops import FEWEST, LONGEST_PERIOD, REPEATS, loop_start
+from pass_runtime.testing.real_use import Passes, count_passes, stretches
+
+DISTINCT = st.integers(0, 60).map(lambda size: list(range(1000, 1000 + size)))
+"""Text that repeats nothing."""
+PERIODS = st.integers(1, LONGEST_PERIOD).map(lambda period: list(range(period)))
+
+
+def needed(period: int) -> int:
+    """Tokens of a loop that is found wherever it stands."""
+    return max(REPEATS * period, FEWEST)
+
+
+@settings(deadline=None)
+@given(DISTINCT, PERIODS, st.integers(0, 100), DISTINCT)
+def test_a_loop_starts_behind_its_first_period(before, period, more, after):
+    length = needed(len(period)) + more
+    loop = [period[i % len(period)] for i in range(length)]
+    text = [*before, *loop, *(token + 5000 for token in after)]
+    assert loop_start(text) == len(before) + len(period)
+
+
+@settings(deadline=None)
+@given(DISTINCT, PERIODS, st.integers(0, 200), st.integers(1, 9))
+def test_too_few_repeats_are_none(before, period, length, after):
+    length %= needed(len(period))
+    loop = [period[i % len(period)] for i in range(length)]
+    assert loop_start([*before, *loop, *range(2000, 2000 + after)]) is None
+
+
+@settings(deadline=None)
+@given(DISTINCT, PERIODS)
+def test_a_text_that_is_cut_off_in_its_second_repeat_loops(before, period):
+    times = -(-max(2 * len(period), FEWEST) // len(period))
+    assert loop_start([*before, *period * times]) == len(before) + len(period)
+    if 2 * len(period) > FEWEST:
+        assert loop_start([*before, *period, *period[:-1]]) is None
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2), max_size=120))
+def test_what_is_found_does_repeat(text):
+    """From the start on some period stands again, over as many tokens as a loop has at least."""
+    start = loop_start(text)
+    if start is None:
+        return
+    runs = {}
+    for period in range(1, min(LONGEST_PERIOD, start) + 1):
+        run = 0
+        while start + run < len(text) and text[start + run] == text[start + run - period]:
+            run += 1
+        runs[period] = run
+    assert any(run + period >= FEWEST and run >= period for period, run in runs.items())
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 1), max_size=150), st.lists(st.integers(0, 1), max_size=50))
+def test_a_longer_text_has_no_later_loop(text, more):
+    """But for one that is a loop only because the text ends there."""
+    start, longer = loop_start([*text, 7]), loop_start([*text, 7, *more])
+    assert start is None or (longer is not None and longer <= start)
+
+
+def test_nothing_repeats_in_short_texts():
+    assert loop_start([]) is None and loop_start([1] * (FEWEST - 1)) is None
+    assert loop_start([1] * FEWEST) == 1
+
+
+def test_what_counts():
+    text = [*range(100), *[5, 6, 7] * 40]
+    assert stretches(text, 128) == (range(103), range(103, 128))
+    assert stretches(text, 90) == (range(90), range(90, 90))
+    assert stretches(text[:50], 128) == (range(50), range(50, 50))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 5), max_size=40), st.integers(0, 60), st.integers(0, 60))
+def test_passes_are_counted_where_they_begin(sizes, first, more):
+    cut, end = first, first + more
+    begins = [sum(sizes[:i]) for i in range(len(sizes))]
+    expected = [size for begin, size in zip(begins, sizes, strict=True) if cut <= begin < end]
+    assert count_passes(sizes, range(cut, end)) == Passes(len(expected), sum(expected))
+    assert count_passes(sizes, range(end)) == count_passes(sizes, range(cut)) + count_passes(sizes, range(cut, end))
+
+
+def test_tau():
+    assert Passes(4, 6).tau == pytest.approx(1.5) and Passes().tau == 0

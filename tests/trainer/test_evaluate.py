@@ -1,0 +1,239 @@
+"""`pass-train evaluate`: its drafts are the runtime's, its walk is the runtime's, and its texts are the runtime's."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pass_exporter.model.head import new_head
+from pass_exporter.model.load import load_model
+from pass_exporter.model.registry import resolve
+from pass_runtime import load
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.errors import PassError
+from pass_runtime.options import GenerateOptions
+from pass_runtime.testing.lossless import first_difference
+from pass_runtime.testing.real_use import ALL, KINDS, MARGIN, Passes, Prompt, read_use
+from pass_trainer import held_out, writing
+from pass_trainer.drafter import Drafter
+from pass_trainer.drafts import drafts_of
+from pass_trainer.figures import Figures, by_kind, found_in, fused_sizes, survivors, two_pass_sizes
+from pass_trainer.held_out import PROMPTS, EvaluateConfig, evaluate
+from pass_trainer.tables import HEADINGS, markdown, rows_of
+
+TOKENS, LOOKAHEAD = 40, 4
+
+
+class Silent:
+    def phase(self, _name: str):
+        return lambda _done, _total, _note="": None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setenv("PASS_CACHE", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    texts = ["who is the fox?", "The quick brown", "def add(a, b):", "Tell me of the dog", "Über", "for i in"]
+    lines = [{"id": f"{i}", "kind": KINDS[i % 3], "prompt": text} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model: Path, adapter_weights: Path, prompts: Path) -> EvaluateConfig:
+    return EvaluateConfig(
+        str(tiny_model), adapter_weights, prompts, TOKENS, (0.0, 0.8), lookahead=LOOKAHEAD, device="cpu"
+    )
+
+
+def load_script():
+    path = Path(__file__).parents[2] / "scripts" / "acceptance.py"
+    spec = importlib.util.spec_from_file_location("acceptance", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.8, 0), (2.0, 7), (9.0, 0)])
+def test_it_expects_what_the_runtime_does(config, adapter_bundle, prompts, temperature, top_k):
+    """Tau of both plans, exactly: in fp32 no near-tie parts these texts. The hotter, the more drafts are right, since
+    what is drawn comes to depend on the shared noise alone."""
+    asked = read_use(prompts)
+    config = EvaluateConfig(**{**vars(config), "temperatures": (temperature,), "top_k": top_k})
+    (expected,) = evaluate(config, Silent()).values()
+    with load(adapter_bundle) as session:
+        main, looping = load_script().measure(session, asked, temperature, top_k, LOOKAHEAD, TOKENS)
+    assert list(main) == list(expected) == [*KINDS, ALL]
+    for kind, found in expected.items():
+        assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
+        assert looping[kind] == {"two-pass": found.looping.two_pass, "fused": found.looping.fused}
+    right = expected[ALL].main.right
+    assert right[0] > 0 and (temperature < 9 or right[2] > 10)
+
+
+def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
+    """Accepted or not: every pass leaves what the trainer drew behind that place."""
+    seen = []
+    monkeypatch.setattr(held_out, "found_in", lambda drafts, written, tokens: seen.append((drafts, written)))
+    monkeypatch.setattr(held_out, "by_kind", lambda *_: {})
+    evaluate(config, Silent())
+    greedy, sampled = seen[:6], seen[6:]
+    session, asked = load(adapter_bundle), read_use(config.prompts)
+    for temperature, texts in ((0.0, greedy), (0.8, sampled)):
+        for prompt, (drafts, written) in zip(asked, texts, strict=True):
+            options = GenerateOptions(
+                TOKENS + MARGIN, SamplingParams(temperature, seed=prompt.seed), "fused", lookahead=LOOKAHEAD
+            )
+            ids = load_script().encode(session, prompt)
+            stream = session.generate_ids(ids, options)
+            begin = 0
+            for emitted in stream:
+                if begin and begin - 1 < len(drafts):
+                    right = sum(survivors(drafts[begin - 1].tolist(), written[begin:]))
+                    assert len(emitted) == min(1 + right, len(written) - begin)
+                begin += len(emitted)
+            assert first_difference(session, ids, options, written, stream.token_ids) is None
+    session.close()
+
+
+def test_the_writing_is_made_once(config, monkeypatch, cache):
+    found = evaluate(config, Silent())
+    monkeypatch.setattr(writing.Writer, "_write", lambda *_: pytest.fail("written again"))
+    assert evaluate(config, Silent()) == found
+    baseline = EvaluateConfig(**{**vars(config), "weights": None})
+    assert evaluate(baseline, Silent()) != found
+    for path in cache.glob("written/*.json"):
+        path.write_text("[")
+    with pytest.raises(PassError, match="damaged"):
+        evaluate(config, Silent())
+    for path in cache.glob("written/*.json"):
+        path.unlink()
+
+
+def test_batches_do_not_change_what_is_written(config, monkeypatch):
+    texts = []
+    for size in (40, 4):
+        monkeypatch.setattr(writing, "BATCH", size)
+        loaded = load_model(resolve(config.model), "fp32")
+        asked = [
+            writing.Asked(writing.encode(loaded.tokenizer, prompt), SamplingParams(0.8, seed=prompt.seed))
+            for prompt in read_use(config.prompts)
+        ]
+        texts.append(writing.Writer(loaded.model, loaded.eos_token_ids, 20, "")._write(asked, lambda *_: None))
+    assert texts[0] == texts[1] and len(set(map(tuple, texts[0]))) == len(texts[0])
+
+
+def test_with_a_head_a_draft_depends_on_those_before_it(tiny_model: Path):
+    """Drawn one by one, the head told what was drawn: not what the text has there."""
+    base = load_model(resolve(str(tiny_model)), "fp32").model
+    drafter = Drafter(base, torch.randn(3, 64, generator=torch.Generator().manual_seed(2)), None)
+    head = new_head(base.get_input_embeddings().weight, 8, 16, torch.Generator().manual_seed(0))
+    tokens = torch.randint(2, 300, (20,), generator=torch.Generator().manual_seed(3)).tolist()
+    anchors, greedy = range(4, 12), lambda logits, _positions: logits.argmax(-1)
+    plain = drafts_of(drafter, None, tokens, anchors, 3, greedy)
+    assert np.array_equal(drafts_of(drafter, head, tokens, anchors, 3, greedy), plain)  # it adds nothing yet
+    with torch.no_grad():
+        head.out.normal_(std=20, generator=torch.Generator().manual_seed(1))
+    with_head = drafts_of(drafter, head, tokens, anchors, 3, greedy)
+    assert not np.array_equal(with_head, plain)
+    for place, anchor in enumerate(anchors):
+        known = tokens[: anchor + 2]
+        for j in range(3):  # what a pass over exactly this text would draft, by the head's own definition
+            embeddings = torch.cat([base.get_input_embeddings()(torch.tensor(known[:-1])), drafter.lookahead[:3]])
+            hidden = base.model(inputs_embeds=embeddings[None]).last_hidden_state[:, -3:]
+            before = torch.tensor([[known[-1], *with_head[place, :2]]])
+            ids, logits = head(hidden, base.lm_head(hidden), before, torch.arange(3)[None])
+            assert int(ids[0, j, logits[0, j].argmax()]) == with_head[place, j]
+
+
+def reference_walk(accepted: list[int], length: int, *, two_pass: bool) -> list[int]:
+    """Pass by pass, as a runtime counts: `left` are the right ones among the drafts that the last pass left."""
+    sizes, written, left = [], 0, None
+    while written < length:
+        verifies = left is not None
+        size = min(1 + (left if verifies else 0), length - written)
+        sizes.append(size)
+        written += size
+        drafts_now = not two_pass or not verifies
+        place = written - 1
+        if drafts_now and place >= len(accepted):
+            break
+        left = accepted[place] if drafts_now else None
+    return sizes
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 60))
+def test_the_walk(accepted, length):
+    accepted = [min(count, length - 1 - place) for place, count in enumerate(accepted[: length - 1])]
+    assert list(fused_sizes(accepted, length)) == reference_walk(accepted, length, two_pass=False)
+    assert list(two_pass_sizes(accepted, length)) == reference_walk(accepted, length, two_pass=True)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(2, 50), st.data())
+def test_counts(written, tokens, data):
+    """Against counting by hand; figures of texts add up to those of all."""
+    places = min(len(written), tokens) - 1
+    drafts = np.array([data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3)) for _ in range(places)])
+    found = found_in(drafts, written, tokens)
+    both = found.main + found.looping
+    for j, (tried, right) in enumerate(itertools.zip_longest(both.tried, both.right)):
+        reached = [
+            k
+            for k in range(places)
+            if k + 1 + j < len(written) and all(drafts[k, i] == written[k + 1 + i] for i in range(j))
+        ]
+        assert tried == len(reached)
+        assert right == sum(drafts[k, j] == written[k + 1 + j] for k in reached)
+    sums = by_kind(["chat", "code", "chat"], [found, found, found], 3)
+    assert list(sums) == ["chat", "code", ALL] and sums[ALL] == sums["chat"] + sums["code"]
+    assert sums[ALL].main.places == 3 * found.main.places
+
+
+def test_figures():
+    figures = Figures((10, 5, 2), (5, 2, 0), Passes(10, 12), Passes(8, 12))
+    assert figures.survival == [0.5, 0.4, 0.0] and figures.chain == [0.5, 0.2, 0.0]
+    assert figures.accepted == pytest.approx(0.7) and figures.places == 10
+    assert figures.as_json()["tau"] == {"two-pass": 1.2, "fused": 1.5}
+    assert Figures.none(2).chain == [0.0, 0.0]
+
+
+def test_tables(config):
+    report = {name: {ALL: found[ALL].as_json()} for name, found in evaluate(config, Silent()).items()}
+    whole = config.as_json() | {"temperatures": report}
+    rows = rows_of(whole)
+    assert [row[0] for row in rows] == ["greedy", "T=0.8"] and {len(row) for row in rows} == {len(HEADINGS)}
+    one, two = markdown({"a": whole}).splitlines(), markdown({"a": whole, "b": whole}).splitlines()
+    assert one[0].startswith("| decoding |") and two[0].startswith("| weights | decoding |")
+    assert [line.split(" | ")[0] for line in two[2:6]] == ["| a", "| a", "| b", "| b"]
+    assert "6 prompts" in "\n".join(one) and "L = 4" in "\n".join(one)
+
+
+def test_the_prompts_that_come_with_it():
+    prompts = read_use(PROMPTS)
+    assert [sum(prompt.kind == kind for prompt in prompts) for kind in KINDS] == [40, 20, 20]
+    assert len({prompt.seed for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 80
+    assert Prompt("a", "chat", "b").seed == Prompt("a", "text", "c").seed  # of the id alone
+
+
+@pytest.mark.parametrize("change", [{"tokens": 1}, {"lookahead": 0}, {"temperatures": (-1.0,)}, {"top_k": -1}])
+def test_wrong_settings(config, change):
+    with pytest.raises(PassError):
+        EvaluateConfig(**{**vars(config), **change})
