@@ -129,8 +129,18 @@ class ModelInfo(_Strict):
     eos_token_ids: tuple[int, ...] = Field(strict=False)
 
 
+class HeadInfo(_Strict):
+    """The draft head of the bundle's tails (`pass_runtime.bundle.head`): numbers of a row of its table, and of a state,
+    and how many blocks of the noise its candidates are."""
+
+    rank: int = Field(gt=0)
+    width: int = Field(gt=0)
+    blocks: int = Field(gt=0)
+
+
 class LookaheadInfo(_Strict):
-    """L, where the look-ahead embeddings came from, and the rank of the adapter on look-ahead rows (0: none).
+    """L, where the look-ahead embeddings came from, the rank of the adapter on look-ahead rows (0: none), and the draft
+    head that chooses their drafts; null where they are chosen as any token is.
 
     acceptance_per_position: the share of steps in which drafts 1..i were all right, measured in training; or empty.
     """
@@ -140,6 +150,12 @@ class LookaheadInfo(_Strict):
     source: str
     adapter_rank: int = Field(ge=0)
     acceptance_per_position: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(strict=False)
+    head: HeadInfo | None = None
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the trunk must know which of a window's rows are look-ahead rows."""
+        return self.adapter_rank > 0 or self.head is not None
 
 
 Numbers = Annotated[tuple[int, ...], Field(strict=False)]

@@ -109,6 +109,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("look-ahead", f"L={lookahead['length']}, {'trained' if lookahead['trained'] else 'untrained'}"),
         ("look-ahead weights", lookahead["source"]),
         ("adapter", f"rank {rank}, on look-ahead rows" if rank else "none"),
+        ("draft head", _head(lookahead["head"])),
         ("drafts 1..i right", " ".join(f"{rate:.2f}" for rate in rates) or "not measured"),
         ("rule", found["rule"]),
         ("files", f"{len(found['files'])}, {_size(found['bytes'])}" + (", all verified" if found["verified"] else "")),
@@ -118,6 +119,12 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("made with", _listed([f"{name} {version}" for name, version in found["tools"].items()])),
         ("format", f"version {found['version']}, noise {found['noise']['scheme']}"),
     ]
+
+
+def _head(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "none"
+    return f"rank {found['rank']}, width {found['width']}, among the best {found['blocks']} blocks of tokens"
 
 
 def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
