@@ -105,6 +105,8 @@ def test_each_request_gets_what_its_own_tail_gives_it_alone(sampler, rule, head,
             for name in set(alone) - {"emitted"}:
                 # ONNX Runtime adds up several rows in another order than one: the last bit of a normalized row.
                 rounding = 1e-6 if name == "next_draft_probs" and own.sampler == "truncated" else 0
+                # And multiplies them otherwise, in the head: the last bits of logits, which probabilities blow up.
+                rounding = 1e-4 if name == "next_draft_probs" and head else rounding
                 assert np.allclose(out[name][row], alone[name], rtol=rounding, atol=0), name
 
 

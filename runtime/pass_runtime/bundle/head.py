@@ -88,10 +88,12 @@ def file_size(places: Mapping[str, Place]) -> int:
 
 def map_head(file: Path, places: Mapping[str, Place]) -> Head:
     """The arrays in the memory of their file."""
-    data: dict[str, Any] = {
-        name: np.memmap(file, place.dtype, "r", place.offset, place.shape) for name, place in places.items()
+    data = np.memmap(file, np.uint8, "r")
+    arrays: dict[str, Any] = {
+        name: data[place.offset : place.offset + place.size].view(place.dtype).reshape(place.shape)
+        for name, place in places.items()
     }
-    return Head(**data)
+    return Head(**arrays)
 
 
 def has_subset(vocab_size: int) -> bool:
