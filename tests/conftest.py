@@ -120,8 +120,9 @@ def random_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return export_bundle(tiny_model, output, lookahead=6, lookahead_weights=weights)
 
 
-def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int = 4) -> Path:
-    """A weights file as pass-train writes it for `model`, with random embeddings and a random adapter."""
+def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int = 4, head_rank: int = 0) -> Path:
+    """A weights file as pass-train writes it for `model`, with random embeddings; with a random adapter where it has a
+    rank, and a random draft head where that has one."""
     import torch
 
     from pass_exporter.model.fingerprint import base_sample
@@ -131,14 +132,32 @@ def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int 
     from pass_trainer.drafter import new_adapter
 
     base, generator = load_model(resolve(str(model)), "fp32").model, torch.Generator().manual_seed(1)
-    adapter = new_adapter(base, rank, generator)
+    adapter = new_adapter(base, rank, generator) if rank else None
     with torch.no_grad():
-        for b in adapter.lora_B:
+        for b in adapter.lora_B if adapter else ():
             b.normal_(generator=generator)
-    record = TrainingRecord(base="tiny", lookahead=lookahead, adapter="lora", rank=rank, steps=0, recipe={}, tools={})
+    head = random_head(base.get_input_embeddings().weight, head_rank) if head_rank else None
+    sizes = {"rank": rank, "head_rank": head_rank, "head_width": 24 if head_rank else 0}
+    record = TrainingRecord(
+        base="tiny", lookahead=lookahead, adapter="lora" if rank else "none", **sizes, steps=0, recipe={}, tools={}
+    )
     embeddings = torch.randn(lookahead, base.config.hidden_size, generator=generator)
-    write_lookahead(path, embeddings, adapter, None, base_sample(base), record)
+    write_lookahead(path, embeddings, adapter, head, base_sample(base), record)
     return path
+
+
+def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2):
+    """A draft head that moves logits by a few units: in float16, as files hold it."""
+    import torch
+
+    from pass_exporter.model.head import DraftHead, new_head
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors = new_head(embeddings, rank, width, generator).tensors()
+    tensors["head.bias"] = torch.randn(width, generator=generator)
+    tensors["head.state"] = tensors["head.state"] * 10
+    tensors["head.out"] = torch.randn(rank, width, generator=generator) / 2
+    return DraftHead({name.removeprefix("head."): tensor.half() for name, tensor in tensors.items()})
 
 
 @pytest.fixture(scope="session")
@@ -151,3 +170,20 @@ def adapter_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: py
     """The tiny Llama with random embeddings and a random adapter on its look-ahead rows, L=8."""
     output = tmp_path_factory.mktemp("bundles") / "adapter"
     return export_bundle(tiny_model, output, lookahead=8, lookahead_weights=adapter_weights)
+
+
+@pytest.fixture(scope="session")
+def head_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `adapter_bundle`, with a random draft head besides."""
+    directory = tmp_path_factory.mktemp("head")
+    weights = write_random_weights(tiny_model, directory / "lookahead.safetensors", lookahead=8, head_rank=12)
+    return export_bundle(tiny_model, directory / "bundle", lookahead=8, lookahead_weights=weights)
+
+
+@pytest.fixture(scope="session")
+def subset_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft head that sees half of a vocabulary of 1024, and no adapter, L=4."""
+    directory = tmp_path_factory.mktemp("subset")
+    model = make_model(directory / "model", vocab_size=1024)
+    weights = write_random_weights(model, directory / "lookahead.safetensors", lookahead=4, rank=0, head_rank=12)
+    return export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights)

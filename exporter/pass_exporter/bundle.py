@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pass_exporter.config import ExportConfig
 from pass_exporter.model.families import Geometry
+from pass_exporter.model.head import DraftHead
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.registry import Source
@@ -25,6 +26,7 @@ from pass_exporter.quantize.weights import Quantized, layer_name
 from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
+from pass_runtime.bundle import head as heads
 from pass_runtime.bundle import noise
 from pass_runtime.bundle.consistency import fed_by
 from pass_runtime.bundle.integrity import file_info
@@ -36,6 +38,7 @@ from pass_runtime.bundle.manifest import (
     FileInfo,
     Graph,
     GridInfo,
+    HeadInfo,
     LookaheadInfo,
     Manifest,
     ModelDtype,
@@ -59,24 +62,55 @@ MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "tokenizers")
 
 
-def write_tails(directory: Path, lookahead: int, vocab_size: int, rule: Rule) -> tuple[PlanInfo, ...]:
+def write_tails(
+    directory: Path, lookahead: int, vocab_size: int, rule: Rule, draft_head: DraftHead | None = None
+) -> tuple[PlanInfo, ...]:
     """tail.<plan>.<sampler>.onnx for every plan that has its own.
 
-    The random tables are in one file that all sampling tails share.
+    The random tables are in one file that all sampling tails share, the draft head in one of all that draft.
     """
-    tables = noise.noise_tables(vocab_size)
+    places = _write_noise_tables(directory, vocab_size)
+    head = None
+    if draft_head is not None:
+        head, written = _write_head(directory, draft_head)
+        places |= written
+    return tuple(_write_plan(directory, plan, vocab_size, rule, head, places) for plan in bundle_plans(lookahead))
+
+
+def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str, int]]:
+    """Name in the tails -> file and offset."""
+    places, offset = {}, 0
     with (directory / noise.TABLES_FILE).open("wb") as file:
-        for table in tables:
-            file.write(table.astype("<i4").tobytes())
-    return tuple(_write_plan(directory, plan, vocab_size, rule) for plan in bundle_plans(lookahead))
+        for name, table in zip(noise.TABLES, noise.noise_tables(vocab_size), strict=True):
+            places[name] = (noise.TABLES_FILE, offset)
+            offset += file.write(table.astype("<i4").tobytes())
+    return places
 
 
-def _write_plan(directory: Path, plan: Plan, vocab_size: int, rule: Rule) -> PlanInfo:
+def _write_head(directory: Path, draft_head: DraftHead) -> tuple[heads.Head, dict[str, tuple[str, int]]]:
+    """The arrays as tails read them, and as above."""
+    head = draft_head.arrays()
+    places = heads.layout(*head.table.shape[:1], *head.hidden.shape[:1], *head.out.shape[::-1])
+    with (directory / heads.FILE).open("wb") as file:
+        for name, place in places.items():
+            file.seek(place.offset)
+            file.write(getattr(head, name).astype(place.dtype).tobytes())
+    return head, {f"{heads.PREFIX}{name}": (heads.FILE, place.offset) for name, place in places.items()}
+
+
+def _write_plan(
+    directory: Path,
+    plan: Plan,
+    vocab_size: int,
+    rule: Rule,
+    head: heads.Head | None,
+    shared: Mapping[str, tuple[str, int]],
+) -> PlanInfo:
     tails: dict[Sampler, Graph] = {}
     for sampler in SAMPLERS:
         by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
-        model = (build_rejection_tail if by_rejection else build_tail)(plan, sampler, vocab_size)
-        _share_noise_tables(model, directory)
+        model = (build_rejection_tail if by_rejection else build_tail)(plan, sampler, vocab_size, head)
+        _share(model, directory, shared)
         name = f"tail.{plan.name}.{sampler}.onnx"
         ir.save(model, directory / name)
         tails[sampler] = graph_info(model, name)
@@ -97,24 +131,21 @@ def write_logprobs(directory: Path, vocab_size: int) -> Graph:
     return graph_info(model, LOGPROBS_FILE)
 
 
-def _share_noise_tables(model: ir.Model, directory: Path) -> None:
-    offset = 0
-    for name in noise.TABLES:
+def _share(model: ir.Model, directory: Path, shared: Mapping[str, tuple[str, int]]) -> None:
+    """Constants that are in a file of `directory` already are read from there."""
+    for name, (file, offset) in shared.items():
         value = model.graph.initializers.get(name)
-        if value is None:
-            return
-        tensor = value.const_value
-        assert tensor is not None
-        value.const_value = ir.ExternalTensor(
-            noise.TABLES_FILE,
-            offset,
-            tensor.nbytes,
-            tensor.dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=tensor.name or "",
-            base_dir=directory,
-        )
-        offset += tensor.nbytes
+        tensor = None if value is None else value.const_value
+        if value is not None and tensor is not None:
+            value.const_value = ir.ExternalTensor(
+                file,
+                offset,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=tensor.name or "",
+                base_dir=directory,
+            )
 
 
 def graph_info(model: ir.Model, file: str) -> Graph:
@@ -167,6 +198,7 @@ def write_manifest(
             adapter_rank=0 if lookahead.adapter is None else lookahead.adapter.rank,
             acceptance_per_position=() if record is None else record.acceptance[: lookahead.length],
             acceptance_per_position_sampled=() if record is None else record.acceptance_sampled[: lookahead.length],
+            head=_head_info(lookahead.head),
         ),
         trunk=trunk,
         derived=derived,
@@ -180,6 +212,10 @@ def write_manifest(
     )
     (directory / FILE_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def _head_info(head: DraftHead | None) -> HeadInfo | None:
+    return None if head is None else HeadInfo(rank=head.rank, width=head.width, blocks=heads.BLOCKS)
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:

@@ -74,7 +74,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
             save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
         trunk = files.graph_info(graph, TRUNK_FILE)
         progress.phase("writing tails, tokenizer and manifest")
-        plans = files.write_tails(directory, config.lookahead, loaded.geometry.vocab_size, config.rule)
+        plans = files.write_tails(directory, config.lookahead, loaded.geometry.vocab_size, config.rule, lookahead.head)
         derived = (write_trunk_for_cpu(directory / TRUNK_FILE),) if config.dtype == "fp32" else ()
         files.write_tokenizer(directory, loaded.tokenizer)
         manifest = files.write_manifest(directory, source, loaded, lookahead, quantized, config, trunk, derived, plans)

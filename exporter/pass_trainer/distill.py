@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
+from pass_runtime.testing.loops import loop_start
 from pass_trainer.corpus import Source, digest
-from pass_trainer.loops import loop_start
 from pass_trainer.self_prompts import SelfPrompts
 from pass_trainer.writer import Writer
 

@@ -104,15 +104,20 @@ class Driver:
         return [row[:count].tolist() for row, count in zip(emitted, counts, strict=True)]
 
 
+@pytest.fixture(scope="module", params=["tiny_bundle", "head_bundle"])
+def bundle(request):
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="module")
-def expected(tiny_bundle):
+def expected(bundle):
     """Of every prompt, by sampler."""
     sampling = {
         "greedy": SamplingParams(),
         "sample": SamplingParams(temperature=0.9, seed=SEED),
         "truncated": SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=SEED),
     }
-    with load(tiny_bundle, "cpu", threads=1) as session:
+    with load(bundle, "cpu", threads=1) as session:
         return {
             name: [
                 session.generate_ids(prompt, GenerateOptions(TOKENS, params, plan="ar", ignore_eos=True))
@@ -126,8 +131,8 @@ def expected(tiny_bundle):
 
 @pytest.mark.parametrize("sampler", ["greedy", "sample", "truncated"])
 @pytest.mark.parametrize("first", ["ar", "draft-3", "verify-2", "fused-2"])
-def test_a_bundle_driven_by_its_manifest(tiny_bundle, expected, first, sampler):
-    driver = Driver(tiny_bundle, slots=3)
+def test_a_bundle_driven_by_its_manifest(bundle, expected, first, sampler):
+    driver = Driver(bundle, slots=3)
     if sampler != "greedy":
         driver.buffers["temperature"][:] = 0.9
         driver.buffers["noise_offsets"][:] = offsets(SEED)

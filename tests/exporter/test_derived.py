@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from conftest import export_bundle, make_model
-from pass_exporter.trunk.trace import ADAPTER_INPUT, kv_names
+from pass_exporter.trunk.trace import ROWS_INPUT, kv_names
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
@@ -59,7 +59,7 @@ def run(bundle: Path, file: str, plan: Plan, batch: int = 1, capacity: int = 64)
         "logit_rows": np.arange(plan.width),
     }
     if manifest.lookahead.adapter_rank:
-        feed[ADAPTER_INPUT] = plan.lookahead_rows
+        feed[ROWS_INPUT] = plan.lookahead_rows
     for name in kv_names("past", model.layers):
         past = rng.standard_normal((len(LENGTHS), model.kv_heads, 64, model.head_dim), np.float32)
         feed[name] = np.zeros((batch, model.kv_heads, capacity, model.head_dim), model.dtype)

@@ -9,7 +9,7 @@ import pytest
 
 from pass_exporter.checks import pieces
 from pass_exporter.checks.pieces import run_in_pieces
-from pass_exporter.trunk.trace import ADAPTER_INPUT, kv_names
+from pass_exporter.trunk.trace import ROWS_INPUT, kv_names
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.bundle.plan import fused_plan
@@ -28,7 +28,7 @@ def test_a_trunk_in_pieces(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch
             "window_mask": plan.window_mask,
             "length": np.array([5]),
             "logit_rows": np.arange(plan.width),
-            ADAPTER_INPUT: plan.lookahead_rows,
+            ROWS_INPUT: plan.lookahead_rows,
         }
         shape = (1, model.kv_heads, 32, model.head_dim)
         feeds.append(feed | {n: rng.standard_normal(shape, np.float32) for n in kv_names("past", model.layers)})

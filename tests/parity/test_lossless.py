@@ -1,7 +1,7 @@
 """The promise: whatever the plan, the tokens are those of plain decoding with the same seed.
 
-The tiny bundle drafts the same token everywhere, the random one drafts nonsense, and so does the one with a random
-adapter; none of them may change the text.
+The tiny bundle drafts the same token everywhere, the random one drafts nonsense, and so do the one with a random
+adapter and the one with a random draft head; none of them may change the text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPTS = {
 TOKENS = 32
 
 
-@pytest.fixture(scope="module", params=["tiny_bundle", "random_bundle", "adapter_bundle"])
+@pytest.fixture(scope="module", params=["tiny_bundle", "random_bundle", "adapter_bundle", "head_bundle"])
 def bundle(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 

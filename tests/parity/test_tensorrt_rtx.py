@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SilentProgress, export_bundle
+from conftest import SilentProgress, export_bundle, make_model, random_head, write_random_weights
 from pass_exporter.config import EngineConfig
 from pass_exporter.engines.build import build_engines
 from pass_exporter.engines.builder import EngineBuilder, Source
@@ -182,6 +182,42 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
     )
     source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
     assert len(EngineBuilder(RTX, ("sm120",)).build(source, no_report)) > 0
+
+
+@pytest.mark.parametrize("rank", [0, 4], ids=["head", "adapter and head"])
+def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
+    """The trunk gives hidden rows, also of windows that have none; candidates are a part of the vocabulary."""
+    model = make_model(tmp_path / "model", vocab_size=1024)
+    weights = write_random_weights(model, tmp_path / "lookahead.safetensors", 2, rank, head_rank=12)
+    bundle = export_bundle(model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights, dtype="fp16")
+    built = build_engines(
+        bundle, EngineConfig("tensorrt-rtx", max_batch_size=4, compute_capability=("sm89",)), SilentProgress()
+    ).engines
+    manifest = read_manifest(bundle)
+    assert manifest.engines == (built,) and manifest.lookahead.head is not None
+    trunk = built.engines[-1]
+    assert {profile.sizes["lookahead_rows"][0] for profile in trunk.profiles} == {0, 2, 6}
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
+    import torch
+
+    from pass_exporter.bundle import write_tails
+    from pass_runtime.bundle.plan import bundle_plans
+
+    vocab = SMOLLM2_SHAPE["vocab_size"]
+    head = random_head(torch.randn(vocab, SMOLLM2_SHAPE["hidden_size"]), rank=96, width=384)
+    builder = EngineBuilder(RTX, ("sm120",))
+    infos = write_tails(tmp_path, lookahead=4, vocab_size=vocab, rule=rule, draft_head=head)
+    plans = {plan.name: plan for plan in bundle_plans(4)}
+    for info in (infos[-3], infos[-1]):
+        for sampler, graph in info.tails.items():
+            if rule == "match" or sampler != "greedy":
+                path = tmp_path / graph.file
+                profiles = tail_profiles(plans[info.name], 8192, max_batch_size=4)
+                source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
+                assert len(builder.build(source, no_report)) > 2 * vocab * 96, "the engine holds the table"
 
 
 def test_trunk_profiles_without_an_adapter_are_fewer(tiny_bundle: Path, adapter_bundle: Path):

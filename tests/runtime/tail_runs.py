@@ -11,6 +11,7 @@ from aliasing import SHARED
 
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
+from pass_runtime.bundle.head import Head
 from pass_runtime.bundle.noise import STREAMS, noise_offsets
 from pass_runtime.bundle.plan import Plan, bundle_plans, fused_plan
 from pass_runtime.bundle.sampling import SamplingParams
@@ -19,14 +20,31 @@ LOOKAHEAD = 6
 PLANS = bundle_plans(LOOKAHEAD)
 PRUNED = [fused_plan(groups) for groups in ((1, 0), (1, 1, 1), (3, 0, 3, 1), (4, 3, 2, 2, 1), (2, 6, 0, 5, 1, 1, 3))]
 POSITIONS = 800
+HIDDEN = 16
+"""Numbers of a hidden row."""
+
+
+@lru_cache(maxsize=8)
+def random_head(vocab: int) -> Head:
+    """Moves logits by about as much as they differ."""
+    rng, rank, width = np.random.default_rng(vocab), 6, 10
+
+    def matrix(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    table = matrix(vocab, rank)
+    table = (2 * table / np.linalg.norm(table, axis=1, keepdims=True)).astype(np.float16)  # or the longest would win
+    read = (matrix(HIDDEN, width) / 2, matrix(rank, width), matrix(width, width) / 3, matrix(width) / 4)
+    return Head(table, *read, matrix(width, rank) / 2)
 
 
 @lru_cache(maxsize=48)
-def tail_session(name: str, sampler: str, vocab: int, rule: str) -> ort.InferenceSession:
+def tail_session(name: str, sampler: str, vocab: int, rule: str, head: bool = False) -> ort.InferenceSession:
     """Pruned plans share the tail of the full one; greedy tails and those of `ar` are the match rule's."""
     plan = next(plan for plan in PLANS if plan.name == name)
     by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
-    return open_graph((build_rejection_tail if by_rejection else build_tail)(plan, sampler, vocab))
+    build = build_rejection_tail if by_rejection else build_tail
+    return open_graph(build(plan, sampler, vocab, random_head(vocab) if head else None))
 
 
 def open_graph(model: ir.Model) -> ort.InferenceSession:
@@ -82,15 +100,18 @@ def run_tail(
     active=None,
     rule="match",
     draft_probs=None,
+    hidden=None,
     run=run_graph,
 ) -> dict[str, np.ndarray]:
+    """hidden: the look-ahead rows that `random_head` reads, in a tail that has it."""
     vocab = logits.shape[2]
     feed = request_feed(params, active) | {
         "logits": logits,
         "input_ids": ids,
         "length": length,
         "draft_probs": draft_probs,
+        "hidden": hidden,
         "draft_rows": plan.draft_rows,
         "lookahead_ids": plan.lookahead_ids(vocab),
     }
-    return run(tail_session(plan.tail, sampler, vocab, rule), feed)
+    return run(tail_session(plan.tail, sampler, vocab, rule, hidden is not None), feed)

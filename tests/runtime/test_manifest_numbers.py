@@ -24,7 +24,7 @@ HARMLESS = {
 """Numbers that may be others, and which; floats (acceptance rates) are estimates."""
 
 
-@pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle"])
+@pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "head_bundle"])
 def original(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 

@@ -11,6 +11,7 @@ import pytest
 
 from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.backends.ort.engine import PROVIDER_OPTIONS, open_session
+from pass_runtime.bundle.head import FILE as HEAD_FILE
 from pass_runtime.bundle.noise import TABLES_FILE
 from pass_runtime.errors import PassError
 
@@ -59,13 +60,14 @@ def test_a_gpu_that_did_not_start_is_said(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="reads what is mapped from /proc")
-def test_the_noise_is_mapped_once_for_all_tails(tiny_bundle: Path):
+@pytest.mark.parametrize("name", [TABLES_FILE, HEAD_FILE])
+def test_what_tails_share_is_mapped_once(head_bundle: Path, name: str):
     def mapped() -> int:
-        return sum(TABLES_FILE in place.path for place in psutil.Process().memory_maps(grouped=False))
+        return sum(name in place.path for place in psutil.Process().memory_maps(grouped=False))
 
     gc.collect()  # sessions of other tests
     before = mapped()
-    with load(tiny_bundle, "cpu", threads=1) as session:
+    with load(head_bundle, "cpu", threads=1) as session:
         for sampling in (SamplingParams(0.8, seed=1), SamplingParams(0.8, 50, 0.9, 1)):
             for plan in ("ar", "two-pass", "fused"):
                 session.generate("fox", GenerateOptions(8, sampling, plan=plan, ignore_eos=True)).run()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from pass_exporter.trunk.trace import ADAPTER_INPUT, kv_names
+from pass_exporter.trunk.trace import ROWS_INPUT, kv_names
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import prefill_plan
@@ -77,7 +77,7 @@ def scorer(bundle: Path, manifest: Manifest) -> Callable[[npt.NDArray[np.int64]]
         "length": np.zeros(1, np.int64),
         "logit_rows": plan.logit_rows,
     }
-    feed |= {ADAPTER_INPUT: plan.lookahead_rows} if ADAPTER_INPUT in names else {}
+    feed |= {ROWS_INPUT: plan.lookahead_rows} if ROWS_INPUT in names else {}
     feed |= dict.fromkeys(kv_names("past", model.layers), cache)
 
     def logits(row: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

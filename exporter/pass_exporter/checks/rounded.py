@@ -18,7 +18,7 @@ import onnx_ir as ir
 import torch
 from transformers import PreTrainedModel
 
-from pass_exporter.checks.verify import Case, run_cases, torch_cases
+from pass_exporter.checks.verify import Case, rows_expected, run_cases, torch_cases
 from pass_exporter.checks.widen import rounds_activations
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.quantize.emulate import rounded_activations
@@ -82,10 +82,11 @@ def check_rounded(bundle: Path, manifest: Manifest, plain: Sequence[Case], round
         return 0.0
     apart, moved = 0.0, 0.0
     runs = run_cases(bundle / manifest.trunk_file("cpu"), manifest, rounded)
-    for before, case, (logits, *present) in zip(plain, rounded, runs, strict=True):
+    for before, case, outputs in zip(plain, rounded, runs, strict=True):
         start, end = case.length, case.length + case.plan.width
-        found = [logits, *(cache[:, :, start:end] for cache in present)]
-        expected, unrounded = (case.logits, *case.window), (before.logits, *before.window)
+        unrounded, expected = ([*rows_expected(c, manifest), *c.window] for c in (before, case))
+        rows = len(expected) - len(case.window)
+        found = [*outputs[:rows], *(cache[:, :, start:end] for cache in outputs[rows:])]
         apart += sum(map(_distance, found, expected))
         moved += sum(map(_distance, unrounded, expected))
     share, limit = apart / max(moved, 1e-9), LIMITS[manifest.model.dtype]

@@ -19,7 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from pass_exporter.checks.pieces import run_in_pieces
 from pass_exporter.model.lookahead import Lookahead
-from pass_exporter.trunk.trace import ADAPTER_INPUT, Trunk, kv_names
+from pass_exporter.trunk.trace import HIDDEN_OUTPUT, ROWS_INPUT, Trunk, kv_names
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import MODES, Plan, bundle_plans, prefill_plan
@@ -47,7 +47,8 @@ Array = npt.NDArray[Any]
 class Case:
     """One window after `length` committed tokens, and what torch made of it.
 
-    past, window: per layer and part (keys first), [1,KVH,length,D] and [1,KVH,Q,D]. logits: [1,Q,V].
+    past, window: per layer and part (keys first), [1,KVH,length,D] and [1,KVH,Q,D]. logits: [1,Q,V]. hidden: [1,Q,H],
+    what the LM head reads.
     """
 
     plan: Plan
@@ -56,6 +57,7 @@ class Case:
     past: list[Array]
     window: list[Array]
     logits: Array
+    hidden: Array
 
 
 def torch_cases(model: PreTrainedModel, lookahead: Lookahead, seed: int = 0) -> list[Case]:
@@ -86,7 +88,8 @@ def _torch_case(model: PreTrainedModel, lookahead: Lookahead, plan: Plan, rng: n
             use_cache=True,
         ).last_hidden_state
     logits = model.lm_head(hidden).float().numpy()
-    return Case(plan, length, input_ids, past, _entries(cache, slice(length, None)), logits)
+    window = _entries(cache, slice(length, None))
+    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy())
 
 
 def _adapted(model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.Tensor) -> AbstractContextManager[None]:
@@ -114,7 +117,7 @@ def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limit: 
 def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limit: float) -> float:
     worst = 0.0
     for case, outputs in zip(cases, run_cases(file, manifest, cases), strict=True):
-        error = _relative_error(case, outputs)
+        error = _relative_error(case, manifest, outputs)
         if not error <= limit:
             raise PassError(
                 f"{file.name} differs from torch by {error:.2g} (limit {limit:g}) on plan {case.plan.name}; "
@@ -125,8 +128,14 @@ def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limit: fl
 
 
 def run_cases(file: Path, manifest: Manifest, cases: Sequence[Case]) -> list[list[Array]]:
-    """Of every case, logits and every layer's cache behind it."""
+    """Of every case what `rows_expected` lists, and every layer's cache behind it."""
     return run_in_pieces(file, [_feed(case, manifest) for case in cases])
+
+
+def rows_expected(case: Case, manifest: Manifest) -> list[Array]:
+    """The trunk's outputs before the cache: logits, and with a draft head the hidden rows that it reads."""
+    with_hidden = any(tensor.name == HIDDEN_OUTPUT for tensor in manifest.trunk.outputs)
+    return [case.logits, *([case.hidden[:, case.plan.lookahead_rows]] if with_hidden else [])]
 
 
 def _feed(case: Case, manifest: Manifest) -> dict[str, Array]:
@@ -137,8 +146,8 @@ def _feed(case: Case, manifest: Manifest) -> dict[str, Array]:
         "length": np.array([case.length]),
         "logit_rows": np.arange(case.plan.width),
     }
-    if any(tensor.name == ADAPTER_INPUT for tensor in manifest.trunk.inputs):
-        feed[ADAPTER_INPUT] = case.plan.lookahead_rows
+    if any(tensor.name == ROWS_INPUT for tensor in manifest.trunk.inputs):
+        feed[ROWS_INPUT] = case.plan.lookahead_rows
     names = kv_names("past", manifest.model.layers)
     return feed | dict(zip(names, _caches(case), strict=True))
 
@@ -154,10 +163,10 @@ def _caches(case: Case, spare: int = 24) -> list[Array]:
     return caches
 
 
-def _relative_error(case: Case, outputs: Sequence[Array]) -> float:
-    logits, *present = outputs
-    errors = [_error(logits, case.logits)]
-    for after, expected, window in zip(present, _caches(case), case.window, strict=True):
+def _relative_error(case: Case, manifest: Manifest, outputs: Sequence[Array]) -> float:
+    rows = rows_expected(case, manifest)
+    errors = [_error(found, expected) for found, expected in zip(outputs, rows, strict=False) if expected.size]
+    for after, expected, window in zip(outputs[len(rows) :], _caches(case), case.window, strict=True):
         expected[:, :, case.length : case.length + case.plan.width] = window
         errors.append(_error(after, expected))
     return max(errors)

@@ -53,7 +53,7 @@ def trunk_profiles(
 
     least_width: windows with fewer rows are padded to it (see `Library.least_width`).
     """
-    adapted = manifest.lookahead.adapter_rank > 0
+    adapted = manifest.lookahead.reads_rows
     plans = engine_plans(manifest)
     windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if adapted else 0) for plan in plans)
     shapes = [_exactly(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]

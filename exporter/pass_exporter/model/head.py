@@ -7,7 +7,7 @@ token that stands before its place (the new root, then the drafts made so far):
     draft j is chosen by l_j(c) + table[c] . (out s_j) among the candidates c; other tokens have no chance
 
 The candidates are the tokens of the BLOCKS blocks with the largest l_j in them, where a block is the noise's
-(`pass_runtime.bundle.noise`): the CANDIDATES likeliest tokens are among them. `pass_runtime.bundle.reference` defines
+(`pass_runtime.bundle.noise`): the CANDIDATES likeliest tokens are among them. `pass_runtime.bundle.head` defines
 the same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
 """
 
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
+from pass_runtime.bundle.head import BLOCKS, Head, has_subset
 from pass_runtime.bundle.noise import MEMBERS, vocabulary_blocks
 
 PREFIX = "head."
-BLOCKS = 64
 NAMES = ("table", "hidden", "token", "state", "bias", "out")
 
 
@@ -51,6 +52,12 @@ class DraftHead(torch.nn.Module):
         """By name, as they are written to a file."""
         return {f"{PREFIX}{name}": getattr(self, name).detach() for name in NAMES}
 
+    def arrays(self) -> Head:
+        """As a bundle's tails read them."""
+        turned = {name: getattr(self, name).detach().float().cpu().numpy().T for name in NAMES}
+        table = turned.pop("table").T.astype(np.float16)
+        return Head(table, **{name: np.ascontiguousarray(array) for name, array in turned.items()})
+
     def forward(
         self, hidden: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor, index: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,7 +78,7 @@ def candidates(logits: torch.Tensor) -> torch.Tensor:
     vocabulary, or of one that blocks do not divide."""
     vocabulary = logits.shape[-1]
     blocks = vocabulary_blocks(vocabulary)
-    if vocabulary != blocks * MEMBERS or blocks <= BLOCKS:
+    if not has_subset(vocabulary):
         return torch.arange(vocabulary, device=logits.device).expand(logits.shape)
     best = logits.reshape(*logits.shape[:-1], MEMBERS, blocks).amax(-2)
     chosen = best.topk(BLOCKS, -1, sorted=False).indices

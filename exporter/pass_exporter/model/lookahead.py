@@ -78,6 +78,11 @@ class Lookahead:
     def length(self) -> int:
         return len(self.embeddings)
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a trunk must know which of a window's rows are look-ahead rows."""
+        return self.adapter is not None or self.head is not None
+
 
 def mean_embedding(model: PreTrainedModel, length: int) -> Lookahead:
     """The untrained baseline: every row is the mean of the vocabulary's embeddings."""

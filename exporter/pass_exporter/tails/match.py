@@ -13,6 +13,7 @@ Contract (B batch, R = Q window rows, N listed positions; only the inputs a tail
     min_p          [B] float32       truncated tail
     draft_rows     [D+1,D] int64     fused tails: `Plan.draft_rows`
     lookahead_ids  [A] int64         fused tails: the look-ahead ids of the window, which are the next one's too
+    hidden         [B,A,H] float32   tails that draft with a head: see `tails.head`
  -> emitted        [B,E] int64       new tokens; the first `count` of them are valid
     count          [B] int64         accepted drafts and the bonus token: 1..E; 0 where parked
     next_ids       [B,Q'] int64      the next plan's window
@@ -33,29 +34,34 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from pass_exporter.tails.head import head_drafts
+from pass_exporter.tails.rows import columns, fused_rows, leading, left_rows, per_batch
 from pass_exporter.tails.sampler import sample_rows
 from pass_exporter.tails.tape import GraphTape
+from pass_runtime.bundle.head import Head
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
 
 
-def build_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Model:
-    """The tail of `plan`, preparing the window of `plan.next`."""
+def build_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None = None) -> ir.Model:
+    """The tail of `plan`, preparing the window of `plan.next`. `head` makes its drafts, where there are some."""
     op = GraphTape(f"tail.{plan.tail}.{sampler}")
     width: int | str = "width" if plan.is_fused else plan.width
     logits = op.input("logits", np.float32, ["batch", width, vocab_size])
     length = op.input("length", np.int64, ["batch"])
-    # A fused pass samples its look-ahead rows once it is known which group counts.
-    rows = plan.drafts + 1 if plan.is_fused else plan.width
-    sampled = columns(op, logits, 0, rows) if plan.is_fused else logits
+    # A fused pass samples its look-ahead rows once it is known which group counts, a head once the new root is.
+    drafts_later = plan.is_fused or (head is not None and plan.next.drafts > 0)
+    rows = plan.drafts + 1 if drafts_later else plan.width
+    sampled = columns(op, logits, 0, rows) if drafts_later else logits
     samples = sample_rows(op, sampler, sampled, length, plan.row_position[:rows].tolist(), vocab_size)  # [B,rows]
     emitted = columns(op, samples, 0, plan.max_emitted)
     accepted = _accepted(op, plan, emitted, width)  # [B,1]
     count, next_length = advance(op, length, accepted)
     root = op("GatherElements", emitted, accepted, axis=1)
-    if plan.is_fused:
-        drafts = _fused_drafts(op, plan, sampler, logits, accepted, next_length, vocab_size)
-        next_ids = op("Concat", root, drafts, per_batch(op, root, fused_rows(op)), axis=1)
+    if drafts_later:
+        parts = [root, _later_drafts(op, plan, sampler, logits, accepted, root, next_length, vocab_size, head)]
+        parts += [per_batch(op, root, fused_rows(op))] if plan.is_fused else []
+        next_ids = op("Concat", *parts, axis=1)
     else:
         next_ids = _next_window(op, plan.next, samples, root, vocab_size)
     next_ids = unless_parked(op, plan, next_ids, width)
@@ -99,12 +105,6 @@ def is_active(op: GraphTape, axes: list[int]) -> ir.Value:
     return op("Unsqueeze", op("Greater", active, op.const(0)), op.const(axes))
 
 
-def leading(op: GraphTape, good: ir.Value, count: int) -> ir.Value:
-    """[B,count] bool -> [B,1]: how many are true before the first that is not."""
-    first_miss = op("Where", good, op.const(count), op.const(np.arange(count)[None]))
-    return op("ReduceMin", first_miss, op.const([1]), keepdims=1)
-
-
 def _next_window(op: GraphTape, next_plan: Plan, samples: ir.Value, root: ir.Value, vocab_size: int) -> ir.Value:
     """[B,Q']: the new root, the drafts this pass left, and the look-ahead ids of the next plan."""
     parts = [root]
@@ -116,55 +116,27 @@ def _next_window(op: GraphTape, next_plan: Plan, samples: ir.Value, root: ir.Val
     return parts[0] if len(parts) == 1 else op("Concat", *parts, axis=1)
 
 
-def _fused_drafts(
+def _later_drafts(
     op: GraphTape,
     plan: Plan,
     sampler: Sampler,
     logits: ir.Value,
     accepted: ir.Value,
+    root: ir.Value,
     root_position: ir.Value,
     vocab_size: int,
+    head: Head | None,
 ) -> ir.Value:
-    """[B,D]: the samples of the group at the accepted depth, id V where it has no more rows."""
+    """[B,D']: drafts from the group at the accepted depth, id V where it has no more rows."""
     rows, chosen = left_rows(op, plan, logits, accepted, vocab_size)
+
     # The group's first row stands where the new root will. (From `length` these positions must not be computed: its
     # memory may be overwritten by then.)
-    drafts = sample_rows(op, sampler, chosen, root_position, list(range(plan.drafts)), vocab_size)
-    return op("Where", op("Equal", rows, op.const(0)), op.const(vocab_size), drafts)
+    def sample(values: ir.Value, depth: list[int]) -> ir.Value:
+        return sample_rows(op, sampler, values, root_position, depth, vocab_size)
 
-
-def left_rows(
-    op: GraphTape, plan: Plan, logits: ir.Value, accepted: ir.Value, vocab_size: int
-) -> tuple[ir.Value, ir.Value]:
-    """The rows that draft the next window where `accepted` [B,1] drafts are: [B,D'], 0 for none; and their logits."""
-    if plan.is_fused:
-        table = op.input("draft_rows", np.int64, [plan.drafts + 1, plan.next.drafts])
-        width = op("Shape", logits, start=1, end=2)
+    if head is None:
+        drafts = sample(chosen, list(range(plan.drafts)))
     else:
-        table, width = op.const(plan.draft_rows), op.const([plan.width])
-    rows = op("Gather", table, op("Squeeze", accepted, op.const([1])), axis=0)
-    return rows, pick_rows(op, logits, rows, width, vocab_size)
-
-
-def pick_rows(op: GraphTape, values: ir.Value, rows: ir.Value, height: ir.Value | int, vocab_size: int) -> ir.Value:
-    """values [B,height,V], rows [B,K] -> [B,K,V]. (GatherND would keep the tail out of CUDA graphs.)"""
-    height = op.const(height) if isinstance(height, int) else height
-    ones = op("Add", op("Mul", columns(op, rows, 0, 1), op.const(0)), op.const(1))  # [B,1]
-    first = op("Mul", op("CumSum", ones, op.const(0), exclusive=1), height)  # [B,1]: b * height
-    flat = op("Reshape", values, op.const([-1, vocab_size]))
-    return op("Gather", flat, op("Add", rows, first), axis=0)
-
-
-def fused_rows(op: GraphTape) -> ir.Value:
-    """[1,A]: the look-ahead ids of a fused window."""
-    return op("Unsqueeze", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const([0]))
-
-
-def per_batch(op: GraphTape, root: ir.Value, ids: ir.Value) -> ir.Value:
-    """[1,A] -> [B,A]"""
-    return op("Add", op("Mul", root, op.const(0)), ids)
-
-
-def columns(op: GraphTape, value: ir.Value, start: int, stop: int) -> ir.Value:
-    """value[:, start:stop]"""
-    return op("Slice", value, op.const([start]), op.const([stop]), op.const([1]))
+        drafts = head_drafts(op, head, plan, sampler, chosen, rows, root, lambda row, j: sample(row, [j]))
+    return op("Where", op("Equal", rows, op.const(0)), op.const(vocab_size), drafts)

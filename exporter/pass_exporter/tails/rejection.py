@@ -19,25 +19,18 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.tails.match import (
-    advance,
-    columns,
-    fused_rows,
-    is_active,
-    leading,
-    left_rows,
-    per_batch,
-    pick_rows,
-    unless_parked,
-)
+from pass_exporter.tails.head import head_drafts
+from pass_exporter.tails.match import advance, is_active, unless_parked
+from pass_exporter.tails.rows import columns, fused_rows, leading, left_rows, per_batch, pick_rows
 from pass_exporter.tails.sampler import draw, is_noisy, uniform, weights
 from pass_exporter.tails.tape import GraphTape, Output
+from pass_runtime.bundle.head import Head
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
 
 
-def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Model:
-    """The tail of `plan`, which is not greedy, preparing the window of `plan.next`."""
+def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None = None) -> ir.Model:
+    """The tail of `plan`, which is not greedy, preparing the window of `plan.next`, with the drafts of `head`."""
     op = GraphTape(f"tail.{plan.tail}.{sampler}.rejection")
     width: int | str = "width" if plan.is_fused else plan.width
     logits = op.input("logits", np.float32, ["batch", width, vocab_size])
@@ -54,7 +47,7 @@ def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int) -> ir.Mo
     }
     parts, after = [root], plan.next
     if after.drafts:
-        next_drafts, q = _next_drafts(op, plan, sampler, logits, accepted, root, next_length, vocab_size)
+        next_drafts, q = _next_drafts(op, plan, sampler, logits, accepted, root, next_length, vocab_size, head)
         parts.append(next_drafts)
         outputs["next_draft_probs"] = (q, np.float32, ["batch", after.drafts, vocab_size])
     if after.groups:
@@ -122,14 +115,30 @@ def _next_drafts(
     root: ir.Value,
     root_position: ir.Value,
     vocab_size: int,
+    head: Head | None,
 ) -> tuple[ir.Value, ir.Value]:
     """The next window's drafts [B,D'], id V where there is none, and what they were drawn from [B,D',V]."""
     count = plan.next.drafts
     # Through `root`, so that whoever reads draft_probs has run before next_draft_probs is written over it.
     after_root = op("Add", accepted, op("Mul", root, op.const(0)))
     rows, chosen = left_rows(op, plan, logits, after_root, vocab_size)
-    q = weights(op, sampler, chosen, count, vocab_size, normalized=True)
-    drafts = draw(op, q, root_position, list(range(count)), "draft_offsets", vocab_size)
+
+    def draw_from(values: ir.Value, depth: list[int]) -> tuple[ir.Value, ir.Value]:
+        q = weights(op, sampler, values, len(depth), vocab_size, normalized=True)
+        return draw(op, q, root_position, depth, "draft_offsets", vocab_size), q
+
+    if head is None:
+        drafts, q = draw_from(chosen, list(range(count)))
+    else:
+        parts: list[ir.Value] = []
+
+        def draw_one(row: ir.Value, j: int) -> ir.Value:
+            token, of_row = draw_from(row, [j])
+            parts.append(of_row)
+            return token
+
+        drafts = head_drafts(op, head, plan, sampler, chosen, rows, root, draw_one)
+        q = op("Concat", *parts, axis=1)
     missing = op("Equal", rows, op.const(0))
     q = op("Where", op("Unsqueeze", missing, op.const([2])), op.const(0, np.float32), q)
     if plan.is_fused:

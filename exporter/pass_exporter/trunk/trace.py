@@ -8,8 +8,9 @@ Contract (opset 24, standard operators only; B batch, Q window rows, R logit row
     length         [B] int64       valid KV entries; the window is written at length .. length+Q-1
     logit_rows     [R] int64       rows that need logits
     past_key.i, past_value.i       [B,KVH,S,D]
-    lookahead_rows [A] int64       the look-ahead rows, which are the window's last; only where there is an adapter
+    lookahead_rows [A] int64       the look-ahead rows, which are the window's last; with an adapter or a head only
  -> logits         [B,R,V] float32
+    hidden         [B,A,H] float32 what the LM head reads of the look-ahead rows; only with a draft head
     present_key.i, present_value.i [B,KVH,S,D], may share memory with past
 """
 
@@ -31,7 +32,8 @@ from pass_exporter.trunk.graph import OPSET, clean
 from pass_exporter.trunk.hooks import ScatterCache, onnx_hooks
 
 WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_rows")
-ADAPTER_INPUT = "lookahead_rows"
+ROWS_INPUT = "lookahead_rows"
+HIDDEN_OUTPUT = "hidden"
 
 
 def kv_names(prefix: str, layers: int) -> list[str]:
@@ -40,7 +42,9 @@ def kv_names(prefix: str, layers: int) -> list[str]:
 
 
 class Trunk(torch.nn.Module):
-    """A frozen causal LM, its look-ahead embeddings [L,H] and their adapter behind the trunk contract."""
+    """A frozen causal LM, its look-ahead embeddings [L,H] and their adapter behind the trunk contract.
+
+    The draft head itself is not part of it: what it reads is an output."""
 
     def __init__(self, model: PreTrainedModel, lookahead: Lookahead) -> None:
         super().__init__()
@@ -48,6 +52,7 @@ class Trunk(torch.nn.Module):
         self.vocab_size = int(model.config.vocab_size)
         self.lookahead = torch.nn.Parameter(lookahead.embeddings.to(model.dtype), requires_grad=False)
         self.adapter = None if lookahead.adapter is None else copy.deepcopy(lookahead.adapter).to(model.dtype)
+        self.gives_hidden = lookahead.head is not None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[B,Q] -> [B,Q,H]. Look-ahead rows are a table of their own, so a tied vocabulary stays one tensor."""
@@ -78,7 +83,8 @@ class Trunk(torch.nn.Module):
                 use_cache=True,
             ).last_hidden_state
         logits = self.model.lm_head(hidden.index_select(1, logit_rows))
-        return (logits.float(), *cache.keys, *cache.values)
+        given = (hidden.index_select(1, lookahead_rows).float(),) if self.gives_hidden else ()
+        return (logits.float(), *given, *cache.keys, *cache.values)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
         """The adapter on `rows` [A] alone: a window without look-ahead rows pays for empty products only."""
@@ -124,8 +130,9 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> ir.Model:
     b, q, r, s, a = (torch.export.Dim.DYNAMIC,) * 5
     shapes: tuple[Any, ...] = ({0: b, 1: q}, {0: q}, {0: q, 1: q}, {0: b}, {0: r}, *([{0: b, 2: s}] * layers,) * 2)
     names = [*WINDOW_INPUTS, *kv_names("past", layers)]
-    if lookahead.adapter is not None:
-        inputs, shapes, names = (*inputs, torch.tensor([3, 4])), (*shapes, {0: a}), [*names, ADAPTER_INPUT]
+    outputs = ["logits", *([HIDDEN_OUTPUT] if lookahead.head is not None else []), *kv_names("present", layers)]
+    if lookahead.reads_rows:
+        inputs, shapes, names = (*inputs, torch.tensor([3, 4])), (*shapes, {0: a}), [*names, ROWS_INPUT]
     with onnx_hooks(model), _quiet(), torch.no_grad():
         program = torch.onnx.export(
             Trunk(model, lookahead).eval(),
@@ -135,7 +142,7 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> ir.Model:
             optimize=False,  # onnxscript's pattern matchers keep the graph, and so the weights, alive; see graph.clean
             verbose=False,
             input_names=names,
-            output_names=["logits", *kv_names("present", layers)],
+            output_names=outputs,
             dynamic_shapes=shapes,
         )
     assert program is not None
@@ -151,8 +158,9 @@ def _dimensions(layers: int) -> dict[str, list[str | int | None]]:
         "window_mask": ["width", "width"],
         "length": ["batch"],
         "logit_rows": ["logit_rows"],
-        ADAPTER_INPUT: ["lookahead_rows"],
+        ROWS_INPUT: ["lookahead_rows"],
         "logits": ["batch", "logit_rows", None],
+        HIDDEN_OUTPUT: ["batch", "lookahead_rows", None],
     }
     cache = kv_names("past", layers) + kv_names("present", layers)
     return window | {name: ["batch", None, "capacity", None] for name in cache}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pass_runtime.bundle.head import BLOCKS, file_size, layout
+from pass_runtime.bundle.head import FILE as HEAD_FILE
 from pass_runtime.bundle.plan import Plan, bundle_plans
 from pass_runtime.bundle.tensors import Kind, logprobs_tensors, tail_tensors
 
@@ -27,6 +29,7 @@ def cache_names(prefix: str, layers: int) -> list[str]:
 def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _of_model(manifest)
     yield from _of_trunk(manifest)
+    yield from _of_head(manifest)
     yield from _of_plans(manifest)
     yield from _of_tensors(manifest.logprobs, logprobs_tensors(manifest.model.vocab_size))
     yield from _of_feeds(manifest)
@@ -62,8 +65,24 @@ def _of_trunk(manifest: Manifest) -> Iterator[str]:
     logits = _named(trunk, "logits")
     if logits is None or logits.shape[-1] != model.vocab_size:
         yield f"the trunk's logits are not those of model.vocab_size {model.vocab_size}"
-    if (_named(trunk, "lookahead_rows") is not None) != (manifest.lookahead.adapter_rank > 0):
+    if (_named(trunk, "lookahead_rows") is not None) != manifest.lookahead.reads_rows:
         yield f"lookahead.adapter_rank is {manifest.lookahead.adapter_rank} and the trunk says otherwise"
+
+
+def _of_head(manifest: Manifest) -> Iterator[str]:
+    model, head, hidden = manifest.model, manifest.lookahead.head, _named(manifest.trunk, "hidden")
+    if (hidden is None) != (head is None):
+        yield "lookahead.head says otherwise than the trunk"
+    if head is None or hidden is None:
+        return
+    if (hidden.dtype, hidden.shape) != ("float32", ("batch", "lookahead_rows", model.hidden_size)):
+        yield f"hidden is {hidden.dtype} {_shape(hidden)}, not float32 [batch,lookahead_rows,{model.hidden_size}]"
+    stored = manifest.files.get(HEAD_FILE)
+    size = file_size(layout(model.vocab_size, model.hidden_size, head.rank, head.width))
+    if stored is None or stored.bytes != size:
+        yield f"{HEAD_FILE} is not of lookahead.head.rank {head.rank} and lookahead.head.width {head.width}"
+    if head.blocks != BLOCKS:
+        yield f"lookahead.head.blocks is {head.blocks}, and this version's tails have {BLOCKS}"
 
 
 def _of_plans(manifest: Manifest) -> Iterator[str]:
@@ -86,10 +105,13 @@ def _of_plan(manifest: Manifest, info: PlanInfo, plan: Plan) -> Iterator[str]:
         if found[name] != value:
             yield f"{name} of plan {info.name} is not what such a plan has"
     for sampler, tail in info.tails.items():
-        yield from _of_tensors(tail, tail_tensors(plan, manifest.model.vocab_size))
+        yield from _of_tensors(tail, tail_tensors(plan, manifest.model.vocab_size, manifest.model.hidden_size))
         compares = manifest.rule == "rejection" and plan.drafts > 0 and sampler != "greedy"
         if (_named(tail, "draft_probs") is not None) != compares:
             yield f"rule is {manifest.rule} and {tail.file} is of another"
+        by_head = manifest.lookahead.head is not None and plan.next.drafts > 0
+        if (_named(tail, "hidden") is not None) != by_head:
+            yield f"lookahead.head says otherwise than {tail.file}"
 
 
 def _of_tensors(graph: Graph, expected: Mapping[str, Kind]) -> Iterator[str]:

@@ -132,8 +132,18 @@ class ModelInfo(_Strict):
 Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(strict=False)]
 
 
+class HeadInfo(_Strict):
+    """The draft head of the bundle's tails (`pass_runtime.bundle.head`): numbers of a row of its table, and of a state,
+    and how many blocks of the noise its candidates are."""
+
+    rank: int = Field(gt=0)
+    width: int = Field(gt=0)
+    blocks: int = Field(gt=0)
+
+
 class LookaheadInfo(_Strict):
-    """L, where the look-ahead embeddings came from, and the rank of the adapter on look-ahead rows (0: none).
+    """L, where the look-ahead embeddings came from, the rank of the adapter on look-ahead rows (0: none), and the draft
+    head that chooses their drafts; null where they are chosen as any token is.
 
     acceptance_per_position: the share of steps in which drafts 1..i were all right, greedy, as the weights state it; or
     empty. acceptance_per_position_sampled: the same at temperature 0.8.
@@ -145,6 +155,12 @@ class LookaheadInfo(_Strict):
     adapter_rank: int = Field(ge=0)
     acceptance_per_position: Shares
     acceptance_per_position_sampled: Shares = ()
+    head: HeadInfo | None = None
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the trunk must know which of a window's rows are look-ahead rows."""
+        return self.adapter_rank > 0 or self.head is not None
 
 
 Numbers = Annotated[tuple[int, ...], Field(strict=False)]

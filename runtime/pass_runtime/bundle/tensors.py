@@ -13,9 +13,10 @@ Kind: TypeAlias = tuple[str, tuple[int | str, ...]]
 """dtype and shape, as `pass_runtime.bundle.manifest.Tensor` has them."""
 
 
-def tail_tensors(plan: Plan, vocab_size: int) -> Mapping[str, Kind]:
+def tail_tensors(plan: Plan, vocab_size: int, hidden_size: int) -> Mapping[str, Kind]:
     """Every tensor that a tail of `plan` may have. Fused tails serve windows of any groups, so theirs are symbolic."""
     window, after = ("width", "width") if plan.is_fused else (plan.width, plan.next.width)
+    lookahead_rows = "lookahead_rows" if plan.is_fused else len(plan.lookahead_rows)
     slots: Kind = ("int64", ("batch",))
     parameter: Kind = ("float32", ("batch",))
     return {
@@ -31,6 +32,7 @@ def tail_tensors(plan: Plan, vocab_size: int) -> Mapping[str, Kind]:
         "draft_probs": ("float32", ("batch", plan.drafts, vocab_size)),
         "draft_rows": ("int64", (plan.drafts + 1, plan.drafts)),
         "lookahead_ids": ("int64", ("lookahead_rows",)),
+        "hidden": ("float32", ("batch", lookahead_rows, hidden_size)),
         "emitted": ("int64", ("batch", plan.max_emitted)),
         "count": slots,
         "next_ids": ("int64", ("batch", after)),

@@ -109,6 +109,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("look-ahead", f"L={lookahead['length']}, {'trained' if lookahead['trained'] else 'untrained'}"),
         ("look-ahead weights", lookahead["source"]),
         ("adapter", f"rank {rank}, on look-ahead rows" if rank else "none"),
+        ("draft head", _head(lookahead["head"])),
         ("drafts 1..i right", _shares(lookahead["acceptance_per_position"])),
         ("  at T=0.8", _shares(lookahead["acceptance_per_position_sampled"])),
         ("rule", found["rule"]),
@@ -123,6 +124,12 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _shares(shares: list[float]) -> str:
     return " ".join(f"{share:.2f}" for share in shares) or "not measured"
+
+
+def _head(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "none"
+    return f"rank {found['rank']}, width {found['width']}, among the best {found['blocks']} blocks of tokens"
 
 
 def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:

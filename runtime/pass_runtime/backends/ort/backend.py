@@ -25,7 +25,7 @@ from pass_runtime.backends.ort.engine import (
     bind,
     check_graph,
     choose_device,
-    map_noise_tables,
+    map_shared,
     open_memory,
     open_session,
 )
@@ -86,9 +86,9 @@ class OrtBackend(Backend):
         return session
 
     @cached_property
-    def _noise(self) -> Mapping[str, ort.OrtValue]:
-        """The random tables, which all tails share; other devices have copies of their own."""
-        return map_noise_tables(self.bundle) if self.capabilities.device == "cpu" else {}
+    def _shared(self) -> Mapping[str, ort.OrtValue]:
+        """What all tails share; other devices have copies of their own."""
+        return map_shared(self.bundle, self.manifest) if self.capabilities.device == "cpu" else {}
 
     def close(self) -> None:
         for bound in (self._bound_trunks, self._bound_prefills, self._bound_tails):
@@ -160,7 +160,7 @@ class OrtBackend(Backend):
         """One thread: a second pool would spin on the cores that the trunk's next pass needs (it doubled a pass)."""
         if graph.file not in self._tails:
             device = self.capabilities.device
-            session = open_session(self.bundle / graph.file, device, threads=1, shared=self._noise)
+            session = open_session(self.bundle / graph.file, device, threads=1, shared=self._shared)
             check_graph(session, graph)
             self._tails[graph.file] = session
         return self._tails[graph.file]

@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.cuda import Cuda, import_api
 from pass_runtime.backends.memory import HostMemory, Memory
+from pass_runtime.bundle.head import FILE, PREFIX, layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.metadata import METADATA, trunk_metadata
 from pass_runtime.bundle.noise import ROW, TABLES, TABLES_FILE
@@ -87,11 +90,16 @@ def open_session(
     return session
 
 
-def map_noise_tables(bundle: Path) -> Mapping[str, ort.OrtValue]:
-    """The random tables of the sampling tails, in the memory of their file. ONNX Runtime maps the file anew for every
-    tail, and what was touched of each mapping is resident: the same megabytes again and again."""
+def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
+    """What tails share, in the memory of its files: the random tables, and the draft head. ONNX Runtime maps a file
+    anew for every tail, and what was touched of each mapping is resident: the same megabytes again and again."""
     tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW)
-    return {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in zip(TABLES, tables, strict=True)}
+    shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
+    if (info := manifest.lookahead.head) is not None:
+        model = manifest.model
+        head = map_head(bundle / FILE, layout(model.vocab_size, model.hidden_size, info.rank, info.width))
+        shared |= {f"{PREFIX}{name}": array for name, array in vars(head).items()}
+    return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in shared.items()}
 
 
 @dataclass(frozen=True)

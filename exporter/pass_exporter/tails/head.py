@@ -1,0 +1,142 @@
+"""The draft head of `pass_runtime.bundle.head` as ONNX operators: the drafts of the next window, for the tails of all
+plans that leave some.
+
+A tail with a head has one more input:
+
+    hidden         [B,A,H] float32   the trunk's, one row per look-ahead row
+
+What the drafts share is computed once for all of them. What needs the draft before is unrolled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from pass_exporter.tails.rows import pick_rows
+from pass_exporter.tails.tape import GraphTape
+from pass_runtime.bundle import noise
+from pass_runtime.bundle.head import BLOCKS, PREFIX, Head, has_subset
+from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.sampling import Sampler
+
+F32 = np.float32
+Draw = Callable[[ir.Value, int], ir.Value]
+"""(logits [B,1,V] of a row, its number) -> [B,1], a token."""
+
+
+def head_drafts(
+    op: GraphTape,
+    head: Head,
+    plan: Plan,
+    sampler: Sampler,
+    logits: ir.Value,
+    rows: ir.Value,
+    root: ir.Value,
+    draw: Draw,
+) -> ir.Value:
+    """logits [B,D,V] of the window's `rows` [B,D], 0 where no row drafts, and the new root [B,1] -> [B,D] tokens; any
+    where no row drafts."""
+    vocab_size, count = len(head.table), plan.next.drafts
+    choices = _choices(op, head, logits, count)
+    read = op("MatMul", _hidden(op, head, plan, rows), _matrix(op, head, "hidden"))
+    read = op("Add", read, _matrix(op, head, "bias"))  # [B,D,m]
+    drafts: list[ir.Value] = []
+    state: ir.Value | None = None
+    for j in range(count):
+        token = _vectors(op, head, op("Squeeze", drafts[-1] if drafts else root, op.const([1])))  # [B,r]
+        x = op("Add", _row(op, read, j), op("MatMul", token, _matrix(op, head, "token")))
+        if state is not None:
+            x = op("Add", x, op("MatMul", state, _matrix(op, head, "state")))
+        state = op("Mul", x, op("Sigmoid", x))  # [B,m]
+        scores = choices.scores(op, j, op("MatMul", state, _matrix(op, head, "out")))
+        if sampler == "greedy":
+            drafts.append(choices.best(op, j, scores))
+        else:
+            drafts.append(draw(choices.spread(op, j, scores, vocab_size), j))
+    return op("Concat", *drafts, axis=1)
+
+
+@dataclass(frozen=True)
+class _Some:
+    """C candidates of each row: ids [B,D,C], their logits [B,D,C], and their rows of the table [B,D,C,r]."""
+
+    ids: ir.Value
+    logits: ir.Value
+    vectors: ir.Value
+
+    def scores(self, op: GraphTape, j: int, direction: ir.Value) -> ir.Value:
+        """direction [B,r] -> [B,C]"""
+        along = op("MatMul", _row(op, self.vectors, j), op("Unsqueeze", direction, op.const([2])))
+        return op("Add", _row(op, self.logits, j), op("Squeeze", along, op.const([2])))
+
+    def best(self, op: GraphTape, j: int, scores: ir.Value) -> ir.Value:
+        """[B,1]: the candidate with the largest of `scores` [B,C]."""
+        return op("GatherElements", _row(op, self.ids, j), op("ArgMax", scores, axis=1, keepdims=1), axis=1)
+
+    def spread(self, op: GraphTape, j: int, scores: ir.Value, vocab_size: int) -> ir.Value:
+        """[B,1,V] logits, -inf but for the candidates."""
+        batch = op("Shape", scores, start=0, end=1)
+        nothing = op("Expand", op.const(-np.inf, F32), op("Concat", batch, op.const([vocab_size]), axis=0))
+        row = op("ScatterElements", nothing, _row(op, self.ids, j), scores, axis=1)
+        return op("Unsqueeze", row, op.const([1]))
+
+
+@dataclass(frozen=True)
+class _All:
+    """Every token is a candidate: logits [B,D,V], vectors [V,r]."""
+
+    logits: ir.Value
+    vectors: ir.Value
+
+    def scores(self, op: GraphTape, j: int, direction: ir.Value) -> ir.Value:
+        return op("Add", _row(op, self.logits, j), op("Gemm", direction, self.vectors, transB=1))
+
+    def best(self, op: GraphTape, _j: int, scores: ir.Value) -> ir.Value:
+        return op("ArgMax", scores, axis=1, keepdims=1)
+
+    def spread(self, op: GraphTape, _j: int, scores: ir.Value, _vocab_size: int) -> ir.Value:
+        return op("Unsqueeze", scores, op.const([1]))
+
+
+def _choices(op: GraphTape, head: Head, logits: ir.Value, count: int) -> _Some | _All:
+    vocab_size, size = len(head.table), noise.MEMBERS
+    if not has_subset(vocab_size):
+        # Indices that are no constant, or ONNX Runtime would keep a float32 copy of the table.
+        zero = op("Mul", op("Shape", logits, start=0, end=1), op.const(0))
+        return _All(logits, _vectors(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
+    blocks = noise.vocabulary_blocks(vocab_size)
+    by_block = op("Reshape", logits, op.const([-1, count, size, blocks]))
+    best = op("ReduceMax", by_block, op.const([2]), keepdims=0)
+    _, chosen = op.pair("TopK", best, op.const([BLOCKS]), axis=-1, sorted=0)
+    every = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * np.arange(size)[:, None]))
+    ids = op("Reshape", every, op.const([-1, count, size * BLOCKS]))
+    return _Some(ids, op("GatherElements", logits, ids, axis=2), _vectors(op, head, ids))
+
+
+def _hidden(op: GraphTape, head: Head, plan: Plan, rows: ir.Value) -> ir.Value:
+    """[B,D,H]: the hidden rows of the window's `rows`; look-ahead rows begin behind the root and the drafts."""
+    size, count = len(head.hidden), sum(plan.groups)
+    hidden = op.input("hidden", F32, ["batch", "lookahead_rows" if plan.is_fused else count, size])
+    if not plan.is_fused:  # one group, of which all rows draft
+        return hidden
+    theirs = op("Max", op("Sub", rows, op.const(1 + plan.drafts)), op.const(0))
+    return pick_rows(op, hidden, theirs, op("Shape", hidden, start=1, end=2), size)
+
+
+def _vectors(op: GraphTape, head: Head, ids: ir.Value) -> ir.Value:
+    """[...] -> [...,r] float32. Gathered as they are stored: no engine holds the table a second time."""
+    stored = op("Gather", op.const(head.table, np.float16, f"{PREFIX}table"), ids, axis=0)
+    return op("Cast", stored, to=int(ir.DataType.FLOAT))
+
+
+def _matrix(op: GraphTape, head: Head, name: str) -> ir.Value:
+    return op.const(getattr(head, name), F32, f"{PREFIX}{name}")
+
+
+def _row(op: GraphTape, values: ir.Value, j: int) -> ir.Value:
+    """values[:, j]"""
+    return op("Gather", values, op.const(j), axis=1)

@@ -1,0 +1,141 @@
+"""The draft head of a bundle: its arrays, their file, and in numpy what the tails compute with them.
+
+Look-ahead rows do not know which token stands before theirs; the head does. For the rows j = 0, 1, ... of a group, with
+h_j what the LM head reads of row j, l_j its logits, and t_j the token before its place (the new root, then the drafts
+made so far):
+
+    s_j = silu(h_j hidden + table[t_j] token + s_{j-1} state + bias)      s_{-1} = 0
+    draft j is chosen by l_j(c) + table[c] . (s_j out) among the candidates c; other tokens have no chance
+
+The candidates are the tokens of the BLOCKS blocks of the noise with the largest l_j in them, the lower block in a tie;
+of a small vocabulary, or one that blocks do not divide, all tokens. A draft is chosen as any token is
+(`pass_runtime.bundle.reference`), of logits that are -inf but for the candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pass_runtime.bundle.noise import MEMBERS, vocabulary_blocks
+from pass_runtime.bundle.reference import sample
+from pass_runtime.bundle.sampling import SamplingParams
+
+FILE = "tail.head.data"
+"""All arrays, little-endian, one behind the other: the file of a bundle that its drafting tails read them from."""
+PREFIX = "head_"
+"""What the tails call an array: this and its name."""
+BLOCKS = 64
+ALIGNMENT = 64
+"""Bytes: where every array in the file begins at a multiple of."""
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Head:
+    """table [V,r] float16; float32, as rows are multiplied by them: hidden [H,m], token [r,m], state [m,m], bias [m],
+    out [m,r]."""
+
+    table: npt.NDArray[np.float16]
+    hidden: Floats
+    token: Floats
+    state: Floats
+    bias: Floats
+    out: Floats
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array lies in the file, in bytes."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+def layout(vocab_size: int, hidden_size: int, rank: int, width: int) -> dict[str, Place]:
+    """The place of every array, by its name in `Head`."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "table": (vocab_size, rank),
+        "hidden": (hidden_size, width),
+        "token": (rank, width),
+        "state": (width, width),
+        "bias": (width,),
+        "out": (width, rank),
+    }
+    places, offset = {}, 0
+    for name, shape in shapes.items():
+        places[name] = Place(offset, shape, "<f2" if name == "table" else "<f4")
+        offset += -(-places[name].size // ALIGNMENT) * ALIGNMENT
+    return places
+
+
+def file_size(places: Mapping[str, Place]) -> int:
+    """Bytes."""
+    return max(place.offset + place.size for place in places.values())
+
+
+def map_head(file: Path, places: Mapping[str, Place]) -> Head:
+    """The arrays in the memory of their file."""
+    data = np.memmap(file, np.uint8, "r")
+    arrays: dict[str, Any] = {
+        name: data[place.offset : place.offset + place.size].view(place.dtype).reshape(place.shape)
+        for name, place in places.items()
+    }
+    return Head(**arrays)
+
+
+def has_subset(vocab_size: int) -> bool:
+    """Whether not all tokens are candidates."""
+    blocks = vocabulary_blocks(vocab_size)
+    return vocab_size == blocks * MEMBERS and blocks > BLOCKS
+
+
+def candidates(logits: Floats) -> npt.NDArray[np.bool_]:
+    """[N,V] -> [N,V]"""
+    count, vocab = logits.shape
+    chosen = np.ones((count, vocab), np.bool_)
+    if has_subset(vocab):
+        best = logits.reshape(count, MEMBERS, -1).max(1)
+        chosen = np.zeros(best.shape, np.bool_)
+        np.put_along_axis(chosen, np.argsort(-best, axis=-1, kind="stable")[:, :BLOCKS], True, -1)
+        chosen = np.tile(chosen, (1, MEMBERS))
+    return chosen
+
+
+def adjusted_logits(head: Head, hidden: Floats, logits: Floats, before: Integers) -> Floats:
+    """hidden [B,D,H], logits [B,D,V], t_j `before` [B,D] -> [B,D,V]: what drafts are chosen by, -inf where no token
+    has a chance."""
+    state, table = np.zeros((len(hidden), len(head.bias)), np.float32), head.table.astype(np.float32)
+    rows = []
+    for j in range(hidden.shape[1]):
+        x = hidden[:, j] @ head.hidden + table[before[:, j]] @ head.token + state @ head.state + head.bias
+        state = x * (np.float32(0.5) + np.float32(0.5) * np.tanh(x / 2))  # silu
+        scores = logits[:, j] + state @ head.out @ table.T
+        rows.append(np.where(candidates(logits[:, j]), scores, np.float32(-np.inf)))
+    return np.stack(rows, 1)
+
+
+def head_drafts(
+    head: Head, hidden: Floats, logits: Floats, root: Integers, positions: Integers, params: SamplingParams
+) -> Integers:
+    """hidden [B,D,H] and logits [B,D,V] of the rows of a group, the token `root` [B] before it and the `positions`
+    [B,D] that its rows stand for -> [B,D] drafts, each of which follows the one before."""
+    before = np.zeros(positions.shape, np.int64)
+    before[:, 0], drafts = root, np.zeros(positions.shape, np.int64)
+    for j in range(positions.shape[1]):
+        adjusted = adjusted_logits(head, hidden[:, : j + 1], logits[:, : j + 1], before[:, : j + 1])[:, j]
+        drafts[:, j] = sample(adjusted, positions[:, j], params)
+        before[:, j + 1 : j + 2] = drafts[:, j : j + 1]
+    return drafts

@@ -1,0 +1,137 @@
+"""Draft heads in bundles: torch's and numpy's agree, and exports hold the one they were given."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from conftest import VOCAB_SIZE, export_bundle, make_model, random_head, write_random_weights
+from pass_exporter.checks.verify import check_trunk, torch_cases
+from pass_exporter.model.head import DraftHead
+from pass_exporter.model.load import load_model
+from pass_exporter.model.lookahead import read_lookahead
+from pass_exporter.model.registry import resolve
+from pass_runtime import PassError
+from pass_runtime.bundle.head import FILE, PREFIX, adjusted_logits, head_drafts, layout, map_head
+from pass_runtime.bundle.manifest import HeadInfo, read_manifest
+from pass_runtime.bundle.sampling import SamplingParams
+
+HIDDEN = 48
+
+
+def arrays(vocab: int, batch: int, rows: int, seed: int = 0) -> tuple[DraftHead, np.ndarray, np.ndarray, np.ndarray]:
+    """A head, hidden rows [B,D,H], logits [B,D,V] and a root [B]."""
+    head = random_head(torch.randn(vocab, HIDDEN, generator=torch.Generator().manual_seed(seed)))
+    rng = np.random.default_rng(seed)
+    hidden = rng.standard_normal((batch, rows, HIDDEN)).astype(np.float32)
+    logits = rng.normal(0, 2, (batch, rows, vocab)).astype(np.float32)
+    return head, hidden, logits, rng.integers(0, vocab, batch)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.9, seed=3), SamplingParams(0.9, 40, 0.9, 3)])
+@pytest.mark.parametrize("vocab", [24, 37, 512, 520, 2048, 2049])
+def test_torch_and_numpy_agree(vocab: int, params: SamplingParams):
+    """Torch's is given numpy's drafts as the tokens before, as in training."""
+    head, hidden, logits, root = arrays(vocab, 3, 5)
+    at = np.arange(5)[None] + np.array([[3], [40], [700]])
+    drafts = head_drafts(head.arrays(), hidden, logits, root, at, params)
+    before = np.concatenate([root[:, None], drafts[:, :-1]], 1)
+    adjusted = adjusted_logits(head.arrays(), hidden, logits, before)
+    tensors = [torch.from_numpy(array) for array in (hidden, logits, before, np.tile(np.arange(5), (3, 1)))]
+    with torch.no_grad():
+        ids, scores = (result.numpy() for result in head(*tensors))
+    assert ids.shape[2] == (512 if vocab in (520, 2048) else vocab)
+    expected = np.full(adjusted.shape, -np.inf, np.float32)
+    np.put_along_axis(expected, ids, scores, -1)
+    np.testing.assert_allclose(adjusted, expected, atol=1e-4)
+    assert np.take_along_axis(expected, drafts[..., None], -1).min() > -np.inf
+    if params.temperature == 0:
+        assert drafts.tolist() == expected.argmax(-1).tolist()
+        assert np.mean(drafts != logits.argmax(-1)) > 0.3, "the head must matter"
+
+
+def test_drafts_depend_on_the_ones_before():
+    """The same rows behind another root: other drafts, also where the root is two places away."""
+    head, hidden, logits, root = arrays(2048, 1, 3)
+    head, at = head.arrays(), np.array([[5, 6, 7]])
+    found = np.array([head_drafts(head, hidden, logits, root + i, at, SamplingParams())[0] for i in range(40)])
+    assert all(len(set(column.tolist())) > 3 for column in found.T)
+
+
+def test_the_manifest_and_the_file(head_bundle: Path, tiny_bundle: Path):
+    manifest = read_manifest(head_bundle)
+    assert manifest.lookahead.head == HeadInfo(rank=12, width=24, blocks=64)
+    stored = map_head(head_bundle / FILE, layout(VOCAB_SIZE, 64, 12, 24))
+    weights = head_bundle.parent / "lookahead.safetensors"
+    with safe_open(weights, framework="np") as file:
+        for name, array in vars(stored).items():
+            given = file.get_tensor(f"head.{name}")
+            np.testing.assert_array_equal(array, given if name == "table" else given.T)
+    assert read_manifest(tiny_bundle).lookahead.head is None
+    assert not (tiny_bundle / FILE).exists()
+
+
+def test_a_bundle_of_before_there_were_heads_loads(tiny_bundle: Path, tmp_path: Path):
+    document = json.loads((tiny_bundle / "pass_config.json").read_text())
+    del document["lookahead"]["head"]
+    (tmp_path / "pass_config.json").write_text(json.dumps(document))
+    assert read_manifest(tmp_path) == read_manifest(tiny_bundle)
+
+
+def test_tails_read_the_head_where_it_is_shared(head_bundle: Path, adapter_bundle: Path):
+    """Those that leave drafts; the others are what they are without one."""
+    for path in sorted(head_bundle.glob("tail.*.onnx")):
+        graph = onnx.load(path, load_external_data=False).graph
+        names = {tensor.name for tensor in graph.initializer if tensor.name.startswith(PREFIX)}
+        drafting = path.name.startswith(("tail.draft", "tail.fused"))
+        expected = {f"{PREFIX}{name}" for name in layout(1, 1, 1, 1)} if drafting else set()
+        if "-1." in path.name:
+            expected -= {f"{PREFIX}state"}  # there is no second draft
+        assert names == expected, path.name
+        assert ("hidden" in {value.name for value in graph.input}) == drafting
+        for tensor in graph.initializer:
+            if tensor.name in names:
+                assert {entry.key: entry.value for entry in tensor.external_data}["location"] == FILE
+        if not drafting:
+            assert path.read_bytes() == (adapter_bundle / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize("options", [{"dtype": "fp16"}, {"dtype": "bf16"}, {"weights": "w8a8"}], ids=str)
+@pytest.mark.parametrize("rank", [0, 4])
+def test_other_formats(tiny_model: Path, tmp_path: Path, rank: int, options: dict):
+    """The exporter's own checks compare logits, hidden rows and the cache with torch's."""
+    weights = write_random_weights(tiny_model, tmp_path / "lookahead.safetensors", 2, rank, head_rank=8)
+    bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights, **options)
+    hidden = next(tensor for tensor in read_manifest(bundle).trunk.outputs if tensor.name == "hidden")
+    assert (hidden.dtype, hidden.shape) == ("float32", ("batch", "lookahead_rows", 64))
+
+
+def test_a_wrong_hidden_row_is_noticed(tiny_model: Path, head_bundle: Path):
+    model = load_model(resolve(str(tiny_model)), "fp32").model
+    lookahead = read_lookahead(head_bundle.parent / "lookahead.safetensors", 1, model)
+    cases, manifest = torch_cases(model, lookahead), read_manifest(head_bundle)
+    assert check_trunk(head_bundle, manifest, cases, 1e-4) < 1e-4
+    wrong = [replace(case, hidden=case.hidden * 1.001) for case in cases]
+    with pytest.raises(PassError, match="differs from torch"):
+        check_trunk(head_bundle, manifest, wrong, 1e-4)
+
+
+def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):
+    """By what it was trained on; and where that is not known, by its size."""
+    other = make_model(tmp_path / "other", vocab_size=1024)
+    weights = write_random_weights(other, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8)
+    with pytest.raises(PassError, match="was trained for another model"):
+        export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights)
+    with safe_open(weights, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, tmp_path / "nameless.safetensors")
+    with pytest.raises(PassError, match=r"table has shape \[1024, 8\], but this model needs \[320, 8\]"):
+        read_lookahead(tmp_path / "nameless.safetensors", 2, load_model(resolve(str(tiny_model)), "fp32").model)
