@@ -139,10 +139,13 @@ def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
     rows = [("  weights", f"{_grid(found['grid'])}; LM head {lm_head}")]
     if found["activations"] != "full":
         rows.append(("  activations", f"int8, static, calibrated on {found['calibration']}"))
-        rows.append(("  weight-only", _listed(found["weight_only"])))
+        grids = sorted({_grid(found["layers"].get(layer, found["grid"])) for layer in found["weight_only"]})
+        of = f": {_listed(grids)}" if grids else ""
+        rows.append(("  weight-only", _listed(found["weight_only"]) + of))
     others: dict[str, list[str]] = {}
     for layer, grid in found["layers"].items():
-        others.setdefault(_grid(grid), []).append(layer)
+        if layer not in found["weight_only"]:  # listed above
+            others.setdefault(_grid(grid), []).append(layer)
     rows += [(f"  {grid}", _listed(layers)) for grid, layers in others.items()]
     return rows
 
