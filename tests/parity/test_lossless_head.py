@@ -52,9 +52,8 @@ def test_by_rejection_greedy_text_is_plain_decoding(by_rejection: Session):
 
 @pytest.mark.parametrize("sampling", SAMPLING[1:], ids=["sample", "truncated"])
 def test_by_rejection_every_plan_draws_tokens(by_rejection: Session, sampling: SamplingParams):
-    """Their distribution is tested on the tails; here their q goes from pass to pass. The seed decides the text."""
+    """Their distribution is tested on the tails; here their q goes from pass to pass."""
     prompt = by_rejection.encode("The quick brown fox jumps over")
     for plan, lookahead in PLANS[:-1]:
-        texts = [run_tokens(by_rejection, prompt, options(sampling, plan, lookahead)).token_ids for _ in range(2)]
-        assert texts[0] == texts[1] and len(texts[0]) == 24
-        assert max(texts[0]) < 1024
+        tokens = run_tokens(by_rejection, prompt, options(sampling, plan, lookahead)).token_ids
+        assert len(tokens) == 24 and max(tokens) < 1024
