@@ -26,6 +26,8 @@ from pass_runtime.bundle.sampling import Sampler
 F32 = np.float32
 Draw = Callable[[ir.Value, int], ir.Value]
 """(logits [B,1,V] of a row, its number) -> [B,1], a token."""
+DrawAmong = Callable[[ir.Value, ir.Value, int], ir.Value]
+"""(logits [B,C] of the candidates of a row, their blocks [B,C/8], its number) -> [B,1], an index into them."""
 
 
 def head_drafts(
@@ -37,9 +39,10 @@ def head_drafts(
     rows: ir.Value,
     root: ir.Value,
     draw: Draw,
+    among: DrawAmong | None = None,
 ) -> ir.Value:
     """logits [B,D,V] of the window's `rows` [B,D], 0 where no row drafts, and the new root [B,1] -> [B,D] tokens; any
-    where no row drafts."""
+    where no row drafts. among: draws the same as `draw` without looking at the whole vocabulary."""
     vocab_size, count = len(head.table), plan.next.drafts
     choices = _choices(op, head, logits, count)
     read = op("MatMul", _hidden(op, head, plan, rows), _matrix(op, head, "hidden"))
@@ -55,6 +58,8 @@ def head_drafts(
         scores = choices.scores(op, j, op("MatMul", state, _matrix(op, head, "out")))
         if sampler == "greedy":
             drafts.append(choices.best(op, j, scores))
+        elif among is not None and isinstance(choices, _Some):
+            drafts.append(choices.take(op, j, among(scores, _row(op, choices.blocks, j), j)))
         else:
             drafts.append(draw(choices.spread(op, j, scores, vocab_size), j))
     return op("Concat", *drafts, axis=1)
@@ -62,8 +67,10 @@ def head_drafts(
 
 @dataclass(frozen=True)
 class _Some:
-    """C candidates of each row: ids [B,D,C], their logits [B,D,C], and their rows of the table [B,D,C,r]."""
+    """C candidates of each row, block by block: blocks [B,D,C/8], ids [B,D,C] (all first members, then all second ones,
+    ...), their logits [B,D,C], and their rows of the table [B,D,C,r]."""
 
+    blocks: ir.Value
     ids: ir.Value
     logits: ir.Value
     vectors: ir.Value
@@ -75,7 +82,11 @@ class _Some:
 
     def best(self, op: GraphTape, j: int, scores: ir.Value) -> ir.Value:
         """[B,1]: the candidate with the largest of `scores` [B,C]."""
-        return op("GatherElements", _row(op, self.ids, j), op("ArgMax", scores, axis=1, keepdims=1), axis=1)
+        return self.take(op, j, op("ArgMax", scores, axis=1, keepdims=1))
+
+    def take(self, op: GraphTape, j: int, index: ir.Value) -> ir.Value:
+        """index [B,1] -> [B,1] ids"""
+        return op("GatherElements", _row(op, self.ids, j), index, axis=1)
 
     def spread(self, op: GraphTape, j: int, scores: ir.Value, vocab_size: int) -> ir.Value:
         """[B,1,V] logits, -inf but for the candidates."""
@@ -114,7 +125,7 @@ def _choices(op: GraphTape, head: Head, logits: ir.Value, count: int) -> _Some |
     _, chosen = op.pair("TopK", best, op.const([BLOCKS]), axis=-1, sorted=0)
     every = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * np.arange(size)[:, None]))
     ids = op("Reshape", every, op.const([-1, count, size * BLOCKS]))
-    return _Some(ids, op("GatherElements", logits, ids, axis=2), _vectors(op, head, ids))
+    return _Some(chosen, ids, op("GatherElements", logits, ids, axis=2), _vectors(op, head, ids))
 
 
 def _hidden(op: GraphTape, head: Head, plan: Plan, rows: ir.Value) -> ir.Value:

@@ -36,7 +36,7 @@ import onnx_ir as ir
 
 from pass_exporter.tails.head import head_drafts
 from pass_exporter.tails.rows import columns, fused_rows, leading, left_rows, per_batch
-from pass_exporter.tails.sampler import sample_rows
+from pass_exporter.tails.sampler import draw_among, sample_rows
 from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle.head import Head
 from pass_runtime.bundle.plan import Plan
@@ -138,5 +138,9 @@ def _later_drafts(
     if head is None:
         drafts = sample(chosen, list(range(plan.drafts)))
     else:
-        drafts = head_drafts(op, head, plan, sampler, chosen, rows, root, lambda row, j: sample(row, [j]))
+
+        def among(scores: ir.Value, blocks: ir.Value, j: int) -> ir.Value:
+            return draw_among(op, sampler, scores, blocks, root_position, j, vocab_size)
+
+        drafts = head_drafts(op, head, plan, sampler, chosen, rows, root, lambda row, j: sample(row, [j]), among)
     return op("Where", op("Equal", rows, op.const(0)), op.const(vocab_size), drafts)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle import noise
+from pass_runtime.bundle.head import BLOCKS
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, Sampler
 
 F32 = np.float32
@@ -70,6 +71,36 @@ def draw(op: GraphTape, w: ir.Value, root: ir.Value, depth: list[int], offsets: 
     member = op("ArgMax", op("Div", members, of_members), axis=2, keepdims=1)
     token = op("Add", winner, op("Mul", member, op.const(blocks)))
     return op("Squeeze", token, op.const([2]))
+
+
+def draw_among(
+    op: GraphTape, sampler: Sampler, scores: ir.Value, blocks: ir.Value, root: ir.Value, depth: int, vocab_size: int
+) -> ir.Value:
+    """What `draw` takes where only some blocks have any weight: scores [B,8K] are the logits of the members of `blocks`
+    [B,K], K = BLOCKS, first members first -> [B,1], an index into them. Noise is read for those blocks alone."""
+    w = weights(op, sampler, op("Unsqueeze", scores, op.const([1])), 1, noise.MEMBERS * BLOCKS)
+    by_block = op("Reshape", w, op.const([-1, noise.MEMBERS, BLOCKS]))
+    listed = _offsets(op, root, [depth], "noise_offsets")  # [B,1,2]
+    row = op("Div", blocks, op.const(noise.ROW))
+    column = op("Sub", blocks, op("Mul", row, op.const(noise.ROW)))
+    of_blocks, of_members = [], []
+    for i, table in enumerate(_tables(op, vocab_size)):
+        offset = op("Squeeze", op("Gather", listed, op.const([i]), axis=2), op.const([2]))  # [B,1]
+        rows = op(
+            "Gather", table, op("Add", op("Add", row, op.const(1)), offset), axis=0
+        )  # [B,K,16]: row 0 is members'
+        of_blocks.append(op("GatherElements", rows, op("Unsqueeze", column, op.const([2])), axis=2))  # [B,K,1]
+        of_members.append(op("Gather", table, offset, axis=0))  # [B,1,16]
+    axis, size = op.const([2]), op.const([noise.MEMBERS])
+    mass = op("Unsqueeze", op("ReduceSum", by_block, op.const([1]), keepdims=0), axis)  # [B,K,1]
+    winner = op("ArgMax", op("Div", mass, _exponential(op, op("Add", *of_blocks))), axis=1, keepdims=1)  # [B,1,1]
+    every = op("Add", winner, op.const(np.zeros((1, noise.MEMBERS, 1))))
+    members = op("Squeeze", op("GatherElements", by_block, every, axis=2), axis)  # [B,8]
+    drawn = op(
+        "Squeeze", _exponential(op, op("Slice", op("Add", *of_members), op.const([0]), size, axis)), op.const([1])
+    )
+    member = op("ArgMax", op("Div", members, drawn), axis=1, keepdims=1)
+    return op("Add", op("Mul", member, op.const(BLOCKS)), op("Squeeze", winner, axis))
 
 
 def _first_members(op: GraphTape, by_block: ir.Value, blocks: int) -> ir.Value:
