@@ -226,3 +226,11 @@ def test_lookahead_0_is_plain_decoding(tiny_bundle):
 def test_lookahead_beyond_the_bundle_is_refused(tiny_bundle, lookahead):
     with pytest.raises(PassError, match=f"look-ahead {lookahead} is not 0 to 6"):
         reciting_session(tiny_bundle).generate_ids([5], options(6, lookahead))
+
+
+def test_every_request_begins_a_round(tiny_bundle):
+    """Also behind one that ended between a draft pass and its verification."""
+    session = reciting_session(tiny_bundle)
+    runs = [run(session, [7, 8, 9], options(tokens, 2)).stats.as_dict() for tokens in (8, 1, 8)]
+    assert runs[0]["passes"] == runs[2]["passes"] == 4
+    assert runs[0]["acceptance_histogram"] == runs[2]["acceptance_histogram"] == [0, 0, 2]

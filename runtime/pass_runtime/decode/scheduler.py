@@ -136,7 +136,9 @@ class Scheduler:
             decided = tuner.mode(limit, batch, accepted)
             cycle, judge = decided.cycle, Expected(tuner, decided, batch)
         runner = self.runner
-        return next_pass(cycle, runner.window, runner.room, runner.backend.capabilities, views, judge)
+        # Nobody's windows are in place where all have just been admitted: a round begins, whatever was run before.
+        window = runner.window if any(slot.entered for slot in active) else None
+        return next_pass(cycle, window, runner.room, runner.backend.capabilities, views, judge)
 
     def _tuner(self, active: Items[Slot], batch: int) -> PlanTuner | None:
         """What knows the speeds of these requests, where one of them leaves the plan open."""
