@@ -30,8 +30,8 @@ OURS = {
     "auto": {"plan": "auto"},
     "auto, look-ahead only": {"plan": "auto", "draft": "lookahead"},
 }
-Spent = tuple[int, float]
-"""Tokens, and seconds of decoding them."""
+Spent = tuple[int, float, int]
+"""Tokens, seconds of decoding them, and passes."""
 
 
 def run_ours(bundle: str, threads: int, pipe: Any) -> None:
@@ -45,7 +45,7 @@ def run_ours(bundle: str, threads: int, pipe: Any) -> None:
         sampling = SamplingParams(temperature=temperature, seed=1)
         stream = session.generate_ids(ids, GenerateOptions(max_new_tokens=tokens, sampling=sampling, **OURS[name]))
         stats = stream.result().stats
-        return (stats.generated_tokens, stats.decode_seconds), ids
+        return (stats.generated_tokens, stats.decode_seconds, stats.passes), ids
 
     _serve(measure, pipe)
 
@@ -70,7 +70,7 @@ def run_genai(directory: str, threads: int, pipe: Any) -> None:
         while count < tokens and not generator.is_done():
             generator.generate_next_token()
             count += len(generator.get_next_tokens())
-        return (count, time.perf_counter() - started), ids
+        return (count, time.perf_counter() - started, 0), ids  # passes are not told
 
     _serve(measure, pipe)
 
@@ -142,12 +142,14 @@ def run_kind(
 
 def report(title: str, found: dict[str, list[Spent]]) -> None:
     print(title)
-    rates = {name: sum(n for n, _ in spent) / sum(s for _, s in spent) for name, spent in found.items()}
+    totals = {name: tuple(map(sum, zip(*spent, strict=True))) for name, spent in found.items()}
+    rates = {name: tokens / seconds for name, (tokens, seconds, _) in totals.items()}
     for name, spent in found.items():
-        each = [n / s / (m / r) for (n, s), (m, r) in zip(spent, found["ar"], strict=True)]
+        tokens, _, passes = totals[name]
+        each = [n / s / (m / r) for (n, s, _), (m, r, _) in zip(spent, found["ar"], strict=True)]
         print(
             f"  {name:22} {rates[name]:6.1f} tokens/s  {rates[name] / rates['ar']:5.2f} of ar  "
-            f"(prompts {min(each):.2f} to {max(each):.2f})  {sum(n for n, _ in spent)} tokens"
+            f"(prompts {min(each):.2f} to {max(each):.2f})  {tokens} tokens, {tokens / max(passes, 1):.2f} a pass"
         )
 
 

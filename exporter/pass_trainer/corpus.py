@@ -45,6 +45,8 @@ class Source:
 
 def read_sources(paths: Sequence[Path]) -> list[Source | None]:
     """Read every path, None for SELF; PassError names the first file that is not usable text."""
+    if not paths:
+        raise PassError("say where prompts come from: --data FILE, DIR, FILE.jsonl or self")
     return [None if str(path) == SELF else _read_source(path) for path in paths]
 
 
