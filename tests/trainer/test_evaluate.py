@@ -87,6 +87,20 @@ def test_it_expects_what_the_runtime_does(config, adapter_bundle, prompts, tempe
     assert right[0] > 0 and (temperature < 9 or right[2] > 10)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 9.0])
+def test_it_expects_what_the_runtime_does_with_a_head(config, subset_bundle, prompts, temperature):
+    """The head's candidates are half of the vocabulary."""
+    directory = subset_bundle.parent
+    changed = {"model": str(directory / "model"), "weights": directory / "lookahead.safetensors"}
+    config = EvaluateConfig(**{**vars(config), **changed, "temperatures": (temperature,)})
+    (expected,) = evaluate(config, Silent()).values()
+    with load(subset_bundle) as session:
+        main, _ = load_script().measure(session, read_use(prompts), temperature, 0, LOOKAHEAD, TOKENS)
+    for kind, found in expected.items():
+        assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
+    assert temperature < 9 or expected[ALL].main.right[0] > 10
+
+
 def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
     """Accepted or not: every pass leaves what the trainer drew behind that place."""
     seen = []
