@@ -1,4 +1,4 @@
-"""pass-run: generate | chat | batch | bench | inspect."""
+"""pass-run: generate | chat | batch | serve | bench | inspect."""
 
 from __future__ import annotations
 
@@ -144,6 +144,31 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
     failed = Batch(requests, results, request, model, open_session, retry_failed=retry_failed).run()
     if failed and fail_on_error:
         sys.exit(1)
+
+
+@main.command()
+@opts.BUNDLE
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=int, default=8000, show_default=True, help="0: any that is free; it is printed.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line, that clients have to show.")
+@click.option("--allow-no-key", is_flag=True, help="Serve more than this machine without keys.")
+@click.option("--served-model-name", "model_name", help="What clients call the model.  [default: the bundle's name]")
+@opts.MAX_BATCH_SIZE
+@click.option("--max-queue", type=int, default=64, show_default=True, help="Sequences that may wait; then it is 429.")
+@click.option("--max-prompt-tokens", type=int, help="Of one prompt.  [default: the capacity]")
+@click.option("--max-output-tokens", type=int, help="Of one answer.  [default: the capacity]")
+@click.option("--max-body-bytes", type=int, default=1 << 20, show_default=True, help="Of a request's JSON.")
+@click.option("--max-connections", type=int, default=512, show_default=True, help="Beyond them it is 503.")
+@click.option("--request-seconds", type=float, default=600, show_default=True, help="For a whole answer.")
+@click.option("--drain-seconds", type=float, default=30, show_default=True, help="For answers under way at SIGTERM.")
+@click.option("--reuse-prefix", is_flag=True, help="Keep K/V that a prompt has in common with an earlier one.")
+@opts.engine_options
+@one_line_errors
+def serve(bundle: Path, **options: Any) -> None:
+    """Answer HTTP requests as OpenAI's API does. Ctrl-C and SIGTERM let those under way finish."""
+    from pass_runtime.cli.serve import run_serve
+
+    run_serve(bundle, options)
 
 
 @main.command()
