@@ -83,10 +83,13 @@ class Server:
     def ended(self) -> int:
         return self.process.wait(timeout=60)
 
+    def metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics", timeout=30).text
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of that name with those labels."""
         total = 0.0
-        for line in httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines():
+        for line in self.metrics().splitlines():
             if found := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
                 given = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
                 if found[1] == name and labels.items() <= given.items():

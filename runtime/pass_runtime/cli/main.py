@@ -80,7 +80,9 @@ def generate(
 
 
 @main.command()
-@opts.BUNDLE
+@click.argument("bundle", type=click.Path(path_type=Path), required=False)
+@click.option("--server", help="Talk to a running `pass-run serve` at this URL, not to a bundle.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="With --server: a file whose first key is shown.")
 @click.option("--system", help="A system message before the conversation.")
 @click.option(
     "--context-overflow",
@@ -95,7 +97,15 @@ def generate(
 @opts.engine_options
 @opts.SHOW_DRAFTS
 @one_line_errors
-def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: bool, **options: Any) -> None:
+def chat(
+    bundle: Path | None,
+    server: str | None,
+    api_key_file: Path | None,
+    system: str | None,
+    context_overflow: str,
+    show_drafts: bool,
+    **options: Any,
+) -> None:
     """Talk to the model, in a terminal or line by line from a pipe.
 
     /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the prompt it ends, as
@@ -104,9 +114,17 @@ def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: b
     from pass_runtime.cli.chat import Chat
     from pass_runtime.cli.conversation import Conversation
 
-    request = opts.generate_options(options, reuse_prefix=True)
+    request, drop = opts.generate_options(options, reuse_prefix=True), context_overflow == "drop-oldest"
+    if (bundle is None) == (server is None):
+        raise PassError("name a BUNDLE to talk to, or a server with --server URL")
+    if bundle is None:
+        from pass_runtime.cli.remote import open_remote
+
+        opts.refuse_given("--server decides for itself", "device", "threads", "capacity", "trust_bundle", "show_drafts")
+        open_remote(str(server), api_key_file, request, Conversation(system), drop=drop).run()
+        return
+    opts.refuse_given("a bundle asks for no key", "api_key_file")
     session = opts.open_bundle(bundle, options)
-    drop = context_overflow == "drop-oldest"
     Chat(session, request, Conversation(system), drop=drop, show_drafts=show_drafts).run()
 
 

@@ -10,7 +10,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.serve.errors import ApiError
 from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.schemas import ChatMessage, ChatRequest, CompletionRequest, Sampled
+from pass_runtime.serve.schemas import ChatMessage, ChatRequest, CompletionRequest, Sampled, unsupported
 from pass_runtime.session import Session
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -28,7 +28,7 @@ class Asked:
 
 def ask(session: Session, limits: ServeOptions, request: Sampled) -> Asked:
     """Everything that can be wrong with a request is found here, before anything is decoded. ApiError says what."""
-    _refuse_unsupported(request, request.neutral)
+    _refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
     if request.stream_options is not None and request.stream_options.include_obfuscation:
@@ -55,18 +55,9 @@ def ask(session: Session, limits: ServeOptions, request: Sampled) -> Asked:
     return Asked(tuple(sequences), sum(map(len, prompts)))
 
 
-def _refuse_unsupported(fields: Any, neutral: dict[str, tuple[Any, ...]], where: str = "") -> None:
-    for name, info in type(fields).model_fields.items():
-        value = getattr(fields, name)
-        if info.annotation is not Any or value is None:
-            continue
-        if not any(_same(value, known) for known in neutral.get(name, ())):
-            raise _unsupported(where + name, value)
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """In Python, 0 equals False."""
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+def _refuse_unsupported(fields: Sampled | ChatMessage, where: str = "") -> None:
+    if (name := unsupported(fields)) is not None:
+        raise _unsupported(where + name, getattr(fields, name))
 
 
 def _unsupported(param: str, value: Any) -> ApiError:
@@ -98,7 +89,7 @@ def _each(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | l
 
 def _message(message: ChatMessage, where: str) -> dict[str, str]:
     """As chat templates know it."""
-    _refuse_unsupported(message, message.neutral, where)
+    _refuse_unsupported(message, where)
     role = {"developer": "system"}.get(message.role, message.role)
     if role not in ("system", "user", "assistant"):
         raise _unsupported(where + "role", message.role)
@@ -135,6 +126,7 @@ def _options(request: Sampled) -> GenerateOptions:
         ),
         plan=plan,
         lookahead=request.lookahead,
+        draft=request.draft,
         stop=stops,
         stop_token_ids=request.stop_token_ids or (),
         ignore_eos=bool(request.ignore_eos),

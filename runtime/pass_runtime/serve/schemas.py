@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,25 @@ class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def only(*neutral: Any) -> Any:
+    """A field that is taken with null and these values alone: others would change the answer. Its type is Any."""
+    return Field(None, json_schema_extra={"enum": [None, *neutral]})
+
+
+def unsupported(fields: BaseModel) -> str | None:
+    """The first field that has a value that is not one of its `only`."""
+    for name, info in type(fields).model_fields.items():
+        extra, value = info.json_schema_extra, getattr(fields, name)
+        if isinstance(extra, dict) and not any(_same(value, neutral) for neutral in cast(list[Any], extra["enum"])):
+            return name
+    return None
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """In Python, 0 equals False."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+
+
 class StreamOptions(Fields):
     include_usage: bool | None = None
     include_obfuscation: bool | None = Field(None, description="Only false: chunks are not padded.")
@@ -23,9 +42,6 @@ class StreamOptions(Fields):
 
 class Sampled(Fields):
     """What both endpoints take. `null` is the default of every field."""
-
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Fields that are taken only with these values, besides null: with others they would change the answer."""
 
     model: str
     n: int | None = Field(None, ge=1, le=128, description="Sequences; number i is sampled with seed + i.")
@@ -45,28 +61,21 @@ class Sampled(Fields):
     speculative: bool | None = Field(None, description="false: plain decoding, as plan `ar`. The text is the same.")
     plan: str | None = Field(None, max_length=100, description="How, never what; `auto` where nobody says.")
     lookahead: int | None = Field(None, ge=0)
+    draft: str | None = Field(None, max_length=100, description="lookahead, ngram or both.")
 
-    frequency_penalty: Any = Field(None, description="Only 0.")
-    presence_penalty: Any = Field(None, description="Only 0.")
-    logit_bias: Any = Field(None, description="Only {}.")
+    frequency_penalty: Any = only(0)
+    presence_penalty: Any = only(0)
+    logit_bias: Any = only({})
 
 
 class CompletionRequest(Sampled):
     """/v1/completions"""
 
-    neutral = {
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logit_bias": ({},),
-        "best_of": (1,),
-        "echo": (False,),
-        "suffix": ("",),
-    }
     prompt: str | Ids | list[str] | list[Ids] = Field(description="Text or token ids, of one prompt or several.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    best_of: Any = Field(None, description="Only 1.")
-    echo: Any = Field(None, description="Only false.")
-    suffix: Any = Field(None, description='Only "".')
+    best_of: Any = only(1)
+    echo: Any = only(False)
+    suffix: Any = only("")
 
 
 class ContentPart(BaseModel):
@@ -78,51 +87,35 @@ class ContentPart(BaseModel):
 
 
 class ChatMessage(Fields):
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"tool_calls": ([],), "annotations": ([],)}
     role: str = Field(description="system, developer (taken as system), user or assistant.")
     content: str | list[ContentPart]
-    name: Any = Field(None, description="Only null, as those below.")
-    refusal: Any = None
-    audio: Any = None
-    function_call: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    annotations: Any = None
+    name: Any = only()
+    refusal: Any = only()
+    audio: Any = only()
+    function_call: Any = only()
+    tool_calls: Any = only([])
+    tool_call_id: Any = only()
+    annotations: Any = only([])
 
 
 class ChatRequest(Sampled):
     """/v1/chat/completions"""
 
-    neutral = {
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logit_bias": ({},),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "metadata": ({},),
-    }
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: Any = Field(None, description="Only [].")
-    tool_choice: Any = Field(None, description="Only none or auto: there are no tools.")
-    functions: Any = Field(None, description="Only [].")
-    function_call: Any = Field(None, description="Only none or auto.")
-    parallel_tool_calls: Any = Field(None, description="Either; there are no tools.")
-    response_format: Any = Field(None, description='Only {"type": "text"}.')
-    modalities: Any = Field(None, description='Only ["text"].')
-    audio: Any = Field(None, description="Only null.")
-    prediction: Any = Field(None, description="Only null.")
-    reasoning_effort: Any = Field(None, description="Only null.")
-    web_search_options: Any = Field(None, description="Only null.")
-    service_tier: Any = Field(None, description="Only auto or default.")
-    store: Any = Field(None, description="Only false.")
-    metadata: Any = Field(None, description="Only {}.")
+    tools: Any = only([])
+    tool_choice: Any = only("none", "auto")
+    functions: Any = only([])
+    function_call: Any = only("none", "auto")
+    parallel_tool_calls: Any = only(True, False)
+    response_format: Any = only({"type": "text"})
+    modalities: Any = only(["text"])
+    audio: Any = only()
+    prediction: Any = only()
+    reasoning_effort: Any = only()
+    web_search_options: Any = only()
+    service_tier: Any = only("auto", "default")
+    store: Any = only(False)
+    metadata: Any = only({})
