@@ -15,7 +15,7 @@ from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest, read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.draft_policy import Mode, make_mode
 from pass_runtime.decode.runner import Runner
-from pass_runtime.decode.scheduler import Scheduler
+from pass_runtime.decode.scheduler import Scheduler, Usage
 from pass_runtime.decode.sequence import Request
 from pass_runtime.decode.sequence import Sequence as Decoding
 from pass_runtime.decode.worker import Worker
@@ -44,7 +44,8 @@ class Session:
         self.chat_template = chat_template
         runner = Runner(backend)
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
-        self._worker = Worker(Scheduler(runner, self._tuners, max_queue))
+        self._scheduler = Scheduler(runner, self._tuners, max_queue)
+        self._worker = Worker(self._scheduler)
         self._finalizer = weakref.finalize(self, _close, self._worker, backend)
 
     def close(self) -> None:
@@ -124,6 +125,15 @@ class Session:
         """What `auto` knows of requests like this. The first of a kind (greedy, sampled, truncated) times passes for a
         second."""
         return self._worker.call(lambda: self._tuners.get(sampling.sampler))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests: it was closed, or its worker failed."""
+        return self._worker.closed
+
+    def usage(self) -> Usage:
+        """How many are running and waiting right now, and how much of the KV cache they take."""
+        return self._scheduler.usage()
 
     def _submit(self, ids: list[int], options: GenerateOptions, reader: TextStream | None) -> Decoding:
         sequence = Decoding(self._request(ids, options), reader)

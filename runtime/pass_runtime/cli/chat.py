@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from pass_runtime.cli.conversation import Conversation, fit
+from pass_runtime.cli.conversation import Conversation, Template, fit
 from pass_runtime.cli.errors import Interrupted, report
 from pass_runtime.cli.line_reader import open_reader
 from pass_runtime.cli.output import print_pieces, print_summary
@@ -26,19 +27,18 @@ Ctrl-C        stop an answer; at the prompt, end"""
 
 
 @dataclass
-class Chat:
-    """drop: whether the oldest exchanges make room for new ones once the context is full."""
+class Talk(ABC):
+    """Lines and commands, whoever answers. drop: whether the oldest exchanges make room for new ones once the context
+    is full."""
 
-    session: Session
+    template: Template
     options: GenerateOptions
     conversation: Conversation
     drop: bool
-    show_drafts: bool = False
 
     def run(self) -> None:
         """Answer line after line of standard input, to its end. What goes wrong costs the line it is about."""
-        self.session.encode_chat(self.conversation.messages("?"))  # what cannot work at all is refused at once
-        self.session.mode(self.options)
+        self._begin()
         read = open_reader()
         while True:
             try:
@@ -72,7 +72,7 @@ class Chat:
 
     def _set_system(self, text: str) -> None:
         changed = Conversation(text or None, self.conversation.turns)
-        self.session.encode_chat(changed.messages("?"))  # some templates take no system message
+        self.template.encode_chat(changed.messages("?"))  # some templates take no system message
         self.conversation = changed
 
     def _save(self, name: str) -> None:
@@ -82,17 +82,37 @@ class Chat:
 
     def _load(self, name: str) -> None:
         path = _path("/load", name)
-        self.conversation = Conversation.load(path, self.session)
+        self.conversation = Conversation.load(path, self.template)
         click.echo(f"{len(self.conversation.messages())} messages read from {path}", err=True)
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """PassError where nothing could be answered."""
+
+    @abstractmethod
+    def _answer(self, user: str) -> None:
+        """Print the answer, and put both into the conversation."""
+
+
+@dataclass
+class Chat(Talk):
+    """A session answers."""
+
+    template: Session
+    show_drafts: bool = False
+
+    def _begin(self) -> None:
+        self.template.encode_chat(self.conversation.messages("?"))  # what cannot work at all is refused at once
+        self.template.mode(self.options)
 
     def _answer(self, user: str) -> None:
         generation = None
         try:
-            ids, dropped = fit(self.conversation, user, self.session, self.options.max_new_tokens, drop=self.drop)
+            ids, dropped = fit(self.conversation, user, self.template, self.options.max_new_tokens, drop=self.drop)
             if dropped:
                 what = "exchange" if dropped == 1 else f"{dropped} exchanges"
                 click.echo(f"the context is full: the oldest {what} dropped", err=True)
-            generation = self.session.generate(ids, self.options)
+            generation = self.template.generate(ids, self.options)
             print_pieces(generation, show_drafts=self.show_drafts)
         except Interrupted:
             if generation is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,6 +17,13 @@ from pass_runtime.session import Session
 
 Turn = dict[str, str]
 FILE = TypeAdapter(list[Message])
+
+
+class Template(Protocol):
+    """What knows whether messages can be answered."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], /) -> Sequence[int]:
+        """PassError where they cannot be."""
 
 
 @dataclass
@@ -41,7 +50,7 @@ class Conversation:
         write_whole(path, json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n")
 
     @classmethod
-    def load(cls, path: Path, session: Session) -> Conversation:
+    def load(cls, path: Path, template: Template) -> Conversation:
         """What `save` wrote, or any JSON list of {"role", "content"} that ends with an answer."""
         try:
             turns = [message.model_dump() for message in FILE.validate_json(read_text(path))]
@@ -51,7 +60,7 @@ class Conversation:
         loaded = cls(system, turns)
         if turns and (turns[0]["role"], turns[-1]["role"]) != ("user", "assistant"):
             raise PassError(f"{path}: a conversation begins with a user's message and ends with the assistant's answer")
-        session.encode_chat(loaded.messages("?"))  # what the template refuses must not take the place of what is there
+        template.encode_chat(loaded.messages("?"))  # what the template refuses must not take the place of what is there
         return loaded
 
 

@@ -1,4 +1,4 @@
-"""pass-run: generate | chat | batch | bench | inspect."""
+"""pass-run: generate | chat | batch | serve | bench | inspect."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def generate(
 
 
 @main.command()
-@opts.BUNDLE
+@click.argument("bundle", type=click.Path(path_type=Path), required=False)
+@click.option("--server", help="Talk to a running `pass-run serve` at this URL, not to a bundle.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="With --server: a file whose first key is shown.")
 @click.option("--system", help="A system message before the conversation.")
 @click.option(
     "--context-overflow",
@@ -95,7 +97,15 @@ def generate(
 @opts.engine_options
 @opts.SHOW_DRAFTS
 @one_line_errors
-def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: bool, **options: Any) -> None:
+def chat(
+    bundle: Path | None,
+    server: str | None,
+    api_key_file: Path | None,
+    system: str | None,
+    context_overflow: str,
+    show_drafts: bool,
+    **options: Any,
+) -> None:
     """Talk to the model, in a terminal or line by line from a pipe.
 
     /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the prompt it ends, as
@@ -104,9 +114,17 @@ def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: b
     from pass_runtime.cli.chat import Chat
     from pass_runtime.cli.conversation import Conversation
 
-    request = opts.generate_options(options, reuse_prefix=True)
+    request, drop = opts.generate_options(options, reuse_prefix=True), context_overflow == "drop-oldest"
+    if (bundle is None) == (server is None):
+        raise PassError("name a BUNDLE to talk to, or a server with --server URL")
+    if bundle is None:
+        from pass_runtime.cli.remote import open_remote
+
+        opts.refuse_given("--server decides for itself", "device", "threads", "capacity", "trust_bundle", "show_drafts")
+        open_remote(str(server), api_key_file, request, Conversation(system), drop=drop).run()
+        return
+    opts.refuse_given("a bundle asks for no key", "api_key_file")
     session = opts.open_bundle(bundle, options)
-    drop = context_overflow == "drop-oldest"
     Chat(session, request, Conversation(system), drop=drop, show_drafts=show_drafts).run()
 
 
@@ -144,6 +162,31 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
     failed = Batch(requests, results, request, model, open_session, retry_failed=retry_failed).run()
     if failed and fail_on_error:
         sys.exit(1)
+
+
+@main.command()
+@opts.BUNDLE
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=int, default=8000, show_default=True, help="0: any that is free; it is printed.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line, that clients have to show.")
+@click.option("--allow-no-key", is_flag=True, help="Serve more than this machine without keys.")
+@click.option("--served-model-name", "model_name", help="What clients call the model.  [default: the bundle's name]")
+@opts.MAX_BATCH_SIZE
+@click.option("--max-queue", type=int, default=64, show_default=True, help="Sequences that may wait; then it is 429.")
+@click.option("--max-prompt-tokens", type=int, help="Of one prompt.  [default: the capacity]")
+@click.option("--max-output-tokens", type=int, help="Of one answer.  [default: the capacity]")
+@click.option("--max-body-bytes", type=int, default=1 << 20, show_default=True, help="Of a request's JSON.")
+@click.option("--max-connections", type=int, default=512, show_default=True, help="Beyond them it is 503.")
+@click.option("--request-seconds", type=float, default=600, show_default=True, help="For a whole answer.")
+@click.option("--drain-seconds", type=float, default=30, show_default=True, help="For answers under way at SIGTERM.")
+@click.option("--reuse-prefix", is_flag=True, help="Keep K/V that a prompt has in common with an earlier one.")
+@opts.engine_options
+@one_line_errors
+def serve(bundle: Path, **options: Any) -> None:
+    """Answer HTTP requests as OpenAI's API does. Ctrl-C and SIGTERM let those under way finish."""
+    from pass_runtime.cli.serve import run_serve
+
+    run_serve(bundle, options)
 
 
 @main.command()

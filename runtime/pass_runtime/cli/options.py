@@ -13,7 +13,8 @@ from pass_runtime.backends.capabilities import DEFAULT_BATCH
 from pass_runtime.backends.open import DEVICES
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MAX_LOGPROBS, SamplingParams
 from pass_runtime.decode.draft_policy import DRAFTS
-from pass_runtime.options import PLANS, GenerateOptions
+from pass_runtime.errors import PassError
+from pass_runtime.options import MAX_QUEUE, PLANS, GenerateOptions
 from pass_runtime.session import Session, load
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,10 +82,20 @@ SHOW_DRAFTS = click.option(
 )
 
 
-def open_bundle(bundle: Path, options: dict[str, Any], *, max_batch_size: int | None = 1) -> Session:
+def open_bundle(
+    bundle: Path, options: dict[str, Any], *, max_batch_size: int | None = 1, max_queue: int = MAX_QUEUE
+) -> Session:
     """Takes the engine options out of a command's `options`, of which nothing else may be left."""
     verify = not options.pop("trust_bundle")
-    return load(bundle, **options, max_batch_size=max_batch_size, verify=verify)
+    return load(bundle, **options, max_batch_size=max_batch_size, max_queue=max_queue, verify=verify)
+
+
+def refuse_given(why: str, *names: str) -> None:
+    """PassError where one of these options of the command under way was given."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise PassError(f"--{name.replace('_', '-')} has no use here: {why}; leave it out")
 
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:

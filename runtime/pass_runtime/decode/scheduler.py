@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan
@@ -26,8 +27,25 @@ class QueueFull(PassError):
     """More requests wait than the session was opened for."""
 
 
+@dataclass(frozen=True)
+class Usage:
+    """What is the case at one moment. running: sequences in slots; waiting: those without one. cached: entries of the
+    KV cache that are theirs, of `capacity` that all slots could have."""
+
+    running: int
+    waiting: int
+    slots: int
+    cached: int
+    capacity: int
+
+    @property
+    def cache_share(self) -> float:
+        """0 to 1."""
+        return self.cached / self.capacity
+
+
 class Scheduler:
-    """Everything but `add` and `cancel` is for one thread."""
+    """Everything but `add` and `usage` is for one thread."""
 
     def __init__(self, runner: Runner, tuners: Tuners, max_queue: int) -> None:
         self.runner, self.tuners = runner, tuners
@@ -47,6 +65,14 @@ class Scheduler:
                 "try again later, or open the session with a larger max_queue"
             )
         self.waiting.append(sequence)
+
+    def usage(self) -> Usage:
+        """For any thread: a look at numbers that another one is changing."""
+        running = [slot.sequence for slot in self.runner.slots]
+        cached = [sequence.cached for sequence in running if sequence is not None]
+        slots = len(self.runner.slots)
+        capacity = slots * self.runner.backend.capabilities.max_capacity
+        return Usage(len(cached), len(self.waiting), slots, sum(cached), capacity)
 
     def round(self) -> None:
         """One step of everybody."""

@@ -1,0 +1,62 @@
+"""pass-run serve: from flags to a server that listens."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.cli import options as opts
+from pass_runtime.errors import PassError
+
+MAX_SLOTS = 1024
+"""The most that a session can have."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where, and for how many."""
+
+    host: str
+    port: int
+    max_connections: int
+    drain_seconds: float
+
+
+def run_serve(bundle: Path, options: dict[str, Any]) -> None:
+    """Serve until a signal ends it. The engine options among `options` are the session's."""
+    try:
+        from pass_runtime.serve.app import make_app
+        from pass_runtime.serve.options import ServeOptions, check_exposure, read_keys
+        from pass_runtime.serve.server import listen, serve
+    except ModuleNotFoundError as error:
+        raise PassError(f"{error.name} is not installed: pip install 'pass-toolkit[serve]'") from None
+    own = {key: options.pop(key) for key in ("host", "port", "max_connections", "drain_seconds")}
+    where, keys = Listening(**own), options.pop("api_key_file")
+    most, allow_no_key = options.pop("max_batch_size"), options.pop("allow_no_key")
+    names = ("model_name", "max_queue", "max_prompt_tokens", "max_output_tokens", "max_body_bytes", "request_seconds")
+    allowed = ServeOptions(
+        keys=read_keys(keys) if keys is not None else (),
+        reuse_prefix=options.pop("reuse_prefix"),
+        **{name: options.pop(name) for name in names},
+    )
+    if where.max_connections < 1 or not 0 <= where.drain_seconds < float("inf"):
+        raise PassError("max-connections must be at least 1, and drain-seconds at least 0")
+    check_exposure(where.host, allowed.keys, allow_no_key=allow_no_key)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    queue = MAX_SLOTS + allowed.max_queue  # the app counts: what has a slot is not waiting
+    listening = listen(where.host, where.port)
+    with listening, opts.open_bundle(bundle, options, max_batch_size=most, max_queue=queue) as session:
+        for temperature in (0.0, 1.0):  # what `auto` has to time, it times before anybody waits
+            session.tuner(SamplingParams(temperature=temperature, seed=0))
+        app = make_app(session, allowed)
+        host, port = listening.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        click.echo(f"{app.state.service.model} is served at {address}/v1", err=True)
+        serve(app, listening, drain_seconds=where.drain_seconds, max_connections=where.max_connections)

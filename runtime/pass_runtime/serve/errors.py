@@ -1,0 +1,97 @@
+"""Errors in the shape that OpenAI's clients read: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from pass_runtime.decode.scheduler import QueueFull
+from pass_runtime.errors import PassError
+
+log = logging.getLogger("pass_runtime.serve")
+
+
+class ApiError(Exception):
+    """A request that ends with `status`. param: the field it is about. code: for programs."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        content = json.dumps(self.body)  # ASCII: a client's own words may be half characters
+        return Response(content, self.status, self.headers, media_type="application/json")
+
+
+_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What to tell a client of something that failed while its request was under way."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, TimeoutError):
+        return ApiError("the request took longer than this server allows", 504, code="timeout")
+    if isinstance(error, QueueFull):
+        return ApiError(str(error), 429, code="queue_full", headers={"Retry-After": "1"})
+    if isinstance(error, PassError):
+        return ApiError(str(error), 500)
+    log.error("a request failed", exc_info=error)
+    return ApiError("internal error", 500)
+
+
+def shutting_down() -> ApiError:
+    return ApiError("the server is shutting down", 503, code="shutting_down", headers={"Retry-After": "5"})
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Every refusal in that shape, those of the framework too."""
+
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return _of_validation(error.errors()[0]).response()
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> Response:
+        return ApiError(str(error.detail), error.status_code, headers=error.headers).response()
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, __: Exception) -> Response:  # starlette logs it
+        return ApiError("internal error", 500).response()
+
+
+def _of_validation(problem: dict[str, Any]) -> ApiError:
+    """The first thing that pydantic found."""
+    param = ".".join(str(part) for part in problem["loc"][1:] if "[" not in str(part) and part not in ("str", "int"))
+    if problem["type"] == "json_invalid":
+        return ApiError("the body is not JSON", code="invalid_json")
+    if problem["type"] == "extra_forbidden":
+        message = f"unknown field: {param}; this server refuses what it does not know rather than ignore it"
+        return ApiError(message, param=param, code="unknown_parameter")
+    if not param:
+        return ApiError(f"the body must be a JSON object, sent as application/json: {problem['msg']}")
+    return ApiError(f"{param}: {problem['msg']}", param=param, code=problem["type"])

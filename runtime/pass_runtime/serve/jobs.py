@@ -1,0 +1,179 @@
+"""From a request to sequences under way: what is refused, what is asked of the session, who is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.errors import PassError
+from pass_runtime.options import GenerateOptions
+from pass_runtime.serve.errors import ApiError
+from pass_runtime.serve.options import ServeOptions
+from pass_runtime.serve.schemas import ChatMessage, ChatRequest, CompletionRequest, Sampled, unsupported
+from pass_runtime.session import Session
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's, of /v1/completions; a chat goes on to its limit."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The sequences of one request: (prompt, what is asked), in the order of the choices. prompt_tokens counts every
+    prompt once, however often it is continued."""
+
+    sequences: tuple[tuple[list[int], GenerateOptions], ...]
+    prompt_tokens: int
+
+
+def ask(session: Session, limits: ServeOptions, request: Sampled) -> Asked:
+    """Everything that can be wrong with a request is found here, before anything is decoded. ApiError says what."""
+    _refuse_unsupported(request)
+    if request.stream_options is not None and not request.stream:
+        raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        raise _unsupported("stream_options.include_obfuscation", True)
+    try:
+        prompts = _prompts(session, request)
+        n = request.n or 1
+        if len(prompts) * n > limits.max_sequences:
+            raise ApiError(
+                f"{len(prompts)} prompts with n = {n} are more than the {limits.max_sequences} sequences that a "
+                "request may have",
+                param="n",
+            )
+        options = _options(request)
+        session.mode(options)
+        sequences = [
+            (ids, replace(options, sampling=sampling, max_new_tokens=room, reuse_prefix=limits.reuse_prefix))
+            for ids in prompts
+            for room in [_room(session, limits, request, len(ids))]
+            for sampling in _samplings(options.sampling, n)
+        ]
+    except PassError as error:
+        raise ApiError(str(error)) from None
+    return Asked(tuple(sequences), sum(map(len, prompts)))
+
+
+def _refuse_unsupported(fields: Sampled | ChatMessage, where: str = "") -> None:
+    if (name := unsupported(fields)) is not None:
+        raise _unsupported(where + name, getattr(fields, name))
+
+
+def _unsupported(param: str, value: Any) -> ApiError:
+    told = value if isinstance(value, int | float | bool) else "with this value"
+    return ApiError(f"{param} {told} is not supported by this server", param=param, code="unsupported_parameter")
+
+
+def _prompts(session: Session, request: Sampled) -> list[list[int]]:
+    if isinstance(request, ChatRequest):
+        messages = [_message(message, f"messages.{i}.") for i, message in enumerate(request.messages)]
+        return [session.encode_chat(messages)]
+    assert isinstance(request, CompletionRequest)
+    prompts = [session.encode(each) if isinstance(each, str) else each for each in _each(request.prompt)]
+    vocabulary = session.manifest.model.vocab_size
+    if not prompts or not all(prompts):
+        raise ApiError("the prompt has no tokens", param="prompt")
+    if any(not 0 <= token < vocabulary for ids in prompts for token in ids):
+        raise ApiError(f"a token id of the prompt is not in the vocabulary of {vocabulary}", param="prompt")
+    return prompts
+
+
+def _each(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """One prompt or several as several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [each for each in prompt if isinstance(each, int)]
+    return [ids] if ids else [each for each in prompt if not isinstance(each, int)]
+
+
+def _message(message: ChatMessage, where: str) -> dict[str, str]:
+    """As chat templates know it."""
+    _refuse_unsupported(message, where)
+    role = {"developer": "system"}.get(message.role, message.role)
+    if role not in ("system", "user", "assistant"):
+        raise _unsupported(where + "role", message.role)
+    if isinstance(message.content, str):
+        return {"role": role, "content": message.content}
+    for part in message.content:
+        if part.type != "text" or part.text is None or part.model_extra:
+            raise ApiError(
+                'content parts must be {"type": "text", "text": ...}: this model reads text only',
+                param=where + "content",
+                code="unsupported_content_part",
+            )
+    return {"role": role, "content": "\n".join(part.text or "" for part in message.content)}
+
+
+def _options(request: Sampled) -> GenerateOptions:
+    plan = request.plan or "auto"
+    if request.speculative is False:
+        if request.plan not in (None, "ar"):
+            raise ApiError(f"speculative false is plan ar, but plan is {plan}", param="speculative")
+        plan = "ar"
+    elif request.speculative and plan == "ar":
+        raise ApiError("speculative true, but plan is ar", param="speculative")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if any(stop.encode(errors="replace").decode() != stop for stop in stops):  # half of a character
+        raise ApiError("stop is not valid Unicode text", param="stop")
+    return GenerateOptions(
+        sampling=SamplingParams(
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_k=request.top_k or 0,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            min_p=request.min_p or 0.0,
+            seed=None if request.seed is None else request.seed % (1 << 64),
+        ),
+        plan=plan,
+        lookahead=request.lookahead,
+        draft=request.draft,
+        stop=stops,
+        stop_token_ids=request.stop_token_ids or (),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=_logprobs(request),
+    )
+
+
+def _logprobs(request: Sampled) -> int | None:
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    assert isinstance(request, ChatRequest)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError("top_logprobs need logprobs to be true", param="top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _samplings(sampling: SamplingParams, n: int) -> list[SamplingParams]:
+    """Of the n choices: seeds that follow one another."""
+    seeded = sampling.seeded()
+    return [replace(seeded, seed=((seeded.seed or 0) + i) % (1 << 64)) for i in range(n)]
+
+
+def _room(session: Session, limits: ServeOptions, request: Sampled, prompt: int) -> int:
+    """Tokens to write behind a prompt of so many."""
+    context = session.backend.capabilities.max_capacity
+    if prompt > (most := min(limits.max_prompt_tokens or context, context - 1)):
+        raise ApiError(
+            f"the prompt has {prompt} tokens, more than the {most} that this server reads; shorten it",
+            param="messages" if isinstance(request, ChatRequest) else "prompt",
+            code="context_length_exceeded",
+        )
+    chat = isinstance(request, ChatRequest)
+    param = "max_tokens"
+    wanted = request.max_tokens
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        if wanted not in (None, request.max_completion_tokens):
+            raise ApiError("max_tokens and max_completion_tokens differ: give one", param="max_tokens")
+        param, wanted = "max_completion_tokens", request.max_completion_tokens
+    most = min(limits.max_output_tokens or context, context)
+    if wanted is None:
+        return min(most, context - prompt, context if chat else DEFAULT_COMPLETION_TOKENS)
+    if wanted > most:
+        raise ApiError(f"{param} is {wanted}, and this server writes {most} at most", param=param)
+    if prompt + wanted > context:
+        raise ApiError(
+            f"the context is {context} tokens: the prompt has {prompt}, and {param} is {wanted}",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return wanted

@@ -1,0 +1,127 @@
+"""What every request passes before the app sees it: who asks, how much, for how long. Plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pass_runtime.serve.errors import ApiError
+from pass_runtime.serve.service import Service
+
+log = logging.getLogger("pass_runtime.serve")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/ready", "/metrics", "/openapi.json")
+
+
+class Counted:
+    """Counts responses, and logs a line about each: never what was asked or written."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 499  # nginx's: the client went away before an answer
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except BaseException:
+            status = 500
+            raise
+        finally:
+            path = scope["path"] if scope["path"] in PATHS else "other"
+            self._service.metrics.responses.labels(self._service.model, path, status).inc()
+            level = logging.INFO if path.startswith("/v1/") or path == "other" else logging.DEBUG
+            log.log(level, "%s %s %d %.3fs", scope["method"], path, status, time.perf_counter() - started)
+
+
+class Keyed:
+    """Lets nobody use /v1 without a key, where there are keys."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._keys and scope["path"].startswith("/v1") and not self._known(scope):
+            error = ApiError(
+                "a valid API key is needed: Authorization: Bearer KEY",
+                401,
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _known(self, scope: Scope) -> bool:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
+        digest = _digest(key.strip())
+        found = [hmac.compare_digest(digest, known) for known in self._keys]  # all of them, whichever it is
+        return scheme.lower() == b"bearer" and any(found)
+
+
+class Bounded:
+    """Reads a request's body before the app does: of so many bytes, in so many seconds."""
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        self._app, self._most, self._seconds = app, most, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._seconds):
+                body = await self._read(receive)
+        except TimeoutError:
+            error = ApiError("the body did not arrive in time", 408, code="timeout", headers={"Connection": "close"})
+            await error.response()(scope, receive, send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+        else:
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """None where the client went away."""
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._most:
+                told = f"the body has more than the {self._most} bytes that this server takes"
+                raise ApiError(told, 413, code="body_too_large", headers={"Connection": "close"})
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body once, then whatever comes."""
+    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return left.pop() if left else await receive()
+
+    return replay
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,68 @@
+"""What a server allows."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pass_runtime.errors import PassError
+from pass_runtime.files import read_text
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The limits that every request is held to.
+
+    model_name: what clients call the model (None: its name in the bundle). keys: who may ask; none: everybody.
+    max_queue: sequences that wait for a slot, before a request is refused with 429. max_prompt_tokens and
+    max_output_tokens: of one sequence (None: what the KV cache holds). max_body_bytes: of one request's JSON.
+    max_sequences: n times the prompts of one request. request_seconds: from arrival to the last byte. body_seconds:
+    in which a request's JSON has to arrive. reuse_prefix: keep the K/V that a prompt has in common with an earlier one.
+    """
+
+    model_name: str | None = None
+    keys: tuple[str, ...] = ()
+    max_queue: int = 64
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_body_bytes: int = 1 << 20
+    max_sequences: int = 128
+    request_seconds: float = 600.0
+    body_seconds: float = 20.0
+    reuse_prefix: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_prompt_tokens", "max_output_tokens", "max_body_bytes", "max_sequences"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise PassError(f"{name.replace('_', '-')} must be at least 1, not {value}")
+        if self.max_queue < 0:
+            raise PassError(f"max-queue must be at least 0, not {self.max_queue}")
+        for name in ("request_seconds", "body_seconds"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise PassError(f"{name.replace('_', '-')} must be above 0, not {getattr(self, name)}")
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """API keys, one a line; blank lines and those that begin with # are left out."""
+    lines = (line.strip() for line in read_text(path).splitlines())
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise PassError(f"{path} has no key; write one on each line")
+    return keys
+
+
+def check_exposure(host: str, keys: tuple[str, ...], *, allow_no_key: bool) -> None:
+    """Refuses to let everybody on a network in, unless that was said twice."""
+    if not keys and not allow_no_key and not _is_loopback(host):
+        raise PassError(
+            f"whoever reaches {host} could use the server: give it keys with --api-key-file, or say --allow-no-key"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

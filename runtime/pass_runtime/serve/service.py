@@ -1,0 +1,121 @@
+"""The requests under way: admitted while there is room, followed to their ends, told to stop when the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from pass_runtime.decode.scheduler import QueueFull
+from pass_runtime.errors import PassError
+from pass_runtime.generation import Generation, Piece
+from pass_runtime.options import GenerateOptions
+from pass_runtime.serve.errors import ApiError, as_api_error, shutting_down
+from pass_runtime.serve.forms import Choice
+from pass_runtime.serve.jobs import Asked
+from pass_runtime.serve.metrics import Metrics, Timing
+from pass_runtime.serve.options import ServeOptions
+from pass_runtime.serve.tokens import TokenTexts
+from pass_runtime.session import Session
+
+Event = tuple[Choice, Piece | None]
+"""A piece of a choice; None behind its last one."""
+
+
+class Service:
+    """One session, its limits and its figures. Everything is for the event loop's thread."""
+
+    def __init__(self, session: Session, options: ServeOptions) -> None:
+        self.session, self.options = session, options
+        self.model = options.model_name or session.manifest.model.name
+        self.texts = TokenTexts(session.tokenizer)
+        self.metrics = Metrics(session, self.model)
+        self.draining = False
+        self.requests = 0
+        """Those whose answer is not sent to its end."""
+        self._live: list[Generation] = []
+
+    def check_room(self, wanted: int = 1) -> None:
+        """ApiError where so many more sequences do not fit into slots and queue."""
+        if self.draining:
+            raise shutting_down()
+        places = self.session.backend.capabilities.slots + self.options.max_queue
+        if wanted > places:
+            raise ApiError(f"{wanted} sequences at once are more than the {places} that this server takes", param="n")
+        self._live = [generation for generation in self._live if not generation.done]
+        if len(self._live) + wanted > places:
+            raise ApiError(
+                f"{len(self._live)} sequences are under way already, and this server takes {places}: try again later",
+                429,
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
+
+    @asynccontextmanager
+    async def job(self, asked: Asked) -> AsyncIterator[list[Choice]]:
+        """The sequences of a request, decoded while this is open: leaving it cancels what has not ended."""
+        arrived = time.perf_counter()
+        self.check_room(len(asked.sequences))
+        choices: list[Choice] = []
+        self.requests += 1
+        try:
+            for index, (ids, options) in enumerate(asked.sequences):
+                choices.append(Choice(index, self._submit(ids, options), Timing(arrived)))
+                self._live.append(choices[-1].generation)
+            yield choices
+        finally:
+            self.requests -= 1
+            for choice in choices:
+                choice.generation.cancel()
+                self.metrics.ended(choice.generation, choice.timing)
+
+    def _submit(self, ids: list[int], options: GenerateOptions) -> Generation:
+        try:
+            return self.session.submit(ids, options)
+        except QueueFull as error:
+            raise as_api_error(error) from None
+        except PassError as error:
+            raise ApiError(str(error), 503 if self.session.closed else 400) from None
+
+    async def events(self, choices: list[Choice]) -> AsyncGenerator[Event, None]:
+        """Pieces of all choices as they come. Raises what went wrong with any of them."""
+        queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]] = asyncio.Queue()
+        followers = [asyncio.create_task(self._follow(choice, queue)) for choice in choices]
+        try:
+            left = len(choices)
+            while left:
+                choice, event = await queue.get()
+                if isinstance(event, Exception):
+                    raise event
+                left -= event is None
+                yield choice, event
+        finally:
+            for follower in followers:
+                follower.cancel()
+
+    async def _follow(self, choice: Choice, queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]]) -> None:
+        try:
+            async for piece in choice.generation:
+                self.metrics.wrote(len(piece.tokens), choice.timing)
+                queue.put_nowait((choice, piece))
+            cancelled = choice.generation.finish_reason == "cancelled"
+            queue.put_nowait((choice, shutting_down() if cancelled else None))
+        except Exception as error:
+            queue.put_nowait((choice, error))
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new; after `seconds` cancel what is still under way, and wait until its readers were told."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle()
+        for generation in self._live:
+            generation.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self._idle()
+
+    async def _idle(self) -> None:
+        while self.requests:
+            await asyncio.sleep(0.02)

@@ -1,0 +1,82 @@
+"""Single tokens as text and bytes, and log-probabilities in the shapes of both APIs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from pass_runtime.decode.sequence import Token
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level tokenizers (GPT-2's) write bytes with."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+class TokenTexts:
+    """What single tokens stand for. A token may be a part of a character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
+        decoder = tokenizer.decoder
+        self._alphabet = _byte_alphabet() if decoder is not None and b"ByteLevel" in decoder.__getstate__() else None
+        self.bytes = lru_cache(maxsize=1 << 16)(self._bytes)
+
+    def text(self, token: int) -> str:
+        """Its characters, or, as OpenAI writes parts of characters, `bytes:\\xe2\\x82`."""
+        found = self.bytes(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
+    def _bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:  # the vocabulary is padded
+            return b""
+        if self._alphabet is not None:
+            return bytes(self._alphabet[character] for character in piece if character in self._alphabet)
+        if match := _BYTE.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        return piece.replace("\u2581", " ").encode()
+
+
+def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
+    """offset: characters of the text before these tokens."""
+    told: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token in tokens:
+        assert token.logprobs is not None
+        told["tokens"].append(texts.text(token.id))
+        told["token_logprobs"].append(_finite(token.logprobs.logprob))
+        told["top_logprobs"].append({texts.text(other): _finite(value) for other, value in token.logprobs.top})
+        told["text_offset"].append(offset)
+        offset += len(token.text)
+    return told
+
+
+def chat_logprobs(texts: TokenTexts, tokens: Sequence[Token]) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": texts.text(token), "logprob": _finite(logprob), "bytes": list(texts.bytes(token))}
+
+    content = []
+    for token in tokens:
+        assert token.logprobs is not None
+        top = [entry(other, value) for other, value in token.logprobs.top]
+        content.append(entry(token.id, token.logprobs.logprob) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no -inf."""
+    return max(logprob, -9999.0)

@@ -1,0 +1,114 @@
+"""A server in a process of its own, as somebody would start it, and what its metrics say."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+from openai import OpenAI
+
+PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
+
+
+def slow_pass_run(seconds: float) -> list[str]:
+    """The real command, each pass slowed down: a tiny model is done before anybody can interrupt it."""
+    return [
+        sys.executable,
+        "-c",
+        "import time\n"
+        "from pass_runtime.backends.base import Backend\n"
+        "from pass_runtime.cli.main import main\n"
+        "run = Backend.run\n"
+        f"Backend.run = lambda *args: time.sleep({seconds}) or run(*args)\n"
+        "main()\n",
+    ]
+
+
+class Server:
+    """`pass-run serve BUNDLE *arguments` on a free loopback port. Its output goes to `log`."""
+
+    def __init__(self, bundle: Path, log: Path, *arguments: object, command: list[str] = PASS_RUN) -> None:
+        self.log = log
+        line = [*command, "serve", str(bundle), "--port", "0", "--threads", "1", *map(str, arguments)]
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                line, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+            )
+        self.url = self._address()
+
+    def _address(self) -> str:
+        for _ in range(1200):
+            if found := re.search(r"(?m)^(.+) is served at (\S+)/v1$", self.said):
+                self.model = found[1]
+                return found[2]
+            assert self.process.poll() is None, self.said
+            time.sleep(0.05)
+        raise AssertionError(f"no address: {self.said}")
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def client(self, key: str = "none", **options: object) -> OpenAI:
+        options = {"max_retries": 0, "timeout": 60} | options
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, **options)
+
+    def post(self, path: str, content: object = None, **options: object) -> httpx.Response:
+        return httpx.post(self.url + path, json=content, timeout=60, **options)
+
+    def complete(self, **fields: object) -> httpx.Response:
+        return self.post("/v1/completions", {"model": self.model, "prompt": "The quick", "temperature": 0} | fields)
+
+    def chat(self, **fields: object) -> httpx.Response:
+        messages = [{"role": "user", "content": "The quick"}]
+        return self.post("/v1/chat/completions", {"model": self.model, "messages": messages, "temperature": 0} | fields)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def ended(self) -> int:
+        return self.process.wait(timeout=60)
+
+    def metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics", timeout=30).text
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of that name with those labels."""
+        total = 0.0
+        for line in self.metrics().splitlines():
+            if found := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
+                given = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
+                if found[1] == name and labels.items() <= given.items():
+                    total += float(found[3])
+        return total
+
+    def wait_until(self, name: str, value: float, seconds: float = 20) -> None:
+        """Until a gauge is what it should be."""
+        deadline = time.monotonic() + seconds
+        while (found := self.metric(name)) != value:
+            assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
+            time.sleep(0.02)
+
+
+def error(response: httpx.Response, status: int) -> dict:
+    """Of a refusal, which has to have OpenAI's shape."""
+    assert response.status_code == status, response.text
+    told = response.json()["error"]
+    assert set(told) == {"message", "type", "param", "code"}
+    assert told["message"]
+    assert "\n" not in told["message"]
+    return told

@@ -1,0 +1,54 @@
+"""Requests made up from the OpenAPI document: whatever they say, the server has an answer that is not a 500."""
+
+from __future__ import annotations
+
+import os
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
+"""Of each endpoint."""
+
+
+@pytest.fixture(scope="module")
+def schema(server):
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_made_up_is_a_server_error(server, schema, path, mode):
+    statuses = set()
+    cases = schema[path]["POST"].as_strategy(generation_mode=mode)
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases)
+    def run(case):
+        if isinstance(case.body, dict) and "model" in case.body:
+            case.body["model"] = server.model  # or it would all be 404
+        response = case.call(base_url=server.url, timeout=60)
+        case.validate_response(response, checks=[not_a_server_error])
+        if response.status_code >= 400:
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        statuses.add(response.status_code)
+
+    run()
+    assert statuses
+    assert statuses <= {200, 400}
+    server.wait_until("vllm:num_requests_running", 0)
+    assert httpx.get(f"{server.url}/health").status_code == 200

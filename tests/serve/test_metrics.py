@@ -1,0 +1,82 @@
+"""The figures of /metrics, and that each app has its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from pass_runtime.serve.app import make_app
+from pass_runtime.serve.options import ServeOptions
+
+COUNTED = {
+    "vllm:prompt_tokens_total": 5,
+    "vllm:generation_tokens_total": 20,
+    "vllm:request_success_total": 1,
+    "vllm:time_to_first_token_seconds_count": 1,
+    "vllm:e2e_request_latency_seconds_count": 1,
+    "vllm:request_time_per_output_token_seconds_count": 1,
+    "vllm:request_prompt_tokens_sum": 5,
+    "vllm:request_generation_tokens_sum": 20,
+    "pass:http_responses_total": 1,
+}
+
+
+def test_what_one_request_counts(server):
+    def now() -> dict[str, float]:
+        return {
+            name: server.metric(name, **({"path": "/v1/completions"} if name.startswith("pass:http") else {}))
+            for name in COUNTED
+        }
+
+    names = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+    spec = [f"vllm:spec_decode_num_{name}_total" for name in names]
+    before, drafts = now(), [server.metric(name) for name in spec]
+    asked = {"max_tokens": 20, "plan": "fused", "ignore_eos": True, "prompt": [5, 6, 7, 8, 9]}
+    told = server.complete(**asked).json()["choices"][0]["pass"]
+    assert {name: value - before[name] for name, value in now().items()} == COUNTED
+    count, drafted, accepted, by_position = (
+        server.metric(name) - then for name, then in zip(spec, drafts, strict=True)
+    )
+    assert (drafted, accepted) == (told["drafted"], told["accepted"])
+    assert by_position == accepted
+    assert 0 < count <= told["passes"]
+
+
+def test_names_and_gauges(server):
+    text = httpx.get(f"{server.url}/metrics").text
+    assert f'vllm:num_requests_running{{model_name="{server.model}"}} 0.0' in text
+    assert server.metric("pass:slots") == 4
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    for name in ("vllm:inter_token_latency_seconds_bucket", "vllm:request_success_total"):
+        assert f"{name}{{" in text
+    assert 'finished_reason="length"' in text
+
+
+@pytest.fixture
+def apps(session):
+    return [make_app(session, ServeOptions(model_name=name)) for name in ("one", "two")]
+
+
+def test_apps_are_independent_of_a_server_and_of_each_other(apps, session):
+    """As another ASGI server would run them."""
+
+    async def main() -> list[str]:
+        texts = []
+        for app, name in zip(apps, ("one", "two"), strict=True):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://a", timeout=60) as client:
+                if name == "one":
+                    asked = {"model": name, "prompt": "The", "temperature": 0, "max_tokens": 8}
+                    answer = (await client.post("/v1/completions", json=asked)).json()
+                    assert (
+                        answer["choices"][0]["text"]
+                        == session.generate("The").run().text[: len(answer["choices"][0]["text"])]
+                    )
+                texts.append((await client.get("/metrics")).text)
+        return texts
+
+    one, two = asyncio.run(main())
+    assert 'vllm:generation_tokens_total{model_name="one"} 8.0' in one
+    assert "vllm:generation_tokens_total{" not in two

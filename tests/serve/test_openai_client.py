@@ -1,0 +1,209 @@
+"""The openai package against a server: whole and streamed, both APIs, and the text that the session writes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from pass_runtime import GenerateOptions, SamplingParams
+
+PROMPT = "The quick brown fox"
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]
+
+
+def written(session, prompt, *, chat=False, new=24, **options):
+    sampling = {key: options.pop(key) for key in ("temperature", "top_k", "top_p", "min_p", "seed") if key in options}
+    asked = GenerateOptions(max_new_tokens=new, sampling=SamplingParams(**sampling), **options)
+    return (session.chat if chat else session.generate)(prompt, asked).run()
+
+
+def as_bytes(token: str) -> bytes:
+    """Of a token in a completion's logprobs: text, or `bytes:\\xe2` where it is a part of a character."""
+    if not token.startswith("bytes:"):
+        return token.encode()
+    return bytes(int(byte, 16) for byte in token.removeprefix("bytes:\\x").split("\\x"))
+
+
+def test_models(server):
+    (model,) = server.client().models.list().data
+    assert model.id == server.model
+    assert server.client().models.retrieve(server.model).id == server.model
+    with pytest.raises(openai.NotFoundError):
+        server.client().models.retrieve("other")
+
+
+@pytest.mark.parametrize("plan", ["ar", "two-pass", "fused", "fused:4,3,2,2,1,1,1", "auto"])
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "top_k": 40, "top_p": 0.9}])
+def test_the_text_is_the_sessions_for_every_plan(server, session, plan, sampling):
+    expected = written(session, PROMPT, **sampling, plan="ar")
+    own = {key: sampling[key] for key in ("top_k",) if key in sampling} | {"plan": plan}
+    openais = {key: value for key, value in sampling.items() if key != "top_k"}
+    answer = server.client().completions.create(
+        model=server.model, prompt=PROMPT, max_tokens=24, **openais, extra_body=own
+    )
+    assert answer.choices[0].text == expected.text
+    assert answer.choices[0].finish_reason == expected.finish_reason
+    assert answer.usage.completion_tokens == len(expected.token_ids)
+    assert answer.usage.prompt_tokens == len(expected.prompt_ids)
+    told = answer.choices[0].model_extra["pass"]
+    assert told["plan"].startswith(plan.partition(":")[0])
+    assert told["passes"] > 0
+    assert told["accepted"] <= told["drafted"]
+
+
+def test_chat_whole_and_streamed(server, session):
+    expected = written(session, TURNS, chat=True, temperature=0.7, seed=3)
+    asked = {"model": server.model, "messages": TURNS, "temperature": 0.7, "seed": 3, "max_completion_tokens": 24}
+    answer = server.client().chat.completions.create(**asked)
+    assert answer.choices[0].message.content == expected.text
+    assert answer.choices[0].message.role == "assistant"
+    stream = server.client().chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    *chunks, last = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["length"]
+    assert chunks[-1].choices[0].model_extra["pass"]["seed"] == 3
+    assert all(chunk.usage is None for chunk in chunks)
+    assert last.choices == []
+    assert last.usage.completion_tokens == len(expected.token_ids)
+    assert last.usage == answer.usage
+
+
+def test_a_stream_without_usage_tells_none(server):
+    stream = server.client().completions.create(model=server.model, prompt=PROMPT, max_tokens=4, stream=True)
+    assert all(chunk.choices and chunk.usage is None for chunk in stream)
+
+
+def test_text_parts_and_developer_are_taken(server, session):
+    expected = written(session, [{"role": "system", "content": "a\nb"}, *TURNS[1:]], chat=True)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": parts}, *TURNS[1:]]
+    answer = server.client().chat.completions.create(
+        model=server.model, messages=messages, temperature=0, max_tokens=24
+    )
+    assert answer.choices[0].message.content == expected.text
+
+
+def test_an_answer_can_be_sent_back(server):
+    client = server.client()
+    first = client.chat.completions.create(model=server.model, messages=TURNS, max_tokens=4)
+    messages = [*TURNS, first.choices[0].message, TURNS[1]]
+    assert client.chat.completions.create(model=server.model, messages=messages, max_tokens=4).choices
+
+
+def test_n_has_seeds_that_follow_one_another(server, session):
+    answer = server.client().completions.create(
+        model=server.model, prompt=PROMPT, n=3, seed=11, temperature=1, max_tokens=16
+    )
+    expected = [written(session, PROMPT, temperature=1.0, seed=11 + i, new=16) for i in range(3)]
+    assert [choice.text for choice in answer.choices] == [each.text for each in expected]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.text for choice in answer.choices}) == 3
+    assert answer.usage.prompt_tokens == len(expected[0].prompt_ids)
+    assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in expected)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_in_every_form(server, session, stream):
+    texts = ["The quick", "import numpy", "Über"]
+    ids = [session.encode(text) for text in texts]
+    expected = [written(session, text, new=12).text for text in texts]
+    for prompt, count in [(texts[0], 1), (texts, 3), (ids[0], 1), (ids, 3)]:
+        answer = server.client().completions.create(
+            model=server.model, prompt=prompt, temperature=0, max_tokens=12, stream=stream
+        )
+        found = [""] * count
+        for chunk in answer if stream else [answer]:
+            for choice in chunk.choices:
+                found[choice.index] += choice.text
+        assert found == expected[:count]
+
+
+def test_stops(server, session):
+    whole = written(session, PROMPT, new=40).text
+    stop = whole[10:13]
+    expected = written(session, PROMPT, new=40, stop=[stop])
+    answer = server.client().completions.create(
+        model=server.model, prompt=PROMPT, temperature=0, max_tokens=40, stop=[stop, "never"]
+    )
+    assert answer.choices[0].text == expected.text == whole[: whole.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].model_extra["pass"]["stop_reason"] == stop
+    assert answer.usage.completion_tokens == len(expected.token_ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_completions(server, session, stream):
+    expected = written(session, PROMPT, new=12, logprobs=3)
+    answer = server.client().completions.create(
+        model=server.model, prompt=PROMPT, temperature=0, max_tokens=12, logprobs=3, stream=stream
+    )
+    told = [c.logprobs for chunk in (answer if stream else [answer]) for c in chunk.choices if c.logprobs]
+    values = [value for each in told for value in each.token_logprobs]
+    assert values == pytest.approx([token.logprobs.logprob for token in expected.tokens], abs=1e-4)
+    spelled = b"".join(as_bytes(token) for each in told for token in each.tokens)
+    assert spelled.decode(errors="replace").startswith(expected.text)
+    assert all(len(top) == 3 for each in told for top in each.top_logprobs)
+    offsets = [offset for each in told for offset in each.text_offset]
+    assert offsets[0] == 0
+    assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_chats(server, session, stream):
+    expected = written(session, TURNS, chat=True, new=12, logprobs=2)
+    answer = server.client().chat.completions.create(
+        model=server.model, messages=TURNS, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2, stream=stream
+    )
+    chunks = answer if stream else [answer]
+    content = [entry for chunk in chunks for c in chunk.choices if c.logprobs for entry in c.logprobs.content]
+    assert [entry.logprob for entry in content] == pytest.approx(
+        [token.logprobs.logprob for token in expected.tokens], abs=1e-4
+    )
+    spelled = b"".join(bytes(entry.bytes) for entry in content)
+    assert spelled.decode(errors="replace").startswith(expected.text)
+    assert expected.text
+    assert all(len(entry.top_logprobs) == 2 for entry in content)
+    assert all(math.isclose(entry.logprob, entry.top_logprobs[0].logprob, abs_tol=1e-5) for entry in content)  # greedy
+
+
+def test_speculative_false_drafts_nothing(server):
+    for speculative, drafts in ((False, False), (True, True)):
+        answer = server.client().completions.create(
+            model=server.model,
+            prompt=PROMPT,
+            max_tokens=16,
+            extra_body={"speculative": speculative} | ({"plan": "fused"} if speculative else {}),
+        )
+        assert (answer.choices[0].model_extra["pass"]["drafted"] > 0) == drafts
+
+
+def test_async_clients_at_once(server, session):
+    prompts = [f"{PROMPT} {i}" for i in range(8)]
+    expected = [written(session, prompt, temperature=0.8, seed=i, new=20).text for i, prompt in enumerate(prompts)]
+
+    async def ask(client, i):
+        stream = await client.completions.create(
+            model=server.model, prompt=prompts[i], temperature=0.8, seed=i, max_tokens=20, stream=True
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def main():
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, i) for i in range(8)))
+
+    assert asyncio.run(main()) == expected
+
+
+def test_errors_are_the_clients_own(server):
+    with pytest.raises(openai.NotFoundError) as caught:
+        server.client().completions.create(model="other", prompt="a")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as refused:
+        server.client().completions.create(model=server.model, prompt="a", presence_penalty=1.0)
+    assert refused.value.param == "presence_penalty"
+    assert refused.value.type == "invalid_request_error"

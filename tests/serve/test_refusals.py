@@ -1,0 +1,156 @@
+"""What is asked wrongly, or cannot be done, is refused with OpenAI's error object: never ignored, never a 500."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from running import error
+
+UNSUPPORTED = {
+    "frequency_penalty": 0.5,
+    "presence_penalty": -1,
+    "logit_bias": {"5": 1},
+}
+OF_COMPLETIONS = UNSUPPORTED | {"best_of": 2, "echo": True, "suffix": "x"}
+OF_CHATS = UNSUPPORTED | {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "functions": [{"name": "f"}],
+    "function_call": {"name": "f"},
+    "response_format": {"type": "json_object"},
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "alloy", "format": "wav"},
+    "prediction": {"type": "content", "content": "x"},
+    "reasoning_effort": "high",
+    "web_search_options": {},
+    "service_tier": "priority",
+    "store": True,
+    "metadata": {"a": "b"},
+}
+NEUTRAL = {
+    "complete": {"frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "echo": False, "suffix": None, "user": "me"},
+    "chat": {
+        "presence_penalty": 0.0,
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "store": False,
+    },
+}
+WRONG = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 2.5}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": 5000}, "top_k"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"max_tokens": 100000}, "max_tokens"),
+    ({"speculative": False, "plan": "fused"}, "speculative"),
+    ({"stop_token_ids": [100000]}, None),
+    ({"plan": "fast"}, None),
+    ({"lookahead": 7}, None),
+]
+
+
+@pytest.mark.parametrize("field", OF_COMPLETIONS)
+def test_unsupported_fields_of_completions(server, field):
+    told = error(server.complete(**{field: OF_COMPLETIONS[field]}), 400)
+    assert (told["param"], told["code"]) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("field", OF_CHATS)
+def test_unsupported_fields_of_chats(server, field):
+    told = error(server.chat(**{field: OF_CHATS[field]}), 400)
+    assert (told["param"], told["code"]) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("kind", NEUTRAL)
+def test_neutral_values_are_taken(server, kind):
+    plain = getattr(server, kind)(max_tokens=4).json()["choices"][0]
+    neutral = getattr(server, kind)(max_tokens=4, **NEUTRAL[kind]).json()["choices"][0]
+    for key in ("text", "message", "finish_reason"):
+        assert plain.get(key) == neutral.get(key)
+
+
+@pytest.mark.parametrize("kind", ["complete", "chat"])
+@pytest.mark.parametrize(("fields", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_values(server, kind, fields, param):
+    told = error(getattr(server, kind)(**fields), 400)
+    assert told["param"] == param
+    assert told["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("kind", ["complete", "chat"])
+def test_unknown_fields_are_named(server, kind):
+    told = error(getattr(server, kind)(colour="red"), 400)
+    assert (told["param"], told["code"]) == ("colour", "unknown_parameter")
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [-1], [100000], ["a", 5], [[1], "a"], None, {"a": 1}])
+def test_wrong_prompts(server, prompt):
+    assert error(server.complete(prompt=prompt), 400)["param"].startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{"role": "user"}],
+        [{"role": "tool", "content": "a", "tool_call_id": "x"}],
+        [{"role": "user", "content": "a", "name": "me"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
+        [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
+        [{"role": "assistant", "content": "a", "tool_calls": [{"id": "x"}]}],
+    ],
+)
+def test_wrong_messages(server, messages):
+    assert error(server.chat(messages=messages), 400)["param"].startswith("messages")
+
+
+def test_more_wrong_chats(server):
+    assert error(server.chat(top_logprobs=2), 400)["param"] == "top_logprobs"
+    assert error(server.chat(max_tokens=3, max_completion_tokens=4), 400)["param"] == "max_tokens"
+    assert error(server.chat(logprobs=3), 400)["param"] == "logprobs"
+
+
+def test_what_does_not_fit_the_context(server):
+    for prompt in ("word " * 1000, [5] * 767):
+        assert error(server.complete(prompt=prompt, max_tokens=9), 400)["code"] == "context_length_exceeded"
+    told = error(server.complete(prompt=[5] * 760, max_tokens=100), 400)
+    assert told["code"] == "context_length_exceeded"
+    assert server.complete(prompt=[5] * 760).status_code == 200  # nobody said how much
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"5", b'"a"', b"[" * 100000, b'{"a":' + b"1" * 10000 + b"}", b"\xff\xfe", b'{"\\ud800": 1}'],
+    ids=range(9),
+)
+def test_bodies_that_are_no_requests(server, body):
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        response = httpx.post(server.url + path, content=body, headers={"Content-Type": "application/json"})
+        error(response, 400)
+
+
+def test_half_characters(server):
+    for fields in (b'"prompt": "\\ud800"', b'"prompt": "a", "stop": "\\udfff"', b'"prompt": "a", "plan": "\\ud800"'):
+        body = b'{"model": "' + server.model.encode() + b'", ' + fields + b"}"
+        headers = {"Content-Type": "application/json"}
+        error(httpx.post(f"{server.url}/v1/completions", content=body, headers=headers), 400)
+
+
+def test_other_paths_and_methods(server):
+    error(httpx.get(f"{server.url}/v1/nothing"), 404)
+    error(httpx.get(f"{server.url}/v1/completions"), 405)
+
+
+def test_a_page_of_another_site_cannot_ask(server):
+    """Browsers send text/plain across sites without asking first."""
+    error(httpx.post(f"{server.url}/v1/completions", content=b'{"model": "a", "prompt": "b"}'), 400)

@@ -1,0 +1,55 @@
+"""docs/serving.md: its commands run as printed, its table of metrics is the one that is served."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from running import Server
+
+from pass_runtime.cli.main import main
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+CURLS = re.findall(r"^    (curl .*)$", PAGE, re.MULTILINE)
+NAME = "smollm2-135m"
+
+
+def here(text: str, server: Server) -> str:
+    return text.replace("http://127.0.0.1:8000", server.url).replace(NAME, server.model)
+
+
+@pytest.mark.parametrize("line", CURLS, ids=range(len(CURLS)))
+def test_the_commands_run(server, line):
+    done = subprocess.run(["bash", "-c", here(line, server)], capture_output=True, text=True, timeout=60, check=True)
+    if "stream" in line:
+        assert done.stdout.endswith("data: [DONE]\n\n")
+    elif "metrics" in line:
+        assert "vllm:num_requests_running" in done.stdout
+    else:
+        assert "error" not in json.loads(done.stdout)
+        assert "choices" in json.loads(done.stdout) or "/v1/completions" not in line
+
+
+def test_the_python_runs(server, capsys):
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    exec(compile(here(code, server), "serving.md", "exec"), {})
+    assert "'seed': 7" in capsys.readouterr().out
+
+
+def test_the_metrics_are_those_of_the_table(server):
+    server.complete(max_tokens=8, plan="fused", ignore_eos=True)
+    table = PAGE[PAGE.index("## Metrics") : PAGE.index("## In another server")]
+    told = {name.removesuffix("_total") for name in re.findall(r"`((?:vllm|pass):\w+)", table)}
+    found = re.findall(r"^# TYPE (\S+) ", server.metrics(), re.MULTILINE)
+    served = {name.removesuffix("_total") for name in found if not name.endswith("_created")}
+    assert told == served
+
+
+def test_the_flags_exist():
+    said = CliRunner().invoke(main, ["serve", "--help"]).output + CliRunner().invoke(main, ["chat", "--help"]).output
+    for flag in set(re.findall(r"`(?:pass-run \S+ )?(--[a-z-]+)", PAGE)):
+        assert flag in said, flag
