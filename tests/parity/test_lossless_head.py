@@ -55,6 +55,7 @@ def test_by_rejection_every_plan_draws_tokens(by_rejection: Session, sampling: S
     """Their distribution is tested on the tails; here their q goes from pass to pass."""
     prompt = by_rejection.encode("The quick brown fox jumps over")
     for plan, lookahead in PLANS[:-1]:
-        tokens, again = (run_tokens(by_rejection, prompt, options(sampling, plan, lookahead)).token_ids for _ in range(2))
+        asked = options(sampling, plan, lookahead)
+        tokens, again = (run_tokens(by_rejection, prompt, asked).token_ids for _ in range(2))
         assert len(tokens) == 24 and max(tokens) < 1024
         assert tokens == again
