@@ -90,9 +90,7 @@ def _each(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | l
 def _message(message: ChatMessage, where: str) -> dict[str, str]:
     """As chat templates know it."""
     _refuse_unsupported(message, where)
-    role = {"developer": "system"}.get(message.role, message.role)
-    if role not in ("system", "user", "assistant"):
-        raise _unsupported(where + "role", message.role)
+    role = "system" if message.role == "developer" else message.role
     if isinstance(message.content, str):
         return {"role": role, "content": message.content}
     for part in message.content:

@@ -16,7 +16,7 @@ from pass_runtime.session import Session
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
-REASONS = {"stop": "stop", "length": "length"}
+REASONS = {"stop": "stop", "length": "length", "error": "error"}
 """Of requests that ended by themselves; others were aborted."""
 
 

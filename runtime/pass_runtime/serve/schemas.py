@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -61,7 +61,7 @@ class Sampled(Fields):
     speculative: bool | None = Field(None, description="false: plain decoding, as plan `ar`. The text is the same.")
     plan: str | None = Field(None, max_length=100, description="How, never what; `auto` where nobody says.")
     lookahead: int | None = Field(None, ge=0)
-    draft: str | None = Field(None, max_length=100, description="lookahead, ngram or both.")
+    draft: Literal["lookahead", "ngram", "both"] | None = None
 
     frequency_penalty: Any = only(0)
     presence_penalty: Any = only(0)
@@ -87,7 +87,7 @@ class ContentPart(BaseModel):
 
 
 class ChatMessage(Fields):
-    role: str = Field(description="system, developer (taken as system), user or assistant.")
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="developer is taken as system.")
     content: str | list[ContentPart]
     name: Any = only()
     refusal: Any = only()

@@ -1,0 +1,60 @@
+"""A pass that fails: whoever was in it is told, whole or in the stream, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import httpx
+import openai
+import pytest
+from running import Server, error
+
+
+def failing_pass_run(marker: object) -> list[str]:
+    """The real command; passes take 20 ms, and fail while the file `marker` exists."""
+    return [
+        sys.executable,
+        "-c",
+        "import time\n"
+        "from pathlib import Path\n"
+        "from pass_runtime.backends.base import Backend\n"
+        "from pass_runtime.cli.main import main\n"
+        "run = Backend.run\n"
+        "def failing(*args):\n"
+        "    time.sleep(0.02)\n"
+        f"    if Path({str(marker)!r}).exists():\n"
+        "        raise RuntimeError('the device is on fire')\n"
+        "    return run(*args)\n"
+        "Backend.run = failing\n"
+        "main()\n",
+    ]
+
+
+def test_a_pass_that_fails(random_bundle, tmp_path):
+    marker = tmp_path / "marker"
+    asked = {"prompt": "a", "max_tokens": 500, "plan": "ar", "ignore_eos": True}
+    with Server(random_bundle, tmp_path / "log", command=failing_pass_run(marker)) as server:
+        body = asked | {"model": server.model, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            read = [next(lines)]
+            marker.touch()
+            *_, last, done = [line.removeprefix("data: ") for line in [*read, *lines] if line]
+        assert response.status_code == 200
+        assert done == "[DONE]"
+        assert json.loads(last)["error"] == {
+            "message": "internal error",
+            "type": "server_error",
+            "param": None,
+            "code": None,
+        }
+        error(server.complete(**asked), 500)
+        error(server.complete(**asked, stream=True), 500)  # before anything was written
+        with pytest.raises(openai.InternalServerError):
+            server.client().completions.create(model=server.model, prompt="a")
+        assert "the device is on fire" in server.said  # for whoever runs it
+        marker.unlink()
+        assert server.complete(max_tokens=4).status_code == 200
+        assert server.metric("vllm:num_requests_running") == 0
+        assert server.metric("vllm:request_success_total", finished_reason="error") == 4
