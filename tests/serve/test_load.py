@@ -15,15 +15,15 @@ PLANS = ("ar", "two-pass", "fused", "auto")
 
 def requests_of(client: int) -> list[dict]:
     """Of mixed lengths, plans and kinds; every fifth is given up."""
-    random.seed(client)
+    rng = random.Random(client)  # of its own: clients are threads
     return [
         {
-            "prompt": [random.randrange(2, 300) for _ in range(random.randrange(1, 80))],
-            "max_tokens": random.randrange(1, 60),
-            "temperature": random.choice([0, 0.8]),
-            "seed": random.randrange(1 << 40),
-            "plan": random.choice(PLANS),
-            "stream": stopped or random.random() < 0.5,
+            "prompt": [rng.randrange(2, 300) for _ in range(rng.randrange(1, 80))],
+            "max_tokens": rng.randrange(1, 60),
+            "temperature": rng.choice([0, 0.8]),
+            "seed": rng.randrange(1 << 40),
+            "plan": rng.choice(PLANS),
+            "stream": stopped or rng.random() < 0.5,
             "stopped": stopped,
         }
         for number in range(REQUESTS)
