@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,9 @@ BOS, EOS = 0, 1
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        if item.path.parent.name == "serve":
+            item.add_marker(pytest.mark.serve)
 
 
 class SilentProgress:
@@ -187,3 +190,35 @@ def subset_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = make_model(directory / "model", vocab_size=1024)
     weights = write_random_weights(model, directory / "lookahead.safetensors", lookahead=4, rank=0, head_rank=12)
     return export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights)
+
+
+# For tests/serve. (They have no conftest of their own: modules of one name shadow each other.)
+
+
+@pytest.fixture(scope="session")
+def server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """A server with four slots, and a queue that nothing fills. Its drafts are nonsense, some of which is accepted."""
+    from running import Server
+
+    with Server(random_bundle, tmp_path_factory.mktemp("server") / "log", "--max-batch-size", 4) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def slow_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """A server with one slot and room for one more; a pass takes 50 ms."""
+    from running import Server, slow_pass_run
+
+    arguments = ("--max-batch-size", 1, "--max-queue", 1)
+    log = tmp_path_factory.mktemp("slow-server") / "log"
+    with Server(random_bundle, log, *arguments, command=slow_pass_run(0.05)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def session(random_bundle: Path) -> Iterator:
+    """What the server does, without a server."""
+    from pass_runtime import load
+
+    with load(random_bundle, threads=1) as opened:
+        yield opened

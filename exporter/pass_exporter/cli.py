@@ -109,9 +109,16 @@ def main(**options: Any) -> None:
         raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}")
     if engine is not None:
         options["zero_points"] = _zero_points_for_engines(options["zero_points"])
+        _check_engine(engine)  # before the model is looked for
     options["dtype"] = options["dtype"] or _default_dtype(options["model"], engine)
     config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_FIELDS})
     _export(config, engine)
+
+
+def _check_engine(engine: EngineConfig) -> None:
+    """PassError for one that cannot be built here."""
+    import_library(find_library(engine.engine))
+    choose_targets(find_library(engine.engine), engine, find_device())
 
 
 def _default_dtype(model: str, engine: EngineConfig | None) -> str:
@@ -180,10 +187,7 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}{weights}")
     silence_libraries()
     config.verification_text()
-    config.calibration_text()  # before the long work: what cannot be read, and an engine that cannot be built
-    if engine is not None:
-        import_library(find_library(engine.engine))
-        choose_targets(find_library(engine.engine), engine, find_device())
+    config.calibration_text()  # before the long work: what cannot be read
     # torch takes seconds to import: --help and bad options should not wait for it.
     with Terminal(console) as progress:
         progress.phase("importing torch")

@@ -243,7 +243,7 @@ def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path)
 
 def test_missing_options_name_themselves():
     assert "missing --model" in refusal()
-    assert "missing --data" in refusal("--model", "x")
+    assert "missing --output" in refusal("--model", "x")
     assert "missing --model" in refusal("evaluate", "x")
 
 
