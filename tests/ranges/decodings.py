@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pass_runtime import GenerateOptions, SamplingParams
 
-BUNDLES = ("tiny", "random", "adapter", "int4")
+BUNDLES = ("tiny", "random", "adapter", "head", "int4")
 PROMPT = "The quick brown fox jumps over"
 PLANS = ("ar", "two-pass", "fused", "fused:4,3,2,2,1", "auto")
 SAMPLING = ((0.0, 0, 1.0), (0.8, 0, 1.0), (1.0, 50, 0.8))

@@ -15,10 +15,13 @@ from pass_runtime import load
 from pass_runtime.testing.lossless import run_tokens
 
 
-def test_record(tiny_model: Path, tiny_bundle: Path, random_bundle: Path, adapter_bundle: Path, tmp_path: Path):
+def test_record(
+    tiny_model: Path, tiny_bundle: Path, random_bundle: Path, adapter_bundle: Path, head_bundle: Path, tmp_path: Path
+):
     int4 = export_bundle(tiny_model, tmp_path / "int4", lookahead=6, weights="int4")
     found = {}
-    for name, bundle in zip(BUNDLES, (tiny_bundle, random_bundle, adapter_bundle, int4), strict=True):
+    bundles = (tiny_bundle, random_bundle, adapter_bundle, head_bundle, int4)
+    for name, bundle in zip(BUNDLES, bundles, strict=True):
         target = directory() / name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(bundle, target)

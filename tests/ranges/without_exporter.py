@@ -48,3 +48,8 @@ def random_bundle() -> Path:
 @pytest.fixture(scope="session")
 def adapter_bundle() -> Path:
     return directory() / "adapter"
+
+
+@pytest.fixture(scope="session")
+def head_bundle() -> Path:
+    return directory() / "head"
