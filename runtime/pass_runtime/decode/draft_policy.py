@@ -13,7 +13,7 @@ from pass_runtime.backends.capabilities import Capabilities
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.group_sizes import chain_of
-from pass_runtime.tuning.tuner import KEEP, Candidate, PlanTuner
+from pass_runtime.tuning.tuner import ADVANTAGE, KEEP, Candidate, PlanTuner
 
 DRAFTS = ("lookahead", "ngram", "both")
 """Where drafts come from: look-ahead rows, the text so far, or the text where it matches and else look-ahead rows."""
@@ -57,6 +57,9 @@ class Judge(Protocol):
     def count(self, views: Sequence[View], plans: Sequence[Plan]) -> int:
         """How many text drafts to verify now; plans[i] would verify i + 1 of them. 0 for none."""
 
+    def longer(self, views: Sequence[View], plan: Plan, plans: Sequence[Plan]) -> int:
+        """The same where `plan` is in place: more of them than it has drafts, or 0 where that is not clearly better."""
+
 
 class Always:
     """What a match proposes is always tried."""
@@ -66,6 +69,9 @@ class Always:
 
     def count(self, views: Sequence[View], plans: Sequence[Plan]) -> int:  # noqa: ARG002
         return len(plans)
+
+    def longer(self, views: Sequence[View], plan: Plan, plans: Sequence[Plan]) -> int:  # noqa: ARG002
+        return 0
 
 
 class Expected:
@@ -80,6 +86,22 @@ class Expected:
         return float(text.sum()) > float(rows.sum())
 
     def count(self, views: Sequence[View], plans: Sequence[Plan]) -> int:
+        best, count = self._best(views, plans)
+        if best < KEEP * self._decided.rate * len(views):
+            for view in views:
+                if view.text:
+                    self._tuner.text(view.matched).forget()
+            return 0
+        return count
+
+    def longer(self, views: Sequence[View], plan: Plan, plans: Sequence[Plan]) -> int:
+        if len(plans) <= plan.drafts:
+            return 0
+        best, count = self._best(views, plans)
+        return count if count > plan.drafts and best >= ADVANTAGE * self._decided.rate * len(views) else 0
+
+    def _best(self, views: Sequence[View], plans: Sequence[Plan]) -> tuple[float, int]:
+        """The most tokens per second that one of `plans`, of 1, 2, ... text drafts, promises, and how many it has."""
         chains = [chain_of(self._tuner.text(view.matched).rates) for view in views if view.text]
         texts = [view.text for view in views if view.text]
         rates = []
@@ -88,12 +110,7 @@ class Expected:
             tokens += len(views) - len(texts)  # one each for the others
             rates.append(float(tokens) / self._tuner.plan_seconds(plan, self._batch))
         best = max(rates, default=0.0)
-        if best < KEEP * self._decided.rate * len(views):
-            for view in views:
-                if view.text:
-                    self._tuner.text(view.matched).forget()
-            return 0
-        return rates.index(best) + 1
+        return best, rates.index(best) + 1 if rates else 0
 
 
 def next_pass(
@@ -110,15 +127,19 @@ def next_pass(
 def _from_text(
     cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, views: Sequence[View], judge: Judge
 ) -> Pass | None:
-    """Text drafts in the window that has drafts anyway, else in one of their number in place of the cycle's next."""
+    """Text drafts in the window that has drafts anyway, unless more of them promise more; else in a window of their
+    number in place of the cycle's next."""
     first = cycle.plans[0]
     plan = window if window in cycle.plans and window.drafts else first if first.is_fused else None
+    longest = min(max(len(view.text) for view in views), capabilities.lookahead or MAX_LOOKAHEAD)
+    chains = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
+    plans = [chain for chain in chains if capabilities.columns(chain.width) <= room]
     if plan is not None and capabilities.columns(plan.width) <= room:
+        if count := judge.longer(views, plan, plans):
+            return Pass(plans[count - 1], tuple(view.text[:count] or None for view in views))
         drafts = [view.text[: plan.drafts] if view.text and judge.prefers(view, plan) else None for view in views]
         return Pass(plan, tuple(drafts)) if any(drafts) else None
-    longest = min(max(len(view.text) for view in views), capabilities.lookahead or MAX_LOOKAHEAD)
-    plans = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
-    count = judge.count(views, [plan for plan in plans if capabilities.columns(plan.width) <= room])
+    count = judge.count(views, plans)
     return Pass(plans[count - 1], tuple(view.text[:count] or None for view in views)) if count else None
 
 
