@@ -46,16 +46,22 @@ def run_pass(bundle: str, plan: str, threads: int, pipe: Any) -> None:
         stream = run_tokens(session, ids, GenerateOptions(max_new_tokens=count, plan=plan, ignore_eos=True))
         return stream.stats.decode_seconds, stream.token_ids
 
-    _serve(measure, pipe)
+    serve(measure, pipe)
 
 
-def run_genai(directory: str, ngram: bool, threads: int, pipe: Any) -> None:
+def open_genai(directory: str, threads: int) -> Any:
     import onnxruntime_genai as og
 
     config = og.Config(directory)
     if threads:
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
-    model = og.Model(config)
+    return og.Model(config)
+
+
+def run_genai(directory: str, ngram: bool, threads: int, pipe: Any) -> None:
+    import onnxruntime_genai as og
+
+    model = open_genai(directory, threads)
 
     def measure(ids: list[int], count: int) -> tuple[float, list[int]]:
         params = og.GeneratorParams(model)
@@ -71,10 +77,11 @@ def run_genai(directory: str, ngram: bool, threads: int, pipe: Any) -> None:
             tokens.append(int(generator.get_next_tokens()[0]))
         return time.perf_counter() - started, tokens
 
-    _serve(measure, pipe)
+    serve(measure, pipe)
 
 
-def _serve(measure: Measure, pipe: Any) -> None:
+def serve(measure: Callable[..., Any], pipe: Any) -> None:
+    """Answer what comes through the pipe, until that is None."""
     pipe.send("ready")
     while (request := pipe.recv()) is not None:
         pipe.send(measure(*request))

@@ -12,7 +12,6 @@ of the same model greedily (compare_genai.py makes it), so its texts differ.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import time
 from collections import defaultdict
@@ -21,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from compare_genai import NGRAM
+from acceptance import PROMPTS, encode
+from compare_genai import NGRAM, open_genai, serve
 
-PROMPTS = Path(__file__).parents[1] / "exporter/pass_trainer/prompts/evaluation.jsonl"
-KINDS = ("chat", "text", "code")
+from pass_runtime.testing.real_use import KINDS, Prompt, read_use
+
 OURS = {
     "ar": {"plan": "ar"},
     "auto": {"plan": "auto"},
@@ -35,29 +35,26 @@ Spent = tuple[int, float, int]
 
 
 def run_ours(bundle: str, threads: int, pipe: Any) -> None:
-    """Answers (contestant, prompt, tokens, temperature) with (Spent, prompt ids); a chat prompt is its messages."""
+    """Answers (contestant, prompt, tokens, temperature) with (Spent, prompt ids)."""
     from pass_runtime import GenerateOptions, SamplingParams, load
 
     session = load(bundle, "cpu", threads=threads)
 
-    def measure(name: str, prompt: Any, tokens: int, temperature: float) -> tuple[Spent, list[int]]:
-        ids = session.encode(prompt) if isinstance(prompt, str) else session.encode_chat(prompt)
+    def measure(name: str, prompt: Prompt, tokens: int, temperature: float) -> tuple[Spent, list[int]]:
+        ids = encode(session, prompt)
         sampling = SamplingParams(temperature=temperature, seed=1)
         stream = session.generate_ids(ids, GenerateOptions(max_new_tokens=tokens, sampling=sampling, **OURS[name]))
         stats = stream.result().stats
         return (stats.generated_tokens, stats.decode_seconds, stats.passes), ids
 
-    _serve(measure, pipe)
+    serve(measure, pipe)
 
 
 def run_genai(directory: str, threads: int, pipe: Any) -> None:
     """Answers (contestant, prompt ids, tokens, temperature 0)."""
     import onnxruntime_genai as og
 
-    config = og.Config(directory)
-    if threads:
-        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
-    model = og.Model(config)
+    model = open_genai(directory, threads)
 
     def measure(name: str, ids: list[int], tokens: int, _: float) -> tuple[Spent, list[int]]:
         params = og.GeneratorParams(model)
@@ -72,13 +69,7 @@ def run_genai(directory: str, threads: int, pipe: Any) -> None:
             count += len(generator.get_next_tokens())
         return (count, time.perf_counter() - started, 0), ids  # passes are not told
 
-    _serve(measure, pipe)
-
-
-def _serve(measure: Callable[..., Any], pipe: Any) -> None:
-    pipe.send("ready")
-    while (request := pipe.recv()) is not None:
-        pipe.send(measure(*request))
+    serve(measure, pipe)
 
 
 class Contestant:
@@ -101,12 +92,6 @@ def start(target: Callable[..., None], path: Path, threads: int, names: list[str
     return [Contestant(name, here) for name in names]
 
 
-def read_prompts(count: int) -> dict[str, list[Any]]:
-    lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    texts = {kind: [line["prompt"] for line in lines if line["kind"] == kind][:count] for kind in KINDS}
-    return texts | {"chat": [[{"role": "user", "content": text}] for text in texts["chat"]]}
-
-
 @click.command()
 @click.argument("bundle", type=click.Path(exists=True, path_type=Path))
 @click.option("--prompts", default=12, show_default=True, help="Of each kind.")
@@ -120,14 +105,16 @@ def main(
     """Print tokens/s by kind of prompt, and the ratio to plain decoding."""
     ours = start(run_ours, bundle, threads, [*OURS])
     theirs = start(run_genai, genai, threads, ["genai int4", "genai int4, n-gram"]) if genai else []
+    asked = read_use(PROMPTS)
     for temperature in temperatures:
-        for kind, texts in read_prompts(prompts).items():
-            spent = run_kind(ours, theirs if temperature == 0 else [], texts, tokens, temperature)
+        for kind in KINDS:
+            first = [prompt for prompt in asked if prompt.kind == kind][:prompts]
+            spent = run_kind(ours, theirs if temperature == 0 else [], first, tokens, temperature)
             report(f"{kind}, T={temperature:g}", spent)
 
 
 def run_kind(
-    ours: list[Contestant], theirs: list[Contestant], prompts: list[Any], tokens: int, temperature: float
+    ours: list[Contestant], theirs: list[Contestant], prompts: list[Prompt], tokens: int, temperature: float
 ) -> dict[str, list[Spent]]:
     """By contestant, what each prompt took."""
     found: dict[str, list[Spent]] = defaultdict(list)

@@ -192,6 +192,15 @@ def subset_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """PASS_CACHE for the tests of a module, so that what a model wrote once serves them all."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setenv("PASS_CACHE", str(directory))
+        yield directory
+
+
 # For tests/serve. (They have no conftest of their own: modules of one name shadow each other.)
 
 

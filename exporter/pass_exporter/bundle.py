@@ -90,7 +90,7 @@ def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str
 def _write_head(directory: Path, draft_head: DraftHead) -> tuple[heads.Head, dict[str, tuple[str, int]]]:
     """The arrays as tails read them, and as above."""
     head = draft_head.arrays()
-    places = heads.layout(*head.table.shape[:1], *head.hidden.shape[:1], *head.out.shape[::-1])
+    places = heads.layout(len(head.table), len(head.hidden), draft_head.rank, draft_head.width)
     with (directory / heads.FILE).open("wb") as file:
         for name, place in places.items():
             file.seek(place.offset)

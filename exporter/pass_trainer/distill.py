@@ -23,6 +23,7 @@ from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.testing.loops import loop_start
+from pass_trainer.continuing import chat_prompt, plain_ids
 from pass_trainer.corpus import Source, digest
 from pass_trainer.self_prompts import SelfPrompts
 from pass_trainer.writer import Writer
@@ -162,6 +163,5 @@ class Distiller:
         return self._as_chat(ids) if as_chat else ids
 
     def _as_chat(self, ids: list[int]) -> list[int]:
-        messages = [{"role": "user", "content": self.tokenizer.decode(ids)}]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])[: self.recipe.length // 2]
+        text = chat_prompt(self.tokenizer, self.tokenizer.decode(ids))
+        return plain_ids(self.tokenizer, text)[: self.recipe.length // 2]

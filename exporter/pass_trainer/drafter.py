@@ -59,13 +59,19 @@ class Drafter(torch.nn.Module):
         """Of the look-ahead rows: hidden states [B,R,H] and logits [B,R,V], without the head; and the frozen model's
         logits at the same places [B,R,V]."""
         (base,) = self._base
+        hidden, drafts, states = self.drafts(tokens, windows)
+        with torch.no_grad():
+            places = windows.depth[..., None].expand(-1, -1, states.shape[-1])
+            targets = base.lm_head(states.gather(1, places))
+        return hidden, drafts, targets
+
+    def drafts(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of the look-ahead rows as in `rows`, and the frozen model's hidden states of all tokens [B,N,H]."""
+        (base,) = self._base
         with torch.no_grad():
             out = base.model(input_ids=tokens, past_key_values=DynamicCache(), use_cache=True)
-            hidden = out.last_hidden_state
-            places = windows.depth[..., None].expand(-1, -1, hidden.shape[-1])
-            targets = base.lm_head(hidden.gather(1, places))
-        drafted = self._draft(base, windows, out.past_key_values)
-        return drafted, base.lm_head(drafted), targets
+        hidden = self._draft(base, windows, out.past_key_values)
+        return hidden, base.lm_head(hidden), out.last_hidden_state
 
     def _draft(self, base: PreTrainedModel, windows: Windows, cache: DynamicCache) -> torch.Tensor:
         """Hidden states [B,R,H] of the look-ahead rows."""

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import DynamicCache
 
 from pass_exporter.model.head import DraftHead
 from pass_trainer.drafter import Drafter
-from pass_trainer.windows import Windows, full_groups, pack
+from pass_trainer.windows import full_groups, pack
 
 Ids = npt.NDArray[np.int64]
 Draw = Callable[[npt.NDArray[np.float32], Ids], Ids]
@@ -19,9 +18,7 @@ Draw = Callable[[npt.NDArray[np.float32], Ids], Ids]
 
 
 @torch.no_grad()
-def drafts_of(
-    drafter: Drafter, head: DraftHead | None, tokens: list[int], anchors: range, lookahead: int, draw: Draw
-) -> Ids:
+def drafts_of(drafter: Drafter, tokens: list[int], anchors: range, lookahead: int, draw: Draw) -> Ids:
     """[places, lookahead] drafts: behind every anchor a, the ones for a + 2, a + 3, ... when tokens[:a + 2] are known.
 
     With a head a draft depends on those drawn before it, as in the runtime; the token behind the anchor is the text's.
@@ -33,26 +30,17 @@ def drafts_of(
     row = torch.nn.functional.pad(known, (0, max(0, anchors[-1] + lookahead + 1 - len(known))))
     windows = pack([full_groups(anchors[0] + 1, anchors[-1] + lookahead + 1, 1, lookahead)], len(row))
     device = drafter.lookahead.device
-    hidden, logits = (rows.view(len(anchors), lookahead, -1) for rows in _rows(drafter, row[None], windows, device))
+    rows = drafter.drafts(row[None].to(device), windows.to(device))[:2]
+    hidden, logits = (each.view(len(anchors), lookahead, -1) for each in rows)
     positions = windows.depth.view(len(anchors), lookahead).numpy() + 1
     before = known[anchors[0] + 1 :, None].to(device)  # the token before each place; what is drawn follows
     for step in range(lookahead):
         chosen = logits[:, step]
-        if head is not None:
-            chosen = _with_head(head, hidden[:, : step + 1], logits[:, : step + 1], before)
+        if drafter.head is not None:
+            chosen = _with_head(drafter.head, hidden[:, : step + 1], logits[:, : step + 1], before)
         drawn = draw(chosen.float().cpu().numpy(), positions[:, step])
         before = torch.cat([before, torch.from_numpy(drawn)[:, None].to(device)], 1)
     return before[:, 1:].cpu().numpy()
-
-
-def _rows(
-    drafter: Drafter, tokens: torch.Tensor, windows: Windows, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states [1,R,H] and logits [1,R,V] of the look-ahead rows."""
-    (base,) = drafter._base
-    cache = base.model(input_ids=tokens.to(device), past_key_values=DynamicCache(), use_cache=True).past_key_values
-    hidden = drafter._draft(base, windows.to(device), cache)
-    return hidden, base.lm_head(hidden)
 
 
 def _with_head(head: DraftHead, hidden: torch.Tensor, logits: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

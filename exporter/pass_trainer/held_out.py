@@ -76,7 +76,7 @@ def evaluate(config: EvaluateConfig, progress: Progress) -> Report:
     _check_lengths(config, loaded, prompts, asked)
     loaded.model.to(accelerator.device)
     lookahead = _lookahead(config, loaded)
-    drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter).to(accelerator.device)
+    drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter, lookahead.head).to(accelerator.device)
     writer = Writer(
         loaded.model, loaded.eos_token_ids, config.tokens + MARGIN, f"{fingerprint(loaded.model)} {config.dtype}"
     )
@@ -87,21 +87,18 @@ def evaluate(config: EvaluateConfig, progress: Progress) -> Report:
         texts = writer.texts(cache_directory(), [Asked(*each) for each in zip(asked, sampling, strict=True)], step)
         step, found = progress.phase(f"drafting at temperature {temperature:g}"), []
         for text, each in zip(texts, sampling, strict=True):
-            found.append(_measure(config, drafter, lookahead, text, each))
+            found.append(_measure(config, drafter, text, each))
             step(len(found), len(texts))
         report[f"{temperature:g}"] = by_kind([prompt.kind for prompt in prompts], found, config.lookahead)
     return report
 
 
-def _measure(
-    config: EvaluateConfig, drafter: Drafter, lookahead: Lookahead, text: Text, sampling: SamplingParams
-) -> Found:
+def _measure(config: EvaluateConfig, drafter: Drafter, text: Text, sampling: SamplingParams) -> Found:
     """A draft behind every token that counts, but for the last."""
     places = min(config.tokens, len(text.written)) - 1
     anchors = range(len(text.prompt) - 1, len(text.prompt) - 1 + places)
     drafts = drafts_of(
         drafter,
-        lookahead.head,
         text.prompt + text.written,
         anchors,
         config.lookahead,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerFast
 
 from pass_runtime.errors import PassError
+from pass_trainer.continuing import chat_prompt, plain_ids
 from pass_trainer.writer import Writer
 
 TEMPERATURE, TOP_P = 1.0, 0.95
@@ -40,7 +41,7 @@ class SelfPrompts:
         for _ in range(ROUNDS):
             lines = self.writer.write([opening] * count, len(opening) + MOST, TEMPERATURE, TOP_P, rng.getrandbits(31))
             turns = [text for line in lines if (text := self._turn(line[len(opening) :]))]
-            found = (tuple(self._encode(self._render(text))) for text in turns)
+            found = (tuple(plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))) for text in turns)
             prompts |= dict.fromkeys(ids for ids in found if len(ids) <= self.longest)
             if len(prompts) >= count:
                 return [list(ids) for ids in list(prompts)[:count]]
@@ -48,23 +49,16 @@ class SelfPrompts:
 
     def _opening(self) -> list[int]:
         """The chat template up to where the user's words stand."""
-        text = self._render(MARK)
+        text = chat_prompt(self.tokenizer, MARK)
         if MARK not in text:
             raise PassError("the chat template does not show the user's words; give text to take prompts from: --data")
-        return self._encode(text.split(MARK)[0])
+        return plain_ids(self.tokenizer, text.split(MARK)[0])
 
     def _turn(self, written: Sequence[int]) -> str | None:
         """The user's words, where the turn came to an end."""
         if len(written) <= FEWEST or written[-1] not in self.eos_token_ids:
             return None
         return self.tokenizer.decode(written[:-1]).strip() or None
-
-    def _render(self, text: str) -> str:
-        messages = [{"role": "user", "content": text}]
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _start(self) -> int:
         start = self.tokenizer.bos_token_id

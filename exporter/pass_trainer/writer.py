@@ -24,6 +24,7 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session, load
+from pass_trainer.continuing import continue_prompts, until_end
 
 SLOTS = 32
 """Sequences that a bundle writes at a time; with 64 a 2-core CPU was slower again."""
@@ -50,39 +51,19 @@ class TorchWriter:
     eos_token_ids: tuple[int, ...]
     name: str = "torch"
 
-    @torch.no_grad()
     def write(
         self, prompts: Sequence[Sequence[int]], length: int, temperature: float, top_p: float, seed: int
     ) -> list[list[int]]:
-        count, widest, device = len(prompts), max(map(len, prompts)), self.model.device
-        ids, mask = torch.zeros(2, count, widest, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            ids[row, widest - len(prompt) :] = torch.tensor(prompt)
-            mask[row, widest - len(prompt) :] = 1
-        sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
         torch.manual_seed(seed)
-        out = self.model.generate(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
-            max_new_tokens=length - min(map(len, prompts)),
-            eos_token_id=list(self.eos_token_ids) or None,
-            pad_token_id=self.eos_token_ids[0] if self.eos_token_ids else 0,
-            cache_implementation="static",  # a growing cache is copied at every step: 1.5 times the time on a CPU
-            disable_compile=True,
-            # What a generation_config.json may set otherwise: it is the model's plain distribution that drafts meet.
-            repetition_penalty=1.0,
-            top_k=0,
-            top_p=top_p,
-            **sampling,
-        ).tolist()
+        # What a generation_config.json may set otherwise: it is the model's plain distribution that drafts meet.
+        sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        sampling |= {"top_k": 0, "top_p": top_p}
+        most = length - min(map(len, prompts))
+        lines = continue_prompts(self.model, prompts, most, self.eos_token_ids, **sampling)
         return [
-            self._ended(line[widest - len(prompt) :][:length], len(prompt))
-            for line, prompt in zip(out, prompts, strict=True)
+            [*prompt, *until_end(line[: length - len(prompt)], self.eos_token_ids)]
+            for line, prompt in zip(lines, prompts, strict=True)
         ]
-
-    def _ended(self, line: list[int], prompt: int) -> list[int]:
-        ends = [i for i in range(prompt, len(line)) if line[i] in self.eos_token_ids]
-        return line[: ends[0] + 1] if ends else line
 
 
 class BundleWriter:

@@ -22,6 +22,7 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.testing.real_use import Prompt
+from pass_trainer.continuing import chat_prompt, continue_prompts, plain_ids, until_end
 
 BATCH = 40
 """Prompts that are continued together."""
@@ -74,27 +75,13 @@ class Writer:
             progress(len(written), len(asked))
         return [written[i] for i in range(len(asked))]
 
-    @torch.no_grad()
     def _continue(self, asked: Sequence[Asked]) -> list[list[int]]:
-        widest = max(len(a.prompt) for a in asked)
-        ids, mask = torch.zeros(2, len(asked), widest, dtype=torch.long)
-        for row, a in enumerate(asked):
-            ids[row, widest - len(a.prompt) :] = torch.tensor(a.prompt)
-            mask[row, widest - len(a.prompt) :] = 1
-        ends = list(self.eos_token_ids)
-        out = self.model.generate(
-            input_ids=ids.to(self.model.device),
-            attention_mask=mask.to(self.model.device),
-            max_new_tokens=self.tokens,
-            eos_token_id=ends or None,
-            pad_token_id=ends[0] if ends else 0,
-            cache_implementation="static",  # a growing cache is copied at every step
-            disable_compile=True,
-            do_sample=False,  # the race is in the scores
-            repetition_penalty=1.0,  # a generation_config.json may ask for another
-            logits_processor=LogitsProcessorList([_Race(asked, widest)]),
+        prompts = [a.prompt for a in asked]
+        race = LogitsProcessorList([_Race(asked, max(map(len, prompts)))])  # nothing else draws: do_sample is off
+        lines = continue_prompts(
+            self.model, prompts, self.tokens, self.eos_token_ids, do_sample=False, logits_processor=race
         )
-        return [_until_end(line, ends) for line in out[:, widest:].tolist()]
+        return [until_end(line, self.eos_token_ids) for line in lines]
 
 
 class _Race(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
@@ -116,16 +103,8 @@ class _Race(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
         return torch.from_numpy(np.concatenate(rows)).to(scores)
 
 
-def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    """Up to the first of `ends`, which stays; what follows is padding."""
-    at = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-    return tokens[: at + 1]
-
-
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
     """Tokens; chat through the chat template, where the model has one."""
     if prompt.kind != "chat" or not tokenizer.chat_template:
         return list(tokenizer(prompt.text)["input_ids"])
-    messages = [{"role": "user", "content": prompt.text}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return plain_ids(tokenizer, chat_prompt(tokenizer, prompt.text))

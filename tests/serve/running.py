@@ -16,18 +16,25 @@ from openai import OpenAI
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
 
 
-def slow_pass_run(seconds: float) -> list[str]:
-    """The real command, each pass slowed down: a tiny model is done before anybody can interrupt it."""
+def pass_run_after(*lines: str) -> list[str]:
+    """The real command; before every pass these lines of Python run."""
     return [
         sys.executable,
         "-c",
         "import time\n"
+        "from pathlib import Path\n"
         "from pass_runtime.backends.base import Backend\n"
         "from pass_runtime.cli.main import main\n"
         "run = Backend.run\n"
-        f"Backend.run = lambda *args: time.sleep({seconds}) or run(*args)\n"
+        "def after(*args):\n" + "".join(f"    {line}\n" for line in lines) + "    return run(*args)\n"
+        "Backend.run = after\n"
         "main()\n",
     ]
+
+
+def slow_pass_run(seconds: float) -> list[str]:
+    """Each pass slowed down: a tiny model is done before anybody can interrupt it."""
+    return pass_run_after(f"time.sleep({seconds})")
 
 
 class Server:

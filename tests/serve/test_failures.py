@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import httpx
 import openai
 import pytest
-from running import Server, error
+from running import Server, error, pass_run_after
 
 
 def failing_pass_run(marker: object) -> list[str]:
     """The real command; passes take 20 ms, and fail while the file `marker` exists."""
-    return [
-        sys.executable,
-        "-c",
-        "import time\n"
-        "from pathlib import Path\n"
-        "from pass_runtime.backends.base import Backend\n"
-        "from pass_runtime.cli.main import main\n"
-        "run = Backend.run\n"
-        "def failing(*args):\n"
-        "    time.sleep(0.02)\n"
-        f"    if Path({str(marker)!r}).exists():\n"
-        "        raise RuntimeError('the device is on fire')\n"
-        "    return run(*args)\n"
-        "Backend.run = failing\n"
-        "main()\n",
-    ]
+    return pass_run_after(
+        "time.sleep(0.02)",
+        f"if Path({str(marker)!r}).exists():",
+        "    raise RuntimeError('the device is on fire')",
+    )
 
 
 def test_a_pass_that_fails(random_bundle, tmp_path):

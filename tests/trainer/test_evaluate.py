@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,18 +31,12 @@ from pass_trainer.tables import HEADINGS, markdown, rows_of
 
 TOKENS, LOOKAHEAD = 40, 4
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 
 class Silent:
     def phase(self, _name: str):
         return lambda _done, _total, _note="": None
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("cache")
-        patch.setenv("PASS_CACHE", str(directory))
-        yield directory
 
 
 @pytest.fixture(scope="module")
@@ -160,11 +153,12 @@ def test_with_a_head_a_draft_depends_on_those_before_it(tiny_model: Path):
     head = new_head(base.get_input_embeddings().weight, 8, 16, torch.Generator().manual_seed(0))
     tokens = torch.randint(2, 300, (20,), generator=torch.Generator().manual_seed(3)).tolist()
     anchors, greedy = range(4, 12), lambda logits, _positions: logits.argmax(-1)
-    plain = drafts_of(drafter, None, tokens, anchors, 3, greedy)
-    assert np.array_equal(drafts_of(drafter, head, tokens, anchors, 3, greedy), plain)  # it adds nothing yet
+    plain = drafts_of(drafter, tokens, anchors, 3, greedy)
+    drafter.head = head
+    assert np.array_equal(drafts_of(drafter, tokens, anchors, 3, greedy), plain)  # it adds nothing yet
     with torch.no_grad():
         head.out.normal_(std=20, generator=torch.Generator().manual_seed(1))
-    with_head = drafts_of(drafter, head, tokens, anchors, 3, greedy)
+    with_head = drafts_of(drafter, tokens, anchors, 3, greedy)
     assert not np.array_equal(with_head, plain)
     for place, anchor in enumerate(anchors):
         known = tokens[: anchor + 2]

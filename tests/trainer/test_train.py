@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from pass_trainer.config import TrainConfig
 from pass_trainer.distill import Recipe
 from pass_trainer.run import run
 from pass_trainer.writer import TorchWriter
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 class Silent:
@@ -51,15 +52,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "numbers.txt"
     path.write_text("".join(f"line {i}: the quick brown fox has {i * i} friends\n" for i in range(400)))
     return path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """PASS_CACHE for these tests, so that one distillation serves them all."""
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("cache")
-        patch.setenv("PASS_CACHE", str(directory))
-        yield directory
 
 
 @pytest.fixture

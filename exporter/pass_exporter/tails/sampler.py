@@ -86,9 +86,8 @@ def draw_among(
     of_blocks, of_members = [], []
     for i, table in enumerate(_tables(op, vocab_size)):
         offset = op("Squeeze", op("Gather", listed, op.const([i]), axis=2), op.const([2]))  # [B,1]
-        rows = op(
-            "Gather", table, op("Add", op("Add", row, op.const(1)), offset), axis=0
-        )  # [B,K,16]: row 0 is members'
+        behind = op("Add", offset, op.const(1))  # the members' row
+        rows = op("Gather", table, op("Add", row, behind), axis=0)  # [B,K,16]
         of_blocks.append(op("GatherElements", rows, op("Unsqueeze", column, op.const([2])), axis=2))  # [B,K,1]
         of_members.append(op("Gather", table, offset, axis=0))  # [B,1,16]
     axis, size = op.const([2]), op.const([noise.MEMBERS])
@@ -96,10 +95,8 @@ def draw_among(
     winner = op("ArgMax", op("Div", mass, _exponential(op, op("Add", *of_blocks))), axis=1, keepdims=1)  # [B,1,1]
     every = op("Add", winner, op.const(np.zeros((1, noise.MEMBERS, 1))))
     members = op("Squeeze", op("GatherElements", by_block, every, axis=2), axis)  # [B,8]
-    drawn = op(
-        "Squeeze", _exponential(op, op("Slice", op("Add", *of_members), op.const([0]), size, axis)), op.const([1])
-    )
-    member = op("ArgMax", op("Div", members, drawn), axis=1, keepdims=1)
+    drawn = _exponential(op, op("Slice", op("Add", *of_members), op.const([0]), size, axis))  # [B,1,8]
+    member = op("ArgMax", op("Div", members, op("Squeeze", drawn, op.const([1]))), axis=1, keepdims=1)
     return op("Add", op("Mul", member, op.const(BLOCKS)), op("Squeeze", winner, axis))
 
 

@@ -54,11 +54,11 @@ class Judge(Protocol):
     def prefers(self, view: View, plan: Plan) -> bool:
         """Whether its text drafts are better than those in its window of `plan`."""
 
-    def count(self, views: Sequence[View], plans: Sequence[Plan]) -> int:
-        """How many text drafts to verify now; plans[i] would verify i + 1 of them. 0 for none."""
+    def count(self, views: Sequence[View], window: Plan | None, plans: Sequence[Plan]) -> int:
+        """How many text drafts to verify now; plans[i] would verify i + 1 of them. 0 for none.
 
-    def longer(self, views: Sequence[View], plan: Plan, plans: Sequence[Plan]) -> int:
-        """The same where `plan` is in place: more of them than it has drafts, or 0 where that is not clearly better."""
+        window: a plan that takes some of them too, so that others must be clearly better; None where there is none.
+        """
 
 
 class Always:
@@ -67,11 +67,8 @@ class Always:
     def prefers(self, view: View, plan: Plan) -> bool:  # noqa: ARG002
         return True
 
-    def count(self, views: Sequence[View], plans: Sequence[Plan]) -> int:  # noqa: ARG002
-        return len(plans)
-
-    def longer(self, views: Sequence[View], plan: Plan, plans: Sequence[Plan]) -> int:  # noqa: ARG002
-        return 0
+    def count(self, views: Sequence[View], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
+        return len(plans) if window is None else 0
 
 
 class Expected:
@@ -85,20 +82,17 @@ class Expected:
         rows = chain_of(self._tuner.drafts.rates)[1 : view.left + 1]
         return float(text.sum()) > float(rows.sum())
 
-    def count(self, views: Sequence[View], plans: Sequence[Plan]) -> int:
+    def count(self, views: Sequence[View], window: Plan | None, plans: Sequence[Plan]) -> int:
         best, count = self._best(views, plans)
-        if best < KEEP * self._decided.rate * len(views):
-            for view in views:
-                if view.text:
-                    self._tuner.text(view.matched).forget()
-            return 0
-        return count
-
-    def longer(self, views: Sequence[View], plan: Plan, plans: Sequence[Plan]) -> int:
-        if len(plans) <= plan.drafts:
-            return 0
-        best, count = self._best(views, plans)
-        return count if count > plan.drafts and best >= ADVANTAGE * self._decided.rate * len(views) else 0
+        decided = self._decided.rate * len(views)
+        if window is not None:
+            return count if count > window.drafts and best >= ADVANTAGE * decided else 0
+        if best >= KEEP * decided:
+            return count
+        for view in views:
+            if view.text:
+                self._tuner.text(view.matched).forget()
+        return 0
 
     def _best(self, views: Sequence[View], plans: Sequence[Plan]) -> tuple[float, int]:
         """The most tokens per second that one of `plans`, of 1, 2, ... text drafts, promises, and how many it has."""
@@ -131,16 +125,18 @@ def _from_text(
     number in place of the cycle's next."""
     first = cycle.plans[0]
     plan = window if window in cycle.plans and window.drafts else first if first.is_fused else None
+    if plan is not None and capabilities.columns(plan.width) > room:
+        plan = None
     longest = min(max(len(view.text) for view in views), capabilities.lookahead or MAX_LOOKAHEAD)
-    chains = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
-    plans = [chain for chain in chains if capabilities.columns(chain.width) <= room]
-    if plan is not None and capabilities.columns(plan.width) <= room:
-        if count := judge.longer(views, plan, plans):
+    if plan is None or longest > plan.drafts:
+        chains = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
+        plans = [chain for chain in chains if capabilities.columns(chain.width) <= room]
+        if count := judge.count(views, plan, plans):
             return Pass(plans[count - 1], tuple(view.text[:count] or None for view in views))
-        drafts = [view.text[: plan.drafts] if view.text and judge.prefers(view, plan) else None for view in views]
-        return Pass(plan, tuple(drafts)) if any(drafts) else None
-    count = judge.count(views, plans)
-    return Pass(plans[count - 1], tuple(view.text[:count] or None for view in views)) if count else None
+    if plan is None:
+        return None
+    drafts = [view.text[: plan.drafts] if view.text and judge.prefers(view, plan) else None for view in views]
+    return Pass(plan, tuple(drafts)) if any(drafts) else None
 
 
 def _from_cycle(cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, count: int) -> Pass | None:
