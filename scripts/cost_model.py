@@ -20,7 +20,7 @@ from pass_runtime.backends.base import PassKind
 from pass_runtime.bundle.plan import Plan, make_cycle
 from pass_runtime.decode.runner import Runner
 from pass_runtime.testing.lossless import run_tokens
-from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
+from pass_runtime.tuning.pass_times import measure, probe_plans
 
 WIDTHS = (1, 2, 3, 5, 9, 13, 25)
 CAPACITIES = (256, 512, 1024, 2048)
@@ -82,7 +82,7 @@ def print_predictions(session: Session, idle: Runner, prompts: list[list[int]], 
     rows: dict[str, list[tuple[float, float, float]]] = {plan: [] for plan in PLANS}
     for number in range(rounds + 1):  # the first round warms up; passes are timed anew in every round
         plans = probe_plans(session.manifest.lookahead.length)
-        times = PassTimes(*measure(lambda plan: time_pass(idle, plan), plans))
+        times = measure(lambda plan: time_pass(idle, plan), plans)
         for name in PLANS:
             options = GenerateOptions(max_new_tokens=tokens, plan=name, ignore_eos=True)
             stats = [run_tokens(session, prompt, options).stats for prompt in prompts]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, words, wrong
 
 from pass_runtime.backends.base import PassKind
 from pass_runtime.bundle.manifest import LookaheadInfo
-from pass_runtime.bundle.plan import ar_plan, draft_plan, fused_plan, make_cycle
+from pass_runtime.bundle.plan import ar_plan, draft_plan, fused_plan, make_cycle, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import tuner as tuner_module
@@ -113,10 +114,12 @@ def test_probes_leave_no_trace(tiny_bundle):
     expected = list(session.generate_ids(prompt, asked))
     assert_idle(session)
     runner = runner_of(session)
-    times = PassTimes(*measure(lambda plan: runner.idle_pass(PassKind(plan, 1, "sample")), probe_plans(6)))
+    times = measure(lambda plan: runner.idle_pass(PassKind(plan, 1, "sample")), probe_plans(6))
     assert list(session.generate_ids(prompt, asked)) == expected
-    assert min(times.trunk) == 1 and times.max_width == 49 and set(times.tail) >= {1, 7, 13}
-    assert all(seconds > 0 for seconds in (*times.trunk.values(), *times.tail.values()))
+    assert set(times.trunk) == set(times.tail) == {1, 2, 5, 7}
+    assert set(times.lookahead) == {2, 7, 16, 49} and set(times.drafting) == {1, 6}
+    curves = (times.trunk, times.tail, times.lookahead, times.drafting)
+    assert all(seconds > 0 for curve in curves for seconds in curve.values())
 
 
 class Timer:
@@ -136,9 +139,9 @@ class Timer:
 def test_passes_are_timed_until_two_agree(paused):
     """What disturbs one pass is not in the result, and wide passes are timed twice."""
     timer, plans = Timer(paused), probe_plans(4)
-    trunk, tail = measure(timer, plans)
-    assert trunk == {plan.width: plan.width for plan in plans}
-    assert tail == pytest.approx({1: 0.1, 2: 0.2, 5: (0.5 + 0.5 + 0.9) / 3, 9: 2.5})
+    times = measure(timer, plans)
+    assert times.trunk == {1: 1, 2: 2, 5: 5} and times.lookahead == {2: 2, 5: 5, 9: 9, 25: 25}
+    assert times.tail == pytest.approx({1: 0.1, 2: 0.2, 5: 0.5}) and times.drafting == pytest.approx({1: 0.2, 4: 0.5})
     for plan in plans:
         disturbed = any(name == plan.name for name, number in paused if number > 1)
         assert timer.count[plan.name] == (2 if plan.width > 8 else 4 if disturbed else 3)
@@ -147,33 +150,36 @@ def test_passes_are_timed_until_two_agree(paused):
 @pytest.mark.parametrize("lookahead", range(1, 17))
 def test_few_passes_show_all_widths(lookahead):
     plans = probe_plans(lookahead)
-    assert len(plans) <= 7 and plans[0] == ar_plan() and draft_plan(lookahead) in plans
+    assert len(plans) <= 8 and plans[0] == ar_plan() and draft_plan(lookahead) in plans
     full = fused_plan([lookahead] * (lookahead + 1))
     assert max(plan.width for plan in plans) == (full.width if full.width <= WIDEST else WIDEST)
     assert probe_plans(lookahead, 100) == [ar_plan()]
 
 
-def test_another_kind_times_two_narrow_passes(tiny_bundle):
+def test_another_kind_times_narrow_passes_alone(tiny_bundle):
     """Its trunk is that of the first kind, in proportion to how slow it is now."""
     asked = []
 
     def idle_pass(kind):
         asked.append(kind)
-        tail = {"greedy": 0.0, "sample": 0.1, "truncated": 0.2}[kind.sampler] * kind.plan.sampled_rows
-        return kind.plan.width * (1.0 if kind.sampler == "greedy" else 3.0), tail
+        row = {"greedy": 0.0, "sample": 0.1, "truncated": 0.2}[kind.sampler]
+        tail = row * (kind.plan.sampled_rows + 4 * kind.plan.next.drafts)
+        return (kind.plan.width + bool(kind.plan.next.drafts)) * (1.0 if kind.sampler == "greedy" else 3.0), tail
 
     session = reciting_session(tiny_bundle)
     tuners = Tuners(session.manifest, session.backend.capabilities, idle_pass, lambda: 1000)
     first = tuners.get("greedy").times
-    assert first.trunk == {plan.width: plan.width for plan in probe_plans(6)}
-    for sampler, tail in (("sample", 0.1), ("truncated", 0.2)):
+    assert first.trunk == {1: 1, 2: 2, 5: 5, 7: 7} and first.lookahead == {2: 3, 7: 8, 16: 17, 49: 50}
+    for sampler, row in (("sample", 0.1), ("truncated", 0.2)):
         asked.clear()
         times = tuners.get(sampler).times
-        assert {kind.plan.name for kind in asked} == {"ar", "draft-6"}
+        assert {kind.plan.name for kind in asked} == {"ar", "verify-6", "draft-1", "draft-6"}
         assert times.trunk == pytest.approx({width: 3 * width for width in first.trunk})
-        assert times.tail == pytest.approx({1: tail, 7: 7 * tail}) and times.seconds(1, 13) == pytest.approx(
-            3 + 13 * tail
-        )
+        assert times.lookahead == pytest.approx({width: 3 * (width + 1) for width in first.lookahead})
+        for plan in (ar_plan(), verify_plan(3), draft_plan(4)):
+            assert times.plan_seconds(plan) == pytest.approx(sum(idle_pass(PassKind(plan, 1, sampler))))
+        fused = fused_plan([2, 1, 0])  # three targets and two drafts, of which each costs five rows
+        assert times.plan_seconds(fused) == pytest.approx(3 * (fused.width + 1) + row * (3 + 5 * 2))
     assert tuners.get("sample").times is tuners.get("sample").times
 
 
@@ -221,6 +227,16 @@ def test_times_between_the_measured_ones():
     assert times.seconds(17, 9) == pytest.approx(4 + 3 + 0.9)
     assert times.plan_seconds(fused_plan([1, 0])) == times.seconds(3, 3)
     assert times.plan_seconds(ar_plan()) == pytest.approx(1.5)
+
+
+def test_passes_that_draft_have_curves_of_their_own():
+    times = PassTimes({1: 1.0, 9: 2.0}, {1: 0.1, 9: 0.9}, {2: 3.0, 25: 26.0}, {1: 0.5, 4: 2.0})
+    assert times.plan_seconds(verify_plan(4)) == pytest.approx(1.5 + 0.5)
+    assert times.plan_seconds(draft_plan(4)) == pytest.approx(6.0 + 2.0)
+    assert times.plan_seconds(fused_plan([1, 1])) == pytest.approx(5.0 + 0.5 + 0.1)
+    assert times.plan_seconds(draft_plan(2), batch=2) == pytest.approx(7.0 + 2.0 + 0.1)
+    measured = replace(times, batched={2: FREE})
+    assert measured.plan_seconds(draft_plan(2), batch=2) == FREE.plan_seconds(draft_plan(2))
 
 
 def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
@@ -280,7 +296,7 @@ def test_rows_of_a_batch_are_dear_where_rows_are():
 
 
 def test_a_batch_that_was_measured_counts_as_measured():
-    times = PassTimes(FREE.trunk, FREE.tail, {8: {1: 1.0, 25: 25.0}})
+    times = replace(FREE, batched={8: PassTimes({1: 1.0, 25: 25.0}, FREE.tail)})
     assert PlanTuner(times, 4, GOOD).decide(4, batch=8).cycle.name == "ar"
     assert PlanTuner(times, 4, GOOD).decide(4, batch=2).cycle.lookahead == 4
 

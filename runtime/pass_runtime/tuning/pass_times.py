@@ -25,31 +25,52 @@ Timer = Callable[[Plan], tuple[float, float]]
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds: `trunk` by window width, `tail` by sampled rows, of a pass over one slot; linear between, and
-    beyond, them. `batched`: the trunk by width for other batch sizes, where they were measured."""
+    """Seconds of a pass, linear between the points and beyond them. Passes that draft have curves of their own: an
+    adapter's nodes cost the same for one look-ahead row as for many, and a draft head runs once for every draft.
+    Without them, such passes are taken for others of as many rows."""
 
     trunk: Points
+    """By window width, without look-ahead rows."""
     tail: Points
-    batched: dict[int, Points] = field(default_factory=dict)
+    """By rows that target tokens are drawn from, where no drafts are made."""
+    lookahead: Points = field(default_factory=dict)
+    """The trunk by window width, with look-ahead rows."""
+    drafting: Points = field(default_factory=dict)
+    """The tail by drafts that it makes, behind one target token."""
+    batched: dict[int, PassTimes] = field(default_factory=dict)
+    """The same by rows of each slot, for the other batch sizes that were measured."""
 
-    def with_tail(self, trunk: Points, tail: Points) -> PassTimes:
+    def with_tail(self, now: PassTimes) -> PassTimes:
         """For another tail, whose passes were timed at fewer widths: the trunk as it was, times what it takes longer
         there now."""
-        slower = statistics.mean(seconds / self.trunk[width] for width, seconds in trunk.items())
-        return PassTimes({width: slower * seconds for width, seconds in self.trunk.items()}, tail)
+        slower = statistics.mean(
+            seconds / known[width]
+            for known, points in ((self.trunk, now.trunk), (self.lookahead, now.lookahead))
+            for width, seconds in points.items()
+        )
+        trunk, lookahead = ({at: slower * known[at] for at in known} for known in (self.trunk, self.lookahead))
+        return PassTimes(trunk, now.tail, lookahead, now.drafting)
 
     @property
     def max_width(self) -> int:
-        return max(self.trunk)
-
-    def seconds(self, width: int, sampled_rows: int, batch: int = 1) -> float:
-        """Of one pass. A batch that nobody measured is taken for a window of as many rows."""
-        points = self.batched.get(batch)
-        trunk = between(self.trunk, batch * width) if points is None else between(points, width)
-        return trunk + between(self.tail, batch * sampled_rows)
+        return max([*self.trunk, *self.lookahead])
 
     def plan_seconds(self, plan: Plan, batch: int = 1) -> float:
-        return self.seconds(plan.width, plan.sampled_rows, batch)
+        """Of one pass over `plan`."""
+        return self.seconds(plan.width, 1 + plan.drafts, plan.next.drafts, batch)
+
+    def seconds(self, width: int, targets: int, drafts: int = 0, batch: int = 1) -> float:
+        """Of one pass: `targets` rows of a window are drawn from, and `drafts` made for the next one. A batch that
+        nobody measured is taken for a window of as many rows."""
+        if batch in self.batched:
+            return self.batched[batch].seconds(width, targets, drafts)
+        width, targets, drafts = batch * width, batch * targets, batch * drafts
+        trunk = between(self.lookahead if drafts and self.lookahead else self.trunk, width)
+        if not drafts:
+            return trunk + between(self.tail, targets)
+        if not self.drafting:
+            return trunk + between(self.tail, targets + drafts)
+        return trunk + between(self.drafting, drafts) + between(self.tail, targets) - between(self.tail, 1)
 
 
 def between(points: Points, at: int) -> float:
@@ -67,13 +88,14 @@ def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
     lengths = sorted({length for length in (1, 4, lookahead) if length <= lookahead})
     fused = [fused_plan([length] * (length + 1)) for length in range(1, lookahead + 1)]
     fused = [plan for plan in fused if plan.width * batch <= WIDEST]
-    chains = [ar_plan(), *(verify_plan(length) for length in lengths), draft_plan(lookahead)]
+    drafts = [draft_plan(length) for length in lengths if length in (1, lookahead)]
+    chains = [ar_plan(), *(verify_plan(length) for length in lengths), *drafts]
     narrow = [plan for plan in chains if plan.width * batch <= WIDEST or plan.width == 1]
     return list(dict.fromkeys([*narrow, *fused[(len(fused) - 1) // 2 :][:1], *fused[-1:]]))
 
 
-def measure(time: Timer, plans: Sequence[Plan]) -> tuple[Points, Points]:
-    """Time passes over `plans` in alternation: the trunk by width, and the tail by sampled rows.
+def measure(time: Timer, plans: Sequence[Plan]) -> PassTimes:
+    """Time passes over `plans`, `ar` among them, in alternation.
 
     Of each plan it is the least, since whatever disturbs a pass, as being the first, only makes it slower. A plan whose
     two least times agree is not timed again.
@@ -83,13 +105,14 @@ def measure(time: Timer, plans: Sequence[Plan]) -> tuple[Points, Points]:
         for plan in plans:
             if number < (WIDE_REPEATS if plan.width > WIDE else REPEATS) and not _agree(seconds[plan]):
                 seconds[plan].append(time(plan))
-    trunk: dict[int, list[float]] = {}
-    tail: dict[int, list[float]] = {}
+    times = PassTimes({}, {})
     for plan, passes in seconds.items():
-        trunk.setdefault(plan.width, []).append(min(each[0] for each in passes))
-        tail.setdefault(plan.sampled_rows, []).append(min(each[1] for each in passes))
-    first, second = ({size: statistics.mean(times) for size, times in kind.items()} for kind in (trunk, tail))
-    return first, second
+        trunk = times.lookahead if plan.next.drafts else times.trunk
+        trunk[plan.width] = min(each[0] for each in passes)
+        tail = times.drafting if plan.next.drafts else times.tail
+        if not plan.is_fused:  # whose tails draw several targets and make drafts too
+            tail[plan.next.drafts or plan.sampled_rows] = min(each[1] for each in passes)
+    return times
 
 
 def _agree(passes: Sequence[tuple[float, float]]) -> bool:

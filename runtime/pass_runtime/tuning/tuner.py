@@ -77,13 +77,13 @@ class PlanTuner:
         """The mode in use."""
         return self.decided.cycle
 
-    def seconds(self, width: int, sampled_rows: int, batch: int = 1) -> float:
+    def seconds(self, width: int, targets: int, drafts: int, batch: int = 1) -> float:
         """Of one pass: as measured, and corrected by the passes since."""
-        return self._slower_at(batch * width) * self.times.seconds(width, sampled_rows, batch)
+        return self._slower_at(batch * width) * self.times.seconds(width, targets, drafts, batch)
 
     def plan_seconds(self, plan: Plan, batch: int = 1) -> float:
         """Of one pass over `plan`."""
-        return self.seconds(plan.width, plan.sampled_rows, batch)
+        return self._slower_at(batch * plan.width) * self.times.plan_seconds(plan, batch)
 
     def observe(self, plan: Plan, batch: int, seconds: float) -> None:
         """A pass over `plan` took so long. Passes that are not in use drift along: whatever slows a machine, and a
@@ -124,7 +124,7 @@ class PlanTuner:
         found += [max(two_pass, key=lambda candidate: candidate.rate)] if two_pass else []
         shape = best_shape(
             chain,
-            lambda width, drafts: self.seconds(width, 2 * drafts + 1, batch),
+            lambda width, drafts: self.seconds(width, 1 + drafts, drafts, batch),
             self.times.max_width,
             shapes if self._exactly is None else lambda drafts: full_shape(drafts)[: drafts == self._exactly],
         )

@@ -9,7 +9,7 @@ from pass_runtime.backends.capabilities import Capabilities
 from pass_runtime.bundle.manifest import LookaheadInfo, Manifest
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
-from pass_runtime.tuning.pass_times import PassTimes, Points, measure, probe_plans
+from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
 from pass_runtime.tuning.tuner import PlanTuner
 
 IdlePass = Callable[[PassKind], tuple[float, float]]
@@ -28,8 +28,8 @@ def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float
 
 
 class Tuners:
-    """The first request times passes of all widths. The first of another kind only times two, since kinds differ in
-    their tails, and tails are linear in their rows; the first batch of a size times its trunk."""
+    """The first request times passes of all widths, and so does the first batch of a size. The first of another kind
+    only times those that show its tail, since kinds differ in their tails."""
 
     def __init__(
         self, manifest: Manifest, capabilities: Capabilities, idle_pass: IdlePass, room: Callable[[], int]
@@ -44,7 +44,7 @@ class Tuners:
             self._tuners[sampler] = self._new(sampler)
         tuner = self._tuners[sampler]
         if batch > 1 and batch not in tuner.times.batched:
-            tuner.times.batched[batch] = self._measure(sampler, self._plans(batch), batch)[0]
+            tuner.times.batched[batch] = self._measure(sampler, self._plans(batch), batch)
         return tuner
 
     def _new(self, sampler: Sampler) -> PlanTuner:
@@ -60,17 +60,20 @@ class Tuners:
     def _times(self, sampler: Sampler) -> PassTimes:
         known = next(iter(self._tuners.values())).times if self._tuners else None
         plans = self._plans()
-        if known is None or not {plan.width for plan in plans} <= set(known.trunk):
-            return PassTimes(*self._measure(sampler, plans))
-        chains = [plan for plan in plans if not plan.is_fused]
-        return known.with_tail(*self._measure(sampler, [chains[0], *chains[1:][-1:]]))
+        if known is None or not {plan.width for plan in plans} <= {*known.trunk, *known.lookahead}:
+            return self._measure(sampler, plans)
+        verifying = [plan for plan in plans if not plan.next.drafts]
+        drafting = [plan for plan in plans if plan.next.drafts and not plan.is_fused]
+        return known.with_tail(
+            self._measure(sampler, list(dict.fromkeys([*verifying[:1], *verifying[-1:], *drafting])))
+        )
 
     def _plans(self, batch: int = 1) -> list[Plan]:
         """What can be run now, the narrowest first."""
         plans = probe_plans(self._manifest.lookahead.length, batch)
         return [plan for plan in plans if self._capabilities.allows([plan]) and plan.width <= self._room()]
 
-    def _measure(self, sampler: Sampler, plans: Sequence[Plan], batch: int = 1) -> tuple[Points, Points]:
+    def _measure(self, sampler: Sampler, plans: Sequence[Plan], batch: int = 1) -> PassTimes:
         return measure(lambda plan: self._time(plan, sampler, batch), plans)
 
     def _time(self, plan: Plan, sampler: Sampler, batch: int) -> tuple[float, float]:
