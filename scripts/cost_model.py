@@ -4,7 +4,8 @@
 
 First table: the trunk's milliseconds (medians) by rows and capacity. Second table, greedy, for each plan: tokens/s
 predicted as tau / seconds of its passes, from the pass times that `--plan auto` measures and the tau that was seen,
-against tokens/s measured in the same run.
+against tokens/s measured in the same run; what its passes cost on average in passes of `ar`; and the tau that would
+make it GOAL times as fast as `ar`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import click
 
 from pass_runtime import GenerateOptions, Session, load
 from pass_runtime.backends.base import PassKind
-from pass_runtime.bundle.plan import Plan, make_cycle
+from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle
 from pass_runtime.decode.runner import Runner
 from pass_runtime.testing.lossless import run_tokens
 from pass_runtime.tuning.pass_times import measure, probe_plans
 
 WIDTHS = (1, 2, 3, 5, 9, 13, 25)
 CAPACITIES = (256, 512, 1024, 2048)
-PLANS = ("ar", "two-pass", "fused", "fused:4,3,2,2,1", "fused:3,2,1,1", "fused:2,1,1")
+GOAL = 1.15
+PLANS = ("ar", "two-pass", "fused", "fused:4,3,2,2,1", "fused:3,2,1,1", "fused:2,1,1", "fused:1,1", "fused:1,0")
 
 
 @click.command()
@@ -77,9 +79,9 @@ def print_predictions(session: Session, idle: Runner, prompts: list[list[int]], 
     """Passes are timed with the cache as long as the texts need it."""
     capabilities = session.backend.capabilities
     idle.backend.resize(capabilities.capacity(max(map(len, prompts)) + tokens), [0])
-    print("| plan | tau | predicted tokens/s | measured tokens/s | measured / predicted |")
-    print("|---|---|---|---|---|")
-    rows: dict[str, list[tuple[float, float, float]]] = {plan: [] for plan in PLANS}
+    print(f"| plan | tau | predicted tokens/s | measured tokens/s | measured / predicted | cost | tau for {GOAL} |")
+    print("|---|---|---|---|---|---|---|")
+    rows: dict[str, list[tuple[float, float, float, float]]] = {plan: [] for plan in PLANS}
     for number in range(rounds + 1):  # the first round warms up; passes are timed anew in every round
         plans = probe_plans(session.manifest.lookahead.length)
         times = measure(lambda plan: time_pass(idle, plan), plans)
@@ -88,14 +90,17 @@ def print_predictions(session: Session, idle: Runner, prompts: list[list[int]], 
             stats = [run_tokens(session, prompt, options).stats for prompt in prompts]
             tau = sum(s.emitted for s in stats) / sum(s.passes for s in stats)
             cycle = make_cycle(name, session.manifest.lookahead.length).plans
-            predicted = tau * len(cycle) / sum(times.plan_seconds(plan) for plan in cycle)
+            seconds = sum(times.plan_seconds(plan) for plan in cycle) / len(cycle)
+            predicted, cost = tau / seconds, seconds / times.plan_seconds(ar_plan())
             measured = sum(s.emitted for s in stats) / sum(s.decode_seconds for s in stats)
             if number:
-                rows[name].append((tau, predicted, measured))
+                rows[name].append((tau, predicted, measured, cost))
     for name, values in rows.items():
-        tau, predicted, measured = (statistics.median(column) for column in zip(*values, strict=True))
-        ratio = statistics.median(b / a for _, a, b in values)
-        print(f"| {name} | {tau:.2f} | {predicted:.1f} | {measured:.1f} | {ratio:.2f} |")
+        tau, predicted, measured, cost = (statistics.median(column) for column in zip(*values, strict=True))
+        ratio = statistics.median(b / a for _, a, b, _ in values)
+        print(
+            f"| {name} | {tau:.2f} | {predicted:.1f} | {measured:.1f} | {ratio:.2f} | {cost:.2f} | {GOAL * cost:.2f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python scripts/study.py --corpus build/corpus/held-out --weights models/smollm2-135m --output models/smollm2-135m
 
-Two-pass decoding against plain decoding, L = 1..8, on held-out Wikipedia and HumanEval prompts, greedy and with
-top-k 10 at T = 0.8; the untrained baseline (mean embedding), the embeddings alone, and with their adapter. Every
-figure is `pass-run bench`'s; its plans run in alternation. Writes study.json, study.png, and the model card.
+Two-pass and fused decoding (with full groups) against plain decoding of the same bundle, L = 1..8, on held-out
+Wikipedia and HumanEval prompts, greedy and with top-k 10 at T = 0.8; the embeddings alone, and with their adapter and
+head. Every figure is `pass-run bench`'s; its plans run in alternation. Writes study.json, study.png, and the model
+card.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import click
 import matplotlib
 
 from pass_trainer.report import with_section
-from pass_trainer.tables import markdown
 
 matplotlib.use("agg")
 from matplotlib import pyplot
 
 MODEL, LOOKAHEAD = "smollm2-135m", 8
-KINDS = {"untrained": "mean", "embeddings": "embeddings-only/lookahead.safetensors", "adapter": "lookahead.safetensors"}
+KINDS = {"embeddings": "embeddings-only/lookahead.safetensors", "adapter and head": "lookahead.safetensors"}
+CYCLES = ("two-pass", "fused")
 TEXTS = {"text": "wikipedia.jsonl", "code": "humaneval.jsonl"}
 SAMPLING = {"greedy": [], "top-k 10, T=0.8": ["--temperature", "0.8", "--top-k", "10", "--seed", "1"]}
 PROMPT_CHARACTERS = 400
@@ -38,35 +39,31 @@ PROMPT_CHARACTERS = 400
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True)
 @click.option("--work", type=click.Path(path_type=Path), default=Path("build/study"), show_default=True)
-@click.option("--prompts", default=8, show_default=True, help="For each kind of text.")
-@click.option("--tokens", default=64, show_default=True, help="For each prompt.")
+@click.option("--dtype", default="w8a8", show_default=True, help="Of the bundles, as for pass-export.")
+@click.option("--prompts", default=12, show_default=True, help="For each kind of text.")
+@click.option("--tokens", default=32, show_default=True, help="For each prompt.")
 @click.option("--repeat", default=3, show_default=True)
-def main(corpus: Path, weights: Path, output: Path, work: Path, prompts: int, tokens: int, repeat: int) -> None:
+def main(
+    corpus: Path, weights: Path, output: Path, work: Path, dtype: str, prompts: int, tokens: int, repeat: int
+) -> None:
     """Export, measure, draw, write. Measurements that are in WORK already are kept."""
     work.mkdir(parents=True, exist_ok=True)
     files = {name: write_prompts(corpus / file, work / f"{name}.jsonl", prompts) for name, file in TEXTS.items()}
-    acceptance = {kind: evaluate(work, kind, weights / file) for kind, file in KINDS.items()}
     results: dict[str, Any] = {}
     for kind, file in KINDS.items():
-        bundle = export(work / kind, "mean" if file == "mean" else str(weights / file))
+        bundle = export(work / kind.replace(" ", "-"), weights / file, dtype)
         for text, prompt_file in files.items():
             for sampling, flags in SAMPLING.items():
-                target = work / f"{kind}-{text}-{'greedy' if not flags else 'sampled'}.json"
+                target = work / f"{bundle.name}-{text}-{'greedy' if not flags else 'sampled'}.json"
                 if not target.is_file():
                     bench(bundle, prompt_file, flags, tokens, repeat, target)
                 results.setdefault(text, {}).setdefault(sampling, {})[kind] = json.loads(target.read_text())
-    study = {"acceptance": acceptance, "two_pass": results}
     output.mkdir(parents=True, exist_ok=True)
-    (output / "study.json").write_text(json.dumps(study, indent=1) + "\n")
+    (output / "study.json").write_text(json.dumps(results, indent=1) + "\n")
     draw(results, output / "study.png")
-    machine = results["text"]["greedy"]["adapter"]["machine"]
-    setting = f"{prompts} prompts of each kind, {tokens} tokens each, medians of {repeat} rounds, {machine}."
-    sections = {
-        "acceptance": markdown(acceptance),
-        "two-pass": f"{two_pass_table(results)}\n\n{setting}",
-        "held-out": held_out(corpus),
-    }
-    write_card(output / "README.md", sections)
+    machine = next(iter(results["text"]["greedy"].values()))["machine"]
+    setting = f"{dtype}, {prompts} prompts of each kind, {tokens} tokens each, medians of {repeat} rounds, {machine}."
+    write_card(output / "README.md", {"study": f"{table(results)}\n\n{setting}", "held-out": held_out(corpus)})
 
 
 def run(*arguments: object) -> str:
@@ -82,33 +79,24 @@ def write_prompts(source: Path, target: Path, count: int) -> Path:
     return target
 
 
-def export(bundle: Path, weights: str) -> Path:
+def export(bundle: Path, weights: Path, dtype: str) -> Path:
     if not (bundle / "pass_config.json").is_file():
-        flags = ("--lookahead", LOOKAHEAD, "--lookahead-weights", weights, "-o", bundle)
+        flags = ("--lookahead", LOOKAHEAD, "--lookahead-weights", weights, "--dtype", dtype, "-o", bundle)
         run("pass_exporter.cli", "--model", MODEL, *flags)
     return bundle
 
 
-def evaluate(work: Path, kind: str, weights: Path) -> dict[str, Any]:
-    """`pass-train evaluate` at L = 4; the model writes once for all kinds."""
-    target = work / f"acceptance-{kind}.json"
-    if not target.is_file():
-        file = [] if kind == "untrained" else [weights]
-        target.write_text(run("pass_trainer.cli", "evaluate", *file, "--model", MODEL, "--json"))
-    found: dict[str, Any] = json.loads(target.read_text())
-    return found
-
-
 def bench(bundle: Path, prompts: Path, flags: list[str], tokens: int, repeat: int, target: Path) -> None:
     lookahead = [flag for length in range(1, LOOKAHEAD + 1) for flag in ("--lookahead", length)]
-    plans = ("--plan", "ar", "--plan", "two-pass", *lookahead)
+    plans = [flag for plan in ("ar", *CYCLES) for flag in ("--plan", plan)]
     counts = ("--max-new-tokens", tokens, "--repeat", repeat)
-    run("pass_runtime.cli.main", "bench", bundle, "--prompt-file", prompts, *plans, *flags, *counts, "-o", target)
+    run("pass_runtime.cli.main", "bench", bundle, "--prompt-file", prompts, *plans, *lookahead, *flags, *counts,
+        "-o", target)  # fmt: skip
 
 
-def two_pass(report: dict[str, Any]) -> list[dict[str, Any]]:
+def lengths_of(cycle: str, report: dict[str, Any]) -> list[dict[str, Any]]:
     """L = 1..8."""
-    return [plan for plan in report["plans"] if plan["plan"].startswith("two-pass")]
+    return [plan for plan in report["plans"] if plan["plan"].startswith(cycle)]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
@@ -117,9 +105,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
     lengths = range(1, LOOKAHEAD + 1)
     for column, (text, sampling) in enumerate(columns):
         for kind, report in results[text][sampling].items():
-            for row, figure_name in enumerate(("tau", "ratio")):
-                values = [plan[figure_name] for plan in two_pass(report)]
-                grid[row][column].plot(lengths, values, marker="o", markersize=3, label=kind)
+            for cycle, style in zip(CYCLES, ("--", "-"), strict=True):
+                for row, figure_name in enumerate(("tau", "ratio")):
+                    values = [plan[figure_name] for plan in lengths_of(cycle, report)]
+                    label, colour = f"{kind}, {cycle}", f"C{[*KINDS].index(kind)}"
+                    grid[row][column].plot(lengths, values, style, color=colour, marker="o", markersize=3, label=label)
         grid[0][column].set(title=f"{text}, {sampling}")
         grid[1][column].set(xlabel="look-ahead L")
         for row in (0, 1):
@@ -134,16 +124,17 @@ def draw(results: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def two_pass_table(results: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     lines = [
-        "| text | sampling | weights | " + " | ".join(f"L={i}" for i in range(1, LOOKAHEAD + 1)) + " |",
-        "|---" * (3 + LOOKAHEAD) + "|",
+        "| text | sampling | weights | cycle | " + " | ".join(f"L={i}" for i in range(1, LOOKAHEAD + 1)) + " |",
+        "|---" * (4 + LOOKAHEAD) + "|",
     ]
     for text, samplings in results.items():
         for sampling, kinds in samplings.items():
             for kind, report in kinds.items():
-                cells = " | ".join(f"{plan['tau']:.2f} / {plan['ratio']:.2f}" for plan in two_pass(report))
-                lines.append(f"| {text} | {sampling} | {kind} | {cells} |")
+                for cycle in CYCLES:
+                    cells = " | ".join(f"{plan['tau']:.2f} / {plan['ratio']:.2f}" for plan in lengths_of(cycle, report))
+                    lines.append(f"| {text} | {sampling} | {kind} | {cycle} | {cells} |")
     return "\n".join(lines)
 
 
