@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Lint, types, and the whole test suite, with the newest versions of everything; then the runtime with the oldest.
-# Arguments go to pytest, and then that is all: scripts/test.sh -m "not slow" -k plan
+# Lint, types, and the whole test suite, with the newest versions of everything.
+# Arguments go to pytest: scripts/test.sh -m "not slow" -k plan
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -10,4 +10,3 @@ ruff check .
 ruff format --check .
 mypy
 pytest -n "${PYTEST_WORKERS:-2}" --dist loadfile "$@"
-[ $# -gt 0 ] || bash scripts/test_ranges.sh
