@@ -22,6 +22,8 @@ self=(--data self --data self --data self --data "$wikipedia" --data "$python" -
 "${train[@]}" "${self[@]}" --sequences 768 --steps 1400 --start build/train/adapter/lookahead.safetensors \
     --output build/train/head
 "${train[@]}" "${self[@]}" --sequences 1088 --steps 1200 --start build/train/head/lookahead.safetensors \
+    --output build/train/more
+"${train[@]}" "${self[@]}" --sequences 1792 --steps 2200 --start build/train/more/lookahead.safetensors \
     --output build/train/final
 
 target=models/smollm2-135m
@@ -32,6 +34,6 @@ for file in lookahead.safetensors metrics.json curves.png; do
 done
 # States the figures in the weights, and puts them into the model card.
 for weights in "$target" "$target/embeddings-only"; do
-    pass-train evaluate "$weights/lookahead.safetensors" --model smollm2-135m --lookahead 8 --temperatures 0,0.8 --record
+    pass-train evaluate "$weights/lookahead.safetensors" --model smollm2-135m --lookahead 8 --record
 done
 python scripts/study.py --corpus "$corpus/held-out" --weights "$target" --output "$target"

@@ -71,16 +71,18 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
 
 
-def examples() -> list[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+def examples() -> list[tuple[str, str]]:
+    """(file, Python), of the pages that tell of the library."""
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/python.md")}
+    found = {name: re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for name, text in texts.items()}
+    assert all(found.values())
+    return [(name, code) for name, codes in found.items() for code in codes]
 
 
-@pytest.mark.parametrize("number", range(len(examples())))
-def test_the_readmes_python_runs(number, tiny_bundle, capsys):
-    code = examples()[number]
+@pytest.mark.parametrize(("name", "code"), examples())
+def test_python_runs_as_printed(name, code, tiny_bundle, capsys):
     assert '"build/smollm2-135m"' in code
-    exec(compile(code.replace("build/smollm2-135m", str(tiny_bundle)), "README.md", "exec"), {})
+    exec(compile(code.replace("build/smollm2-135m", str(tiny_bundle)), name, "exec"), {})
     assert capsys.readouterr().out
 
 
