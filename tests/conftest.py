@@ -225,6 +225,26 @@ def slow_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
+def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """Triton with a model `text` and a model `tokens`, four slots each, and `slow`: two slots, 30 ms a pass."""
+    from triton_server import SLOW, Triton, require_triton
+
+    from pass_exporter.triton import RepositoryConfig, write_model
+
+    require_triton()
+    directory = tmp_path_factory.mktemp("triton")
+    for name, slots in (("text", 4), ("tokens", 4), ("slow", 2)):
+        chosen = {"served_model_name": name, "tokens": name == "tokens", "copy": name == "tokens"}
+        config = RepositoryConfig(random_bundle, directory / "models", max_batch_size=slots, threads=1, **chosen)
+        if (model := write_model(config)).name == "slow":
+            with (model / "1" / "model.py").open("a") as file:
+                file.write(SLOW)
+    polling = ("--model-control-mode=poll", "--repository-poll-secs=1")
+    with Triton(directory / "models", directory / "log", *polling) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def session(random_bundle: Path) -> Iterator:
     """What the server does, without a server."""
     from pass_runtime import load

@@ -1,4 +1,4 @@
-"""pass-export: command line over `pass_exporter.export.export` and `pass_exporter.engines.build.build_engines`."""
+"""pass-export: command line over `export.export`, `engines.build.build_engines` and `triton.write_model`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from rich.console import Console
 from pass_exporter.config import DTYPES, WEIGHTS, EngineConfig, ExportConfig
 from pass_exporter.engines.target import choose_targets
 from pass_exporter.terminal import Terminal, silence_libraries
+from pass_exporter.triton import RepositoryConfig, write_model
+from pass_runtime.backends.capabilities import DEFAULT_BATCH
 from pass_runtime.backends.cuda import find_device
+from pass_runtime.backends.open import DEVICES
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
@@ -28,10 +31,11 @@ if TYPE_CHECKING:
 
 
 class _ExportOrBuild(OneLineGroup):
-    """`pass-export --model M ...` exports; `pass-export build BUNDLE ...` builds engines for a bundle that is there."""
+    """`pass-export --model M ...` exports; `pass-export build BUNDLE ...` builds engines for a bundle that is there,
+    `pass-export triton BUNDLE ...` makes it a model of Triton's."""
 
     def collect_usage_pieces(self, _ctx: click.Context) -> list[str]:
-        return ["--model MODEL [OPTIONS]", "| build BUNDLE [OPTIONS]"]
+        return ["--model MODEL [OPTIONS]", "| build BUNDLE [OPTIONS]", "| triton BUNDLE -o REPO"]
 
 
 def _engine_options(command: Any) -> Any:
@@ -179,6 +183,29 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     for found in report.comparisons:
         limit = f"(limit {found.limit:.0e})"
         console.print(f"{found.plan:23} logits differ from ONNX Runtime's by {found.relative:.1e} {limit}")
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Model repository, old or new.")
+@click.option("--served-model-name", help="What clients call it.  [default: the bundle's name; -tokens behind it]")
+@click.option("--text/--tokens", "text", default=True, help="Text in and out (the default), or token ids.")
+@click.option("--reference/--copy", "reference", default=True, help="Name the bundle's path (the default), or copy it.")
+@click.option("--instances", type=int, default=1, show_default=True, help="Processes, each with the whole bundle.")
+@click.option("--device", default="auto", show_default=True, help=f"{', '.join(DEVICES)}.")
+@click.option("--max-batch-size", type=int, help=f"Sequences at a time, of an instance.  [default: {DEFAULT_BATCH}]")
+@click.option("--max-queue", type=int, help="Sequences that wait; then requests are refused.  [default: 64]")
+@click.option("--max-prompt-tokens", type=int, help="Of a prompt.  [default: what the KV cache holds]")
+@click.option("--max-output-tokens", type=int, help="Of an answer.  [default: what the KV cache holds]")
+@click.option("--request-seconds", type=float, help="From arrival to the last token.  [default: 600]")
+@click.option("--threads", type=int, help="CPU threads of an instance.  [default: the engine's choice]")
+@click.option("--capacity", type=int, help="Longest sequence in tokens.  [default: the model's]")
+@click.option("--reuse-prefix", is_flag=True, help="Keep the K/V that a prompt has in common with an earlier one.")
+@click.option("--force", is_flag=True, help="Replace a model of that name.")
+@one_line_errors
+def triton(text: bool, reference: bool, **options: Any) -> None:
+    """Add BUNDLE to a model repository of NVIDIA's Triton Inference Server."""
+    click.echo(write_model(RepositoryConfig(tokens=not text, copy=not reference, **options)))
 
 
 def _export(config: ExportConfig, engine: EngineConfig | None) -> None:

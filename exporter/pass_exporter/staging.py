@@ -13,16 +13,19 @@ from pass_runtime.errors import PassError
 
 
 @contextmanager
-def staged_directory(destination: Path, *, force: bool) -> Iterator[Path]:
-    """Yields an empty directory that becomes `destination` when the block succeeds; otherwise nothing is left."""
+def staged_directory(destination: Path, *, force: bool, kind: str = "bundle", mark: str = FILE_NAME) -> Iterator[Path]:
+    """Yields an empty directory that becomes `destination` when the block succeeds; otherwise nothing is left.
+
+    force: replace a directory of the same kind, which one is that has the file `mark`.
+    """
     destination = destination.absolute()
     _recover(destination)
-    _check(destination, force)
+    _check(destination, force, kind, mark)
     staging = _sibling(destination, "partial", os.getpid())
     try:
         staging.mkdir(parents=True)
         yield staging
-        _check(destination, force)
+        _check(destination, force, kind, mark)
         if destination.exists():
             old = _sibling(destination, "replaced", os.getpid())
             destination.rename(old)
@@ -37,13 +40,13 @@ def staged_directory(destination: Path, *, force: bool) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _check(destination: Path, force: bool) -> None:
+def _check(destination: Path, force: bool, kind: str, mark: str) -> None:
     if not destination.exists():
         return
     if not force:
         raise PassError(f"{destination} exists; use --force to replace it, or another --output")
-    if not destination.is_dir() or (any(destination.iterdir()) and not (destination / FILE_NAME).is_file()):
-        raise PassError(f"{destination} is not a bundle, so --force will not replace it")
+    if not destination.is_dir() or (any(destination.iterdir()) and not (destination / mark).is_file()):
+        raise PassError(f"{destination} is not a {kind}, so --force will not replace it")
 
 
 def _sibling(destination: Path, kind: str, pid: int | str) -> Path:

@@ -11,11 +11,13 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import pass_runtime
-from pass_runtime.serve.errors import ApiError, add_handlers
+from pass_runtime.serve.errors import ApiError
 from pass_runtime.serve.forms import ChatForm, CompletionForm, Form
+from pass_runtime.serve.handlers import add_handlers
 from pass_runtime.serve.jobs import ask
 from pass_runtime.serve.middleware import Bounded, Counted, Keyed
 from pass_runtime.serve.options import ServeOptions
+from pass_runtime.serve.prometheus import Prometheus
 from pass_runtime.serve.schemas import ChatRequest, CompletionRequest, Sampled
 from pass_runtime.serve.service import Service
 from pass_runtime.serve.streaming import Answer
@@ -51,15 +53,17 @@ ANSWERED: dict[int | str, dict[str, Any]] = RESPONSES | {
 def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     """Requests become sequences of `session`, which the caller closes. `app.state.service` drains and counts."""
     options = options or ServeOptions()
-    service = Service(session, options)
+    model = options.model_name or session.manifest.model.name
+    figures = Prometheus(session, model)
+    service = Service(session, options, model, figures)
     app = FastAPI(title="PaSS", version=pass_runtime.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     add_handlers(app)
     _add_endpoints(app, service)
-    _add_probes(app, service)
+    _add_probes(app, service, figures)
     app.add_middleware(Bounded, most=options.max_body_bytes, seconds=options.body_seconds)
     app.add_middleware(Keyed, keys=options.keys)
-    app.add_middleware(Counted, service=service)
+    app.add_middleware(Counted, model=model, figures=figures)
     return app
 
 
@@ -95,7 +99,7 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
         return card
 
 
-def _add_probes(app: FastAPI, service: Service) -> None:
+def _add_probes(app: FastAPI, service: Service, figures: Prometheus) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the process answers, and its session is open."""
@@ -111,7 +115,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(figures.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _unknown_model(asked: str, served: str) -> ApiError:

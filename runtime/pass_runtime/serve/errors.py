@@ -1,15 +1,13 @@
-"""Errors in the shape that OpenAI's clients read: {"error": {"message", "type", "param", "code"}}."""
+"""What a request may end with, as OpenAI's clients read it: {"error": {"message", "type", "param", "code"}}.
+
+Nothing here knows of a server: Triton's models are refused with it too.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any
-
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 
 from pass_runtime.decode.scheduler import QueueFull
 from pass_runtime.errors import PassError
@@ -38,10 +36,6 @@ class ApiError(Exception):
         kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        content = json.dumps(self.body)  # ASCII: a client's own words may be half characters
-        return Response(content, self.status, self.headers, media_type="application/json")
-
 
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 
@@ -64,28 +58,8 @@ def shutting_down() -> ApiError:
     return ApiError("the server is shutting down", 503, code="shutting_down", headers={"Retry-After": "5"})
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Every refusal in that shape, those of the framework too."""
-
-    @app.exception_handler(ApiError)
-    async def refused(_: Request, error: ApiError) -> Response:
-        return error.response()
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return _of_validation(error.errors()[0]).response()
-
-    @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> Response:
-        return ApiError(str(error.detail), error.status_code, headers=error.headers).response()
-
-    @app.exception_handler(Exception)
-    async def bug(_: Request, __: Exception) -> Response:  # starlette logs it
-        return ApiError("internal error", 500).response()
-
-
-def _of_validation(problem: dict[str, Any]) -> ApiError:
-    """The first thing that pydantic found."""
+def of_validation(problem: dict[str, Any]) -> ApiError:
+    """One thing that pydantic found."""
     param = ".".join(str(part) for part in problem["loc"][1:] if "[" not in str(part) and part not in ("str", "int"))
     if problem["type"] == "json_invalid":
         return ApiError("the body is not JSON", code="invalid_json")

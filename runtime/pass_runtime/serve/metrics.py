@@ -1,14 +1,10 @@
-"""Figures for Prometheus, by vLLM's names where it has them. A registry of its own for every app."""
+"""Figures of requests, by vLLM's names where it has them. Where they are shown is the business of a `Store`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from typing import Literal, Protocol
 
 from pass_runtime.generation import Generation
 from pass_runtime.session import Session
@@ -18,6 +14,66 @@ LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 REASONS = {"stop": "stop", "length": "length", "error": "error"}
 """Of requests that ended by themselves; others were aborted."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """labels: besides `model_name`. buckets: upper bounds, of a histogram."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    told: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def _counter(name: str, told: str, *labels: str) -> Figure:
+    return Figure("counter", f"{name}_total", told, labels)
+
+
+def _histogram(name: str, told: str, buckets: tuple[float, ...]) -> Figure:
+    return Figure("histogram", name, told, buckets=buckets)
+
+
+PROMPT = _counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
+WRITTEN = _counter("vllm:generation_tokens", "Tokens written.")
+SUCCESS = _counter("vllm:request_success", "Sequences that have ended.", "finished_reason")
+FIRST = _histogram("vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG)
+BETWEEN = _histogram("vllm:inter_token_latency_seconds", "A pass by its tokens.", SHORT)
+EACH = _histogram("vllm:request_time_per_output_token_seconds", "Mean of a sequence.", SHORT)
+END_TO_END = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", LONG)
+PREFILL = _histogram("vllm:request_prefill_time_seconds", "Reading the prompt.", LONG)
+DECODE = _histogram("vllm:request_decode_time_seconds", "From the first pass to the end.", LONG)
+PROMPT_SIZES = _histogram("vllm:request_prompt_tokens", "Prompt tokens.", TOKENS)
+WRITTEN_SIZES = _histogram("vllm:request_generation_tokens", "Tokens written.", TOKENS)
+DRAFTS = _counter("vllm:spec_decode_num_drafts", "Passes that had drafts to check.")
+DRAFTED = _counter("vllm:spec_decode_num_draft_tokens", "Drafts checked.")
+ACCEPTED = _counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
+ACCEPTED_AT = _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "By position.", "position")
+PASSES = _counter("pass:passes", "Passes, one for every sequence that was in it.")
+COUNTED = (
+    *(PROMPT, WRITTEN, SUCCESS, FIRST, BETWEEN, EACH, END_TO_END, PREFILL, DECODE, PROMPT_SIZES, WRITTEN_SIZES),
+    *(DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT, PASSES),
+)
+
+RUNNING = Figure("gauge", "vllm:num_requests_running", "Sequences in slots.")
+WAITING = Figure("gauge", "vllm:num_requests_waiting", "Sequences that wait for a slot.")
+KV_CACHE = Figure("gauge", "vllm:kv_cache_usage_perc", "Share of the largest KV cache that is in use, 0 to 1.")
+SLOTS = Figure("gauge", "pass:slots", "Sequences that can be decoded at a time.")
+GAUGES = (RUNNING, WAITING, KV_CACHE, SLOTS)
+
+
+def now(session: Session) -> dict[Figure, float]:
+    """The gauges, which nobody counts: they are asked of the session when somebody looks."""
+    usage = session.usage()
+    return {RUNNING: usage.running, WAITING: usage.waiting, KV_CACHE: usage.cache_share, SLOTS: usage.slots}
+
+
+class Store(Protocol):
+    """What keeps figures and shows them."""
+
+    def record(self, figure: Figure, value: float, *labels: object) -> None:
+        """Counters rise by `value`, histograms are given it. labels: the model's name, then the figure's own."""
 
 
 @dataclass
@@ -30,90 +86,44 @@ class Timing:
 
 
 class Metrics:
-    """Counts as requests go; what is the case right now is asked of the session when somebody looks."""
+    """What is counted as requests go."""
 
-    def __init__(self, session: Session, model: str) -> None:
-        self.registry = CollectorRegistry()
-        self._model = model
-        self.registry.register(_Now(session, model))
-        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
-        self._written = self._counter("vllm:generation_tokens", "Tokens written.")
-        self._success = self._counter("vllm:request_success", "Sequences that have ended.", "finished_reason")
-        self._first = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG)
-        self._between = self._histogram("vllm:inter_token_latency_seconds", "A pass by its tokens.", SHORT)
-        self._each = self._histogram("vllm:request_time_per_output_token_seconds", "Mean of a sequence.", SHORT)
-        self._end_to_end = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", LONG)
-        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "Reading the prompt.", LONG)
-        self._decode = self._histogram("vllm:request_decode_time_seconds", "From the first pass to the end.", LONG)
-        self._prompt_sizes = self._histogram("vllm:request_prompt_tokens", "Prompt tokens.", TOKENS)
-        self._written_sizes = self._histogram("vllm:request_generation_tokens", "Tokens written.", TOKENS)
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Passes that had drafts to check.")
-        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Drafts checked.")
-        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
-        self._accepted_at = self._counter("vllm:spec_decode_num_accepted_tokens_per_pos", "By position.", "position")
-        self._passes = self._counter("pass:passes", "Passes, one for every sequence that was in it.")
-        self.responses = self._counter("pass:http_responses", "Responses by path and status.", "path", "status")
+    def __init__(self, store: Store, model: str) -> None:
+        self._store, self._model = store, model
 
     def wrote(self, tokens: int, timing: Timing) -> None:
         """A pass has reached a request with so many tokens."""
         if not tokens:
             return
-        now = time.perf_counter()
-        self._written.labels(self._model).inc(tokens)
+        reached = time.perf_counter()
+        self._record(WRITTEN, tokens)
         if timing.first is None:
-            timing.first = now
-            self._first.labels(self._model).observe(now - timing.arrived)
+            timing.first = reached
+            self._record(FIRST, reached - timing.arrived)
         else:
             for _ in range(tokens):
-                self._between.labels(self._model).observe((now - timing.last) / tokens)
-        timing.last = now
+                self._record(BETWEEN, (reached - timing.last) / tokens)
+        timing.last = reached
 
     def ended(self, generation: Generation, timing: Timing) -> None:
         """A sequence is done, or nobody wants it any more."""
-        now, stats, model = time.perf_counter(), generation.stats, self._model
-        self._success.labels(model, REASONS.get(str(generation.finish_reason), "abort")).inc()
-        self._prompt.labels(model).inc(stats.prompt_tokens)
-        self._end_to_end.labels(model).observe(now - timing.arrived)
-        self._prompt_sizes.labels(model).observe(stats.prompt_tokens)
-        self._written_sizes.labels(model).observe(stats.generated_tokens)
+        stats = generation.stats
+        self._record(SUCCESS, 1, REASONS.get(str(generation.finish_reason), "abort"))
+        self._record(PROMPT, stats.prompt_tokens)
+        self._record(END_TO_END, time.perf_counter() - timing.arrived)
+        self._record(PROMPT_SIZES, stats.prompt_tokens)
+        self._record(WRITTEN_SIZES, stats.generated_tokens)
         if timing.first is not None:
-            self._prefill.labels(model).observe(stats.prefill_seconds)
-            self._decode.labels(model).observe(stats.decode_seconds)
+            self._record(PREFILL, stats.prefill_seconds)
+            self._record(DECODE, stats.decode_seconds)
             if stats.generated_tokens > 1:
-                self._each.labels(model).observe((timing.last - timing.first) / (stats.generated_tokens - 1))
-        self._drafts.labels(model).inc(stats.steps)
-        self._drafted.labels(model).inc(stats.drafted)
-        self._accepted.labels(model).inc(stats.accepted)
+                self._record(EACH, (timing.last - timing.first) / (stats.generated_tokens - 1))
+        self._record(DRAFTS, stats.steps)
+        self._record(DRAFTED, stats.drafted)
+        self._record(ACCEPTED, stats.accepted)
         for position, share in enumerate(stats.acceptance_per_position):
-            self._accepted_at.labels(model, position).inc(round(share * stats.steps))
-        self._passes.labels(model).inc(stats.passes)
+            self._record(ACCEPTED_AT, round(share * stats.steps), position)
+        self._record(PASSES, stats.passes)
 
-    def text(self) -> bytes:
-        """What /metrics says."""
-        return generate_latest(self.registry)
-
-    def _counter(self, name: str, told: str, *labels: str) -> Counter:
-        return Counter(name, told, ("model_name", *labels), registry=self.registry)
-
-    def _histogram(self, name: str, told: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, told, ("model_name",), buckets=buckets, registry=self.registry)
-
-
-class _Now(Collector):
-    """Gauges, read from the session."""
-
-    def __init__(self, session: Session, model: str) -> None:
-        self._session, self._model = session, model
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        usage = self._session.usage()
-        values = {
-            "vllm:num_requests_running": ("Sequences in slots.", usage.running),
-            "vllm:num_requests_waiting": ("Sequences that wait for a slot.", usage.waiting),
-            "vllm:kv_cache_usage_perc": ("Share of the largest KV cache that is in use, 0 to 1.", usage.cache_share),
-            "pass:slots": ("Sequences that can be decoded at a time.", usage.slots),
-        }
-        for name, (told, value) in values.items():
-            gauge = GaugeMetricFamily(name, told, labels=("model_name",))
-            gauge.add_metric((self._model,), value)
-            yield gauge
+    def _record(self, figure: Figure, value: float, *labels: object) -> None:
+        self._store.record(figure, value, self._model, *labels)

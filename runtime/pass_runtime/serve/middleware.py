@@ -11,7 +11,8 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pass_runtime.serve.errors import ApiError
-from pass_runtime.serve.service import Service
+from pass_runtime.serve.handlers import as_response
+from pass_runtime.serve.prometheus import RESPONSES, Prometheus
 
 log = logging.getLogger("pass_runtime.serve")
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/ready", "/metrics", "/openapi.json")
@@ -20,8 +21,8 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/r
 class Counted:
     """Counts responses, and logs a line about each: never what was asked or written."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, model: str, figures: Prometheus) -> None:
+        self._app, self._model, self._figures = app, model, figures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,7 +43,7 @@ class Counted:
             raise
         finally:
             path = scope["path"] if scope["path"] in PATHS else "other"
-            self._service.metrics.responses.labels(self._service.model, path, status).inc()
+            self._figures.record(RESPONSES, 1, self._model, path, status)
             level = logging.INFO if path.startswith("/v1/") or path == "other" else logging.DEBUG
             log.log(level, "%s %s %d %.3fs", scope["method"], path, status, time.perf_counter() - started)
 
@@ -62,7 +63,7 @@ class Keyed:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await error.response()(scope, receive, send)
+            await as_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -89,9 +90,9 @@ class Bounded:
                 body = await self._read(receive)
         except TimeoutError:
             error = ApiError("the body did not arrive in time", 408, code="timeout", headers={"Connection": "close"})
-            await error.response()(scope, receive, send)
+            await as_response(error)(scope, receive, send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await as_response(error)(scope, receive, send)
         else:
             if body is not None:
                 await self._app(scope, _replay(body, receive), send)

@@ -14,7 +14,7 @@ from pass_runtime.options import GenerateOptions
 from pass_runtime.serve.errors import ApiError, as_api_error, shutting_down
 from pass_runtime.serve.forms import Choice
 from pass_runtime.serve.jobs import Asked
-from pass_runtime.serve.metrics import Metrics, Timing
+from pass_runtime.serve.metrics import Metrics, Store, Timing
 from pass_runtime.serve.options import ServeOptions
 from pass_runtime.serve.tokens import TokenTexts
 from pass_runtime.session import Session
@@ -26,11 +26,11 @@ Event = tuple[Choice, Piece | None]
 class Service:
     """One session, its limits and its figures. Everything is for the event loop's thread."""
 
-    def __init__(self, session: Session, options: ServeOptions) -> None:
-        self.session, self.options = session, options
-        self.model = options.model_name or session.manifest.model.name
+    def __init__(self, session: Session, options: ServeOptions, model: str, store: Store) -> None:
+        """model: what clients call it."""
+        self.session, self.options, self.model = session, options, model
         self.texts = TokenTexts(session.tokenizer)
-        self.metrics = Metrics(session, self.model)
+        self.metrics = Metrics(store, model)
         self.draining = False
         self.requests = 0
         """Those whose answer is not sent to its end."""

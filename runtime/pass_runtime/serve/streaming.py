@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from pass_runtime.serve.errors import as_api_error
 from pass_runtime.serve.forms import Choice, Form, Json, usage
+from pass_runtime.serve.handlers import as_response
 from pass_runtime.serve.jobs import Asked
 from pass_runtime.serve.service import Event, Service
 
@@ -48,7 +49,7 @@ class Answer(Response):
             except Exception as error:
                 told = as_api_error(error)
                 if not started:
-                    await told.response()(scope, receive, send)
+                    await as_response(told)(scope, receive, send)
                     return
                 await _send(send, _event(told.body))
             await _send(send, DONE, more=False)

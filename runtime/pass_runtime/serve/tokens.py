@@ -58,8 +58,8 @@ def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], offset: int)
     for token in tokens:
         assert token.logprobs is not None
         told["tokens"].append(texts.text(token.id))
-        told["token_logprobs"].append(_finite(token.logprobs.logprob))
-        told["top_logprobs"].append({texts.text(other): _finite(value) for other, value in token.logprobs.top})
+        told["token_logprobs"].append(finite(token.logprobs.logprob))
+        told["top_logprobs"].append({texts.text(other): finite(value) for other, value in token.logprobs.top})
         told["text_offset"].append(offset)
         offset += len(token.text)
     return told
@@ -67,7 +67,7 @@ def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], offset: int)
 
 def chat_logprobs(texts: TokenTexts, tokens: Sequence[Token]) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": texts.text(token), "logprob": _finite(logprob), "bytes": list(texts.bytes(token))}
+        return {"token": texts.text(token), "logprob": finite(logprob), "bytes": list(texts.bytes(token))}
 
     content = []
     for token in tokens:
@@ -77,6 +77,6 @@ def chat_logprobs(texts: TokenTexts, tokens: Sequence[Token]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     """JSON has no -inf."""
     return max(logprob, -9999.0)

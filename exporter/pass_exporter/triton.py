@@ -1,0 +1,144 @@
+"""pass-export triton: a bundle as a model of Triton's Python backend, in a model repository."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pass_exporter.staging import staged_directory
+from pass_runtime.backends.open import DEVICES
+from pass_runtime.bundle.integrity import verify_files
+from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.errors import PassError
+from pass_runtime.serve.triton.fields import Field, inputs, outputs
+from pass_runtime.serve.triton.settings import make_settings
+
+COPY = "1/bundle"
+"""Where a copied bundle lies in its model's directory."""
+MODEL = '''\
+"""Written by `pass-export triton`: everything is in pass_runtime, which has to be installed where Triton runs."""
+
+import triton_python_backend_utils
+
+from pass_runtime.serve.triton.model import Model
+
+
+class TritonPythonModel(Model):
+    pb_utils = triton_python_backend_utils
+'''
+
+
+NO_CACHE = """\
+A file of this name keeps Python from writing a directory of this name: Triton takes whatever changes beside model.py
+for a new model, and loads it a second time.
+"""
+
+
+@dataclass(frozen=True)
+class RepositoryConfig:
+    """What pass-export triton is asked for. output: the repository, to which a model is added. tokens: token ids in
+    and out, else text. copy: take the bundle along, else name where it is. instances: processes, each with a session
+    of its own. The rest is None where the model decides, see `pass_runtime.serve.triton.settings`."""
+
+    bundle: Path
+    output: Path
+    served_model_name: str | None = None
+    tokens: bool = False
+    copy: bool = False
+    instances: int = 1
+    force: bool = False
+    device: str = "auto"
+    max_batch_size: int | None = None
+    threads: int | None = None
+    capacity: int | None = None
+    max_queue: int | None = None
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    request_seconds: float | None = None
+    reuse_prefix: bool | None = None
+
+    @property
+    def chosen(self) -> dict[str, str | int | float | bool]:
+        """The parameters that are not left to the model."""
+        names = ("device", "max_batch_size", "threads", "capacity", "max_queue", "max_prompt_tokens")
+        values = {name: getattr(self, name) for name in (*names, "max_output_tokens", "request_seconds")}
+        values["reuse_prefix"] = self.reuse_prefix or None
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def write_model(config: RepositoryConfig) -> Path:
+    """Add a model to a repository, whole or not at all; returns its directory."""
+    manifest = read_manifest(config.bundle)
+    verify_files(config.bundle, manifest, hashes=False)
+    name = config.served_model_name or _name(manifest.model.name, tokens=config.tokens)
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
+    if config.instances < 1:
+        raise PassError(f"instances must be at least 1, not {config.instances}")
+    if config.device not in DEVICES:
+        raise PassError(f"unknown device {config.device!r}: choose one of {', '.join(DEVICES)}")
+    make_settings(COPY, tokens=config.tokens, **config.chosen)
+    _check_repository(config.output)
+    model = config.output / name
+    with staged_directory(model, force=config.force, kind="model of Triton", mark="config.pbtxt") as directory:
+        (directory / "1").mkdir()
+        if config.copy:
+            shutil.copytree(config.bundle, directory / COPY)
+        (directory / "1" / "model.py").write_text(MODEL, encoding="utf-8")
+        (directory / "1" / "__pycache__").write_text(NO_CACHE, encoding="utf-8")
+        (directory / "config.pbtxt").write_text(config_pbtxt(name, config), encoding="utf-8")  # last: then it is one
+    return model
+
+
+def config_pbtxt(name: str, config: RepositoryConfig) -> str:
+    """The model's configuration. Triton batches nothing: the session does."""
+    bundle = COPY if config.copy else str(config.bundle.resolve())
+    values = {"bundle": bundle, "tokens": config.tokens} | config.chosen
+    lines = [
+        f"name: {_text(name)}",
+        'backend: "python"',
+        "max_batch_size: 0",
+        "model_transaction_policy { decoupled: true }",
+        *(f"input {{ {_field(field)}{_optional(field)} }}" for field in inputs(tokens=config.tokens)),
+        *(f"output {{ {_field(field)} }}" for field in outputs(tokens=config.tokens)),
+        f"instance_group {{ count: {config.instances} kind: {_kind(config.device)} }}",
+        *(f"parameters {{ key: {_text(key)} value {{ string_value: {_value(values[key])} }} }}" for key in values),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _name(model: str, *, tokens: bool) -> str:
+    """What clients call it where nobody says."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + ("-tokens" if tokens else "")
+
+
+def _check_repository(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise PassError(f"{path} is not a directory; name a model repository, or one to be")
+    if (path / "config.pbtxt").exists():
+        raise PassError(f"{path} is a model of a repository; name the repository, with --output {path.parent}")
+
+
+def _kind(device: str) -> str:
+    """Of the instances: where the session decides, or is told, Triton does not."""
+    return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
+
+
+def _field(field: Field) -> str:
+    return f'name: "{field.name}" data_type: TYPE_{field.dtype} dims: [ {field.dims} ]'
+
+
+def _optional(field: Field) -> str:
+    return " optional: true" if field.optional else ""
+
+
+def _value(value: object) -> str:
+    return _text(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def _text(text: str) -> str:
+    """In protobuf's text format, which takes JSON's escapes but for characters beyond ASCII: those are itself."""
+    return json.dumps(text, ensure_ascii=False)

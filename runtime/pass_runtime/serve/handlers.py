@@ -1,0 +1,36 @@
+"""Errors as HTTP responses: every refusal in OpenAI's shape, those of the framework too."""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from pass_runtime.serve.errors import ApiError, of_validation
+
+
+def as_response(error: ApiError) -> Response:
+    content = json.dumps(error.body)  # ASCII: a client's own words may be half characters
+    return Response(content, error.status, error.headers, media_type="application/json")
+
+
+def add_handlers(app: FastAPI) -> None:
+    """What is raised while a request is read."""
+
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> Response:
+        return as_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return as_response(of_validation(error.errors()[0]))
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> Response:
+        return as_response(ApiError(str(error.detail), error.status_code, headers=error.headers))
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, __: Exception) -> Response:  # starlette logs it
+        return as_response(ApiError("internal error", 500))

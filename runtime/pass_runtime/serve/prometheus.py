@@ -1,0 +1,54 @@
+"""The figures of /metrics. A registry of its own for every app."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from pass_runtime.serve.metrics import COUNTED, Figure, now
+from pass_runtime.session import Session
+
+RESPONSES = Figure("counter", "pass:http_responses_total", "Responses by path and status.", ("path", "status"))
+
+
+class Prometheus:
+    """A `Store` of all that is counted, and the gauges of `session`."""
+
+    def __init__(self, session: Session, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Now(session, model))
+        self._counters: dict[Figure, Counter] = {}
+        self._histograms: dict[Figure, Histogram] = {}
+        for figure in (*COUNTED, RESPONSES):
+            names = ("model_name", *figure.labels)
+            if figure.kind == "counter":
+                self._counters[figure] = Counter(figure.name, figure.told, names, registry=self._registry)
+            else:
+                made = Histogram(figure.name, figure.told, names, buckets=figure.buckets, registry=self._registry)
+                self._histograms[figure] = made
+
+    def record(self, figure: Figure, value: float, *labels: object) -> None:
+        if figure in self._counters:
+            self._counters[figure].labels(*labels).inc(value)
+        else:
+            self._histograms[figure].labels(*labels).observe(value)
+
+    def text(self) -> bytes:
+        """What /metrics says."""
+        return generate_latest(self._registry)
+
+
+class _Now(Collector):
+    """Gauges, read from the session when somebody looks."""
+
+    def __init__(self, session: Session, model: str) -> None:
+        self._session, self._model = session, model
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for figure, value in now(self._session).items():
+            gauge = GaugeMetricFamily(figure.name, figure.told, labels=("model_name",))
+            gauge.add_metric((self._model,), value)
+            yield gauge

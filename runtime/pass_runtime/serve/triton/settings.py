@@ -1,0 +1,65 @@
+"""The parameters of config.pbtxt: which bundle, how it is opened, and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pass_runtime.errors import PassError
+from pass_runtime.options import LoadOptions
+from pass_runtime.serve.options import ServeOptions
+
+LIMITS = ("max_queue", "max_prompt_tokens", "max_output_tokens", "request_seconds", "reuse_prefix")
+"""Those of `ServeOptions` that have a meaning here."""
+OPENED = tuple(field.name for field in fields(LoadOptions) if field.name != "max_queue")
+KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("max_queue", "max_prompt_tokens", "max_output_tokens"), int),
+    **dict.fromkeys(("max_batch_size", "threads", "capacity"), int),
+    **{"request_seconds": float, "reuse_prefix": bool, "device": str},
+}
+MAX_SLOTS = 1024
+"""The most that a session can have."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """bundle: absolute, or relative to the model's directory. tokens: whether the model reads and writes token ids.
+    load: its max_queue has room for what `limits` counts itself."""
+
+    bundle: str
+    tokens: bool
+    load: LoadOptions
+    limits: ServeOptions
+
+    def path(self, model_directory: Path) -> Path:
+        return model_directory / self.bundle
+
+
+def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
+    """values: by the names in KINDS; None and what is not there are defaults. PassError for those that cannot be."""
+    given = {name: value for name, value in values.items() if value is not None}
+    limits = ServeOptions(**{name: given[name] for name in LIMITS if name in given})
+    opened: dict[str, Any] = {"max_batch_size": None} | {name: given[name] for name in OPENED if name in given}
+    load = LoadOptions(max_queue=MAX_SLOTS + limits.max_queue, **opened)
+    return Settings(bundle, tokens, load, limits)
+
+
+def read_settings(parameters: Mapping[str, str]) -> Settings:
+    """Names in capitals are Triton's own."""
+    own = {name: value for name, value in parameters.items() if not name.isupper()}
+    if not own.get("bundle"):
+        raise PassError("config.pbtxt has no parameter `bundle`; write it with pass-export triton")
+    bundle, tokens = own.pop("bundle"), _read("tokens", own.pop("tokens", "false"), bool)
+    for name in own:
+        if name not in KINDS:
+            raise PassError(f"config.pbtxt: unknown parameter {name!r}; choose of {', '.join(sorted(KINDS))}")
+    return make_settings(bundle, tokens=tokens, **{name: _read(name, own[name], KINDS[name]) for name in own})
+
+
+def _read(name: str, text: str, kind: type) -> Any:
+    try:
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise PassError(f"config.pbtxt: {name} must be a {kind.__name__}, not {text!r}") from None

@@ -1,0 +1,272 @@
+"""Triton's own server and client: what comes is what a session writes, whatever else is going on."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from triton_server import Client, ids_of, text_of
+
+from pass_runtime import GenerateOptions, SamplingParams
+
+PLANS = ("ar", "two-pass", "fused", "fused:2,2,1", "auto")
+KINDS = ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01})
+CLIENTS, REQUESTS = 16, 20
+LONG = {"text_input": "The", "max_tokens": 700, "temperature": 0.0, "plan": "ar", "ignore_eos": True}
+"""Of the slow model: 20 s."""
+
+
+def expected(session, prompt: str | list[int], fields: dict):
+    """What the session writes with the same parameters, by plain decoding."""
+    kind = {name: fields[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed") if name in fields}
+    options = GenerateOptions(max_new_tokens=fields["max_tokens"], sampling=SamplingParams(**kind), plan="ar")
+    return session.generate(prompt, options).run()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_text_and_tokens_are_the_sessions(triton_server, session, plan):
+    """Six at a time: each is decoded among the others."""
+    asked = [
+        ({"max_tokens": 40, "seed": seed, "plan": plan, **kind}, stream)
+        for seed, kind in enumerate(KINDS, 11)
+        for stream in (False, True)
+    ]
+
+    def ask(fields: dict, stream: bool) -> tuple[str, list[int]]:
+        with Client(triton_server) as client:
+            texts = client.ask("text", text_input="The quick brown", stream=stream, **fields)
+            ids = client.ask("tokens", input_ids=[5, 6, 7, 8], stream=stream, **fields)
+        assert stream or (len(texts), len(ids)) == (1, 1)
+        return text_of(texts), ids_of(ids)
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = list(pool.map(lambda each: ask(*each), asked))
+    for (fields, _), (text, ids) in zip(asked, found, strict=True):
+        assert text == expected(session, "The quick brown", fields).text
+        assert ids == expected(session, [5, 6, 7, 8], fields).token_ids
+
+
+def test_what_can_be_returned(triton_server, session):
+    flags = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens", "statistics")
+    asked = {"max_tokens": 12, "temperature": 0.0, "plan": "fused", **{f"return_{name}": True for name in flags}}
+    with Client(triton_server) as client:
+        (whole,) = client.ask("text", text_input="The quick", **asked)
+        pieces = client.ask("text", text_input="The quick", stream=True, **asked)
+    done = session.generate("The quick", GenerateOptions(max_new_tokens=12, logprobs=0)).run()
+    total = sum(token.logprobs.logprob for token in done.tokens)
+    assert whole["finish_reason"] == [b"length"]
+    assert (whole["num_input_tokens"], whole["num_output_tokens"]) == ([len(done.prompt_ids)], [12])
+    assert whole["cumulative_logprob"] == pytest.approx([total], abs=1e-3)
+    told = [int(token) for each in json.loads(whole["logprobs"][0]) for token in each]
+    assert told == done.token_ids
+    statistics = json.loads(whole["statistics"][0])
+    assert statistics["plan"] == "fused"
+    assert statistics["drafted"] > 0
+    assert text_of(pieces) == text_of([whole])
+    assert sum(piece["num_output_tokens"][0] for piece in pieces) == 12
+    assert [piece["finish_reason"][0] for piece in pieces] == [b"None"] * (len(pieces) - 1) + [b"length"]
+    assert sum(len(json.loads(piece["logprobs"][0])) for piece in pieces) == 12
+
+
+def test_sampling_parameters_as_vllm_and_its_frontend_send_them(triton_server, session):
+    sampling = {"max_tokens": 16, "temperature": 0.8, "top_k": -1, "seed": 5, "n": 1, "frequency_penalty": 0.0}
+    done = expected(session, "The", {"max_tokens": 16, "temperature": 0.8, "seed": 5})
+    asked = {"text_input": "The", "sampling_parameters": json.dumps(sampling | {"logprobs": False})}
+    with Client(triton_server) as client:
+        assert text_of(client.ask("text", **asked, exclude_input_in_output=True)) == done.text
+        assert text_of(client.ask("text", **asked, exclude_input_in_output=False)) == "The" + done.text
+    nested = triton_server.generate(
+        "text", text_input="The", parameters={name: sampling[name] for name in ("max_tokens",)}
+    )
+    assert nested.json()["text_output"]
+    stop = done.text[3:6]
+    found = triton_server.generate(
+        "text", text_input="The", seed=5, max_tokens=16, temperature=0.8, stop_words=[stop, "zz"]
+    )
+    assert found.json()["text_output"] == done.text[: done.text.index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"frequency_penalty": 0.5}, "frequency_penalty 0.5 is not supported"),
+        ({"repetition_penalty": 1.5}, "repetition_penalty 1.5 is not supported"),
+        ({"sampling_parameters": '{"n": 2}'}, "n 2 is not supported"),
+        ({"sampling_parameters": '{"guided_json": {}}'}, "unknown field: guided_json"),
+        ({"sampling_parameters": "{"}, "sampling_parameters is not a JSON object"),
+        ({"sampling_parameters": '{"max_tokens": 3}', "max_tokens": 4}, "max_tokens is given twice"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 100_000}, "max_tokens is 100000"),
+        ({"plan": "fastest"}, "fastest"),
+        ({"best": 1}, "unknown field: best"),
+        ({"text_input": ["a", "b"]}, "shape"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(triton_server, fields, message):
+    found = triton_server.generate("text", **({"text_input": "The"} | fields))
+    assert found.status_code == 400
+    assert message in found.json()["error"]
+
+
+def test_a_cancelled_request_frees_its_slot(triton_server):
+    """Whether it streams or not, and where it waits."""
+    before = triton_server.metric("vllm:request_success_total", finished_reason="abort", model_name="slow")
+    clients = [Client(triton_server) for _ in range(4)]
+    for number, client in enumerate(clients):
+        client.begin("slow", **LONG, stream=number % 2 == 0)
+    triton_server.wait_until("vllm:num_requests_running", 2, model_name="slow")
+    triton_server.wait_until("vllm:num_requests_waiting", 2, model_name="slow")
+    for client in clients:
+        client.cancel()
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+        triton_server.wait_until(name, 0, model_name="slow")
+    after = triton_server.metric("vllm:request_success_total", finished_reason="abort", model_name="slow")
+    assert after - before == 4
+    for client in clients:
+        client.__exit__()
+
+
+def requests_of(client: int) -> list[dict]:
+    """Of mixed lengths, plans and kinds; every fifth is given up."""
+    rng = random.Random(client)
+    return [
+        {
+            "input_ids": [rng.randrange(2, 300) for _ in range(rng.randrange(1, 80))],
+            "max_tokens": rng.randrange(1, 60),
+            "temperature": rng.choice([0.0, 0.8]),
+            "seed": rng.randrange(1 << 40),
+            "plan": rng.choice(PLANS),
+            "stream": number % 5 == 4 or rng.random() < 0.5,
+        }
+        for number in range(REQUESTS)
+    ]
+
+
+def test_sixteen_clients(triton_server, session):
+    stub = triton_server.stubs()["tokens"]
+    before, memory = triton_server.metric("vllm:request_success_total", model_name="tokens"), stub.memory_info().rss
+
+    def work(number: int) -> list[list[int] | None]:
+        found: list[list[int] | None] = []
+        with Client(triton_server) as client:
+            for place, fields in enumerate(requests_of(number)):
+                client.begin("tokens", **fields)
+                if place % 5 == 4:
+                    next(client.responses())
+                    client.cancel()
+                    found.append(None)
+                else:
+                    found.append(ids_of(list(client.responses())))
+        return found
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        found = list(pool.map(work, range(CLIENTS)))
+    triton_server.wait_until("vllm:num_requests_running", 0, model_name="tokens")
+    triton_server.wait_until("vllm:num_requests_waiting", 0, model_name="tokens")
+    triton_server.wait_until("vllm:request_success_total", before + CLIENTS * REQUESTS, model_name="tokens")
+    for number, answers in enumerate(found):
+        for fields, ids in zip(requests_of(number), answers, strict=True):
+            if ids is not None:
+                assert ids == expected(session, fields["input_ids"], fields).token_ids, fields
+    assert sum(ids is None for answers in found for ids in answers) == CLIENTS * REQUESTS // 5
+    assert stub.memory_info().rss - memory < 64 << 20
+
+
+JUNK = ["", "\x00", "🦊" * 50, "{", "[]", "null", '{"a": ' * 2000, "9" * 5000, "NaN", "-1", '{"temperature": 1e999}']
+NUMBERS = [0, -1, 1, 2**31 - 1, -(2**31), 1e38, -1e38, float("nan"), float("inf"), 0.5]
+
+
+def test_five_hundred_fuzzed_requests(triton_server, session):
+    """Wrong types, shapes and names, junk bytes, huge numbers: each is answered, and nothing ever falls over."""
+    from tritonclient.utils import InferenceServerException
+
+    rng, stubs = random.Random(0), triton_server.stubs()
+    names = [
+        "text_input",
+        "input_ids",
+        "stream",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "plan",
+    ]
+    names += ["stop_words", "stop_token_ids", "ignore_eos", "sampling_parameters", "lookahead", "draft", "nonsense"]
+    outcomes = {"answered": 0, "refused": 0}
+
+    def junk(client: Client, name: str):
+        dtype = rng.choice([None, None, None, "STRING", "BOOL", "INT32", "FP32"])
+        values = rng.choices(NUMBERS, k=rng.choice([0, 1, 1, 1, 1, 2, 300]))
+        with np.errstate(all="ignore"):
+            try:
+                return client.tensor(name, values, dtype)
+            except (ValueError, OverflowError, AttributeError):
+                texts = rng.choices([*JUNK, bytes(rng.randrange(256) for _ in range(40))], k=rng.choice([1, 1, 1, 3]))
+                return client.tensor(name, texts, "STRING")
+
+    with Client(triton_server) as client:
+        for number in range(250):
+            model, first = rng.choice([("text", "text_input"), ("tokens", "input_ids")])
+            tensors = [client.tensor(first, {"text_input": "The", "input_ids": [5, 6]}[first])]
+            tensors.append(client.tensor("max_tokens", 3))
+            chosen = rng.sample(
+                [name for name in names if name not in (first, "max_tokens")], k=rng.choice([0, 1, 1, 2])
+            )
+            if rng.random() < 0.2:
+                tensors, chosen = [], [first, "max_tokens"]
+            client.send(model, [*tensors, *(junk(client, name) for name in chosen)])
+            try:
+                list(client.responses(timeout=30))
+                outcomes["answered"] += 1
+            except InferenceServerException as error:
+                assert "internal error" not in str(error), (number, error)
+                outcomes["refused"] += 1
+        for number in range(250):
+            chosen = rng.sample(names, k=rng.choice([0, 1, 1, 2]))
+            junk_fields = {name: rng.choice([*JUNK, *NUMBERS[:6], None, [], {}, True]) for name in chosen}
+            asked = ({"text_input": "The", "max_tokens": 3} if rng.random() < 0.8 else {}) | junk_fields
+            found = triton_server.generate("text", **asked)
+            assert found.status_code < 500 or "Unable to parse" in found.text, (number, asked, found.text)  # Triton's
+            outcomes["answered" if found.status_code == 200 else "refused"] += 1
+    assert min(outcomes.values()) > 50
+    assert {name: stub.pid for name, stub in triton_server.stubs().items()} == {
+        name: stub.pid for name, stub in stubs.items()
+    }
+    fields = {"max_tokens": 8, "temperature": 0.0}
+    assert (
+        triton_server.generate("text", text_input="The", **fields).json()["text_output"]
+        == expected(session, "The", fields).text
+    )
+
+
+def test_a_killed_model_is_loaded_again(triton_server, session):
+    """Triton itself never does: the model's directory changes, and the server looks at it every second."""
+    fields = {"max_tokens": 8, "temperature": 0.0}
+    triton_server.stubs()["text"].kill()
+    assert triton_server.generate("tokens", input_ids=[5, 6], **fields).status_code == 200  # the other one goes on
+    deadline = time.monotonic() + 60
+    while (found := triton_server.generate("text", text_input="The", **fields)).status_code != 200:
+        assert "not healthy" in found.text
+        assert time.monotonic() < deadline, triton_server.said
+        time.sleep(0.2)
+    assert found.json()["text_output"] == expected(session, "The", fields).text
+
+
+def test_sigterm_ends_what_is_under_way(triton_server, session):
+    """The last test of this server. What can be finished in time is, and whoever cannot be is told."""
+    from tritonclient.utils import InferenceServerException
+
+    with Client(triton_server) as short, Client(triton_server) as long:
+        short.begin("slow", **LONG | {"max_tokens": 20}, stream=True)
+        long.begin("slow", **LONG, stream=True)
+        begun = [next(short.responses()), next(long.responses())]
+        triton_server.terminate()
+        assert text_of([begun[0], *short.responses()]) == expected(session, "The", LONG | {"max_tokens": 20}).text
+        with pytest.raises(InferenceServerException):
+            list(long.responses())

@@ -1,0 +1,105 @@
+"""Tensors, parameters and configuration of Triton's models, without Triton."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pass_runtime import PassError
+from pass_runtime.serve.errors import ApiError
+from pass_runtime.serve.triton.reading import read_request
+from pass_runtime.serve.triton.settings import read_settings
+
+TEXT = {"text_input": np.array([b"The"], object)}
+
+
+def read(parameters: str = "", **tensors: np.ndarray):
+    return read_request("m", TEXT | tensors, parameters)
+
+
+def test_numbers_are_what_was_meant():
+    """FP32 tensors hold 0.800000011920929."""
+    request, _ = read(temperature=np.array([0.8], np.float32), seed=np.array([2**64 - 1], np.uint64))
+    assert (request.temperature, request.seed) == (0.8, 2**64 - 1)
+
+
+def test_the_parameters_of_a_request_count_like_sampling_parameters():
+    """But for those that Triton writes there itself."""
+    request, wanted = read('{"max_tokens": 7, "triton_enable_empty_final_response": true}')
+    assert request.max_tokens == 7
+    assert not wanted.stream
+    assert read('{"max_tokens": 7}', max_tokens=np.array([7], np.int32))[0].max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("sampling", "logprobs"),
+    [("{}", None), ('{"logprobs": 3}', 3), ('{"logprobs": true, "top_logprobs": 2}', 2), ('{"logprobs": false}', None)],
+)
+def test_logprobs_of_completions_and_of_chats(sampling, logprobs):
+    request, _ = read(sampling_parameters=np.array([sampling.encode()], object))
+    assert request.logprobs == logprobs
+
+
+def test_returning_logprobs_asks_for_them():
+    request, wanted = read(return_logprobs=np.array([True]))
+    assert (request.logprobs, wanted.returned) == (0, {"return_logprobs"})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "parameters", "param"),
+    [
+        ({"text_input": np.array([b"\xff"], object)}, "", "text_input"),
+        ({"max_tokens": np.array([1, 2], np.int32)}, "", "max_tokens"),
+        ({"temperature": np.array([np.nan], np.float32)}, "", "temperature"),
+        ({"top_k": np.array([-2], np.int32)}, "", "top_k"),
+        ({}, '{"prompt": "another"}', "prompt"),
+        ({}, '{"model": "another"}', "model"),
+        ({}, "[" * 100_000, "sampling_parameters"),
+        ({"exclude_input_in_output": np.array([False]), "stream": np.array([True])}, "", "exclude_input_in_output"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(tensors, parameters, param):
+    with pytest.raises(ApiError) as caught:
+        read(parameters, **tensors)
+    assert caught.value.param == param
+    assert caught.value.status == 400
+
+
+def test_settings_are_those_of_sessions_and_servers():
+    settings = read_settings(
+        {
+            "bundle": "b",
+            "tokens": "true",
+            "max_batch_size": "4",
+            "max_queue": "2",
+            "request_seconds": "1.5",
+            "FORCE": "x",
+        }
+    )
+    assert (settings.tokens, settings.load.max_batch_size, settings.limits.max_queue) == (True, 4, 2)
+    assert settings.limits.request_seconds == 1.5
+    assert settings.load.max_queue > 2  # what has a slot does not wait
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({}, "no parameter `bundle`"),
+        ({"bundle": "b", "max_batch": "4"}, "unknown parameter 'max_batch'"),
+        ({"bundle": "b", "max_batch_size": "many"}, "max_batch_size must be a int"),
+        ({"bundle": "b", "reuse_prefix": "1"}, "reuse_prefix must be a bool"),
+        ({"bundle": "b", "max_queue": "-1"}, "max-queue"),
+    ],
+)
+def test_settings_that_cannot_be(parameters, message):
+    with pytest.raises(PassError, match=message):
+        read_settings(parameters)
+
+
+def test_a_model_needs_nothing_of_the_extra_serve():
+    code = "import pass_runtime.serve.triton.model, sys; print(*{m.partition('.')[0] for m in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"} & set(done.stdout.split())

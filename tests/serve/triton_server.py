@@ -1,0 +1,222 @@
+"""NVIDIA's tritonserver in a process of its own, as scripts/install_triton.sh installs it, and its own gRPC client."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from pass_runtime.serve.triton.fields import inputs
+
+ROOT = Path(__file__).parents[2]
+INSTALLED = Path(os.environ.get("PASS_TRITON", ROOT / "build" / "triton")).absolute()
+DTYPES = {field.name: field.dtype for tokens in (False, True) for field in inputs(tokens=tokens)}
+NUMPY = {"BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "STRING": np.object_}
+SLOW = """
+
+import time
+from pass_runtime.backends.base import Backend
+
+run = Backend.run
+
+
+def after(*args):
+    time.sleep(0.03)
+    return run(*args)
+
+
+Backend.run = after
+"""
+"""What makes the passes of a model slow, behind its model.py: a tiny one is done before anybody can cancel."""
+
+
+def require_triton() -> None:
+    """Skips where it is not installed and cannot be. Its client is importable then."""
+    done = subprocess.run(
+        ["bash", str(ROOT / "scripts" / "install_triton.sh")],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        pytest.skip(f"scripts/install_triton.sh: {done.stderr.splitlines()[-1]}")
+    client = str(INSTALLED / "client")
+    if client not in sys.path:
+        sys.path.append(client)
+
+
+def free_ports(count: int) -> list[int]:
+    """All at once, so that they differ."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Triton:
+    """A server over `repository` on free loopback ports. Its output goes to `log`."""
+
+    def __init__(self, repository: Path, log: Path, *arguments: str) -> None:
+        self.log = log
+        self._shared = f"pass_tests_{os.getpid()}_{time.monotonic_ns()}"
+        http, grpc, metrics = free_ports(3)
+        self.http, self.grpc, self._metrics = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}", metrics
+        line = [str(INSTALLED / "tritonserver"), f"--model-repository={repository}", "--exit-timeout-secs=5"]
+        line += [f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")]
+        line += [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *arguments]
+        line += [f"--backend-config=python,shm-region-prefix-name={self._shared}"]
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                line, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True
+            )
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 120
+        while not self.ready:
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.05)
+
+    def __enter__(self) -> Triton:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=30)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for left in Path("/dev/shm").glob(f"{self._shared}*"):  # a killed stub cleans nothing up
+            left.unlink(missing_ok=True)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def ready(self) -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.http}/v2/health/ready", timeout=10).status_code == 200
+        return False
+
+    def stubs(self) -> dict[str, psutil.Process]:
+        """The processes that run models, by the models' names (and not those that look at configurations)."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            line = "" if child.status() == psutil.STATUS_ZOMBIE else " ".join(child.cmdline())
+            if model := re.search(r" (\S+)_0_0 \S+$", line):
+                found[model[1]] = child
+        return found
+
+    def generate(self, model: str, **fields: object) -> httpx.Response:
+        return httpx.post(f"{self.http}/v2/models/{model}/generate", json=fields, timeout=60)
+
+    def metrics(self) -> str:
+        return httpx.get(f"http://127.0.0.1:{self._metrics}/metrics", timeout=30).text
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of that name with those labels."""
+        total = 0.0
+        for line in self.metrics().splitlines():
+            if found := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
+                given = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
+                if found[1] == name and labels.items() <= given.items():
+                    total += float(found[3])
+        return total
+
+    def wait_until(self, name: str, value: float, **labels: str) -> None:
+        deadline = time.monotonic() + 20
+        while (found := self.metric(name, **labels)) != value:
+            assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
+            time.sleep(0.02)
+
+
+class Client:
+    """One stream of requests to one server, one at a time."""
+
+    def __init__(self, server: Triton) -> None:
+        import tritonclient.grpc as grpc
+
+        self._grpc = grpc
+        self._client = grpc.InferenceServerClient(server.grpc)
+        self._streaming = False
+        self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+        self._client.close()
+
+    def tensor(self, name: str, value: Any, dtype: str | None = None) -> Any:
+        """An input as its field is, or of another type."""
+        dtype = dtype or DTYPES.get(name, "STRING")
+        values = value if isinstance(value, list | tuple) else [value]
+        if dtype == "STRING":
+            values = [each.encode() if isinstance(each, str) else each for each in values]
+        array = np.array(values, dtype=NUMPY[dtype])
+        tensor = self._grpc.InferInput(name, array.shape, "BYTES" if dtype == "STRING" else dtype)
+        return tensor.set_data_from_numpy(array)
+
+    def begin(self, model: str, **fields: Any) -> None:
+        self.send(model, [self.tensor(name, value) for name, value in fields.items()])
+
+    def send(self, model: str, tensors: list[Any]) -> None:
+        if not self._streaming:
+            self._answers = queue.Queue()
+            put = self._answers.put
+            self._client.start_stream(callback=lambda result, error: put((result, error)))
+            self._streaming = True
+        self._client.async_stream_infer(model, tensors, enable_empty_final_response=True)
+
+    def responses(self, timeout: float = 60) -> Iterator[dict[str, list[Any]]]:
+        """What comes until the end, which may be a response without outputs."""
+        while True:
+            result, error = self._answers.get(timeout=timeout)
+            if error is not None:
+                raise error
+            response = result.get_response()
+            found = {output.name: result.as_numpy(output.name) for output in response.outputs}
+            if found:
+                yield {name: array.tolist() for name, array in found.items()}
+            if response.parameters["triton_final_response"].bool_param:
+                return
+
+    def ask(self, model: str, **fields: Any) -> list[dict[str, list[Any]]]:
+        self.begin(model, **fields)
+        return list(self.responses())
+
+    def cancel(self) -> None:
+        """What is under way, and its stream."""
+        if self._streaming:
+            self._client.stop_stream(cancel_requests=True)
+            self._streaming = False
+
+
+def text_of(responses: list[dict[str, list[Any]]]) -> str:
+    return b"".join(response["text_output"][0] for response in responses).decode()
+
+
+def ids_of(responses: list[dict[str, list[Any]]]) -> list[int]:
+    return [token for response in responses for token in response["output_ids"]]
