@@ -1,4 +1,4 @@
-"""Figures of requests, by vLLM's names and definitions where it has them. Where they are shown is a `Store`'s business."""
+"""Figures of requests, by vLLM's names and definitions where it has them. A `Store` keeps and shows them."""
 
 from __future__ import annotations
 
