@@ -74,6 +74,11 @@ class Stream(Generic[T]):
         return self._sequence.request.sampling.seed or 0
 
     @property
+    def submitted(self) -> float:
+        """`time.perf_counter` when it was put into the queue."""
+        return self._sequence.submitted
+
+    @property
     def done(self) -> bool:
         """Whether it has ended, read or not."""
         return self._sequence.finished is not None

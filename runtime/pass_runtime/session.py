@@ -82,10 +82,24 @@ class Session:
 
         Raises `QueueFull` where too many are waiting. The text is the same whatever else is under way.
         """
-        options = options or GenerateOptions()
-        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        reader = TextStream(self.tokenizer, ids, options.stop_strings)
-        return Generation(self._submit(ids, options, reader), self)
+        return self.submit_all(prompt, [options or GenerateOptions()])[0]
+
+    def submit_all(self, prompt: str | Sequence[int], asked: Sequence[GenerateOptions]) -> list[Generation]:
+        """Several texts behind one prompt, which is read once: the others begin from a copy of its K/V.
+
+        Raises as `submit` does; what had begun by then is cancelled.
+        """
+        ids = (*(self.encode(prompt) if isinstance(prompt, str) else prompt),)  # a new one: see Request
+        begun: list[Generation] = []
+        try:
+            for options in asked:
+                reader = TextStream(self.tokenizer, ids, options.stop_strings)
+                begun.append(Generation(self._submit(ids, options, reader), self))
+        except BaseException:
+            for generation in begun:
+                generation.cancel()
+            raise
+        return begun
 
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
         """Text for `prompt`: `submit` under the name that people look for."""
@@ -135,12 +149,12 @@ class Session:
         """How many are running and waiting right now, and how much of the KV cache they take."""
         return self._scheduler.usage()
 
-    def _submit(self, ids: list[int], options: GenerateOptions, reader: TextStream | None) -> Decoding:
+    def _submit(self, ids: Sequence[int], options: GenerateOptions, reader: TextStream | None) -> Decoding:
         sequence = Decoding(self._request(ids, options), reader)
         self._worker.submit(sequence)
         return sequence
 
-    def _request(self, prompt_ids: list[int], options: GenerateOptions) -> Request:
+    def _request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
         model, capacity = self.manifest.model, self.backend.capabilities.max_capacity
         if not prompt_ids:
             raise PassError("the prompt has no tokens")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from running import PASS_RUN, Server
+from running import PASS_RUN, Server, error
 
 from pass_runtime import GenerateOptions
 from pass_runtime.serve.options import check_exposure, read_keys
@@ -59,6 +59,16 @@ def test_keys_are_read(tmp_path):
 def test_a_port_that_is_taken(random_bundle):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "--port" in refused("serve", random_bundle, "--port", taken.getsockname()[1])
+
+
+def test_a_server_that_chooses_how_to_decode(random_bundle, tmp_path):
+    with Server(random_bundle, tmp_path / "log", "--no-client-plan", "--max-batch-size", 2) as server:
+        for fields, param in (({"plan": "ar"}, "plan"), ({"speculative": False}, "speculative")):
+            told = error(server.complete(max_tokens=2, **fields), 400)
+            assert (told["param"], told["code"]) == (param, "unsupported_parameter")
+        assert error(server.complete(max_tokens=2, lookahead=0), 400)["param"] == "lookahead"
+        for fields in ({}, {"plan": "auto"}, {"speculative": True}, {"lookahead": 2}, {"draft": "ngram"}):
+            assert server.complete(max_tokens=2, **fields).status_code == 200, fields
 
 
 def test_wrong_limits(random_bundle):

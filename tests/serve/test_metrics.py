@@ -17,6 +17,12 @@ COUNTED = {
     "vllm:time_to_first_token_seconds_count": 1,
     "vllm:e2e_request_latency_seconds_count": 1,
     "vllm:request_time_per_output_token_seconds_count": 1,
+    "vllm:request_queue_time_seconds_count": 1,
+    "vllm:request_prefill_time_seconds_count": 1,
+    "vllm:request_decode_time_seconds_count": 1,
+    "vllm:request_inference_time_seconds_count": 1,
+    "vllm:prefix_cache_queries_total": 5,
+    "vllm:prefix_cache_hits_total": 0,
     "vllm:request_prompt_tokens_sum": 5,
     "vllm:request_generation_tokens_sum": 20,
     "pass:http_responses_total": 1,
@@ -52,6 +58,42 @@ def test_names_and_gauges(server):
     for name in ("vllm:inter_token_latency_seconds_bucket", "vllm:request_success_total"):
         assert f"{name}{{" in text
     assert 'finished_reason="length"' in text
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_the_prompt_of_n_choices_is_read_once(server, path):
+    names = [f"vllm:prefix_cache_{name}_total" for name in ("queries", "hits")]
+    before = [server.metric(name) for name in names]
+    asked = {"n": 4, "max_tokens": 6, "temperature": 1, "seed": 3, "ignore_eos": True}
+    answer = (server.complete if path == "completions" else server.chat)(**asked).json()
+    prompt = answer["usage"]["prompt_tokens"]
+    queried, found = (server.metric(name) - then for name, then in zip(names, before, strict=True))
+    assert (queried, found) == (4 * prompt, 3 * (prompt - 1))  # the last token of a prompt is the first one's window
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert len(answer["choices"]) == 4
+
+
+def test_the_times_of_a_sequence_add_up(slow_server):
+    """As vLLM defines them: in the queue, from a slot to the first tokens, from those to the last."""
+    names = ("queue_time", "prefill_time", "decode_time", "inference_time")
+    seconds = [f"vllm:request_{name}_seconds_sum" for name in names]
+    seconds += ["vllm:time_to_first_token_seconds_sum", "vllm:e2e_request_latency_seconds_sum"]
+    gaps = "vllm:inter_token_latency_seconds"
+    before = [slow_server.metric(name) for name in [*seconds, f"{gaps}_count", f"{gaps}_sum"]]
+    asked = {"n": 2, "max_tokens": 8, "plan": "fused", "ignore_eos": True}  # one more than there are slots
+    choices = slow_server.complete(**asked).json()["choices"]
+    *found, gap_count, gap_sum = (
+        slow_server.metric(name) - then
+        for name, then in zip([*seconds, f"{gaps}_count", f"{gaps}_sum"], before, strict=True)
+    )
+    queue, prefill, decode, inference, first, whole = found
+    assert queue == pytest.approx(sum(choice["pass"]["queue_seconds"] for choice in choices))
+    assert queue > 0.1
+    assert inference == pytest.approx(prefill + decode)
+    assert queue + prefill <= first
+    assert first + decode <= whole
+    assert gap_count == sum(choice["pass"]["passes"] for choice in choices) - len(choices)
+    assert gap_sum == pytest.approx(decode)
 
 
 @pytest.fixture

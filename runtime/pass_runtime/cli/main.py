@@ -180,6 +180,7 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
 @click.option("--request-seconds", type=float, default=600, show_default=True, help="For a whole answer.")
 @click.option("--drain-seconds", type=float, default=30, show_default=True, help="For answers under way at SIGTERM.")
 @click.option("--reuse-prefix", is_flag=True, help="Keep K/V that a prompt has in common with an earlier one.")
+@click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
 @opts.engine_options
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:

@@ -43,6 +43,7 @@ def run_serve(bundle: Path, options: dict[str, Any]) -> None:
     allowed = ServeOptions(
         keys=read_keys(keys) if keys is not None else (),
         reuse_prefix=options.pop("reuse_prefix"),
+        client_plans=not options.pop("no_client_plan"),
         **{name: options.pop(name) for name in names},
     )
     if where.max_connections < 1 or not 0 <= where.drain_seconds < float("inf"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pass_runtime.backends.base import Backend, Logprobs, PassKind
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
-from pass_runtime.decode.sequence import Sequence, Source, Token, TokenLogprobs
+from pass_runtime.decode.sequence import Request, Sequence, Source, Token, TokenLogprobs
 
 Drafts = tuple[int, ...]
 
@@ -24,6 +24,7 @@ class Slot:
     """One row of the batch.
 
     admitted: counts the sequences that joined before. kept: tokens whose K/V are in the cache though no sequence is.
+    prompt: of the sequence that is or was the last one here; the cache begins with its K/V, as far as it goes.
     left: drafts in its window, of `source`. entered: whether its window is on the device. parked: whether the device
     knows that it is left out.
     """
@@ -32,6 +33,7 @@ class Slot:
     sequence: Sequence | None = None
     admitted: int = 0
     kept: list[int] = field(default_factory=list)
+    prompt: tuple[int, ...] = ()
     left: int = 0
     source: Source = "lookahead"
     entered: bool = False
@@ -85,25 +87,22 @@ class Runner:
         return prompt - 1 + self.backend.capabilities.columns(1) <= self.backend.capabilities.max_capacity
 
     def admit(self, sequence: Sequence) -> bool:
-        """Give `sequence` a free slot; False where there is none. With `reuse_prefix` it is the one whose cache begins
-        most like the prompt."""
+        """Give `sequence` a free slot; False where there is none. It is the one that spares most of the reading."""
         free = [slot for slot in self.slots if slot.sequence is None]
         if not free:
             return False
         prompt = sequence.request.prompt_ids
-        shared = {slot.number: _common_prefix(slot.kept, prompt[:-1]) for slot in free}
-        if sequence.request.reuse_prefix:
-            slot = max(free, key=lambda slot: (shared[slot.number], -slot.number))
-        else:
-            slot = min(free, key=lambda slot: (len(slot.kept), slot.number))
-        keep = shared[slot.number] if sequence.request.reuse_prefix else 0
+        shared = {slot.number: _shared(slot, sequence.request) for slot in free}
+        slot = max(free, key=lambda slot: (shared[slot.number], -len(slot.kept), -slot.number))
+        keep = shared[slot.number]
         self._fit(len(prompt) + 1, slot, keep)
         self.backend.set_sampling(slot.number, sequence.request.sampling)
-        slot.sequence, sequence.cached, slot.kept = sequence, keep, []
+        slot.sequence, slot.prompt, sequence.cached, slot.kept = sequence, prompt, keep, []
         slot.left, slot.entered, slot.parked = 0, False, False
         self._admitted += 1
         slot.admitted = self._admitted
         sequence.stats.cached_tokens = keep
+        sequence.leave_queue()
         return True
 
     def release(self, slot: Slot) -> None:
@@ -111,6 +110,19 @@ class Runner:
         if slot.sequence is not None:
             self._keep(slot, slot.sequence.tokens[: slot.sequence.cached])
             slot.sequence = None
+
+    def share(self, slot: Slot) -> None:
+        """Copy what another slot has read of the very prompt that `slot` is to read."""
+        sequence = slot.sequence
+        assert sequence is not None
+        started, request = time.perf_counter(), sequence.request
+        source = max(self.slots, key=lambda other: _read(other, request))
+        if (count := _read(source, request)) <= sequence.cached:
+            return
+        self.backend.cache.move(source.number, slot.number, count)
+        sequence.stats.cached_tokens += count - sequence.cached
+        sequence.cached, slot.parked = count, False
+        sequence.stats.prefill_seconds += time.perf_counter() - started
 
     def prefill(self, slot: Slot, most: int | None = None) -> int:
         """One chunk of the prompt, of at most `most` rows; returns how many tokens it held."""
@@ -258,7 +270,7 @@ class Runner:
         self._keep(target, [])
         self.backend.cache.move(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)
-        target.sequence, source.sequence = sequence, None
+        target.sequence, target.prompt, source.sequence = sequence, source.prompt, None
         self._keep(source, [])
 
     def _chunk(self, start: int, stop: int, most: int | None) -> tuple[int, int]:
@@ -282,6 +294,16 @@ def _told(logprobs: Logprobs, slot: int, ids: Items[int], count: int | None) -> 
     pairs = zip(logprobs.ids[slot, :, :count].tolist(), logprobs.values[slot, :, :count].tolist(), strict=True)
     tops = [tuple(zip(*pair, strict=True)) for pair in pairs]
     return [TokenLogprobs(chosen[i], tops[i]) for i in range(len(ids))]
+
+
+def _read(slot: Slot, request: Request) -> int:
+    """How much of the very prompt of `request` the cache of `slot` begins with, as reading it wrote it."""
+    return min(slot.cached, len(request.prompt_ids) - 1) if slot.prompt is request.prompt_ids else 0
+
+
+def _shared(slot: Slot, request: Request) -> int:
+    """How much of the prompt of `request` need not be read in a free `slot`."""
+    return _common_prefix(slot.kept, request.prompt_ids[:-1]) if request.reuse_prefix else _read(slot, request)
 
 
 def _common_prefix(a: Items[int], b: Items[int]) -> int:

@@ -123,13 +123,14 @@ class Scheduler:
         most = PROMPT_TOKENS if self.runner.decoding else None
         read = 0
         for slot in sorted(reading, key=lambda slot: slot.admitted):
-            while slot.sequence is not None and not slot.sequence.prefilled:
-                if read and (most is None or read >= most):
-                    return  # whoever else there is has a turn, or may be cancelled, behind every chunk
-                try:
+            try:
+                self.runner.share(slot)  # whoever reads the same prompt is older, and done
+                while slot.sequence is not None and not slot.sequence.prefilled:
+                    if read and (most is None or read >= most):
+                        return  # whoever else there is has a turn, or may be cancelled, behind every chunk
                     read += self.runner.prefill(slot, most)
-                except Exception as error:
-                    self._finish(slot, _failed(error))
+            except Exception as error:
+                self._finish(slot, _failed(error))
 
     def _decode(self, active: Items[Slot]) -> None:
         batch = self.runner.batch(active)

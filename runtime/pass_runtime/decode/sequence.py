@@ -70,6 +70,7 @@ class TextReader(Protocol):
 class Request:
     """What to generate; it never changes.
 
+    prompt_ids: requests that have the very same tuple share what is read of it.
     cycle: the passes to decode with, None for whatever is fastest. lookahead: the most look-ahead drafts of a pass.
     text_drafts: the most drafts from the text. logprobs: how many of the most likely tokens to tell, None for none.
     """
@@ -104,6 +105,8 @@ class Sequence:
     on_event: Callable[[], None] | None = None
     """Called behind every event, from the thread that decodes."""
     index: NgramIndex | None = None
+    queued: bool = True
+    submitted: float = field(default_factory=time.perf_counter)
     decoding_since: float | None = None
     """`time.perf_counter` where the first pass began."""
     acceptance: Acceptance | None = None
@@ -129,6 +132,11 @@ class Sequence:
     def written(self) -> int:
         """Tokens written so far."""
         return len(self.tokens) - len(self.request.prompt_ids)
+
+    def leave_queue(self) -> None:
+        """It has a slot, or needs none any more."""
+        if self.queued:
+            self.queued, self.stats.queue_seconds = False, time.perf_counter() - self.submitted
 
     def write(self, tokens: Items[Token]) -> None:
         """The tokens of a pass: up to a stop or the limit they are the sequence's, then it has ended."""
@@ -159,6 +167,7 @@ class Sequence:
         """Nothing comes after this, but for text that might have become a stop string."""
         if self.finished is not None:
             return
+        self.leave_queue()
         self.finished = end
         if self.reader is not None and not isinstance(end.stop, str) and (rest := self.reader.flush()):
             self._tell(Chunk((), rest))

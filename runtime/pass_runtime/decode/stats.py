@@ -22,6 +22,7 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     histogram: Counter[int] = field(default_factory=Counter)
+    queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
@@ -87,6 +88,7 @@ class Stats:
             "draft_acceptance_rate": self.draft_acceptance_rate,
             "acceptance_histogram": self.acceptance_histogram,
             "acceptance_per_position": self.acceptance_per_position,
+            "queue_seconds": self.queue_seconds,
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,
             "decode_tokens_per_second": self.decode_tokens_per_second,

@@ -75,7 +75,7 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
             raise _unknown_model(request.model, service.model)
         service.check_room()  # before any work is done
         asked = await asyncio.to_thread(ask, service.session, service.options, request)
-        service.check_room(len(asked.sequences))
+        service.check_room(asked.sequences)
         usage = bool(request.stream_options and request.stream_options.include_usage)
         told = form(service.model, service.texts, logprobs=logprobs)
         return Answer(service, asked, told, stream=bool(request.stream), include_usage=usage)

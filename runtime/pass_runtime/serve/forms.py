@@ -123,18 +123,20 @@ def extension(generation: Generation) -> Json:
         "tau": stats.tau,
         "drafted": stats.drafted,
         "accepted": stats.accepted,
+        "queue_seconds": stats.queue_seconds,
         "prefill_seconds": stats.prefill_seconds,
         "decode_seconds": stats.decode_seconds,
     }
 
 
-def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Json:
-    """prompt_tokens: of every prompt once. A token that ended a text is counted."""
+def usage(prompt_tokens: int, n: int, choices: Sequence[Choice]) -> Json:
+    """prompt_tokens: of every prompt once, each of which has n choices. A token that ended a text is counted."""
     written = sum(len(choice.generation.tokens) for choice in choices)
-    cached = sum(choice.generation.stats.cached_tokens for choice in choices)
+    kept = [choice.generation.stats.cached_tokens for choice in choices]
+    cached = sum(min(kept[i : i + n]) for i in range(0, len(kept), n))  # whoever read a prompt first had the least
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": written,
         "total_tokens": prompt_tokens + written,
-        "prompt_tokens_details": {"cached_tokens": min(cached, prompt_tokens)},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }

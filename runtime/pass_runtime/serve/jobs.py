@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,15 +20,26 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True)
 class Asked:
-    """The sequences of one request: (prompt, what is asked), in the order of the choices. prompt_tokens counts every
-    prompt once, however often it is continued."""
+    """What one request wants: prompts, and how each of them is to be continued `n` times; choices are in this order."""
 
-    sequences: tuple[tuple[list[int], GenerateOptions], ...]
-    prompt_tokens: int
+    prompts: tuple[tuple[list[int], tuple[GenerateOptions, ...]], ...]
+    n: int
+    arrived: float
+    """`time.perf_counter` before its prompts were tokens."""
+
+    @property
+    def sequences(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of every prompt once."""
+        return sum(len(ids) for ids, _ in self.prompts)
 
 
 def ask(session: Session, limits: ServeOptions, request: Sampled) -> Asked:
     """Everything that can be wrong with a request is found here, before anything is decoded. ApiError says what."""
+    arrived = time.perf_counter()
     _refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
@@ -43,16 +55,20 @@ def ask(session: Session, limits: ServeOptions, request: Sampled) -> Asked:
                 param="n",
             )
         options = _options(request)
-        session.mode(options)
-        sequences = [
-            (ids, replace(options, sampling=sampling, max_new_tokens=room, reuse_prefix=limits.reuse_prefix))
-            for ids in prompts
-            for room in [_room(session, limits, request, len(ids))]
-            for sampling in _samplings(options.sampling, n)
-        ]
+        if session.mode(options).cycle is not None and not limits.client_plans:
+            raise ApiError(
+                "this server decides how to decode: leave out plan, speculative, lookahead and draft",
+                param="plan" if request.plan else "speculative" if request.speculative is False else "lookahead",
+                code="unsupported_parameter",
+            )
+        continued = []
+        for ids in prompts:
+            room = _room(session, limits, request, len(ids))
+            each = replace(options, max_new_tokens=room, reuse_prefix=limits.reuse_prefix)
+            continued.append((ids, tuple(replace(each, sampling=s) for s in _samplings(options.sampling, n))))
     except PassError as error:
         raise ApiError(str(error)) from None
-    return Asked(tuple(sequences), sum(map(len, prompts)))
+    return Asked(tuple(continued), n, arrived)
 
 
 def _refuse_unsupported(fields: Sampled | ChatMessage, where: str = "") -> None:

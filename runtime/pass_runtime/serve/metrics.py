@@ -1,4 +1,4 @@
-"""Figures of requests, by vLLM's names where it has them. Where they are shown is the business of a `Store`."""
+"""Figures of requests, by vLLM's names and definitions where it has them. A `Store` keeps and shows them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,18 @@ def _histogram(name: str, told: str, buckets: tuple[float, ...]) -> Figure:
 
 
 PROMPT = _counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
+CACHE_ASKED = _counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the KV cache.")
+CACHE_FOUND = _counter("vllm:prefix_cache_hits", "Prompt tokens that were in it.")
 WRITTEN = _counter("vllm:generation_tokens", "Tokens written.")
 SUCCESS = _counter("vllm:request_success", "Sequences that have ended.", "finished_reason")
 FIRST = _histogram("vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG)
-BETWEEN = _histogram("vllm:inter_token_latency_seconds", "A pass by its tokens.", SHORT)
+BETWEEN = _histogram("vllm:inter_token_latency_seconds", "Between passes that wrote.", SHORT)
 EACH = _histogram("vllm:request_time_per_output_token_seconds", "Mean of a sequence.", SHORT)
 END_TO_END = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", LONG)
-PREFILL = _histogram("vllm:request_prefill_time_seconds", "Reading the prompt.", LONG)
-DECODE = _histogram("vllm:request_decode_time_seconds", "From the first pass to the end.", LONG)
+QUEUE = _histogram("vllm:request_queue_time_seconds", "Waiting for a slot.", LONG)
+PREFILL = _histogram("vllm:request_prefill_time_seconds", "From a slot to the first tokens.", LONG)
+DECODE = _histogram("vllm:request_decode_time_seconds", "From the first tokens to the last.", LONG)
+INFERENCE = _histogram("vllm:request_inference_time_seconds", "From a slot to the last tokens.", LONG)
 PROMPT_SIZES = _histogram("vllm:request_prompt_tokens", "Prompt tokens.", TOKENS)
 WRITTEN_SIZES = _histogram("vllm:request_generation_tokens", "Tokens written.", TOKENS)
 DRAFTS = _counter("vllm:spec_decode_num_drafts", "Passes that had drafts to check.")
@@ -52,7 +56,8 @@ ACCEPTED = _counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
 ACCEPTED_AT = _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "By position.", "position")
 PASSES = _counter("pass:passes", "Passes, one for every sequence that was in it.")
 COUNTED = (
-    *(PROMPT, WRITTEN, SUCCESS, FIRST, BETWEEN, EACH, END_TO_END, PREFILL, DECODE, PROMPT_SIZES, WRITTEN_SIZES),
+    *(PROMPT, CACHE_ASKED, CACHE_FOUND, WRITTEN, SUCCESS, FIRST, BETWEEN, EACH, END_TO_END),
+    *(QUEUE, PREFILL, DECODE, INFERENCE, PROMPT_SIZES, WRITTEN_SIZES),
     *(DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT, PASSES),
 )
 
@@ -101,8 +106,7 @@ class Metrics:
             timing.first = reached
             self._record(FIRST, reached - timing.arrived)
         else:
-            for _ in range(tokens):
-                self._record(BETWEEN, (reached - timing.last) / tokens)
+            self._record(BETWEEN, reached - timing.last)
         timing.last = reached
 
     def ended(self, generation: Generation, timing: Timing) -> None:
@@ -110,14 +114,20 @@ class Metrics:
         stats = generation.stats
         self._record(SUCCESS, 1, REASONS.get(str(generation.finish_reason), "abort"))
         self._record(PROMPT, stats.prompt_tokens)
+        self._record(CACHE_ASKED, stats.prompt_tokens)
+        self._record(CACHE_FOUND, stats.cached_tokens)
+        self._record(QUEUE, stats.queue_seconds)
         self._record(END_TO_END, time.perf_counter() - timing.arrived)
         self._record(PROMPT_SIZES, stats.prompt_tokens)
         self._record(WRITTEN_SIZES, stats.generated_tokens)
         if timing.first is not None:
-            self._record(PREFILL, stats.prefill_seconds)
-            self._record(DECODE, stats.decode_seconds)
+            prefill = timing.first - generation.submitted - stats.queue_seconds
+            decode = timing.last - timing.first
+            self._record(PREFILL, prefill)
+            self._record(DECODE, decode)
+            self._record(INFERENCE, prefill + decode)
             if stats.generated_tokens > 1:
-                self._record(EACH, (timing.last - timing.first) / (stats.generated_tokens - 1))
+                self._record(EACH, decode / (stats.generated_tokens - 1))
         self._record(DRAFTS, stats.steps)
         self._record(DRAFTED, stats.drafted)
         self._record(ACCEPTED, stats.accepted)

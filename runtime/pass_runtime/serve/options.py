@@ -19,6 +19,7 @@ class ServeOptions:
     max_output_tokens: of one sequence (None: what the KV cache holds). max_body_bytes: of one request's JSON.
     max_sequences: n times the prompts of one request. request_seconds: from arrival to the last byte. body_seconds:
     in which a request's JSON has to arrive. reuse_prefix: keep the K/V that a prompt has in common with an earlier one.
+    client_plans: whether requests may name a plan, which then decides for the whole batch (see GenerateOptions).
     """
 
     model_name: str | None = None
@@ -31,6 +32,7 @@ class ServeOptions:
     request_seconds: float = 600.0
     body_seconds: float = 20.0
     reuse_prefix: bool = False
+    client_plans: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_tokens", "max_output_tokens", "max_body_bytes", "max_sequences"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from pass_runtime.decode.scheduler import QueueFull
@@ -55,14 +54,14 @@ class Service:
     @asynccontextmanager
     async def job(self, asked: Asked) -> AsyncIterator[list[Choice]]:
         """The sequences of a request, decoded while this is open: leaving it cancels what has not ended."""
-        arrived = time.perf_counter()
-        self.check_room(len(asked.sequences))
+        self.check_room(asked.sequences)
         choices: list[Choice] = []
         self.requests += 1
         try:
-            for index, (ids, options) in enumerate(asked.sequences):
-                choices.append(Choice(index, self._submit(ids, options), Timing(arrived)))
-                self._live.append(choices[-1].generation)
+            for ids, options in asked.prompts:
+                for generation in self._submit(ids, options):
+                    choices.append(Choice(len(choices), generation, Timing(asked.arrived)))
+                    self._live.append(generation)
             yield choices
         finally:
             self.requests -= 1
@@ -70,9 +69,9 @@ class Service:
                 choice.generation.cancel()
                 self.metrics.ended(choice.generation, choice.timing)
 
-    def _submit(self, ids: list[int], options: GenerateOptions) -> Generation:
+    def _submit(self, ids: list[int], options: Sequence[GenerateOptions]) -> list[Generation]:
         try:
-            return self.session.submit(ids, options)
+            return self.session.submit_all(ids, options)
         except QueueFull as error:
             raise as_api_error(error) from None
         except PassError as error:

@@ -74,7 +74,7 @@ class Answer(Response):
         await _send(send, _event(self._form.chunk(choices) | ({"usage": None} if self._include_usage else {})))
 
     def _usage(self, choices: list[Choice]) -> Json:
-        return usage(self._asked.prompt_tokens, choices)
+        return usage(self._asked.prompt_tokens, self._asked.n, choices)
 
 
 async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
