@@ -33,7 +33,7 @@ mkdir -p "$cache"
 # --- packages of the system ---------------------------------------------------------------------------------------
 packages() {
     command -v dpkg-query >/dev/null || { say "no Debian here: compiler and libraries must be installed already"; return; }
-    local wanted=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev catch2) missing=() name
+    local wanted=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libssl-dev catch2) missing=() name
     for name in "${wanted[@]}"; do
         dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q "ok installed" || missing+=("$name")
     done

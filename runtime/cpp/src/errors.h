@@ -1,4 +1,4 @@
 // pass::Error, the one exception for what the caller can mend.
 #pragma once
 
-#include <pass/error.hpp>
+#include "pass/error.hpp"

@@ -106,12 +106,23 @@ struct LookaheadInfo {
     bool reads_rows() const { return adapter_rank > 0 || head.has_value(); }
 };
 
+// The constants of a plan as its entry lists them; window_mask is a text of 0 and 1 for every row.
+struct ListedConstants {
+    Numbers row_position;
+    std::vector<std::string> window_mask;
+    Numbers logit_rows;
+    Numbers lookahead_rows;
+    std::vector<Numbers> draft_rows;
+    Numbers lookahead_ids;
+};
+
 struct PlanInfo {
     std::string name;
     std::int64_t drafts = 0;
     Numbers groups;
     std::string next;
-    PlanConstants constants;  // see plan.h
+    ListedConstants listed;
+    PlanConstants constants;  // the same, as graphs take them
     Ordered<Graph> tails;  // by sampler: greedy, sample, truncated
 
     // Null where the plan has no tail for `sampler`.

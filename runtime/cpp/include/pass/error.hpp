@@ -1,16 +1,16 @@
 // The one exception for what the caller can mend.
 #pragma once
 
-#include <pass/export.h>
-
 #include <stdexcept>
 #include <string>
 
+#include <pass/export.h>
+
 namespace pass {
 
-/// The message is one line and says what to do next; it is the one of the Python runtime.
+// The message is one line and says what to do next; it is the one of the Python runtime.
 class PASS_API Error : public std::runtime_error {
-public:
+   public:
     explicit Error(const std::string& message) : std::runtime_error(message) {}
 };
 
