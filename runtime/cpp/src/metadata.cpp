@@ -6,6 +6,21 @@
 
 namespace pass {
 
+Ordered<std::variant<std::int64_t, std::string>> trunk_metadata(const Manifest& manifest) {
+    const ModelInfo& model = manifest.model;
+    return {{"model.dtype", model.dtype},
+            {"model.weights", model.weights},
+            {"model.vocab_size", model.vocab_size},
+            {"model.hidden_size", model.hidden_size},
+            {"model.layers", model.layers},
+            {"model.heads", model.heads},
+            {"model.kv_heads", model.kv_heads},
+            {"model.head_dim", model.head_dim},
+            {"model.max_capacity", model.max_capacity},
+            {"lookahead.length", manifest.lookahead.length},
+            {"rule", manifest.rule}};
+}
+
 void check_trunk_metadata(const Manifest& manifest, const std::string& stated) {
     const auto found = nlohmann::json::parse(stated, nullptr, false);
     for (const auto& [name, value] : trunk_metadata(manifest)) {

@@ -14,4 +14,10 @@ class PASS_API Error : public std::runtime_error {
     explicit Error(const std::string& message) : std::runtime_error(message) {}
 };
 
+// More requests wait than the session was opened for.
+class PASS_API QueueFull : public Error {
+   public:
+    using Error::Error;
+};
+
 }  // namespace pass
