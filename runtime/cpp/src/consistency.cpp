@@ -23,12 +23,13 @@ struct Contradiction {
 std::string text_of(std::int64_t number) { return std::to_string(number); }
 
 std::string text_of(const std::vector<Dimension>& shape) {
-    std::string text;
+    std::string text = "[";
     for (const Dimension& dimension : shape) {
         const auto* name = std::get_if<std::string>(&dimension);
-        text += (text.empty() ? "" : ",") + (name != nullptr ? *name : text_of(std::get<std::int64_t>(dimension)));
+        text += (&dimension == shape.data() ? "" : ",") +
+                (name != nullptr ? *name : text_of(std::get<std::int64_t>(dimension)));
     }
-    return "[" + text + "]";
+    return text + "]";
 }
 
 void check_model(const Manifest& manifest) {

@@ -33,6 +33,7 @@ class Place {
         : value_(value), problems_(parent.problems_), parent_(&parent), key_(std::move(key)) {}
 
     const Json& value() const { return value_; }
+    int problems() const { return problems_.count; }
     void refuse(const std::string& message, bool unknown_key = false) const;
 
    private:
@@ -78,11 +79,13 @@ template <class T, class Read>
 void read_list(const Place& at, std::vector<T>& out, Read read, bool may_be_empty = true) {
     out.clear();
     if (!at.value().is_array()) return at.refuse("Input should be a valid array");
-    if (at.value().empty() && !may_be_empty) {
-        return at.refuse("Tuple should have at least 1 item after validation, not 0");
+    std::size_t i = 0, good = 0;
+    for (const Json& item : at.value()) {
+        const int before = at.problems();
+        read(Place(item, at, std::to_string(i++)), out.emplace_back());
+        good += at.problems() == before ? 1 : 0;
     }
-    std::size_t i = 0;
-    for (const Json& item : at.value()) read(Place(item, at, std::to_string(i++)), out.emplace_back());
+    if (good == 0 && !may_be_empty) at.refuse("Tuple should have at least 1 item after validation, not 0");
 }
 
 template <class T, class ReadKey, class Read>
