@@ -63,7 +63,7 @@ def _of_trunk(manifest: Manifest) -> Iterator[str]:
             if tensor.dtype != model.dtype:
                 yield f"{tensor.name} is {tensor.dtype} and model.dtype {model.dtype}"
     logits = _named(trunk, "logits")
-    if logits is None or logits.shape[-1] != model.vocab_size:
+    if logits is None or logits.shape[-1:] != (model.vocab_size,):
         yield f"the trunk's logits are not those of model.vocab_size {model.vocab_size}"
     if (_named(trunk, "lookahead_rows") is not None) != manifest.lookahead.reads_rows:
         yield f"lookahead.adapter_rank is {manifest.lookahead.adapter_rank} and the trunk says otherwise"

@@ -345,7 +345,7 @@ def _first_problem(error: ValidationError) -> str:
     where = " ".join(".".join(str(part) for part in problem["loc"]).split())
     if problem["type"] == "extra_forbidden":
         return f"unknown key {where!r} (made by a newer pass-export? upgrade, or export again)"
-    if where == "version":
+    if where == "version" and problem["type"] != "missing":
         return f"manifest version {problem['input']!r} is not {VERSION} (export again with this version)"
     more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
     return f"{where or 'file'}: {problem['msg']}{more}"

@@ -1,0 +1,241 @@
+// pass-cpp bench: plans side by side on the same prompts, in alternation, so that a noisy machine is fair to all.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "json.h"
+#include "options.h"
+
+namespace pass::cli {
+
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+struct Flags {
+    EngineFlags engine;
+    SamplingFlags sampling;
+    std::vector<std::string> prompt_ids, plans, drafts;
+    std::vector<int> lookaheads, batches;
+    std::int64_t max_new_tokens = 64;
+    int repeat = 3;
+    bool as_json = false;
+    std::string output;
+};
+
+// Every request once: what they did together, and the seconds that count.
+struct Round {
+    Stats stats;
+    double seconds = 0, decode_seconds = 0;
+
+    double rate() const { return static_cast<double>(stats.generated_tokens) / seconds; }
+};
+
+// One plan, `batch` sequences at a time (0: one by one, and only decoding counts), and its measurements.
+struct Contender {
+    std::string name;
+    GenerateOptions options;
+    int batch = 0;
+    std::vector<Round> rounds;
+    std::vector<Ids> texts;
+};
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+// Groups of `batch` prompts begin together and are all as long.
+Round run_round(Session& session, const Contender& contender, const std::vector<Ids>& prompts, std::vector<Ids>& texts) {
+    Round round;
+    const std::size_t group = contender.batch == 0 ? 1 : static_cast<std::size_t>(contender.batch);
+    const double started = now();
+    texts.clear();
+    for (std::size_t first = 0; first < prompts.size(); first += group) {
+        std::vector<Generation> running;
+        for (std::size_t i = first; i < std::min(first + group, prompts.size()); ++i) {
+            running.push_back(session.submit({prompts[i], contender.options}));
+        }
+        for (Generation& generation : running) {
+            generation.run();
+            const Stats stats = generation.stats();
+            round.stats.plan = stats.plan;
+            round.stats.lookahead = stats.lookahead;
+            round.stats.add(stats);
+            round.decode_seconds += stats.decode_seconds;
+            texts.push_back(generation.token_ids());
+        }
+    }
+    round.seconds = contender.batch == 0 ? round.decode_seconds : now() - started;
+    return round;
+}
+
+// The mode and what it drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`.
+std::string name_of(const Session& session, const GenerateOptions& options) {
+    if (options.plan == "auto") {
+        return !options.draft || *options.draft == "both" ? "auto" : "auto (" + *options.draft + ")";
+    }
+    auto [name, drafts] = session.mode(options);
+    const bool both = name.ends_with("+ngram");
+    if (both) name.resize(name.size() - 6);
+    if (name.find(':') == std::string::npos && drafts > 0) name += " L=" + std::to_string(drafts);
+    return name + (both ? " +ngram" : "");
+}
+
+std::vector<Contender> contenders_of(const Session& session, const Flags& flags) {
+    const auto or_default = [](auto asked, auto otherwise) { return asked.empty() ? otherwise : asked; };
+    const SamplingParams sampling = flags.sampling.params().seeded();  // the same text for all
+    std::vector<Contender> found;
+    for (int batch : or_default(flags.batches, std::vector<int>{0})) {
+        for (const std::string& plan : or_default(flags.plans, std::vector<std::string>{"ar", "two-pass", "fused", "auto"})) {
+            for (const std::string& draft : or_default(flags.drafts, std::vector<std::string>{""})) {
+                for (int lookahead : or_default(flags.lookaheads, std::vector<int>{session.bundle().lookahead()})) {
+                    Contender one;
+                    one.options.max_new_tokens = flags.max_new_tokens;
+                    one.options.sampling = sampling;
+                    one.options.plan = plan;
+                    one.options.lookahead = lookahead;
+                    if (plan != "ar" && !draft.empty()) one.options.draft = draft;
+                    one.options.ignore_eos = true;
+                    one.batch = batch;
+                    one.name = name_of(session, one.options) + (batch > 0 ? " x" + std::to_string(batch) : "");
+                    const auto same = [&](const Contender& other) { return other.name == one.name; };
+                    if (std::none_of(found.begin(), found.end(), same)) found.push_back(std::move(one));
+                }
+            }
+        }
+    }
+    return found;
+}
+
+Json measured(const Contender& contender, const Contender& baseline) {
+    std::vector<double> rates, ratios, each, decode;
+    for (std::size_t i = 0; i < contender.rounds.size(); ++i) {
+        const Round& round = contender.rounds[i];
+        rates.push_back(round.rate());
+        ratios.push_back(round.rate() / baseline.rounds[i].rate());
+        each.push_back(static_cast<double>(round.stats.generated_tokens) / round.decode_seconds);
+        decode.push_back(round.decode_seconds);
+    }
+    const Stats& stats = contender.rounds.front().stats;  // every round decodes the same tokens
+    return {{"plan", contender.name},
+            {"batch", contender.batch == 0 ? Json() : Json(contender.batch)},
+            {"tokens_per_second", median(rates)},
+            {"tokens_per_second_each", median(each)},
+            {"ratio", median(ratios)},
+            {"milliseconds_per_pass", 1e3 * median(decode) / static_cast<double>(stats.passes)},
+            {"tau", stats.tau()},
+            {"mean_acceptance_length", stats.mean_acceptance_length()},
+            {"draft_acceptance_rate", stats.draft_acceptance_rate()},
+            {"acceptance_per_position", stats.acceptance_per_position()}};
+}
+
+// Plans that wrote another text than the first: by the match rule only where rounding swapped two near candidates.
+std::vector<std::string> differing(const Session& session, const std::vector<Contender>& contenders) {
+    std::vector<std::string> found;
+    const Contender& first = contenders.front();
+    if (session.bundle().rule() == "rejection" && first.options.sampling.temperature > 0) return found;
+    for (const Contender& other : contenders) {
+        for (std::size_t i = 0; i < first.texts.size(); ++i) {
+            const Ids &ours = other.texts[i], &theirs = first.texts[i];
+            if (ours == theirs) continue;
+            const auto at = std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end()).first - ours.begin();
+            found.push_back(other.name + ": prompt " + std::to_string(i) + " from token " + std::to_string(at));
+        }
+    }
+    return found;
+}
+
+void print_table(const Json& report) {
+    std::printf("%s on %s: %s\n", report["bundle"].get<std::string>().c_str(), report["device"].get<std::string>().c_str(),
+                report["machine"].get<std::string>().c_str());
+    std::printf("%-22s %10s %7s %9s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "tau", "acceptance by position");
+    for (const Json& plan : report["plans"]) {
+        std::string rates;
+        char text[16];
+        for (const Json& rate : plan["acceptance_per_position"]) {
+            std::snprintf(text, sizeof text, "%.2f ", rate.get<double>());
+            rates += text;
+        }
+        std::printf("%-22s %10.1f %7.2f %9.2f %6.2f  %s\n", plan["plan"].get<std::string>().c_str(),
+                    plan["tokens_per_second"].get<double>(), plan["ratio"].get<double>(),
+                    plan["milliseconds_per_pass"].get<double>(), plan["tau"].get<double>(),
+                    rates.empty() ? "-" : rates.c_str());
+    }
+    for (const Json& one : report["differing"]) std::printf("another text, which only rounding may cause: %s\n", one.get<std::string>().c_str());
+    if (report["differing"].empty()) std::printf("every plan wrote the same text, token for token\n");
+}
+
+void bench(const Flags& flags) {
+    if (flags.repeat < 1) throw Error("--repeat must be at least 1, not " + std::to_string(flags.repeat));
+    for (int batch : flags.batches) {
+        if (batch < 1) throw Error("--batch must list numbers of sequences, as in 1,2,4,8");
+    }
+    const std::size_t most = flags.batches.empty() ? 0 : static_cast<std::size_t>(*std::max_element(flags.batches.begin(), flags.batches.end()));
+    if (flags.prompt_ids.empty()) throw Error("give prompts with --prompt-ids");
+    std::vector<Ids> prompts;
+    for (std::size_t i = 0; i < std::max(flags.prompt_ids.size(), most); ++i) {
+        prompts.push_back(parse_ids("--prompt-ids", flags.prompt_ids[i % flags.prompt_ids.size()]));
+    }
+    Session session = flags.engine.open(std::max(1, static_cast<int>(most)));
+    std::vector<Contender> contenders = contenders_of(session, flags);
+    for (int number = 0; number <= flags.repeat; ++number) {  // round 0 warms up
+        for (Contender& contender : contenders) {
+            std::vector<Ids> texts;
+            const Round round = run_round(session, contender, prompts, texts);
+            if (number == 0) contender.texts = std::move(texts);
+            else contender.rounds.push_back(round);
+        }
+    }
+    Json report{{"bundle", session.bundle().name()},
+                {"dtype", session.bundle().dtype()},
+                {"weights", session.bundle().weights()},
+                {"device", session.device()},
+                {"machine", std::to_string(std::thread::hardware_concurrency()) + " cores, pass-cpp"},
+                {"lookahead_source", session.bundle().lookahead_source()},
+                {"prompts", prompts.size()},
+                {"max_new_tokens", flags.max_new_tokens},
+                {"repeat", flags.repeat},
+                {"rule", session.bundle().rule()},
+                {"differing", differing(session, contenders)},
+                {"plans", Json::array()}};
+    for (const Contender& contender : contenders) report["plans"].push_back(measured(contender, contenders.front()));
+    if (!flags.output.empty()) {
+        std::ofstream file(flags.output);
+        file << report.dump(2) << "\n";
+        if (!file.flush()) throw Error("cannot write " + flags.output);
+    }
+    if (flags.as_json) std::cout << report.dump(2) << std::endl;
+    else print_table(report);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+    CLI::App* command = app.add_subcommand("bench", "Time plans against each other, in alternation; medians over rounds.");
+    const auto flags = std::make_shared<Flags>();
+    flags->engine.add_to(*command);
+    flags->sampling.add_to(*command);
+    command->add_option("--prompt-ids", flags->prompt_ids, "A prompt's token ids, as 1,2,3. May be given several times.")->take_all();
+    command->add_option("--plan", flags->plans, "Plans to compare; the first is the measure. Default: all.")->take_all();
+    command->add_option("--draft", flags->drafts, "Draft sources to compare.")->take_all();
+    command->add_option("--lookahead", flags->lookaheads, "Drafts per round. Default: the bundle's.")->take_all();
+    command->add_option("--batch", flags->batches, "Sequences at a time to compare, as 1,2,4,8.")->delimiter(',');
+    command->add_option("--max-new-tokens", flags->max_new_tokens)->capture_default_str();
+    command->add_option("--repeat", flags->repeat, "Rounds; every round runs every plan once.")->capture_default_str();
+    command->add_flag("--json", flags->as_json, "The measurements as JSON instead of a table.");
+    command->add_option("-o,--output", flags->output, "Also write the JSON here.");
+    command->callback([flags] { bench(*flags); });
+}
+
+}  // namespace pass::cli

@@ -1,0 +1,56 @@
+// pass-cpp: generate | bench | replay.
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <sstream>
+
+#include "options.h"
+
+namespace {
+
+std::string one_line(const std::string& text) {
+    std::istringstream words(text);
+    std::string line;
+    for (std::string word; words >> word;) line += (line.empty() ? "" : " ") + word;
+    return line;
+}
+
+int report(const std::string& problem) {
+    std::cout.flush();
+    std::cerr << "error: " << one_line(problem) << std::endl;
+    return 2;
+}
+
+// Flags that cannot be: one line that says which command has them.
+int usage(const CLI::App& app, const CLI::ParseError& error) {
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
+    std::string text = error.what(), command = "pass-cpp";
+    for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
+    if (!text.empty() && text.back() == '.') text.pop_back();
+    return report(text + "; see " + command + " --help");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::signal(SIGPIPE, SIG_DFL);  // `| head`: nothing is wrong
+    CLI::App app{"Run a PaSS bundle. The text is what plain decoding gives; plans only change how fast.", "pass-cpp"};
+    app.require_subcommand(1);
+    pass::cli::add_generate(app);
+    pass::cli::add_bench(app);
+    pass::cli::add_replay(app);
+    try {
+        app.parse(argc, argv);
+        return 0;
+    } catch (const CLI::RuntimeError& error) {
+        return error.get_exit_code();
+    } catch (const CLI::ParseError& error) {
+        return usage(app, error);
+    } catch (const std::bad_alloc&) {
+        return report("there is no memory: use a smaller --capacity, or shorter prompts");
+    } catch (const std::exception& error) {
+        return report(error.what());
+    }
+}

@@ -1,0 +1,72 @@
+#include "options.h"
+
+#include <charconv>
+#include <fstream>
+
+namespace pass::cli {
+
+void EngineFlags::add_to(CLI::App& command) {
+    command.add_option("bundle", bundle, "A directory that pass-export wrote.")->type_name("BUNDLE")->required();
+    command.add_option("--device", options.device, "cpu, cuda, tensorrt-rtx or auto.")->capture_default_str();
+    command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
+    command.add_option("--capacity", capacity, "Longest sequence in tokens: bounds the KV cache.");
+    command.add_flag("--trust-bundle", trust, "Skip the hash check of the bundle's files.");
+    command.add_option("--onnxruntime", options.onnxruntime, "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
+    command.add_option("--plugin", options.plugin,
+                       "ONNX Runtime's plugin for tensorrt-rtx, in place of $PASS_TENSORRT_RTX_PLUGIN.");
+    command.add_option("--plugin-library", options.plugin_libraries,
+                       "A library that the plugin needs and does not find. May be given several times.");
+}
+
+Session EngineFlags::open(int slots) const {
+    LoadOptions asked = options;
+    asked.capacity = capacity;
+    asked.max_batch_size = slots;
+    asked.verify = !trust;
+    return Session::load(bundle, asked);
+}
+
+void SamplingFlags::add_to(CLI::App& command) {
+    command.add_option("--temperature", sampling.temperature, "0 is greedy.")->capture_default_str();
+    command.add_option("--top-k", sampling.top_k, "0 is off; at most 1024.")->capture_default_str();
+    command.add_option("--top-p", sampling.top_p, "1 is off.")->capture_default_str();
+    command.add_option("--min-p", sampling.min_p, "0 is off.")->capture_default_str();
+    command.add_option("--seed", seed, "Same seed, same text, whatever the plan. Default: random.");
+}
+
+SamplingParams SamplingFlags::params() const {
+    SamplingParams found = sampling;
+    found.seed = seed;
+    return found;
+}
+
+std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text) {
+    std::vector<std::int64_t> ids;
+    const char* at = text.data();
+    const char* end = at + text.size();
+    while (at < end) {
+        if (*at == ',' || *at == ' ') {
+            ++at;
+            continue;
+        }
+        std::int64_t id = 0;
+        const auto [stop, error] = std::from_chars(at, end, id);
+        if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' ')) {
+            throw Error(flag + " must list token ids, as in 1,2,3, not '" + text + "'");
+        }
+        ids.push_back(id);
+        at = stop;
+    }
+    return ids;
+}
+
+std::vector<std::string> read_lines(const std::string& path) {
+    std::ifstream file(path);
+    if (!file) throw Error("cannot read " + path + ": is it there, and a file?");
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    if (file.bad()) throw Error("cannot read " + path);
+    return lines;
+}
+
+}  // namespace pass::cli

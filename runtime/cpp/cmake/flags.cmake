@@ -1,0 +1,14 @@
+# How everything of ours is compiled.
+function(pass_flags target)
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  set_target_properties(${target} PROPERTIES
+    CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> # GCC 12 sees overlaps in std::string that are none
+    $<$<BOOL:${PASS_WERROR}>:-Werror>)
+  if(PASS_SANITIZE)
+    set(sanitize -fsanitize=${PASS_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    target_compile_options(${target} PRIVATE ${sanitize})
+    target_link_options(${target} PUBLIC ${sanitize})
+  endif()
+endfunction()

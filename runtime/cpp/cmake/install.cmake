@@ -1,0 +1,11 @@
+# find_package(pass): the libraries, the headers, and a config file. A program links pass::pass or pass::static.
+include(CMakePackageConfigHelpers)
+
+install(TARGETS pass pass_static EXPORT passTargets)
+install(DIRECTORY include/pass DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/pass)
+install(EXPORT passTargets NAMESPACE pass:: DESTINATION ${package})
+configure_package_config_file(cmake/passConfig.cmake.in passConfig.cmake INSTALL_DESTINATION ${package})
+write_basic_package_version_file(passConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/passConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/passConfigVersion.cmake
+  DESTINATION ${package})

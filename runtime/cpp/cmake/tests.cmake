@@ -1,0 +1,23 @@
+# ctest: Catch2 tests of the library's insides, and a user's program built against the installed package.
+# programs/ are for the pytest tests of tests/cpp.
+function(test_program name)
+  add_executable(${name} ${ARGN})
+  pass_flags(${name})
+  target_include_directories(${name} PRIVATE src)
+  target_include_directories(${name} SYSTEM PRIVATE ${onnxruntime_headers})
+  target_compile_definitions(${name} PRIVATE ORT_API_MANUAL_INIT)
+  target_link_libraries(${name} PRIVATE pass_static nlohmann_json::nlohmann_json Threads::Threads)
+endfunction()
+
+file(GLOB tests CONFIGURE_DEPENDS tests/*.cpp)
+find_package(Catch2 REQUIRED)
+test_program(pass-tests ${tests})
+target_link_libraries(pass-tests PRIVATE
+  $<IF:$<TARGET_EXISTS:Catch2::Catch2WithMain>,Catch2::Catch2WithMain,Catch2::Catch2>)
+add_test(NAME pass-tests COMMAND pass-tests)
+
+file(GLOB programs CONFIGURE_DEPENDS tests/programs/*.cpp)
+foreach(program ${programs})
+  get_filename_component(name ${program} NAME_WE)
+  test_program(${name} ${program})
+endforeach()

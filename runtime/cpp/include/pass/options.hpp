@@ -1,0 +1,80 @@
+// What a request may ask for, and how a bundle is opened.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pass/export.h"
+
+namespace pass {
+
+// The tail graphs of a plan, the cheapest first: the later ones compute what the earlier ones do.
+enum class Sampler { greedy, sample, truncated };
+
+// How the next token is drawn: temperature, then top-k, then top-p, then min-p.
+struct PASS_API SamplingParams {
+    double temperature = 0.0;           // 0 is argmax
+    std::int64_t top_k = 0;             // 0 is off, at most 1024
+    double top_p = 1.0;                 // 1 is off
+    double min_p = 0.0;                 // 0 is off
+    std::optional<std::uint64_t> seed;  // without one, sampling takes one from the system
+
+    // Throws Error where a number is out of its range.
+    void check() const;
+    // With a seed from the system where none was given; argmax has no use for one.
+    SamplingParams seeded() const;
+    // The cheapest tail that computes these parameters.
+    Sampler sampler() const;
+};
+
+struct PASS_API GenerateOptions {
+    std::int64_t max_new_tokens = 128;
+    SamplingParams sampling;
+    // "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": whatever is fastest here.
+    std::string plan = "auto";
+    std::optional<int> lookahead;      // drafts per round, at most the bundle's (which is the default); 0: plain
+    std::optional<std::string> draft;  // "lookahead", "ngram" or "both"; default: both for auto, else lookahead
+    std::vector<std::string> stop;     // strings that end the text and are not part of it
+    std::vector<std::int64_t> stop_token_ids;  // tokens that end it besides the model's own
+    bool ignore_eos = false;
+    bool reuse_prefix = false;   // keep the K/V that an earlier request on this session has in common with this one
+    std::optional<int> logprobs;  // tell of every token its log-probability, and those of so many likely ones (0 to 20)
+
+    // Throws Error where something is out of its range.
+    void check() const;
+};
+
+// Where the KV cache and the windows are taken from, on the CPU.
+class PASS_API Allocator {
+   public:
+    virtual ~Allocator() = default;
+    // Null where there is no memory.
+    virtual void* allocate(std::size_t size) noexcept = 0;
+    virtual void free(void* block) noexcept = 0;
+};
+
+struct PASS_API LoadOptions {
+    // cpu, cuda, tensorrt-rtx, or auto: CUDA where this ONNX Runtime has it, else the CPU.
+    std::string device = "auto";
+    int threads = 0;                            // of the CPU; 0 is ONNX Runtime's choice
+    int max_batch_size = 1;                     // sequences that decode together: slots
+    std::size_t max_queue = 1024;               // requests that may wait for a slot
+    std::optional<std::int64_t> capacity;       // the longest sequence in tokens; default: the model's
+    bool verify = true;                         // check the hashes of the bundle's files
+    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, then where it was found when this library was built, then the
+    // loader's own search.
+    std::filesystem::path onnxruntime;
+    // The plugin of device tensorrt-rtx; empty: $PASS_TENSORRT_RTX_PLUGIN.
+    std::filesystem::path plugin;
+    std::vector<std::filesystem::path> plugin_libraries;  // opened before it, since it does not find them itself
+    std::shared_ptr<Allocator> allocator;  // null: the heap
+
+    // Throws Error where something is out of its range.
+    void check() const;
+};
+
+}  // namespace pass

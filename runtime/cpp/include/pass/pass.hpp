@@ -1,0 +1,8 @@
+// libpass: decode bundles of the PaSS toolkit.
+#pragma once
+
+#include "pass/error.hpp"
+#include "pass/event.hpp"
+#include "pass/options.hpp"
+#include "pass/session.hpp"
+#include "pass/stats.hpp"

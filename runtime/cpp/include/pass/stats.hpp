@@ -1,0 +1,47 @@
+// What a generation did, in the figures that vLLM and AIPerf report.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pass/export.h"
+
+namespace pass {
+
+// Counts of one generation. A step is a draft/accept decision: a pass whose window holds drafts.
+struct PASS_API Stats {
+    std::string plan = "ar";
+    int lookahead = 0;
+    std::int64_t prompt_tokens = 0;
+    std::int64_t cached_tokens = 0;
+    std::int64_t generated_tokens = 0;
+    std::int64_t passes = 0;
+    std::int64_t emitted = 0;
+    std::int64_t steps = 0;
+    std::int64_t drafted = 0;
+    std::int64_t accepted = 0;
+    std::vector<std::int64_t> histogram;  // [L+1]: steps that accepted exactly 0..L drafts
+    double prefill_seconds = 0.0;
+    double decode_seconds = 0.0;
+
+    // One trunk pass over `drafts` drafts that emitted `count` tokens (before any cut at a stop or a limit).
+    void record(int drafts, int count);
+    // The counts of another generation of the same plan, besides these.
+    void add(const Stats& other);
+
+    // Tokens emitted per trunk pass, bonus tokens included, draft passes counted.
+    double tau() const;
+    // Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's definition).
+    double mean_acceptance_length() const;
+    // Accepted drafts / drafted tokens.
+    double draft_acceptance_rate() const;
+    // [L]: the fraction of steps in which draft i was accepted, for i = 1..L; empty without steps.
+    std::vector<double> acceptance_per_position() const;
+    // [L+1]: `histogram`; empty without steps.
+    std::vector<std::int64_t> acceptance_histogram() const;
+    // Generated tokens / seconds from the end of prefill to the last token.
+    double decode_tokens_per_second() const;
+};
+
+}  // namespace pass

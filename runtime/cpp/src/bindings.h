@@ -1,0 +1,68 @@
+// Which buffer every tensor of a graph is bound to: what makes the loop's data flow.
+//
+// Tensors with the same buffer and shape are the same memory: the trunk's logits are the tail's, and outputs that the
+// manifest's `feeds` names are the memory of the input that they feed, as `next_ids` is the next pass's `input_ids`.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "manifest.h"
+#include "plan.h"
+#include "pass/options.hpp"
+
+namespace pass {
+
+inline constexpr const char* cache_prefix = "past_";
+inline constexpr const char* present_prefix = "present_";
+// Buffers of prefill, which works on one slot while the windows of the others stay.
+inline constexpr const char* prefill_scope = "prefill.";
+
+const char* name_of(Sampler sampler);
+
+using Bytes = std::vector<std::uint8_t>;
+
+// A tensor's place. by_slot: the buffer has a row for every slot, of which a pass over b slots is bound to the first b.
+// constant: what the buffer holds, where it is not computed.
+struct Binding {
+    std::string tensor;
+    std::string buffer;
+    std::vector<std::int64_t> shape;
+    std::string dtype;
+    bool by_slot = true;
+    std::shared_ptr<const Bytes> constant;
+};
+
+// Those of one graph in one plan.
+struct Bindings {
+    std::vector<Binding> inputs, outputs;
+};
+
+// The bindings of a bundle's graphs, from its manifest. `positions` is N, the listed ones.
+class BundleBindings {
+   public:
+    BundleBindings(const Manifest& manifest, std::int64_t positions) : manifest_(manifest), positions_(positions) {}
+
+    // Of everything but the KV cache. prefill: a window of its own, with one logit row, which the host writes.
+    Bindings trunk(const Plan& plan, int batch, bool prefill = false) const;
+    const Graph& tail_graph(const Plan& plan, Sampler sampler) const;
+    Bindings tail(const Plan& plan, Sampler sampler, int batch) const;
+    // Of the graph of log-probabilities, after the tail of `plan`.
+    Bindings logprobs(const Plan& plan, int batch) const;
+
+   private:
+    using Constants = std::map<std::string, std::shared_ptr<const Bytes>>;
+    using Sizes = std::map<std::string, std::int64_t>;
+
+    Constants constants(const Plan& plan) const;
+    Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
+                 const std::string& scope = "") const;
+
+    const Manifest& manifest_;
+    std::int64_t positions_;
+};
+
+}  // namespace pass

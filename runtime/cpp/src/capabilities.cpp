@@ -1,0 +1,39 @@
+#include "capabilities.h"
+
+#include <algorithm>
+
+namespace pass {
+
+int Capabilities::batch_size(int wanted) const {
+    return *std::lower_bound(batch_sizes.begin(), batch_sizes.end(), wanted);
+}
+
+std::int64_t Capabilities::capacity(std::int64_t columns) const {
+    return *std::lower_bound(capacities.begin(), capacities.end(), columns);
+}
+
+std::vector<int> batch_sizes_up_to(int maximum) {
+    std::vector<int> sizes;
+    for (int size = 1; size < maximum; size *= 2) sizes.push_back(size);
+    sizes.push_back(maximum);
+    return sizes;
+}
+
+std::vector<std::int64_t> following_capacities(std::int64_t maximum) {
+    constexpr std::int64_t columns = 64;
+    std::vector<std::int64_t> sizes;
+    for (std::int64_t size = columns; size < maximum; size += std::max(columns, size / 8 / columns * columns)) {
+        sizes.push_back(size);
+    }
+    sizes.push_back(maximum);
+    return sizes;
+}
+
+std::vector<std::int64_t> doubling_capacities(std::int64_t maximum) {
+    std::vector<std::int64_t> sizes;
+    for (std::int64_t size = 256; size < maximum; size *= 2) sizes.push_back(size);
+    sizes.push_back(maximum);
+    return sizes;
+}
+
+}  // namespace pass

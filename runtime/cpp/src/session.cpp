@@ -1,0 +1,69 @@
+#include "pass/session.hpp"
+
+#include "core.h"
+#include "generation.h"
+#include "errors.h"
+
+namespace pass {
+
+Bundle::Bundle(const std::filesystem::path& path, bool verify) {
+    Manifest manifest = read_manifest(path);
+    verify_files(path, manifest, verify);
+    data_ = std::make_unique<Data>(Data{path, std::move(manifest)});
+}
+
+Bundle::Bundle(Bundle&&) noexcept = default;
+Bundle& Bundle::operator=(Bundle&&) noexcept = default;
+Bundle::~Bundle() = default;
+
+const std::filesystem::path& Bundle::path() const { return data_->path; }
+const std::string& Bundle::name() const { return data_->manifest.model.name; }
+std::int64_t Bundle::vocab_size() const { return data_->manifest.model.vocab_size; }
+std::int64_t Bundle::max_capacity() const { return data_->manifest.model.max_capacity; }
+int Bundle::lookahead() const { return static_cast<int>(data_->manifest.lookahead.length); }
+const std::string& Bundle::rule() const { return data_->manifest.rule; }
+const std::string& Bundle::dtype() const { return data_->manifest.model.dtype; }
+const std::string& Bundle::weights() const { return data_->manifest.model.weights; }
+const std::string& Bundle::lookahead_source() const { return data_->manifest.lookahead.source; }
+const std::vector<std::int64_t>& Bundle::eos_token_ids() const { return data_->manifest.model.eos_token_ids; }
+std::optional<std::int64_t> Bundle::bos_token_id() const { return data_->manifest.model.bos_token_id; }
+
+Session::Session(Bundle bundle, const LoadOptions& options) {
+    const Manifest& manifest = bundle.data_->manifest;  // stays where it is when the bundle moves
+    core_ = Core::open(std::move(bundle), manifest, options);
+}
+
+Session Session::load(const std::filesystem::path& path, const LoadOptions& options) {
+    options.check();
+    return Session(Bundle(path, options.verify), options);
+}
+
+Session::Session(Session&&) noexcept = default;
+
+Session& Session::operator=(Session&& other) noexcept {
+    std::swap(core_, other.core_);
+    return *this;
+}
+
+Session::~Session() {
+    if (core_ != nullptr) core_->close();
+}
+
+Generation Session::submit(Request request) {
+    return Generation(std::make_unique<Generation::Data>(core_, core_->submit(request, nullptr)));
+}
+
+bool Session::step() { return core_->step(); }
+
+void Session::close() { core_->close(); }
+
+std::pair<std::string, int> Session::mode(const GenerateOptions& options) const {
+    const Mode found = core_->mode(options);
+    return {found.name, std::max(found.lookahead, found.text_drafts)};
+}
+
+const Bundle& Session::bundle() const { return core_->bundle(); }
+
+std::string Session::device() const { return core_->capabilities().device; }
+
+}  // namespace pass

@@ -1,0 +1,68 @@
+#include "pass/stats.hpp"
+
+#include <algorithm>
+
+namespace pass {
+
+namespace {
+
+double quotient(double a, double b, double otherwise) { return b != 0 ? a / b : otherwise; }
+
+}  // namespace
+
+void Stats::record(int drafts, int count) {
+    passes += 1;
+    emitted += count;
+    if (drafts == 0) return;
+    const auto right = static_cast<std::size_t>(count - 1);
+    steps += 1;
+    drafted += drafts;
+    accepted += count - 1;
+    histogram.resize(std::max(histogram.size(), right + 1));
+    histogram[right] += 1;
+}
+
+void Stats::add(const Stats& other) {
+    generated_tokens += other.generated_tokens;
+    passes += other.passes;
+    emitted += other.emitted;
+    steps += other.steps;
+    drafted += other.drafted;
+    accepted += other.accepted;
+    histogram.resize(std::max(histogram.size(), other.histogram.size()));
+    for (std::size_t i = 0; i < other.histogram.size(); ++i) histogram[i] += other.histogram[i];
+}
+
+double Stats::tau() const { return quotient(static_cast<double>(emitted), static_cast<double>(passes), 0.0); }
+
+double Stats::mean_acceptance_length() const {
+    return 1 + quotient(static_cast<double>(accepted), static_cast<double>(steps), 0.0);
+}
+
+double Stats::draft_acceptance_rate() const {
+    return quotient(static_cast<double>(accepted), static_cast<double>(drafted), 0.0);
+}
+
+std::vector<double> Stats::acceptance_per_position() const {
+    std::vector<double> rates;
+    if (steps == 0) return rates;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(lookahead); ++i) {
+        std::int64_t times = 0;
+        for (std::size_t right = i + 1; right < histogram.size(); ++right) times += histogram[right];
+        rates.push_back(static_cast<double>(times) / static_cast<double>(steps));
+    }
+    return rates;
+}
+
+std::vector<std::int64_t> Stats::acceptance_histogram() const {
+    if (steps == 0) return {};
+    std::vector<std::int64_t> counts = histogram;
+    counts.resize(static_cast<std::size_t>(lookahead) + 1);
+    return counts;
+}
+
+double Stats::decode_tokens_per_second() const {
+    return quotient(static_cast<double>(generated_tokens), decode_seconds, 0.0);
+}
+
+}  // namespace pass

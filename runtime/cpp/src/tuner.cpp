@@ -1,0 +1,174 @@
+#include "tuner.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+#include "group_sizes.h"
+#include "sequence.h"
+
+namespace pass {
+
+namespace {
+
+constexpr std::int64_t every = 12;   // passes between two decisions, at least
+constexpr double budget = 0.01;      // the part of decoding time that decisions may take
+constexpr double advantage = 1.10;   // what a plan must promise to be taken up
+constexpr double keep = 1.03;        // and to be kept
+constexpr double unknown = 0.1;      // acceptance rate of drafts that nobody has measured
+constexpr double text_prior = 0.6;   // of drafts from the text, before any was tried
+
+std::vector<double> prior_of(const std::vector<double>& acceptance, int lookahead) {
+    std::vector<double> rates;
+    double before = 1.0;
+    for (double after : acceptance) {
+        rates.push_back(before != 0 ? after / before : 0.0);
+        before = after;
+    }
+    rates.resize(static_cast<std::size_t>(lookahead), unknown);
+    return rates;
+}
+
+double sum(const std::vector<double>& chain, int from, int to) {
+    const int end = std::min(to, static_cast<int>(chain.size()));
+    return from >= end ? 0.0 : std::accumulate(chain.begin() + from, chain.begin() + end, 0.0);
+}
+
+}  // namespace
+
+PlanTuner::PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance)
+    : times_(std::move(times)), lookahead_(lookahead), drafts_(prior_of(acceptance, lookahead)) {
+    decided_ = {make_cycle("ar", 0), 1.0, times_.seconds(1, 1)};
+}
+
+double PlanTuner::seconds(int width, int sampled_rows, int batch) const {
+    return slower_at(batch * width) * times_.seconds(width, sampled_rows, batch);
+}
+
+double PlanTuner::plan_seconds(const Plan& plan, int batch) const {
+    return seconds(plan.width(), plan.sampled_rows(), batch);
+}
+
+double PlanTuner::slower_at(int rows) const {
+    if (slower_.empty()) return 1.0;
+    // Level beyond the outermost: `between` goes on rising.
+    return between(slower_, std::clamp(rows, slower_.begin()->first, slower_.rbegin()->first));
+}
+
+void PlanTuner::observe(const Plan& plan, int batch, double seconds) {
+    passes_ += 1;
+    debt_ -= budget * seconds;
+    const double ratio = seconds / times_.plan_seconds(plan, batch);
+    const int rows = batch * plan.width();
+    slower_.try_emplace(rows, slower_at(rows));
+    for (auto& [width, slower] : slower_) {
+        const double share = width == rows ? 1.0 / 8 : 1.0 / 64;
+        slower += (std::min(ratio, 1.5 * slower) - slower) * share;  // a pause says nothing about a pass
+    }
+}
+
+Acceptance& PlanTuner::text(int matched) {
+    const std::vector<double> prior(static_cast<std::size_t>(lookahead_), text_prior);
+    return texts_.try_emplace(matched, prior).first->second;
+}
+
+Candidate PlanTuner::candidate(Cycle cycle, double tokens, int batch) const {
+    double seconds = 0;
+    for (const Plan& plan : cycle.plans) seconds += plan_seconds(plan, batch);
+    const auto passes = static_cast<double>(cycle.plans.size());
+    return {std::move(cycle), tokens, seconds / passes};
+}
+
+std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch, std::vector<double> chain) const {
+    chain.resize(std::min(chain.size(), static_cast<std::size_t>(lookahead) + 1));
+    std::vector<Candidate> found{candidate(make_cycle("ar", 0), 1.0, batch)};
+    std::optional<Candidate> two_pass;
+    for (int length = 1; length <= lookahead; ++length) {
+        Candidate one = candidate(make_cycle("two-pass", length), two_pass_tokens(length, chain), batch);
+        if (!two_pass || one.rate() > two_pass->rate()) two_pass = std::move(one);
+    }
+    if (two_pass) found.push_back(std::move(*two_pass));
+    const auto cost = [&](int width, int drafts) { return seconds(width, 2 * drafts + 1, batch); };
+    if (const std::optional<Choice> shape = best_shape(chain, cost, times_.max_width())) {
+        found.push_back({fused_cycle(shape->groups), shape->tokens, shape->seconds});
+    }
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.rate() > b.rate(); });
+    return found;
+}
+
+Candidate PlanTuner::mode(int lookahead, int batch, const std::vector<const Acceptance*>& acceptances) {
+    const double started = now();
+    const std::pair asked(lookahead, batch);
+    const auto known = by_request_.find(asked);
+    if (known != by_request_.end()) decided_ = known->second;
+    if (known == by_request_.end() || (passes_ >= every && debt_ <= 0)) {
+        by_request_[asked] = decide(lookahead, batch, acceptances);
+        passes_ = 0;
+        debt_ = std::max(debt_, 0.0) + now() - started;
+    }
+    return decided_;
+}
+
+// The best candidate that is clearly better than plain decoding and than the present choice.
+Candidate PlanTuner::decide(int lookahead, int batch, const std::vector<const Acceptance*>& acceptances) {
+    std::vector<double> chain = chain_of(drafts_.rates());
+    if (!acceptances.empty()) {  // of the sequences in the batch, on average
+        std::fill(chain.begin(), chain.end(), 0.0);
+        for (const Acceptance* one : acceptances) {
+            const std::vector<double> its = chain_of(one->rates());
+            for (std::size_t i = 0; i < chain.size(); ++i) {
+                chain[i] += its[i] / static_cast<double>(acceptances.size());
+            }
+        }
+    }
+    const std::vector<Candidate> found = candidates(lookahead, batch, std::move(chain));
+    const Candidate& best = found.front();
+    const auto matching = [&](const auto& test) { return std::find_if(found.begin(), found.end(), test); };
+    const Candidate& plain = *matching([](const Candidate& one) { return one.cycle.lookahead() == 0; });
+    auto present = matching([&](const Candidate& one) { return one.cycle == decided_.cycle; });
+    if (present == found.end()) {  // a fused plan of another shape, or one of another request's look-ahead
+        const bool fused = decided_.cycle.plans.front().is_fused();
+        present = matching([&](const Candidate& one) { return one.cycle.plans.front().is_fused() == fused; });
+        if (present == found.end()) present = found.begin();
+    }
+    if (&*present == &plain || present->rate() < keep * plain.rate()) {
+        decided_ = best.rate() >= advantage * plain.rate() ? best : plain;
+    } else {
+        decided_ = best.rate() >= advantage * present->rate() ? best : *present;
+    }
+    return decided_;
+}
+
+bool Expected::prefers(const View& view, const Plan& plan) {
+    const double text = sum(chain_of(tuner_.text(view.matched).rates()), 1, plan.drafts + 1);
+    return text > sum(chain_of(tuner_.drafts().rates()), 1, view.left + 1);
+}
+
+int Expected::count(const std::vector<View>& views, const Plan* window, const std::vector<Plan>& plans) {
+    const auto [rate, drafts] = best(views, plans);
+    const double decided = decided_.rate() * static_cast<double>(views.size());
+    if (window != nullptr) return drafts > window->drafts && rate >= advantage * decided ? drafts : 0;
+    if (rate >= keep * decided) return drafts;
+    for (const View& view : views) {
+        if (!view.text.empty()) tuner_.text(view.matched).forget();
+    }
+    return 0;
+}
+
+std::pair<double, int> Expected::best(const std::vector<View>& views, const std::vector<Plan>& plans) {
+    std::pair<double, int> found(0.0, 0);
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+        const int drafts = static_cast<int>(i) + 1;
+        double tokens = 0;
+        for (const View& view : views) {
+            const int length = std::min(drafts, static_cast<int>(view.text.size()));
+            tokens += length == 0 ? 1.0 : sum(chain_of(tuner_.text(view.matched).rates()), 0, length + 1);
+        }
+        const double rate = tokens / tuner_.plan_seconds(plans[i], batch_);
+        if (found.second == 0 || rate > found.first) found = {rate, drafts};
+    }
+    return found;
+}
+
+}  // namespace pass

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# The C++ runtime from nothing on a Debian machine: what it needs, the build in build/cpp, ctest. Again is incremental.
+#
+#     scripts/build_cpp.sh                        # build/cpp/release
+#     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; address, undefined, or both with a comma
+#     scripts/build_cpp.sh --no-tests             # build only
+#     scripts/build_cpp.sh -- -DPASS_X=Y          # what follows goes to cmake
+#
+# PYTHON: whose onnxruntime to use. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: another one, as of a release archive.
+# CPP_JOBS: how many compilers at a time (2).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
+say() { echo "build_cpp: $*" >&2; }
+die() { say "$*"; exit 2; }
+
+sanitize='' run_tests=1
+while [ $# -gt 0 ]; do
+    case $1 in
+    --sanitize) sanitize=${2:?--sanitize wants address, undefined or thread}; shift 2 ;;
+    --no-tests) run_tests=0; shift ;;
+    --) shift; break ;;
+    -h | --help) usage; exit 0 ;;
+    *) die "unknown argument $1; see --help" ;;
+    esac
+done
+case $sanitize in '' | address | undefined | thread | address,undefined) ;;
+*) die "--sanitize is address, undefined, thread or address,undefined, not $sanitize" ;; esac
+cache=build/cpp
+mkdir -p "$cache"
+
+# --- packages of the system ---------------------------------------------------------------------------------------
+packages() {
+    command -v dpkg-query >/dev/null || { say "no Debian here: compiler and libraries must be installed already"; return; }
+    local wanted=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libssl-dev catch2) missing=() name
+    for name in "${wanted[@]}"; do
+        dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q "ok installed" || missing+=("$name")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    local install="apt-get install -y --no-install-recommends ${missing[*]}"
+    [ "$(id -u)" = 0 ] || die "packages are missing; run: sudo $install"
+    say "installing ${missing[*]}"
+    { apt-get update && DEBIAN_FRONTEND=noninteractive $install; } >"$cache/apt.log" 2>&1 ||
+        die "installing failed; see $cache/apt.log"
+}
+
+# --- ONNX Runtime's library: of a Python environment ----------------------------------------------------------------
+find_library() {
+    [ -z "${ONNXRUNTIME_LIBRARY:-}" ] || { echo "$ONNXRUNTIME_LIBRARY"; return; }
+    local python
+    for python in "${PYTHON:-}" python3 .venv/bin/python; do
+        [ -n "$python" ] && "$python" - <<'PY' 2>/dev/null && return
+import glob, importlib.util, os
+root = os.path.dirname(importlib.util.find_spec("onnxruntime").origin)
+print(sorted(glob.glob(os.path.join(root, "capi", "libonnxruntime.so.*")))[-1])
+PY
+    done
+    return 1
+}
+library() {
+    find_library && return
+    . scripts/environment.sh
+    environment >&2
+    PYTHON=.venv/bin/python find_library || die "the onnxruntime package of .venv has no libonnxruntime.so"
+}
+
+# --- ONNX Runtime's headers: no wheel has them, Debian's libonnxruntime-dev does --------------------------------------
+# The newest first: sid's know plugin execution providers. Headers may be older than the library, not newer.
+headers() {
+    [ -z "${ONNXRUNTIME_INCLUDE:-}" ] || { echo "$ONNXRUNTIME_INCLUDE"; return; }
+    local suite newest
+    newest=$(sed -n 's/.*libonnxruntime\.so\.1\.\([0-9]*\).*/\1/p' <<<"$1")
+    for suite in sid trixie; do
+        local target=$cache/onnxruntime-$suite api
+        [ -e "$target/done" ] || fetch_headers "$suite" "$target" || continue
+        api=$(sed -n 's/^#define ORT_API_VERSION \([0-9]*\).*/\1/p' "$(find "$target" -name onnxruntime_c_api.h)")
+        [ "$api" -gt "${newest:-999}" ] && { say "$suite's headers (1.$api) are newer than the library"; continue; }
+        dirname "$PWD/$(find "$target" -name onnxruntime_cxx_api.h)"
+        return
+    done
+    die "no headers of ONNX Runtime found; name a release's include directory: ONNXRUNTIME_INCLUDE=... $0"
+}
+fetch_headers() { # suite, directory: unpack the package, from where this system takes its own; nothing is installed
+    local root=$2 mirror keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 2>/dev/null | awk '$1 == "Debian" { print $2; exit }')
+    [ -n "$mirror" ] || return 1
+    say "fetching ONNX Runtime's headers (libonnxruntime-dev of Debian $1)"
+    rm -rf "$root" && mkdir -p "$root/lists/partial" "$root/archives/partial"
+    echo "deb [signed-by=$keys] $mirror $1 main" >"$root/sources.list"
+    local private=(-o "Dir::Etc::SourceList=$PWD/$root/sources.list" -o Dir::Etc::SourceParts=/dev/null
+        -o "Dir::State::Lists=$PWD/$root/lists" -o "Dir::Cache=$PWD/$root" -o "Dir::Cache::Archives=$PWD/$root/archives"
+        -o APT::Sandbox::User= -o Acquire::Languages=none)
+    (
+        cd "$root"
+        apt-get "${private[@]}" update && apt-get "${private[@]}" download "libonnxruntime-dev/$1"
+        dpkg -x libonnxruntime-dev_*.deb unpacked
+    ) >"$root.log" 2>&1 || { say "that failed; see $root.log"; return 1; }
+    rm -rf "$root/lists" "$root/archives" "$root"/*.bin "$root"/*.deb
+    touch "$root/done"
+}
+
+packages
+library=$(library)
+include=$(headers "$library")
+build=$cache/${sanitize:-release}
+build=${build//,/-}
+say "ONNX Runtime: $library; headers: ${include#"$PWD"/}"
+say "building $build"
+cmake -S runtime/cpp -B "$build" -G Ninja -DPASS_WERROR=ON -DPASS_SANITIZE="$sanitize" \
+    -DPASS_ONNXRUNTIME_INCLUDE="$include" -DPASS_ONNXRUNTIME_LIBRARY="$library" "$@" >"$build.configure.log" 2>&1 ||
+    { cat "$build.configure.log" >&2; exit 1; }
+cmake --build "$build" --parallel "${CPP_JOBS:-2}"
+[ "$run_tests" = 0 ] || ctest --test-dir "$build" --output-on-failure

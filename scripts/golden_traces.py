@@ -1,0 +1,173 @@
+"""Golden traces: what the Python runtime writes, pass by pass, for runtimes in other languages to do again.
+
+    python scripts/golden_traces.py build/smollm2-135m traces.jsonl
+    build/cpp/release/pass-cpp replay build/smollm2-135m traces.jsonl
+
+A line is a scene: requests that share a session, when each joins or is cancelled, and what each came to: token ids,
+where every token came from, finish reason, statistics, log-probabilities. Rounds are driven one by one, without the
+session's thread, so that who meets whom in a pass is part of the scene. Only `auto` depends on how fast passes are: of
+its scenes the tokens alone are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.bundle.manifest import ModelInfo, read_manifest
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.decode.runner import Runner
+from pass_runtime.decode.scheduler import Scheduler
+from pass_runtime.decode.sequence import Sequence as Decoding
+from pass_runtime.files import write_whole
+from pass_runtime.generation import TokenStream
+from pass_runtime.tuning.tuners import Tuners
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+"""Keys of a request that are sampling parameters; the others are `GenerateOptions`."""
+SCHEDULE = ("prompt_ids", "round", "cancel_round")
+SECONDS = ("prefill_seconds", "decode_seconds", "decode_tokens_per_second")
+SAMPLERS: Sequence[Mapping[str, Any]] = (
+    {},
+    {"temperature": 0.8, "seed": 7},
+    {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "seed": (1 << 63) + 11},
+    {"temperature": 0.7, "min_p": 0.05, "seed": 3},
+)
+PLANS: Sequence[Mapping[str, Any]] = (
+    {"plan": "ar"},
+    {"plan": "two-pass"},
+    {"plan": "fused"},
+    {"plan": "fused:2,1,1"},
+    {"plan": "fused", "lookahead": 1},
+    {"plan": "two-pass", "draft": "ngram"},
+    {"plan": "two-pass", "draft": "both"},
+    {"plan": "fused", "draft": "both"},
+)
+
+Request = dict[str, Any]
+Scene = dict[str, Any]
+
+
+class Prompts:
+    """Token ids that repeat themselves now and then, as text does."""
+
+    def __init__(self, vocab_size: int, special: Sequence[int]) -> None:
+        self._usable = [token for token in range(vocab_size) if token not in special]
+
+    def of(self, length: int, seed: int = 1) -> list[int]:
+        """The same for the same arguments, everywhere."""
+        state, ids = seed, list[int]()
+        while len(ids) < length:
+            state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+            if len(ids) > 8 and state >> 60 < 3:
+                ids += ids[-8:-3]
+            else:
+                ids.append(self._usable[(state >> 33) % len(self._usable)])
+        return ids[:length]
+
+
+def scenes(model: ModelInfo, tokens: int) -> Iterator[Scene]:
+    """Every plan with every sampler, borders of buckets, stops, batches with comings and goings, and `auto`."""
+    prompts = Prompts(model.vocab_size, (*model.eos_token_ids, model.bos_token_id or 0))
+
+    def request(length: int, number: int = 1, /, **more: Any) -> Request:
+        return {"prompt_ids": prompts.of(length, number), "max_new_tokens": tokens, "ignore_eos": True, **more}
+
+    def alone(name: str, *requests: Request, **more: Any) -> Scene:
+        """One after another on one session."""
+        return {"name": name, "slots": 1, "requests": list(requests), **more}
+
+    for plan in PLANS:
+        name = " ".join(str(value) for value in plan.values())
+        yield alone(f"{name}: every sampler", *(request(11 + i, **plan, **s) for i, s in enumerate(SAMPLERS)))
+    lengths = (1, 2, 15, 16, 17, 18, 63, 64, 65, 66, 81, 128)
+    yield alone("borders of prefill and capacity", *(request(n, n, plan="two-pass", **SAMPLERS[1]) for n in lengths))
+    yield alone("log-probabilities", *(request(9, n, plan="fused", logprobs=k) for n, k in enumerate((0, 3, 20))))
+    yield {
+        **alone("the end of the capacity", *(request(90, plan=p["plan"], max_new_tokens=99) for p in PLANS[:5])),
+        "capacity": 128,
+    }
+    reused = {"plan": "fused", "reuse_prefix": True}
+    yield alone("a kept prefix", *(request(n, **reused, **SAMPLERS[1]) for n in (40, 70, 30)))
+    stops = list(range(0, model.vocab_size, 7))
+    yield alone("stops", *(request(12, n, plan="two-pass", stop_token_ids=stops, **SAMPLERS[1]) for n in range(3)))
+    for name, plan in (("a batch", {"plan": "fused"}), ("a batch with n-grams", PLANS[6])):
+        mixed = [request(5 + 9 * i, i, round=2 * i, **plan, **SAMPLERS[i % 4]) for i in range(7)]
+        mixed[2]["cancel_round"] = 9
+        mixed[3]["max_new_tokens"] = 3
+        mixed[5]["logprobs"] = 2
+        yield {"name": name, "slots": 4, "requests": mixed}
+    different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate(PLANS)]
+    yield {"name": "many plans in one batch", "slots": 3, "requests": different}
+    yield {**alone("auto", *(request(20, n, **s) for n, s in enumerate(SAMPLERS))), "compare": "tokens"}
+
+
+def options_of(request: Request) -> GenerateOptions:
+    """The request's options."""
+    sampling = {key: request[key] for key in SAMPLING if key in request}
+    others = {key: value for key, value in request.items() if key not in (*SAMPLING, *SCHEDULE)}
+    return GenerateOptions(sampling=SamplingParams(**sampling), **others)
+
+
+def play(session: Session, requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """Drive the rounds of a fresh scheduler over the session's backend; what every request came to."""
+    runner = Runner(session.backend)
+    tuners = Tuners(session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room)
+    scheduler = Scheduler(runner, tuners, len(requests))
+    streams: dict[int, TokenStream] = {}
+    sequences: dict[int, Decoding] = {}
+    number = 0
+    while len(streams) < len(requests) or not scheduler.idle:
+        for i, request in enumerate(requests):
+            if request.get("round", 0) == number:
+                asked = session._request(request["prompt_ids"], options_of(request))
+                sequences[i] = Decoding(asked)
+                scheduler.add(sequences[i])
+                streams[i] = TokenStream(sequences[i], session)
+            if request.get("cancel_round") == number:
+                sequences[i].cancelled = True
+        scheduler.round()
+        number += 1
+    return [result_of(streams[i].result()) for i in range(len(requests))]
+
+
+def result_of(stream: TokenStream) -> dict[str, Any]:
+    """What a generation did, but for how long it took."""
+    found = stream.as_dict() | {"sources": [token.source for token in stream.tokens]}
+    for key in ("prompt_ids", "text", "seed"):
+        del found[key]
+    for key in SECONDS:
+        del found["stats"][key]
+    return found
+
+
+def record(bundle: Path, *, tokens: int = 24, threads: int = 1) -> list[Scene]:
+    """Every scene of a bundle with its results."""
+    played = list(scenes(read_manifest(bundle).model, tokens))
+    for scene in played:
+        slots, capacity = scene["slots"], scene.get("capacity")
+        with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, capacity=capacity) as session:
+            scene["results"] = play(session, scene["requests"])
+    return played
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option("--tokens", default=24, show_default=True, help="Of most requests.")
+@click.option("--threads", default=1, show_default=True, help="Replay with the same: sums round by threads.")
+@one_line_errors
+def main(bundle: Path, output: Path, tokens: int, threads: int) -> None:
+    """Write the golden traces of BUNDLE to OUTPUT."""
+    recorded = record(bundle, tokens=tokens, threads=threads)
+    write_whole(output, "".join(json.dumps(scene) + "\n" for scene in recorded))
+    click.echo(f"{len(recorded)} scenes, {sum(len(scene['requests']) for scene in recorded)} requests")
+
+
+if __name__ == "__main__":
+    main()
