@@ -21,3 +21,8 @@ foreach(program ${programs})
   get_filename_component(name ${program} NAME_WE)
   test_program(${name} ${program})
 endforeach()
+
+add_test(NAME consumer COMMAND ${CMAKE_COMMAND}
+  -DBUILD=${CMAKE_BINARY_DIR} -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/tests/consumer -DDIRECTORY=${CMAKE_BINARY_DIR}/consumer
+  -DGENERATOR=${CMAKE_GENERATOR} "-DFLAGS=$<$<BOOL:${PASS_SANITIZE}>:-fsanitize=${PASS_SANITIZE}>"
+  -P ${CMAKE_CURRENT_SOURCE_DIR}/tests/consumer/run.cmake)

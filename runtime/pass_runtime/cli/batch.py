@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 from rich.console import Console
@@ -49,16 +49,31 @@ class Tally:
         self.failed += failed
 
 
+class Pending(Protocol):
+    """An answer under way."""
+
+    def wait(self) -> dict[str, Any]:
+        """The result, or its "error"; with the request's "id" where it has one."""
+
+
+class Answering(Protocol):
+    """Whoever answers lines. ahead: how many are to be under way, so that it always has something to do."""
+
+    ahead: int
+
+    def start(self, line: Line) -> Pending: ...
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Requests to answer. open_session is called once, and only where there is something to do."""
+    """Requests to answer. open_answering is called once, and only where there is something to do."""
 
     requests: Path
     results: Path
     defaults: GenerateOptions
     model: str
     """Of `model_identity`."""
-    open_session: Callable[[], Session]
+    open_answering: Callable[[], Answering]
     retry_failed: bool = False
 
     def run(self) -> int:
@@ -97,15 +112,14 @@ class Batch:
         return tally
 
     def _answers(self, jobs: list[Job], tally: Tally) -> Iterator[dict[str, Any]]:
-        """The results of `jobs`, in their order, as they are done: slots are kept busy, and as many again wait."""
-        session, todo = self.open_session(), iter(jobs)
-        ahead = 2 * session.backend.capabilities.slots
-        under_way = deque((job, Answer(session, job.line, self.defaults)) for job in islice(todo, ahead))
+        """The results of `jobs`, in their order, as they are done."""
+        answering, todo = self.open_answering(), iter(jobs)
+        under_way = deque((job, answering.start(job.line)) for job in islice(todo, answering.ahead))
         console = Console(stderr=True)
         for _ in track(jobs, "batch", console=console) if console.is_terminal else jobs:
             job, answer = under_way.popleft()
             found = answer.wait()
-            under_way += [(job, Answer(session, job.line, self.defaults)) for job in islice(todo, 1)]
+            under_way += [(job, answering.start(job.line)) for job in islice(todo, 1)]
             tally.count(failed="error" in found)
             yield {"line": job.line.number, "request": job.fingerprint, **found}
 
@@ -129,8 +143,19 @@ def _read(path: Path) -> bytes:
         raise PassError(f"cannot read {path}: {error.strerror}") from None
 
 
+class OneSession:
+    """Answers with a session: its slots are kept busy, and as many lines again wait."""
+
+    def __init__(self, session: Session, defaults: GenerateOptions) -> None:
+        self.ahead = 2 * session.backend.capabilities.slots
+        self._session, self._defaults = session, defaults
+
+    def start(self, line: Line) -> Answer:
+        return Answer(self._session, line, self._defaults)
+
+
 class Answer:
-    """The answer to one line, under way."""
+    """The answer of a session to one line, under way."""
 
     def __init__(self, session: Session, line: Line, defaults: GenerateOptions) -> None:
         self._own_id: dict[str, Any] = {}
@@ -144,7 +169,6 @@ class Answer:
             self._generation = error
 
     def wait(self) -> dict[str, Any]:
-        """The result, or its "error"; with the request's "id" where it has one."""
         try:
             if isinstance(self._generation, PassError):
                 raise self._generation

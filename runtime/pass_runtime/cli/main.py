@@ -17,7 +17,6 @@ from pass_runtime.cli.output import print_pieces, print_summary
 from pass_runtime.cli.prompts import read_prompt
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
-from pass_runtime.session import Session
 
 
 @click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -139,8 +138,23 @@ def chat(
 @opts.engine_options
 @click.option("--retry-failed", is_flag=True, help="Do lines again whose result in RESULTS is an error.")
 @click.option("--fail-on-error", is_flag=True, help="End with status 1 where any line failed.")
+@click.option(
+    "--ray",
+    "processes",
+    type=int,
+    metavar="N",
+    help="In N processes of a Ray cluster: of RAY_ADDRESS, or started here.",
+)
 @one_line_errors
-def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_on_error: bool, **options: Any) -> None:
+def batch(
+    bundle: Path,
+    requests: Path,
+    results: Path,
+    retry_failed: bool,
+    fail_on_error: bool,
+    processes: int | None,
+    **options: Any,
+) -> None:
     """Answer every line of a .jsonl file, several at a time, in order. A stopped run continues where it was.
 
     A request is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of max_new_tokens,
@@ -151,15 +165,19 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
     result is the line of REQUESTS, blank ones counted.
     """
     from pass_runtime.bundle.manifest import read_manifest
-    from pass_runtime.cli.batch import Batch, model_identity
+    from pass_runtime.cli.batch import Answering, Batch, OneSession, model_identity
 
     request, most = opts.generate_options(options), options.pop("max_batch_size")
     model = model_identity(bundle, read_manifest(bundle))
 
-    def open_session() -> Session:
-        return opts.open_bundle(bundle, options, max_batch_size=most)
+    def open_answering() -> Answering:
+        if processes is None:
+            return OneSession(opts.open_bundle(bundle, options, max_batch_size=most), request)
+        from pass_runtime.cli.batch_ray import open_ray
 
-    failed = Batch(requests, results, request, model, open_session, retry_failed=retry_failed).run()
+        return open_ray(processes, bundle, options, most, request)
+
+    failed = Batch(requests, results, request, model, open_answering, retry_failed=retry_failed).run()
     if failed and fail_on_error:
         sys.exit(1)
 

@@ -1,0 +1,11 @@
+# manifest_fuzz, with libFuzzer where the compiler is clang: everything is then compiled for it.
+add_executable(manifest_fuzz fuzz/manifest.cpp)
+pass_flags(manifest_fuzz)
+target_include_directories(manifest_fuzz PRIVATE src)
+target_link_libraries(manifest_fuzz PRIVATE pass_static)
+if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  target_compile_options(pass_objects PRIVATE -fsanitize=fuzzer-no-link)
+  target_compile_options(manifest_fuzz PRIVATE -fsanitize=fuzzer)
+  target_link_options(manifest_fuzz PRIVATE -fsanitize=fuzzer)
+  target_compile_definitions(manifest_fuzz PRIVATE PASS_LIBFUZZER)
+endif()

@@ -1,0 +1,76 @@
+// Any bytes as a manifest: read, or refused with an Error; never anything else.
+//
+// With clang this is a libFuzzer target. Other compilers build a program that mutates the files it is given by itself:
+// manifest_fuzz SECONDS FILE...
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "consistency.h"
+#include "errors.h"
+#include "manifest_read.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    try {
+        const pass::Manifest manifest = pass::parse_manifest(std::string(reinterpret_cast<const char*>(data), size));
+        if (!pass::inconsistency(manifest) && manifest.content().size() != 64) std::abort();
+    } catch (const pass::Error& error) {
+        if (std::string(error.what()).empty()) std::abort();
+    }
+    return 0;
+}
+
+#ifndef PASS_LIBFUZZER
+
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <random>
+#include <vector>
+
+namespace {
+
+const std::vector<std::string> words{"null", "-1", "0", "1e999", "9223372036854775807", "\"\"", "[]", "{}", "true", ",",
+                                     ":",    "\"", "\\", "\xff", "3",     "320",                "[[",  "}}", "\"\\ud800\""};
+
+// A few bytes changed, cut out, doubled, or replaced by a word of JSON.
+std::string mutated(std::string text, std::mt19937& random) {
+    const auto below = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random); };
+    for (std::size_t times = 1 + below(4); times > 0 && !text.empty(); --times) {
+        const std::size_t at = below(text.size()), length = 1 + below(1 + below(64));
+        switch (below(5)) {
+            case 0: text[at] = static_cast<char>(below(256)); break;
+            case 1: text.erase(at, length); break;
+            case 2: text.insert(at, text.substr(below(text.size()), length)); break;
+            case 3: text.insert(at, words[below(words.size())]); break;
+            default: text.replace(at, 1 + below(4), words[below(words.size())]); break;
+        }
+    }
+    return text;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count < 3) {
+        std::cerr << "usage: manifest_fuzz SECONDS FILE...\n";
+        return 2;
+    }
+    std::vector<std::string> corpus;
+    for (int i = 2; i < count; ++i) {
+        std::ifstream file(arguments[i], std::ios::binary);
+        corpus.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    }
+    std::mt19937 random(1);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(arguments[1]));
+    std::size_t runs = 0;
+    for (; std::chrono::steady_clock::now() < end; ++runs) {
+        const std::string text = mutated(corpus[runs % corpus.size()], random);
+        LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+    }
+    std::cout << runs << " manifests, no crash\n";
+}
+
+#endif

@@ -1,0 +1,164 @@
+"""Load on `pass-run serve`, by NVIDIA's aiperf: time to first token, inter-token latency and tokens per second for so
+many clients at a time, with and without speculation; and what HTTP costs beside the same session without a server.
+
+    python scripts/serve_load.py build/smollm2-135m-w8a8 --threads 2
+
+Prompts are the chat prompts of `pass-train evaluate`, greedy, streamed; every client sends its next request when it has
+the answer to the last one. aiperf is installed into build/aiperf, an environment of its own. For the cost of HTTP, the
+server and a session in this process take turns at every prompt, one client, plain decoding (`ar`), whole answers
+timed, prompt included; of the ratios the median counts. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from acceptance import PROMPTS
+
+from pass_runtime import GenerateOptions, load
+from pass_runtime.errors import PassError
+from pass_runtime.testing.real_use import read_use
+
+AIPERF = "aiperf==0.13.0"
+HOME = Path(__file__).parents[1] / "build" / "aiperf"
+PLANS = {"off": "ar", "on": "auto"}
+COLUMNS = ("clients", "speculation", "TTFT p50", "p99", "ITL p50", "tokens/s", "each", "requests", "errors")
+
+
+def install_aiperf() -> Path:
+    program = HOME / "bin" / "aiperf"
+    if not program.exists():
+        click.echo(f"installing {AIPERF} into {HOME}", err=True)
+        subprocess.run([sys.executable, "-m", "venv", str(HOME)], check=True)
+        subprocess.run([str(HOME / "bin" / "pip"), "install", "--quiet", AIPERF], check=True)
+    return program
+
+
+@contextmanager
+def serving(bundle: Path, threads: int, slots: int) -> Iterator[tuple[str, str]]:
+    """The URL of a server, and what its model is called."""
+    line = ["serve", str(bundle), "--port", "0", "--threads", str(threads), "--max-batch-size", str(slots)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pass_runtime.cli.main", *line], stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stderr is not None
+    try:
+        for said in process.stderr:
+            if found := re.fullmatch(r"(.+) is served at (\S+)/v1\n", said):
+                yield found[2], found[1]
+                return
+        raise PassError("the server did not start; try pass-run serve")
+    finally:
+        process.stderr.close()
+        process.terminate()
+        process.wait(60)
+
+
+def load_of(
+    program: Path, place: Path, url: str, model: str, clients: int, plan: str, requests: int, tokens: int
+) -> Any:
+    """aiperf's figures of one run; place: a directory with its prompts and tokenizer."""
+    results = place / f"{clients}-{plan}"
+    flags: dict[str, object] = {
+        "model": model,
+        "url": url,
+        "endpoint-type": "chat",
+        "tokenizer": place / "tokenizer",
+        "ui": "none",
+        "input-file": place / "prompts.jsonl",
+        "custom-dataset-type": "single_turn",
+        "concurrency": clients,
+        "request-count": requests,
+        "warmup-request-count": clients,
+        "artifact-dir": results,
+    }
+    line = [str(program), "profile", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]
+    line += ["--streaming", "--use-server-token-count", "--no-server-metrics", "--no-gpu-telemetry"]
+    for name, value in {"max_completion_tokens": tokens, "temperature": 0, "plan": plan}.items():
+        line += ["--extra-inputs", f"{name}:{value}"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    report = results / "profile_export_aiperf.json"
+    if done.returncode or not report.exists():
+        raise PassError(f"aiperf failed: {' '.join((done.stdout + done.stderr).split())[-400:]}")
+    return json.loads(report.read_text(encoding="utf-8"))
+
+
+def row(clients: int, speculation: str, found: Any) -> tuple[object, ...]:
+    first, between = found["time_to_first_token"], found["inter_token_latency"]
+    each = found["output_token_throughput_per_user"]["avg"]
+    failed = found.get("error_request_count", {}).get("avg", 0)
+    times = (f"{first['p50']:.0f} ms", f"{first['p99']:.0f} ms", f"{between['p50']:.1f} ms")
+    speeds = (f"{found['output_token_throughput']['avg']:.1f}", f"{each:.1f}")
+    return clients, speculation, *times, *speeds, f"{found['request_count']['avg']:.0f}", f"{failed:.0f}"
+
+
+def ask(url: str, model: str, prompt: str, tokens: int) -> float:
+    """Seconds of a streamed answer."""
+    body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
+    body |= {"temperature": 0, "plan": "ar", "stream": True, "ignore_eos": True}
+    started = time.perf_counter()
+    connection = http.client.HTTPConnection(url.removeprefix("http://"))
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse().read()
+    connection.close()
+    assert answer.endswith(b"data: [DONE]\n\n"), answer
+    return time.perf_counter() - started
+
+
+def cost_of_http(bundle: Path, url: str, model: str, prompts: list[str], threads: int, tokens: int) -> list[float]:
+    """Server by session, seconds of whole answers, of every prompt but the first, which warms both up."""
+    options, ratios = GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True), []
+    with load(bundle, threads=threads) as session:
+        for prompt in prompts:
+            there = ask(url, model, prompt, tokens)
+            started = time.perf_counter()
+            session.chat([{"role": "user", "content": prompt}], options).run()
+            ratios.append(there / (time.perf_counter() - started))
+    return ratios[1:]
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@click.option("--clients", default="1,4,16", show_default=True, help="At a time.")
+@click.option("--requests", type=int, default=24, show_default=True, help="Of a run; at least two for each client.")
+@click.option("--tokens", type=int, default=64, show_default=True, help="Of an answer, at most.")
+@click.option("--threads", type=int, default=0, help="Of the server.  [default: the engine's choice]")
+@click.option("--slots", type=int, default=16, show_default=True, help="Sequences that the server decodes at a time.")
+@click.option("--prompts", "count", type=int, default=12, show_default=True, help="Different prompts.")
+def main(bundle: Path, clients: str, requests: int, tokens: int, threads: int, slots: int, count: int) -> None:
+    program = install_aiperf()
+    prompts = [prompt.text for prompt in read_use(PROMPTS) if prompt.kind == "chat"][:count]
+    with tempfile.TemporaryDirectory() as directory, serving(bundle, threads, slots) as (url, model):
+        place = Path(directory)
+        (place / "tokenizer").mkdir()
+        shutil.copy(bundle / "tokenizer.json", place / "tokenizer")
+        config = place / "tokenizer" / "tokenizer_config.json"
+        config.write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}', encoding="utf-8")
+        lines = "".join(json.dumps({"text": prompt}) + "\n" for prompt in prompts)
+        (place / "prompts.jsonl").write_text(lines, encoding="utf-8")
+        ratios = cost_of_http(bundle, url, model, prompts, threads, tokens)
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        click.echo(f"one client, server by session: {middle:.3f} (quartiles {low:.3f} to {high:.3f})\n")
+        click.echo("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
+        for at_a_time in map(int, clients.split(",")):
+            for speculation, plan in PLANS.items():
+                most = max(requests, 2 * at_a_time)
+                found = load_of(program, place, url, model, at_a_time, plan, most, tokens)
+                click.echo("| " + " | ".join(map(str, row(at_a_time, speculation, found))) + " |")
+
+
+if __name__ == "__main__":
+    main()

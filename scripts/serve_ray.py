@@ -1,0 +1,122 @@
+"""The server of `pass-run serve` as a Ray Serve deployment: replicas on a cluster, autoscaling, health checks.
+
+    pip install 'pass-toolkit[serve,ray]'
+    python scripts/serve_ray.py build/smollm2-135m --replicas 2 --max-replicas 8
+
+Every replica is the whole app over a session of its own, with its own slots, queue and metrics. It joins the cluster
+that RAY_ADDRESS names, or starts one here; the bundle has to be at the same path on every node. A replica that dies is
+replaced; what it was answering fails with status 500, which clients repeat (the openai package does so by itself).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pass_runtime.backends.capabilities import DEFAULT_BATCH
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.cli import options as opts
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.errors import PassError
+from pass_runtime.serve.options import ServeOptions, check_exposure, read_keys
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+GPU_DEVICES = ("cuda", "tensorrt", "tensorrt-rtx")
+
+
+def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeOptions, scaling: dict[str, int]) -> Any:
+    """A Ray Serve deployment. engine: the engine options of the command line. scaling: min_replicas, max_replicas."""
+    from ray import serve
+
+    def app() -> Any:
+        """Called in each replica."""
+        from pass_runtime.serve.app import make_app
+
+        session = opts.open_bundle(bundle, dict(engine), max_batch_size=slots, max_queue=slots + allowed.max_queue)
+        for temperature in (0.0, 1.0):  # what `auto` has to time, it times before anybody waits
+            session.tuner(SamplingParams(temperature=temperature, seed=0))
+        return make_app(session, allowed)
+
+    @serve.deployment(
+        name="pass",
+        ray_actor_options={"num_cpus": engine["threads"], "num_gpus": int(engine["device"] in GPU_DEVICES)},
+        autoscaling_config={**scaling, "target_ongoing_requests": slots},
+        max_ongoing_requests=slots + allowed.max_queue,
+        health_check_period_s=5,
+        health_check_timeout_s=30,
+        graceful_shutdown_wait_loop_s=1,
+        graceful_shutdown_timeout_s=30,
+    )
+    @serve.ingress(app)
+    class Replica:
+        def check_health(self) -> None:
+            """Ray replaces a replica where this raises."""
+            if self.app.state.service.session.closed:  # type: ignore[attr-defined]
+                raise RuntimeError("the session is closed")
+
+    return Replica
+
+
+@click.command()
+@opts.BUNDLE
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on, on every node.")
+@click.option("--port", type=int, default=8000, show_default=True)
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line, that clients have to show.")
+@click.option("--allow-no-key", is_flag=True, help="Serve more than this machine without keys.")
+@click.option("--served-model-name", "model_name", help="What clients call the model.  [default: the bundle's name]")
+@click.option("--replicas", type=int, default=1, show_default=True, help="At least.")
+@click.option("--max-replicas", type=int, help="At most; more where requests wait.  [default: --replicas]")
+@click.option("--max-batch-size", type=int, default=DEFAULT_BATCH, show_default=True, help="Sequences at a time, each.")
+@click.option("--max-queue", type=int, default=64, show_default=True, help="Sequences that may wait, in each replica.")
+@click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
+@opts.engine_options
+@one_line_errors
+def main(
+    bundle: Path, host: str, port: int, api_key_file: Path | None, allow_no_key: bool, replicas: int, **options: Any
+) -> None:
+    """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each takes --threads CPUs (1), and a GPU where --device names
+    one."""
+    most, slots = options.pop("max_replicas") or replicas, options.pop("max_batch_size")
+    if not 1 <= replicas <= most or slots < 1:
+        raise PassError("replicas and max-batch-size must be at least 1, and max-replicas no less than replicas")
+    allowed = ServeOptions(
+        keys=read_keys(api_key_file) if api_key_file is not None else (),
+        model_name=options.pop("model_name"),
+        max_queue=options.pop("max_queue"),
+        client_plans=not options.pop("no_client_plan"),
+    )
+    check_exposure(host, allowed.keys, allow_no_key=allow_no_key)
+    options["threads"] = options["threads"] or 1
+    try:
+        import ray
+        from ray import serve
+    except ModuleNotFoundError:
+        raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
+    opts.open_bundle(bundle, dict(options)).close()  # what is wrong with it is told here, not in a replica's log
+    made = deployment(bundle.absolute(), options, slots, allowed, {"min_replicas": replicas, "max_replicas": most})
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    try:
+        serve.start(http_options={"host": host, "port": port})
+        serve.run(made.bind(), name="pass", route_prefix="/")
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has put its own in place
+            signal.signal(number, signal.default_int_handler)
+        click.echo(f"served at http://{host}:{port}/v1 by {replicas} to {most} replicas", err=True)
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        click.echo("shutting down", err=True)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # it takes a second or two
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Ray: replicas of the server, and a batch in several processes. Processes are killed by their ids in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from openai import OpenAI
+from running import PASS_RUN
+
+from pass_runtime import GenerateOptions, SamplingParams
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parents[2] / "scripts" / "serve_ray.py"
+FLAGS = ("--max-new-tokens", "30", "--ignore-eos", "--temperature", "1", "--seed", "3", "--threads", "1")
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """Ray's files in a place of their own, whose name is short enough for its sockets. Its processes are neither niced,
+    nor killed where others fill the machine's memory."""
+    place = tempfile.mkdtemp(prefix="ray-")
+    own = {"RAY_TMPDIR": place, "RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    yield {**os.environ, **own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def children(process: subprocess.Popen, name: str) -> list[psutil.Process]:
+    """Of Ray, that are called so."""
+    found = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in found if child.status() != "zombie" and name in "".join(child.cmdline()[:1])]
+
+
+def wait_for(what, seconds: float = 120):
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def end(process: subprocess.Popen, number: int = signal.SIGKILL) -> int:
+    """Ends it, and waits for what Ray started on its behalf."""
+    started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.send_signal(number)
+    status = process.wait(60)
+    for child in psutil.wait_procs(started, 30)[1]:
+        child.kill()
+    return status
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def content(path: Path) -> list[dict]:
+    return [{key: value for key, value in json.loads(line).items() if key != "stats"} for line in path.open()]
+
+
+def test_a_batch_whose_processes_are_killed(random_bundle, tmp_path, environment):
+    """First an actor, which is started again; then the run, which another one continues."""
+    requests, whole, results = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
+    asked = [{"prompt": f"number {i}", "id": i} for i in range(300)]
+    asked[7] = {"prompt": "wrong", "temperature": -1}
+    requests.write_text("".join(json.dumps(line) + "\n" for line in asked))
+    command = [*PASS_RUN, "batch", str(random_bundle), str(requests)]
+    subprocess.run([*command, str(whole), *FLAGS], check=True, stderr=subprocess.DEVNULL)
+
+    on_ray = [*command, str(results), *FLAGS, "--max-batch-size", "1", "--ray", "2"]
+    running = subprocess.Popen(on_ray, stderr=subprocess.DEVNULL, env=environment)
+    wait_for(lambda: lines_of(results) >= 10)
+    first, second = children(running, "ray::Answerer")
+    first.kill()
+    killed_at = lines_of(results)
+    wait_for(lambda: lines_of(results) >= killed_at + 20)
+    assert second.is_running()
+    assert end(running) == -signal.SIGKILL
+    before = results.read_bytes()
+    assert 30 <= before.count(b"\n") < 300, "the run has ended before it was killed"
+
+    done = subprocess.run(on_ray, capture_output=True, text=True, env=environment, check=True, timeout=120)
+    assert "continuing after line" in done.stderr
+    assert "300 results" in done.stderr
+    assert results.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    assert content(results) == content(whole)
+
+
+def served(bundle: Path, log: Path, environment: dict[str, str], port: int) -> subprocess.Popen:
+    line = [sys.executable, str(SCRIPT), str(bundle), "--replicas", "2", "--port", str(port), "--max-batch-size", "4"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(line, stdout=file, stderr=file, env=environment)
+    wait_for(lambda: process.poll() is not None or "served at" in log.read_text())
+    assert process.poll() is None, log.read_text()
+    return process
+
+
+def answered(environment: dict[str, str]) -> dict[str, int]:
+    """How many completions each replica says it has answered, by its log."""
+    logs = Path(environment["RAY_TMPDIR"]).glob("ray/session_2*/logs/serve/replica_pass_pass_*.log")
+    return {path.name: path.read_text().count("POST /v1/completions 200") for path in logs}
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def test_replicas_of_which_one_is_killed(random_bundle, session, tmp_path, environment, free_port):
+    process = served(random_bundle, tmp_path / "log", environment, free_port)
+    try:
+        client = OpenAI(base_url=f"http://127.0.0.1:{free_port}/v1", api_key="none", max_retries=8, timeout=60)
+        name = client.models.list().data[0].id
+        killed = threading.Event()
+
+        def ask(i: int) -> str:
+            if i == 20:
+                wait_for(lambda: children(process, "ray::ServeReplica"))[0].kill()
+                killed.set()
+            answer = client.completions.create(
+                model=name, prompt=f"number {i}", seed=i, max_tokens=24, extra_body={"ignore_eos": True}
+            )
+            return answer.choices[0].text
+
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(ask, range(60)))
+        assert killed.is_set()
+        assert min(sorted(answered(environment).values())[-2:]) >= 5, answered(environment)
+        wait_for(lambda: len(children(process, "ray::ServeReplica")) == 2)  # another one takes its place
+        stream = client.completions.create(model=name, prompt="a", max_tokens=5, stream=True)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("length", "stop")
+    finally:
+        assert end(process, signal.SIGTERM) == 0, (tmp_path / "log").read_text()
+    for i, text in enumerate(found):
+        options = GenerateOptions(max_new_tokens=24, sampling=SamplingParams(1.0, seed=i), ignore_eos=True)
+        assert text == session.generate(f"number {i}", options).run().text
+
+
+def test_wrong_flags(random_bundle, tmp_path):
+    """Told in one line, before Ray is started."""
+    requests = tmp_path / "in.jsonl"
+    requests.write_text('{"prompt": "a"}\n')
+    for line, told in (
+        ([*PASS_RUN, "batch", str(random_bundle), str(requests), str(tmp_path / "out"), "--ray", "0"], "at least 1"),
+        ([sys.executable, str(SCRIPT), str(random_bundle), "--host", "0.0.0.0"], "--allow-no-key"),
+        ([sys.executable, str(SCRIPT), str(tmp_path / "nothing")], "nothing"),
+        ([sys.executable, str(SCRIPT), str(random_bundle), "--replicas", "3", "--max-replicas", "2"], "max-replicas"),
+    ):
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2, done.stderr
+        assert told in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
