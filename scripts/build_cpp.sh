@@ -3,7 +3,7 @@
 #
 #     scripts/build_cpp.sh                        # build/cpp/release
 #     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; address, undefined, or both with a comma
-#     scripts/build_cpp.sh --no-tests             # build only
+#     scripts/build_cpp.sh --no-tests             # build only; --target NAME: that alone; --into DIRECTORY: there
 #     scripts/build_cpp.sh -- -DPASS_X=Y          # what follows goes to cmake
 #
 # PYTHON: whose onnxruntime to use. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: another one, as of a release archive.
@@ -15,11 +15,13 @@ usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
 say() { echo "build_cpp: $*" >&2; }
 die() { say "$*"; exit 2; }
 
-sanitize='' run_tests=1
+sanitize='' run_tests=1 build='' target=all
 while [ $# -gt 0 ]; do
     case $1 in
     --sanitize) sanitize=${2:?--sanitize wants address, undefined or thread}; shift 2 ;;
     --no-tests) run_tests=0; shift ;;
+    --into) build=${2:?--into wants a directory}; shift 2 ;;
+    --target) target=${2:?--target wants a name}; shift 2 ;;
     --) shift; break ;;
     -h | --help) usage; exit 0 ;;
     *) die "unknown argument $1; see --help" ;;
@@ -103,12 +105,11 @@ fetch_headers() { # suite, directory: unpack the package, from where this system
 packages
 library=$(library)
 include=$(headers "$library")
-build=$cache/${sanitize:-release}
-build=${build//,/-}
+[ -n "$build" ] || build=$cache/$(tr , - <<<"${sanitize:-release}")
 say "ONNX Runtime: $library; headers: ${include#"$PWD"/}"
 say "building $build"
 cmake -S runtime/cpp -B "$build" -G Ninja -DPASS_WERROR=ON -DPASS_SANITIZE="$sanitize" \
     -DPASS_ONNXRUNTIME_INCLUDE="$include" -DPASS_ONNXRUNTIME_LIBRARY="$library" "$@" >"$build.configure.log" 2>&1 ||
     { cat "$build.configure.log" >&2; exit 1; }
-cmake --build "$build" --parallel "${CPP_JOBS:-2}"
+cmake --build "$build" --parallel "${CPP_JOBS:-2}" --target "$target"
 [ "$run_tests" = 0 ] || ctest --test-dir "$build" --output-on-failure

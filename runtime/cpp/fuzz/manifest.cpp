@@ -32,8 +32,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace {
 
-const std::vector<std::string> words{"null", "-1", "0", "1e999", "9223372036854775807", "\"\"", "[]", "{}", "true", ",",
-                                     ":",    "\"", "\\", "\xff", "3",     "320",                "[[",  "}}", "\"\\ud800\""};
+const std::vector<std::string> words{
+    "null", "-1",  "0",  "1e999", "9223372036854775807", "\"\"", "[]", "{}", "true", ",", ":", "\"", "\\", "\xff",
+    "3",    "320", "[[", "}}",    "\"\\ud800\""};
 
 // A few bytes changed, cut out, doubled, or replaced by a word of JSON.
 std::string mutated(std::string text, std::mt19937& random) {

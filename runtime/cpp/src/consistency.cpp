@@ -46,9 +46,9 @@ void check_model(const Manifest& manifest) {
         }
     }
     const auto length = static_cast<std::size_t>(manifest.lookahead.length);
-    for (const auto& [name, shares] : {std::pair{"acceptance_per_position", &manifest.lookahead.acceptance_per_position},
-                                       {"acceptance_per_position_sampled",
-                                        &manifest.lookahead.acceptance_per_position_sampled}}) {
+    for (const auto& [name, shares] :
+         {std::pair{"acceptance_per_position", &manifest.lookahead.acceptance_per_position},
+          {"acceptance_per_position_sampled", &manifest.lookahead.acceptance_per_position_sampled}}) {
         if (shares->size() > length) wrong(std::string("lookahead.") + name + " is longer than lookahead.length");
     }
 }
@@ -58,7 +58,8 @@ std::vector<const Tensor*> beginning_with(const std::string& prefix, const std::
     std::vector<const Tensor*> found;
     for (const Tensor& tensor : tensors) {
         if (!tensor.name.starts_with(prefix)) continue;
-        const auto same = std::find_if(found.begin(), found.end(), [&](auto* other) { return other->name == tensor.name; });
+        const auto same =
+            std::find_if(found.begin(), found.end(), [&](auto* other) { return other->name == tensor.name; });
         if (same == found.end()) {
             found.push_back(&tensor);
         } else {
@@ -106,7 +107,8 @@ void check_trunk(const Manifest& manifest) {
         wrong("the trunk's logits are not those of model.vocab_size " + text_of(model.vocab_size));
     }
     if ((manifest.trunk.find("lookahead_rows") != nullptr) != manifest.lookahead.reads_rows()) {
-        wrong("lookahead.adapter_rank is " + text_of(manifest.lookahead.adapter_rank) + " and the trunk says otherwise");
+        wrong("lookahead.adapter_rank is " + text_of(manifest.lookahead.adapter_rank) +
+              " and the trunk says otherwise");
     }
 }
 
@@ -116,8 +118,12 @@ std::optional<std::int64_t> head_size(std::int64_t vocab, std::int64_t hidden, s
         std::int64_t rows, columns, item;
     };
     std::int64_t end = 0;
-    for (const auto& [rows, columns, item] :
-         {Array{vocab, rank, 2}, {hidden, width, 4}, {rank, width, 4}, {width, width, 4}, {1, width, 4}, {width, rank, 4}}) {
+    for (const auto& [rows, columns, item] : {Array{vocab, rank, 2},
+                                              {hidden, width, 4},
+                                              {rank, width, 4},
+                                              {width, width, 4},
+                                              {1, width, 4},
+                                              {width, rank, 4}}) {
         std::int64_t bytes = 0;
         if (__builtin_mul_overflow(rows, columns, &bytes) || __builtin_mul_overflow(bytes, item, &bytes) ||
             __builtin_add_overflow((end + 63) / 64 * 64, bytes, &end) || end > std::int64_t{1} << 60) {
@@ -163,8 +169,8 @@ void check_tensors(const Graph& graph, const TensorKinds& expected) {
 ListedConstants listed(const Plan& plan, std::int64_t vocab_size) {
     const PlanConstants constants = constants_of(plan, vocab_size);
     const auto width = static_cast<std::size_t>(plan.width());
-    ListedConstants found{constants.row_position, {}, constants.logit_rows, constants.lookahead_rows, {},
-                          constants.lookahead_ids};
+    ListedConstants found{constants.row_position,   {}, constants.logit_rows,
+                          constants.lookahead_rows, {}, constants.lookahead_ids};
     for (std::size_t row = 0; row < width; ++row) {
         std::string& text = found.window_mask.emplace_back();
         for (std::size_t column = 0; column < width; ++column) {
@@ -229,7 +235,8 @@ std::optional<std::string> fed_by(const std::string& output) {
 }
 
 void check_feeds(const Manifest& manifest) {
-    std::map<std::string, std::pair<std::optional<std::string>, std::optional<std::string>>> feeds;  // (found, expected)
+    std::map<std::string, std::pair<std::optional<std::string>, std::optional<std::string>>>
+        feeds;  // (found, expected)
     const auto expect = [&](const Graph& graph) {
         for (const Tensor& tensor : graph.outputs) {
             if (auto fed = fed_by(tensor.name)) feeds[tensor.name].second = fed;

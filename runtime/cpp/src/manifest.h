@@ -1,4 +1,5 @@
-// pass_config.json: the contract between exporter, runtimes and servers (docs/bundle.md). As pass_runtime.bundle.manifest.
+// pass_config.json: the contract between exporter, runtimes and servers (docs/bundle.md). As
+// pass_runtime.bundle.manifest.
 #pragma once
 
 #include <cstdint>
@@ -123,7 +124,7 @@ struct PlanInfo {
     std::string next;
     ListedConstants listed;
     PlanConstants constants;  // the same, as graphs take them
-    Ordered<Graph> tails;  // by sampler: greedy, sample, truncated
+    Ordered<Graph> tails;     // by sampler: greedy, sample, truncated
 
     // Null where the plan has no tail for `sampler`.
     const Graph* tail(const std::string& sampler) const;

@@ -79,7 +79,8 @@ void quantization(const Place& at, QuantizationInfo& out) {
     Object(at)
         .field("grid", out.grid, grid)
         .field("lm_head", out.lm_head, [](const Place& of, auto& value) { read_optional(of, value, grid); })
-        .default_field("layers", out.layers, [](const Place& of, auto& value) { read_mapping(of, value, read_text, grid); })
+        .default_field("layers", out.layers,
+                       [](const Place& of, auto& value) { read_mapping(of, value, read_text, grid); })
         .default_field("calibration", out.calibration,
                        [](const Place& of, auto& value) { read_optional(of, value, read_text); })
         .default_field("activations", out.activations, choice("full", "static_int8"))
@@ -237,7 +238,8 @@ void manifest(const Place& at, Manifest& out) {
         .field("logprobs", out.logprobs, graph)
         .field("feeds", out.feeds, mapping_of_texts)
         .field("noise", out.noise, noise)
-        .field("files", out.files, [](const Place& of, auto& files) { read_mapping(of, files, read_file_name, file_info); })
+        .field("files", out.files,
+               [](const Place& of, auto& files) { read_mapping(of, files, read_file_name, file_info); })
         .field("tools", out.tools, mapping_of_texts)
         .field("engines", out.engines, [](const Place& of, auto& list) { read_list(of, list, engine_set); })
         .nothing_else();

@@ -12,6 +12,7 @@ Bundle::Bundle(const std::filesystem::path& path, bool verify) {
     data_ = std::make_unique<Data>(Data{path, std::move(manifest)});
 }
 
+Bundle::Bundle(std::unique_ptr<Data> data) : data_(std::move(data)) {}
 Bundle::Bundle(Bundle&&) noexcept = default;
 Bundle& Bundle::operator=(Bundle&&) noexcept = default;
 Bundle::~Bundle() = default;

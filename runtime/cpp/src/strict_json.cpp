@@ -10,8 +10,8 @@ namespace pass::strict {
 
 namespace {
 
-constexpr int deepest = 200;                                  // nested lists and objects, as in Python
-constexpr std::int64_t largest = std::int64_t{1} << 53;       // of numbers: beyond, sums of them could overflow
+constexpr int deepest = 200;                             // nested lists and objects, as in Python
+constexpr std::int64_t largest = std::int64_t{1} << 53;  // of numbers: beyond, sums of them could overflow
 constexpr std::string_view integer = "Input should be a valid integer";
 
 // The code point that begins at `i` of UTF-8 text, which `parse` has checked; `i` moves behind it.
@@ -20,7 +20,8 @@ char32_t next_code_point(std::string_view text, std::size_t& i) {
     if (byte < 0x80) return byte;
     const int more = byte >= 0xF0 ? 3 : byte >= 0xE0 ? 2 : 1;
     char32_t code = byte & (0x3FU >> more);
-    for (int k = 0; k < more && i < text.size(); ++k) code = code << 6 | (static_cast<unsigned char>(text[i++]) & 0x3FU);
+    for (int k = 0; k < more && i < text.size(); ++k)
+        code = code << 6 | (static_cast<unsigned char>(text[i++]) & 0x3FU);
     return code;
 }
 
@@ -40,7 +41,10 @@ bool is_printable(char32_t c) {
 
 std::string escaped(char32_t c) {
     std::array<char, 12> text{};
-    std::snprintf(text.data(), text.size(), c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x",
+    std::snprintf(text.data(), text.size(),
+                  c < 0x100     ? "\\x%02x"
+                  : c < 0x10000 ? "\\u%04x"
+                                : "\\U%08x",
                   static_cast<unsigned>(c));
     return text.data();
 }

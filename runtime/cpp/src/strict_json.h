@@ -1,5 +1,6 @@
 // Reading JSON into structs as strictly as pydantic does in the Python runtime: no conversions, unknown keys refused,
-// every problem counted, the first one kept with its place. Messages are pydantic's, so that both runtimes say the same.
+// every problem counted, the first one kept with its place. Messages are pydantic's, so that both runtimes say the
+// same.
 #pragma once
 
 #include <cstdint>

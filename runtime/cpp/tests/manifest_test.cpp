@@ -66,7 +66,8 @@ TEST_CASE("numbers are integers in their range") {
 
 TEST_CASE("names that leave the bundle are refused") {
     CHECK(problem_of("\"trunk.onnx.data\"", read_name).empty());
-    for (const char* name : {"\"\"", "\"..\"", "\"../x\"", "\"/etc\"", "\"a/b\"", "\".hidden\"", "\"a b\"", "\"a\\u0000\""}) {
+    for (const char* name :
+         {"\"\"", "\"..\"", "\"../x\"", "\"/etc\"", "\"a/b\"", "\".hidden\"", "\"a b\"", "\"a\\u0000\""}) {
         CHECK_THAT(problem_of(name, read_name), Catch::Matchers::EndsWith("it could point outside the bundle"));
     }
 }

@@ -43,9 +43,11 @@ class PASS_API Bundle {
     const std::vector<std::int64_t>& eos_token_ids() const;
     std::optional<std::int64_t> bos_token_id() const;
 
+    struct Data;
+    explicit Bundle(std::unique_ptr<Data> data);  // for the library's own tests
+
    private:
     friend class Session;
-    struct Data;
     std::unique_ptr<Data> data_;
 };
 

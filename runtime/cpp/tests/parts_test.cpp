@@ -1,0 +1,110 @@
+// Noise, plans, n-grams, capacities, group sizes: against known answers.
+#include "catch.hpp"
+
+#include <cmath>
+
+#include "capabilities.h"
+#include "errors.h"
+#include "group_sizes.h"
+#include "ngram.h"
+#include "noise.h"
+#include "pass_times.h"
+#include "plan.h"
+#include "pass/stats.hpp"
+
+using namespace pass;
+
+TEST_CASE("philox has the answers of its paper", "[noise]") {
+    CHECK(philox4x32({0, 0, 0, 0}, {0, 0}) == Words4{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+    const std::uint32_t ones = 0xffffffff;
+    CHECK(philox4x32({ones, ones, ones, ones}, {ones, ones}) == Words4{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+    CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+          Words4{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("a pruned fused plan", "[plan]") {
+    const Plan plan = make_cycle("fused:2,1,1", 4).plans.front();
+    CHECK(plan.width() == 7);
+    CHECK(plan.tail() == "fused-2");
+    CHECK(plan.next() == plan);
+    CHECK(plan.left(1) == 1);
+    const PlanConstants constants = constants_of(plan, 100);
+    CHECK(constants.row_position == std::vector<std::int64_t>{0, 1, 2, 1, 2, 2, 3});
+    CHECK(constants.lookahead_rows == std::vector<std::int64_t>{3, 4, 5, 6});
+    CHECK(constants.lookahead_ids == std::vector<std::int64_t>{100, 101, 100, 100});
+    CHECK(constants.draft_rows == std::vector<std::int64_t>{3, 4, 5, 0, 6, 0});
+    const std::vector<std::uint8_t> last(constants.window_mask.end() - 7, constants.window_mask.end());
+    CHECK(last == std::vector<std::uint8_t>{1, 1, 1, 0, 0, 0, 1});
+}
+
+TEST_CASE("cycles", "[plan]") {
+    CHECK(make_cycle("two-pass", 3).plans == std::vector<Plan>{draft_plan(3), verify_plan(3)});
+    CHECK(make_cycle("fused:2,2,2", 9).name == "fused");
+    CHECK(make_cycle("fused", 0).name == "ar");
+    CHECK(make_cycle("fused:3,2,1,1", 4).narrower().name == "fused:2,2,1");
+    CHECK(make_cycle("two-pass", 1).narrower().name == "ar");
+    CHECK(make_cycle("two-pass", 4).reach(draft_plan(4)) == 6);
+    CHECK_THROWS_WITH(make_cycle("fused:1,x", 4), "fused:1,x must list group sizes, as in fused:4,3,2,2,1");
+    CHECK_THROWS_WITH(make_cycle("fused:0,1", 4),
+                      "fused:0,1 has 1 draft rows, so the first group must have 1 to 1 rows and the others 0 to 1");
+}
+
+TEST_CASE("n-grams propose what followed, and go on in loops", "[ngram]") {
+    NgramIndex index;
+    const std::vector<std::int64_t> text{1, 2, 3, 4, 9, 2, 3};
+    index.extend(text);
+    CHECK(index.matched() == 2);
+    CHECK(index.propose(3) == std::vector<std::int64_t>{4, 9, 2});
+    CHECK(index.propose(0).empty());
+    const std::vector<std::int64_t> loop{5, 6, 5, 6};
+    index.extend(loop);
+    CHECK(index.propose(5) == std::vector<std::int64_t>{5, 6, 5, 6, 5});
+    const std::vector<std::int64_t> fresh{7};
+    index.extend(fresh);
+    CHECK(index.matched() == 0);
+    CHECK(index.propose(3).empty());
+}
+
+TEST_CASE("capacities rise in steps", "[capabilities]") {
+    CHECK(following_capacities(256) == std::vector<std::int64_t>{64, 128, 192, 256});
+    CHECK(following_capacities(40) == std::vector<std::int64_t>{40});
+    const auto sizes = following_capacities(8192);
+    CHECK(sizes[sizes.size() - 2] - sizes[sizes.size() - 3] == 768);
+    CHECK(doubling_capacities(1000) == std::vector<std::int64_t>{256, 512, 1000});
+    CHECK(batch_sizes_up_to(6) == std::vector<int>{1, 2, 4, 6});
+}
+
+TEST_CASE("group sizes", "[tuning]") {
+    CHECK(group_shapes(3).size() == 192);
+    CHECK(group_shapes(5).front() == std::vector<int>{5, 5, 5, 5, 5, 5});
+    // Drafts of which half are right, always all there: 1 + 1/2 + 1/4 tokens.
+    CHECK(fused_tokens({2, 2, 2}, {1.0, 0.5, 0.25}) == Approx(1.75));
+    // With no rows behind accepted drafts every other pass has none to verify.
+    CHECK(fused_tokens({1, 0}, {1.0, 1.0 - 1e-12}) == Approx(1.5));
+    CHECK(two_pass_tokens(2, {1.0, 0.5, 0.25}) == Approx(1.375));
+    const auto dear = best_shape({1.0, 0.5, 0.25}, [](int width, int) { return 1.0 * width; }, 100);
+    REQUIRE(dear.has_value());
+    CHECK(dear->groups == std::vector<int>{1, 0});
+    CHECK_FALSE(best_shape({1.0, 0.5}, [](int, int) { return 1.0; }, 2).has_value());
+}
+
+TEST_CASE("times between points", "[tuning]") {
+    const Points points{{1, 1.0}, {5, 3.0}};
+    CHECK(between(points, 1) == Approx(1.0));
+    CHECK(between(points, 3) == Approx(2.0));
+    CHECK(between(points, 9) == Approx(5.0));
+    CHECK(between({{4, 2.0}}, 9) == Approx(2.0));
+}
+
+TEST_CASE("statistics of a generation", "[stats]") {
+    Stats stats;
+    stats.lookahead = 2;
+    CHECK(stats.acceptance_histogram().empty());
+    stats.record(0, 1);
+    stats.record(2, 3);
+    stats.record(2, 1);
+    CHECK(stats.tau() == Approx(5.0 / 3));
+    CHECK(stats.acceptance_histogram() == std::vector<std::int64_t>{1, 0, 1});
+    CHECK(stats.acceptance_per_position() == std::vector<double>{0.5, 0.5});
+    CHECK(stats.mean_acceptance_length() == Approx(2.0));
+}

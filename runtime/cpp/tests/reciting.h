@@ -1,0 +1,122 @@
+// A backend that recites: the token at a position is a function of the position, and so is whether a draft is right.
+// For tests of everything around a model.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "backend.h"
+#include "core.h"
+#include "errors.h"
+
+namespace pass::test {
+
+inline constexpr std::int64_t vocab = 50;
+
+inline std::int64_t recited(std::int64_t position) { return position * 7 % 41; }
+
+inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capacity = 256) {
+    Manifest manifest;
+    manifest.model.vocab_size = vocab;
+    manifest.model.kv_heads = 1;
+    manifest.model.head_dim = 2;
+    manifest.model.max_capacity = capacity;
+    manifest.model.dtype = "float32";
+    manifest.lookahead.length = lookahead;
+    manifest.rule = "match";
+    manifest.trunk.inputs.push_back({"past_key.0", "float32", {"batch", std::int64_t{1}, "capacity", std::int64_t{2}}});
+    return manifest;
+}
+
+class RecitingBackend : public Backend {
+   public:
+    RecitingBackend(const Manifest& manifest, int slots, std::shared_ptr<Allocator> allocator = nullptr)
+        : Backend(manifest,
+                  {"cpu", vocab, following_capacities(manifest.model.max_capacity), {64, 16, 1}, batch_sizes_up_to(slots)},
+                  std::make_unique<HostMemory>(std::move(allocator))) {}
+
+    void run_trunk(const Plan&, int) override {
+        if (before_pass) before_pass();
+    }
+
+    void run_tail(const PassKind& kind) override {
+        const int width = kind.plan.width();
+        const auto lengths = buffers_.read<std::int64_t>("length", kind.batch, {});
+        const auto active = buffers_.read<std::int64_t>("active", kind.batch, {});
+        const auto ids = buffers_.read<std::int64_t>("input_ids", kind.batch, {width});
+        for (int slot = 0; slot < kind.batch; ++slot) {
+            const auto at = static_cast<std::size_t>(slot);
+            buffers_.write_number("count", slot, std::int64_t{0});
+            if (active[at] != 0) emit(kind.plan, slot, lengths[at], &ids[at * static_cast<std::size_t>(width)]);
+        }
+    }
+
+    std::function<void()> before_pass;  // may throw
+
+   protected:
+    void run_prefill(int, const Plan&) override {}
+
+   private:
+    static std::int64_t drafted(std::int64_t position) {
+        return position % 3 == 0 ? (recited(position) + 1) % vocab : recited(position);
+    }
+
+    void emit(const Plan& plan, int slot, std::int64_t length, const std::int64_t* ids) {
+        int accepted = 0;
+        while (accepted < plan.drafts && ids[1 + accepted] == recited(length + 1 + accepted)) ++accepted;
+        std::vector<std::int64_t> emitted;
+        for (int i = 0; i <= plan.drafts; ++i) emitted.push_back(recited(length + 1 + i));
+        buffers_.write_row("emitted", slot, {plan.max_emitted()}, emitted.data(), emitted.size());
+        buffers_.write_number("count", slot, std::int64_t{accepted} + 1);
+
+        const std::int64_t behind = length + accepted + 1;
+        const Plan next = plan.next();
+        std::vector<std::int64_t> window{recited(behind)};
+        for (int i = 0; i < next.drafts; ++i) window.push_back(i < plan.left(accepted) ? drafted(behind + 1 + i) : vocab);
+        const PlanConstants constants = constants_of(next, vocab);
+        window.insert(window.end(), constants.lookahead_ids.begin(), constants.lookahead_ids.end());
+        buffers_.write_row("input_ids", slot, {next.width()}, window.data(), window.size());
+        buffers_.write_number("length", slot, behind);
+    }
+};
+
+// A core over one; `backend` is told, for tests that meddle with it.
+inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
+                                           std::shared_ptr<Allocator> allocator = nullptr, std::size_t max_queue = 1024) {
+    auto data = std::make_unique<Bundle::Data>(Bundle::Data{"", reciting_manifest()});
+    auto made = std::make_unique<RecitingBackend>(data->manifest, slots, std::move(allocator));
+    if (backend != nullptr) *backend = made.get();
+    return std::make_shared<Core>(Bundle(std::move(data)), std::move(made), max_queue);
+}
+
+inline Request request(std::size_t prompt, std::int64_t tokens, const std::string& plan = "fused") {
+    Request found;
+    for (std::size_t i = 0; i < prompt; ++i) found.prompt_ids.push_back(recited(static_cast<std::int64_t>(i)));
+    found.options.max_new_tokens = tokens;
+    found.options.plan = plan;
+    return found;
+}
+
+// What is read until the end; throws what failed.
+inline std::vector<std::int64_t> read_all(Core& core, Sequence& sequence) {
+    std::vector<std::int64_t> ids;
+    while (true) {
+        core.wait(sequence);
+        const std::lock_guard lock(sequence.signals->mutex);
+        for (const Event& event : sequence.mail.events) {
+            for (const Token& token : event.tokens) ids.push_back(token.id);
+        }
+        sequence.mail.events.clear();
+        if (!sequence.mail.end) continue;
+        if (sequence.mail.end->error != nullptr) std::rethrow_exception(sequence.mail.end->error);
+        return ids;
+    }
+}
+
+inline std::vector<std::int64_t> expected(std::size_t prompt, std::int64_t tokens) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < tokens; ++i) ids.push_back(recited(static_cast<std::int64_t>(prompt) + i));
+    return ids;
+}
+
+}  // namespace pass::test

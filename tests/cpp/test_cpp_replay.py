@@ -1,0 +1,89 @@
+"""The C++ runtime does again what the Python runtime did: token ids, passes and statistics, to the last bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import export_bundle, make_model, write_random_weights
+
+ROOT = Path(__file__).parents[2]
+BUILD = Path(os.environ.get("PASS_CPP_BUILD", ROOT / "build/cpp/release"))
+LOOPING = {"initializer_range": 0.06}
+"""A model that soon repeats itself, so that drafts of every kind are accepted now and then."""
+EXPORTS = {
+    "fp32": {"adapter": True},
+    "int4": {"weights": "int4", "rule": "rejection"},
+    "w8a8": {"weights": "w8a8"},
+}
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    path = BUILD / "pass-cpp"
+    if not path.exists():
+        pytest.skip("no C++ build: run scripts/build_cpp.sh")
+    return path
+
+
+@pytest.fixture(scope="module")
+def golden() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("golden_traces", ROOT / "scripts/golden_traces.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:  # noqa: ARG001
+    """Makes the bundle of a name in EXPORTS, with L=4."""
+    directory = tmp_path_factory.mktemp("golden")
+    model = make_model(directory / "model", **LOOPING)
+
+    def make(name: str) -> Path:
+        options = dict(EXPORTS[name])
+        if options.pop("adapter", False):
+            weights = directory / "lookahead.safetensors"
+            options["lookahead_weights"] = write_random_weights(model, weights, lookahead=4, head_rank=12)
+        return export_bundle(model, directory / name, lookahead=4, **options)
+
+    return make
+
+
+def replay(program: Path, bundle: Path, traces: Path) -> subprocess.CompletedProcess[str]:
+    flags = ("--device", "cpu", "--threads", "1", "--trust-bundle")
+    return subprocess.run(
+        [program, "replay", bundle, traces, *flags], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_replays_what_python_did(
+    name: str, program: Path, bundle: Callable[[str], Path], golden: ModuleType, tmp_path: Path
+) -> None:
+    exported, traces = bundle(name), tmp_path / "traces.jsonl"
+    scenes = golden.record(exported, tokens=20)
+    traces.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
+
+    done = replay(program, exported, traces)
+
+    requests = [request for scene in scenes for request in scene["requests"]]
+    assert done.stdout == f"{len(scenes)} scenes, {len(requests)} requests: equal\n"
+    assert done.returncode == 0
+    accepted = sum(result["stats"]["accepted"] for scene in scenes for result in scene["results"])
+    assert accepted > 50, "drafts that nobody accepts would prove little"
+    assert {"ngram", "lookahead"} <= {s for scene in scenes for r in scene["results"] for s in r["sources"]}
+
+    scenes[1]["results"][0]["token_ids"][3] += 1
+    scenes[2]["results"][1]["stats"]["passes"] += 1
+    traces.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
+    done = replay(program, exported, traces)
+    assert done.returncode == 1
+    assert done.stdout.endswith(": 2 differences\n")
