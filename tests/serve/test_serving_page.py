@@ -1,4 +1,4 @@
-"""docs/serving.md: its commands run as printed, its table of metrics is the one that is served."""
+"""docs/serving.md and the README: their commands run as printed; the table of metrics is the one that is served."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from running import Server
 
 from pass_runtime.cli.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
-CURLS = re.findall(r"^    (curl .*)$", PAGE, re.MULTILINE)
+README, PAGE = (
+    (Path(__file__).parents[2] / name).read_text(encoding="utf-8") for name in ("README.md", "docs/serving.md")
+)
+CURLS = re.findall(r"^    (curl .*)$", README + PAGE, re.MULTILINE)
 NAME = "smollm2-135m"
 
 

@@ -21,16 +21,6 @@ bool settled(const std::vector<PassSeconds>& passes) {
     return sums[1] <= agree * sums[0];
 }
 
-Points means(const std::map<int, std::vector<double>>& seconds) {
-    Points found;
-    for (const auto& [rows, times] : seconds) {
-        double sum = 0;
-        for (double time : times) sum += time;
-        found[rows] = sum / static_cast<double>(times.size());
-    }
-    return found;
-}
-
 }  // namespace
 
 double between(const Points& points, int at) {
@@ -47,19 +37,33 @@ double between(const Points& points, int at) {
     return below->second + share * (above->second - below->second);
 }
 
-PassTimes PassTimes::with_tail(const Points& some_trunk, Points other_tail) const {
+double Curves::seconds(int width, int targets, int drafts) const {
+    const double first = between(drafts > 0 && !lookahead.empty() ? lookahead : trunk, width);
+    if (drafts == 0) return first + between(tail, targets);
+    if (drafting.empty()) return first + between(tail, targets + drafts);
+    return first + between(drafting, drafts) + between(tail, targets) - between(tail, 1);
+}
+
+PassTimes PassTimes::with_tail(const Curves& now) const {
     double slower = 0;
-    for (const auto& [width, time] : some_trunk) slower += time / trunk.at(width);
-    slower /= static_cast<double>(some_trunk.size());
-    PassTimes found{trunk, std::move(other_tail), {}};
-    for (auto& [width, time] : found.trunk) time *= slower;
+    for (const auto& [width, time] : now.trunk) slower += time / single.trunk.at(width);
+    for (const auto& [width, time] : now.lookahead) slower += time / single.lookahead.at(width);
+    slower /= static_cast<double>(now.trunk.size() + now.lookahead.size());
+    PassTimes found{{single.trunk, now.tail, single.lookahead, now.drafting}, {}};
+    for (auto& [width, time] : found.single.trunk) time *= slower;
+    for (auto& [width, time] : found.single.lookahead) time *= slower;
     return found;
 }
 
-double PassTimes::seconds(int width, int sampled_rows, int batch) const {
-    const auto points = batched.find(batch);
-    const double first = points == batched.end() ? between(trunk, batch * width) : between(points->second, width);
-    return first + between(tail, batch * sampled_rows);
+int PassTimes::max_width() const {
+    const int widest_plain = single.trunk.rbegin()->first;
+    return single.lookahead.empty() ? widest_plain : std::max(widest_plain, single.lookahead.rbegin()->first);
+}
+
+double PassTimes::seconds(int width, int targets, int drafts, int batch) const {
+    const auto known = batched.find(batch);
+    if (known != batched.end()) return known->second.seconds(width, targets, drafts);
+    return single.seconds(batch * width, batch * targets, batch * drafts);
 }
 
 std::vector<Plan> probe_plans(int lookahead, int batch) {
@@ -72,7 +76,9 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
     for (int length : lengths) {
         if (Plan plan = verify_plan(length); narrow(plan)) plans.push_back(std::move(plan));
     }
-    if (Plan plan = draft_plan(lookahead); narrow(plan)) plans.push_back(std::move(plan));
+    for (int length : std::set{1, lookahead}) {
+        if (Plan plan = draft_plan(length); narrow(plan)) plans.push_back(std::move(plan));
+    }
     std::vector<Plan> fused;
     for (int length = 1; length <= lookahead; ++length) {
         Plan plan = fused_plan(std::vector<int>(static_cast<std::size_t>(length) + 1, length));
@@ -86,7 +92,7 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
     return plans;
 }
 
-std::pair<Points, Points> measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans) {
+Curves measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans) {
     std::vector<std::vector<PassSeconds>> seconds(plans.size());
     for (int number = 0; number < repeats; ++number) {
         for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -94,16 +100,18 @@ std::pair<Points, Points> measure(const std::function<PassSeconds(const Plan&)>&
             if (number < most && !settled(seconds[i])) seconds[i].push_back(time(plans[i]));
         }
     }
-    std::map<int, std::vector<double>> trunk, tail;
+    Curves found;
     for (std::size_t i = 0; i < plans.size(); ++i) {
         PassSeconds least = seconds[i].front();
         for (const PassSeconds& one : seconds[i]) {
             least = {std::min(least.trunk, one.trunk), std::min(least.tail, one.tail)};
         }
-        trunk[plans[i].width()].push_back(least.trunk);
-        tail[plans[i].sampled_rows()].push_back(least.tail);
+        const int drafts = plans[i].next().drafts;
+        (drafts > 0 ? found.lookahead : found.trunk)[plans[i].width()] = least.trunk;
+        if (plans[i].is_fused()) continue;  // whose tails draw several targets and make drafts too
+        (drafts > 0 ? found.drafting : found.tail)[drafts > 0 ? drafts : plans[i].width()] = least.tail;
     }
-    return {means(trunk), means(tail)};
+    return found;
 }
 
 }  // namespace pass

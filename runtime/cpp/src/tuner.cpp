@@ -38,15 +38,15 @@ double sum(const std::vector<double>& chain, int from, int to) {
 
 PlanTuner::PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance)
     : times_(std::move(times)), lookahead_(lookahead), drafts_(prior_of(acceptance, lookahead)) {
-    decided_ = {make_cycle("ar", 0), 1.0, times_.seconds(1, 1)};
+    decided_ = {make_cycle("ar", 0), 1.0, times_.seconds(1, 1, 0)};
 }
 
-double PlanTuner::seconds(int width, int sampled_rows, int batch) const {
-    return slower_at(batch * width) * times_.seconds(width, sampled_rows, batch);
+double PlanTuner::seconds(int width, int targets, int drafts, int batch) const {
+    return slower_at(batch * width) * times_.seconds(width, targets, drafts, batch);
 }
 
 double PlanTuner::plan_seconds(const Plan& plan, int batch) const {
-    return seconds(plan.width(), plan.sampled_rows(), batch);
+    return seconds(plan.width(), plan.drafts + 1, plan.next().drafts, batch);
 }
 
 double PlanTuner::slower_at(int rows) const {
@@ -88,7 +88,7 @@ std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch, std::vect
         if (!two_pass || one.rate() > two_pass->rate()) two_pass = std::move(one);
     }
     if (two_pass) found.push_back(std::move(*two_pass));
-    const auto cost = [&](int width, int drafts) { return seconds(width, 2 * drafts + 1, batch); };
+    const auto cost = [&](int width, int drafts) { return seconds(width, drafts + 1, drafts, batch); };
     if (const std::optional<Choice> shape = best_shape(chain, cost, times_.max_width())) {
         found.push_back({fused_cycle(shape->groups), shape->tokens, shape->seconds});
     }

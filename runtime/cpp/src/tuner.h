@@ -28,9 +28,9 @@ class PlanTuner {
 
     const PassTimes& times() const { return times_; }
     // Passes over `batch` slots, in the trunk.
-    void add_batch(int batch, Points trunk) { times_.batched[batch] = std::move(trunk); }
+    void add_batch(int batch, Curves times) { times_.batched[batch] = std::move(times); }
     // Of one pass: as measured, and corrected by the passes since.
-    double seconds(int width, int sampled_rows, int batch = 1) const;
+    double seconds(int width, int targets, int drafts, int batch = 1) const;
     double plan_seconds(const Plan& plan, int batch = 1) const;
     // A pass over `plan` took so long.
     void observe(const Plan& plan, int batch, double seconds);

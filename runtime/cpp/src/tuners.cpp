@@ -30,7 +30,7 @@ PlanTuner& Tuners::get(Sampler sampler, int batch) {
     }
     PlanTuner& tuner = found->second;
     if (batch > 1 && !tuner.times().batched.contains(batch)) {
-        tuner.add_batch(batch, measured(sampler, plans(batch), batch).first);
+        tuner.add_batch(batch, measured(sampler, plans(batch), batch));
     }
     return tuner;
 }
@@ -39,19 +39,16 @@ PassTimes Tuners::times(Sampler sampler) {
     const std::vector<Plan> offered = plans(1);
     const PassTimes* known = tuners_.empty() ? nullptr : &tuners_.begin()->second.times();
     const bool covered = known != nullptr && std::all_of(offered.begin(), offered.end(), [&](const Plan& plan) {
-        return known->trunk.contains(plan.width());
+        return (plan.next().drafts > 0 ? known->single.lookahead : known->single.trunk).contains(plan.width());
     });
-    if (!covered) {
-        auto [trunk, tail] = measured(sampler, offered, 1);
-        return {std::move(trunk), std::move(tail), {}};
-    }
-    std::vector<Plan> chains;
+    if (!covered) return {measured(sampler, offered, 1), {}};
+    std::vector<Plan> shown, drafting;
     for (const Plan& plan : offered) {
-        if (!plan.is_fused()) chains.push_back(plan);
+        if (!plan.is_fused()) (plan.next().drafts > 0 ? drafting : shown).push_back(plan);
     }
-    if (chains.size() > 2) chains.erase(chains.begin() + 1, chains.end() - 1);
-    auto [trunk, tail] = measured(sampler, chains, 1);
-    return known->with_tail(trunk, std::move(tail));
+    if (shown.size() > 2) shown.erase(shown.begin() + 1, shown.end() - 1);
+    shown.insert(shown.end(), drafting.begin(), drafting.end());
+    return known->with_tail(measured(sampler, shown, 1));
 }
 
 std::vector<Plan> Tuners::plans(int batch) {
@@ -60,7 +57,7 @@ std::vector<Plan> Tuners::plans(int batch) {
     return found;
 }
 
-std::pair<Points, Points> Tuners::measured(Sampler sampler, const std::vector<Plan>& offered, int batch) {
+Curves Tuners::measured(Sampler sampler, const std::vector<Plan>& offered, int batch) {
     return measure([&](const Plan& plan) { return runner_.idle_pass({plan, batch, sampler, false}); }, offered);
 }
 

@@ -21,7 +21,7 @@ class Tuners {
     PassTimes times(Sampler sampler);
     // What can be run now, the narrowest first.
     std::vector<Plan> plans(int batch);
-    std::pair<Points, Points> measured(Sampler sampler, const std::vector<Plan>& plans, int batch);
+    Curves measured(Sampler sampler, const std::vector<Plan>& plans, int batch);
 
     Runner& runner_;
     std::map<Sampler, PlanTuner> tuners_;

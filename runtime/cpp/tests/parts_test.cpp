@@ -96,6 +96,21 @@ TEST_CASE("times between points", "[tuning]") {
     CHECK(between({{4, 2.0}}, 9) == Approx(2.0));
 }
 
+TEST_CASE("passes that draft have curves of their own", "[tuning]") {
+    const PassTimes times{{{{1, 1.0}, {9, 2.0}}, {{1, 0.1}, {9, 0.9}}, {{2, 3.0}, {25, 26.0}}, {{1, 0.5}, {4, 2.0}}}, {}};
+    CHECK(times.max_width() == 25);
+    CHECK(times.plan_seconds(verify_plan(4)) == Approx(1.5 + 0.5));
+    CHECK(times.plan_seconds(draft_plan(4)) == Approx(6.0 + 2.0));
+    CHECK(times.plan_seconds(fused_plan({1, 1})) == Approx(5.0 + 0.5 + 0.1));
+    CHECK(times.plan_seconds(draft_plan(2), 2) == Approx(7.0 + 2.0 + 0.1));
+
+    const std::vector<Plan> plans = probe_plans(4);
+    const Curves measured = measure([](const Plan& plan) { return PassSeconds{1.0 * plan.width(), 0.1}; }, plans);
+    CHECK(measured.trunk == Points{{1, 1.0}, {2, 2.0}, {5, 5.0}});
+    CHECK(measured.lookahead == Points{{2, 2.0}, {5, 5.0}, {9, 9.0}, {25, 25.0}});
+    CHECK(measured.drafting == Points{{1, 0.1}, {4, 0.1}});
+}
+
 TEST_CASE("statistics of a generation", "[stats]") {
     Stats stats;
     stats.lookahead = 2;
