@@ -25,7 +25,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 
 MODEL, LOOKAHEAD = "smollm2-135m", 8
-KINDS = {"embeddings": "embeddings-only/lookahead.safetensors", "adapter and head": "lookahead.safetensors"}
+KINDS = {"adapter and head": "lookahead.safetensors", "embeddings": "embeddings-only/lookahead.safetensors"}
 CYCLES = ("two-pass", "fused")
 TEXTS = {"text": "wikipedia.jsonl", "code": "humaneval.jsonl"}
 SAMPLING = {"greedy": [], "top-k 10, T=0.8": ["--temperature", "0.8", "--top-k", "10", "--seed", "1"]}
@@ -39,19 +39,28 @@ PROMPT_CHARACTERS = 400
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True)
 @click.option("--work", type=click.Path(path_type=Path), default=Path("build/study"), show_default=True)
+@click.option("--kind", "kinds", multiple=True, type=click.Choice([*KINDS]), help="Of weights.  [default: all]")
 @click.option("--dtype", default="w8a8", show_default=True, help="Of the bundles, as for pass-export.")
 @click.option("--prompts", default=12, show_default=True, help="For each kind of text.")
 @click.option("--tokens", default=32, show_default=True, help="For each prompt.")
 @click.option("--repeat", default=3, show_default=True)
 def main(
-    corpus: Path, weights: Path, output: Path, work: Path, dtype: str, prompts: int, tokens: int, repeat: int
+    corpus: Path,
+    weights: Path,
+    output: Path,
+    work: Path,
+    kinds: tuple[str, ...],
+    dtype: str,
+    prompts: int,
+    tokens: int,
+    repeat: int,
 ) -> None:
     """Export, measure, draw, write. Measurements that are in WORK already are kept."""
     work.mkdir(parents=True, exist_ok=True)
     files = {name: write_prompts(corpus / file, work / f"{name}.jsonl", prompts) for name, file in TEXTS.items()}
     results: dict[str, Any] = {}
-    for kind, file in KINDS.items():
-        bundle = export(work / kind.replace(" ", "-"), weights / file, dtype)
+    for kind in kinds or KINDS:
+        bundle = export(work / kind.replace(" ", "-"), weights / KINDS[kind], dtype)
         for text, prompt_file in files.items():
             for sampling, flags in SAMPLING.items():
                 target = work / f"{bundle.name}-{text}-{'greedy' if not flags else 'sampled'}.json"
