@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
-from triton_server import Client, ids_of, text_of
+from triton_server import SLOW, Client, Triton, ids_of, text_of
 
+from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime import GenerateOptions, SamplingParams
 
 PLANS = ("ar", "two-pass", "fused", "fused:2,2,1", "auto")
 KINDS = ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01})
 CLIENTS, REQUESTS = 16, 20
+PAGE = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="utf-8")
 LONG = {"text_input": "The", "max_tokens": 700, "temperature": 0.0, "plan": "ar", "ignore_eos": True}
 """Of the slow model: 20 s."""
 
@@ -130,6 +135,16 @@ def test_a_cancelled_request_frees_its_slot(triton_server):
         client.__exit__()
 
 
+@pytest.mark.parametrize("line", re.findall(r"^    (curl .*)$", PAGE, re.MULTILINE))
+def test_the_commands_of_the_page_run(triton_server, line):
+    line = line.replace("http://127.0.0.1:8000", triton_server.http).replace("/smollm2-135m-tokens/", "/tokens/")
+    line = line.replace("/smollm2-135m/", "/text/").replace("[504, 3575, 282, 4649, 314]", "[5, 6, 7]")
+    line = line.replace("http://127.0.0.1:8002", triton_server.metrics_url)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True)
+    assert any(name in done.stdout for name in ("text_output", "output_ids", "vllm:num_requests_running"))
+    assert "error" not in done.stdout
+
+
 def requests_of(client: int) -> list[dict]:
     """Of mixed lengths, plans and kinds; every fifth is given up."""
     rng = random.Random(client)
@@ -154,13 +169,11 @@ def test_sixteen_clients(triton_server, session):
         found: list[list[int] | None] = []
         with Client(triton_server) as client:
             for place, fields in enumerate(requests_of(number)):
-                client.begin("tokens", **fields)
                 if place % 5 == 4:
-                    next(client.responses())
-                    client.cancel()
+                    triton_server.give_up("tokens", **fields)
                     found.append(None)
                 else:
-                    found.append(ids_of(list(client.responses())))
+                    found.append(ids_of(client.ask("tokens", **fields)))
         return found
 
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -246,7 +259,7 @@ def test_five_hundred_fuzzed_requests(triton_server, session):
 
 
 def test_a_killed_model_is_loaded_again(triton_server, session):
-    """Triton itself never does: the model's directory changes, and the server looks at it every second."""
+    """Triton itself never does: but the model's directory changes, and this server looks at it every second."""
     fields = {"max_tokens": 8, "temperature": 0.0}
     triton_server.stubs()["text"].kill()
     assert triton_server.generate("tokens", input_ids=[5, 6], **fields).status_code == 200  # the other one goes on
@@ -258,15 +271,16 @@ def test_a_killed_model_is_loaded_again(triton_server, session):
     assert found.json()["text_output"] == expected(session, "The", fields).text
 
 
-def test_sigterm_ends_what_is_under_way(triton_server, session):
-    """The last test of this server. What can be finished in time is, and whoever cannot be is told."""
-    from tritonclient.utils import InferenceServerException
-
-    with Client(triton_server) as short, Client(triton_server) as long:
-        short.begin("slow", **LONG | {"max_tokens": 20}, stream=True)
-        long.begin("slow", **LONG, stream=True)
-        begun = [next(short.responses()), next(long.responses())]
-        triton_server.terminate()
-        assert text_of([begun[0], *short.responses()]) == expected(session, "The", LONG | {"max_tokens": 20}).text
-        with pytest.raises(InferenceServerException):
-            list(long.responses())
+def test_sigterm_lets_requests_finish(random_bundle, tmp_path, session):
+    """A server of its own: Triton does not end in time once it has refused a gRPC request itself, or a model died."""
+    model = write_model(RepositoryConfig(random_bundle, tmp_path / "models", served_model_name="slow", threads=1))
+    with (model / "1" / "model.py").open("a") as file:
+        file.write(SLOW)
+    fields = LONG | {"max_tokens": 30}
+    with Triton(tmp_path / "models", tmp_path / "log") as server, Client(server) as client:
+        client.begin("slow", **fields, stream=True)
+        answers = client.responses()
+        begun = next(answers)
+        server.terminate()
+        assert text_of([begun, *answers]) == expected(session, "The", fields).text
+        assert server.process.wait(timeout=60) == 0, server.said

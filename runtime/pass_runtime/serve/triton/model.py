@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import subprocess
 import threading
@@ -29,7 +28,6 @@ from pass_runtime.serve.triton.replies import Reply
 from pass_runtime.serve.triton.settings import Settings, read_settings
 from pass_runtime.session import load
 
-log = logging.getLogger("pass_runtime.serve")
 LOOK_SECONDS = 0.02
 """How often everybody is asked whether they still want their answer, and the gauges are looked at."""
 
