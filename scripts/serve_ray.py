@@ -20,7 +20,6 @@ from typing import Any
 import click
 
 from pass_runtime.backends.capabilities import DEFAULT_BATCH
-from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
@@ -39,8 +38,7 @@ def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeO
         from pass_runtime.serve.app import make_app
 
         session = opts.open_bundle(bundle, dict(engine), max_batch_size=slots, max_queue=slots + allowed.max_queue)
-        for temperature in (0.0, 1.0):  # what `auto` has to time, it times before anybody waits
-            session.tuner(SamplingParams(temperature=temperature, seed=0))
+        session.warm_up()
         return make_app(session, allowed)
 
     @serve.deployment(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -139,6 +140,14 @@ class Session:
         """What `auto` knows of requests like this. The first of a kind (greedy, sampled, truncated) times passes for a
         second."""
         return self._worker.call(lambda: self._tuners.get(sampling.sampler))
+
+    def warm_up(self) -> None:
+        """Time what `auto` wants to know of greedy and sampled requests and of every batch size, rather than while the
+        first ones wait."""
+        for temperature in (0.0, 1.0):
+            sampler = SamplingParams(temperature=temperature).sampler
+            for batch in self.backend.capabilities.batch_sizes:
+                self._worker.call(partial(self._tuners.get, sampler, batch))
 
     @property
     def closed(self) -> bool:

@@ -110,7 +110,7 @@ def test_the_pods_command_and_what_it_needs():
 def test_a_pod_has_time_to_drain():
     spec, params = pods("deployment.yaml")["spec"], parsed(container("deployment.yaml")["args"])
     before = container("deployment.yaml")["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert spec["terminationGracePeriodSeconds"] >= before + params["drain_seconds"] + TOLD_SECONDS - 5
+    assert spec["terminationGracePeriodSeconds"] >= before + params["drain_seconds"] + TOLD_SECONDS
     triton = container("triton.yaml")
     (exit_timeout,) = [int(flag.rpartition("=")[2]) for flag in triton["args"] if "exit-timeout" in flag]
     grace = pods("triton.yaml")["spec"]["terminationGracePeriodSeconds"]

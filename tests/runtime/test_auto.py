@@ -362,3 +362,20 @@ def test_decisions_measured(lookahead):
         decoding += times.plan_seconds(plan)
         tuner.observe(plan, 1, times.plan_seconds(plan))
     assert 0 < deciding <= 0.01 * decoding + longest
+
+
+def test_warm_sessions_time_nothing_while_somebody_waits(tiny_bundle):
+    """Greedy and sampled, alone and in batches of every size."""
+    session = reciting_session(tiny_bundle, slots=5)
+    session.warm_up()
+    timed, idle_pass = [], session._tuners._idle_pass
+    session._tuners._idle_pass = lambda kind: (timed.append(kind), idle_pass(kind))[1]  # type: ignore[method-assign]
+    for temperature in (0.0, 1.0):
+        for count in range(1, 6):
+            asked = [GenerateOptions(8, SamplingParams(temperature, seed=1), ignore_eos=True)] * count
+            for generation in session.submit_all([5, 6, 7], asked):
+                generation.run()
+    assert timed == []
+    asked = GenerateOptions(8, SamplingParams(1.0, top_k=5, seed=1), ignore_eos=True)
+    session.generate([5, 6, 7], asked).run()  # of a kind that is rarer
+    assert timed

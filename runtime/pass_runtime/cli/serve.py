@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli import options as opts
 from pass_runtime.errors import PassError
 
@@ -54,8 +53,7 @@ def run_serve(bundle: Path, options: dict[str, Any]) -> None:
     queue = MAX_SLOTS + allowed.max_queue  # the app counts: what has a slot is not waiting
     listening = listen(where.host, where.port)
     with listening, opts.open_bundle(bundle, options, max_batch_size=most, max_queue=queue) as session:
-        for temperature in (0.0, 1.0):  # what `auto` has to time, it times before anybody waits
-            session.tuner(SamplingParams(temperature=temperature, seed=0))
+        session.warm_up()
         app = make_app(session, allowed)
         host, port = listening.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
