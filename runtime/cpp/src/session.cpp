@@ -1,5 +1,9 @@
 #include "pass/session.hpp"
 
+#include <exception>
+#include <future>
+#include <optional>
+
 #include "core.h"
 #include "generation.h"
 #include "errors.h"
@@ -36,7 +40,22 @@ Session::Session(Bundle bundle, const LoadOptions& options) {
 
 Session Session::load(const std::filesystem::path& path, const LoadOptions& options) {
     options.check();
-    return Session(Bundle(path, options.verify), options);
+    Bundle bundle(path, false);
+    if (!options.verify) return Session(std::move(bundle), options);
+    // Hashes are compared while ONNX Runtime reads: both take their time, and a file that is another one is the better
+    // explanation of whatever else fails.
+    std::future<void> hashes =
+        std::async(std::launch::async, [manifest = bundle.data_->manifest, &path] { verify_files(path, manifest); });
+    std::optional<Session> session;
+    std::exception_ptr failure;
+    try {
+        session.emplace(std::move(bundle), options);
+    } catch (...) {
+        failure = std::current_exception();
+    }
+    hashes.get();
+    if (failure != nullptr) std::rethrow_exception(failure);
+    return std::move(*session);
 }
 
 Session::Session(Session&&) noexcept = default;
