@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from conftest import export_bundle, make_model, write_random_weights
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def golden() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:  # noqa: ARG001
+def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Makes the bundle of a name in EXPORTS, with L=4."""
     directory = tmp_path_factory.mktemp("golden")
     model = make_model(directory / "model", **LOOPING)
