@@ -40,7 +40,7 @@ PROMPT_CHARACTERS = 400
 @click.option("--output", type=click.Path(path_type=Path), required=True)
 @click.option("--work", type=click.Path(path_type=Path), default=Path("build/study"), show_default=True)
 @click.option("--kind", "kinds", multiple=True, type=click.Choice([*KINDS]), help="Of weights.  [default: all]")
-@click.option("--dtype", default="w8a8", show_default=True, help="Of the bundles, as for pass-export.")
+@click.option("--format", "weight_format", default="w8a8", show_default=True, help="As pass-export --weights; or fp32.")
 @click.option("--prompts", default=12, show_default=True, help="For each kind of text.")
 @click.option("--tokens", default=32, show_default=True, help="For each prompt.")
 @click.option("--repeat", default=3, show_default=True)
@@ -50,7 +50,7 @@ def main(
     output: Path,
     work: Path,
     kinds: tuple[str, ...],
-    dtype: str,
+    weight_format: str,
     prompts: int,
     tokens: int,
     repeat: int,
@@ -60,7 +60,7 @@ def main(
     files = {name: write_prompts(corpus / file, work / f"{name}.jsonl", prompts) for name, file in TEXTS.items()}
     results: dict[str, Any] = {}
     for kind in kinds or KINDS:
-        bundle = export(work / kind.replace(" ", "-"), weights / KINDS[kind], dtype)
+        bundle = export(work / kind.replace(" ", "-"), weights / KINDS[kind], weight_format)
         for text, prompt_file in files.items():
             for sampling, flags in SAMPLING.items():
                 target = work / f"{bundle.name}-{text}-{'greedy' if not flags else 'sampled'}.json"
@@ -71,7 +71,9 @@ def main(
     (output / "study.json").write_text(json.dumps(results, indent=1) + "\n")
     draw(results, output / "study.png")
     machine = next(iter(results["text"]["greedy"].values()))["machine"]
-    setting = f"{dtype}, {prompts} prompts of each kind, {tokens} tokens each, medians of {repeat} rounds, {machine}."
+    setting = (
+        f"{weight_format}, {prompts} prompts of each kind, {tokens} tokens each, medians of {repeat} rounds, {machine}."
+    )
     write_card(output / "README.md", {"study": f"{table(results)}\n\n{setting}", "held-out": held_out(corpus)})
 
 
@@ -88,9 +90,10 @@ def write_prompts(source: Path, target: Path, count: int) -> Path:
     return target
 
 
-def export(bundle: Path, weights: Path, dtype: str) -> Path:
+def export(bundle: Path, weights: Path, weight_format: str) -> Path:
     if not (bundle / "pass_config.json").is_file():
-        flags = ("--lookahead", LOOKAHEAD, "--lookahead-weights", weights, "--dtype", dtype, "-o", bundle)
+        rounded = () if weight_format == "fp32" else ("--weights", weight_format)
+        flags = ("--lookahead", LOOKAHEAD, "--lookahead-weights", weights, *rounded, "-o", bundle)
         run("pass_exporter.cli", "--model", MODEL, *flags)
     return bundle
 
