@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from triton_server import SLOW, Client, Triton, ids_of, text_of
+from triton_server import Client, ids_of, text_of
 
-from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime import GenerateOptions, SamplingParams
 
 PLANS = ("ar", "two-pass", "fused", "fused:2,2,1", "auto")
@@ -269,18 +268,3 @@ def test_a_killed_model_is_loaded_again(triton_server, session):
         assert time.monotonic() < deadline, triton_server.said
         time.sleep(0.2)
     assert found.json()["text_output"] == expected(session, "The", fields).text
-
-
-def test_sigterm_lets_requests_finish(random_bundle, tmp_path, session):
-    """A server of its own: Triton does not end in time once it has refused a gRPC request itself, or a model died."""
-    model = write_model(RepositoryConfig(random_bundle, tmp_path / "models", served_model_name="slow", threads=1))
-    with (model / "1" / "model.py").open("a") as file:
-        file.write(SLOW)
-    fields = LONG | {"max_tokens": 30}
-    with Triton(tmp_path / "models", tmp_path / "log") as server, Client(server) as client:
-        client.begin("slow", **fields, stream=True)
-        answers = client.responses()
-        begun = next(answers)
-        server.terminate()
-        assert text_of([begun, *answers]) == expected(session, "The", fields).text
-        assert server.process.wait(timeout=60) == 0, server.said

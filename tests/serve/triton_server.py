@@ -80,7 +80,7 @@ class Triton:
             f"127.0.0.1:{grpc}",
             f"http://127.0.0.1:{metrics}",
         )
-        line = [str(INSTALLED / "tritonserver"), f"--model-repository={repository}", "--exit-timeout-secs=60"]
+        line = [str(INSTALLED / "tritonserver"), f"--model-repository={repository}", "--log-info=true"]
         line += [f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")]
         line += [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *arguments]
         line += [f"--backend-config=python,shm-region-prefix-name={self._shared}"]
@@ -102,13 +102,10 @@ class Triton:
 
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # what SIGTERM does is one test's business
+            os.killpg(self.process.pid, signal.SIGKILL)  # SIGTERM may take Triton all of its exit time-out
         self.process.wait()
         for left in Path("/dev/shm").glob(f"{self._shared}*"):  # a killed stub cleans nothing up
             left.unlink(missing_ok=True)
-
-    def terminate(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
 
     @property
     def said(self) -> str:
