@@ -86,6 +86,16 @@ def test_ids_and_text_are_those_of_python(program: Path, tiny_bundle: Path):
     assert compare(program, tiny_bundle) == ([], [])
 
 
+@pytest.mark.parametrize("individual", [True, False])
+def test_digits_are_split_off_first(program: Path, tiny_bundle: Path, tmp_path: Path, individual: bool):
+    """As SmolLM2's tokenizer does, so that whitespace before a digit is whitespace at an end."""
+    document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
+    steps = [{"type": "Digits", "individual_digits": individual}, document["pre_tokenizer"]]
+    document |= {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    assert compare(program, tmp_path) == ([], [])
+
+
 def test_what_is_missing_is_named(program: Path, tiny_bundle: Path, tmp_path: Path):
     def refusal(bundle: Path, **environment: str) -> str:
         run = subprocess.run([program, bundle], input="", capture_output=True, text=True, env=os.environ | environment)
