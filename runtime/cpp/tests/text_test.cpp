@@ -48,7 +48,7 @@ TEST_CASE("half characters are held back") {
 TEST_CASE("special tokens and ids that are none are not shown") { CHECK(read({0, 2, 1, 99, 3}).text == "|a|||b|"); }
 
 TEST_CASE("stop strings end the text") {
-    CHECK(read({2, 3, 2, 2}, {"ba"}).text == "a||");
+    CHECK(read({2, 3, 2, 2}, {"ba"}).text == "a|||");
     CHECK(read({2, 3, 2, 2}, {"ba"}).stop == "ba");
     CHECK(read({2, 3}, {"bx"}).text == "a||b");
     CHECK(read({2, 3, 6}, {"b c", "ab"}).stop == "ab");
