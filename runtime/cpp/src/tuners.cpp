@@ -39,8 +39,8 @@ PassTimes Tuners::times(Sampler sampler) {
     const std::vector<Plan> offered = plans(1);
     const PassTimes* known = tuners_.empty() ? nullptr : &tuners_.begin()->second.times();
     const bool covered = known != nullptr && std::all_of(offered.begin(), offered.end(), [&](const Plan& plan) {
-        return known->trunk.contains(plan.width());
-    });
+                             return known->trunk.contains(plan.width());
+                         });
     if (!covered) {
         auto [trunk, tail] = measured(sampler, offered, 1);
         return {std::move(trunk), std::move(tail), {}};
