@@ -102,6 +102,12 @@ fetch_headers() { # suite, directory: unpack the package, from where this system
     touch "$root/done"
 }
 
+genai() { # for text; without it everything else works
+    local beside
+    beside=$(dirname "$(dirname "$(dirname "$1")")")/onnxruntime_genai/libonnxruntime-genai.so
+    if [ -e "$beside" ]; then echo "$beside"; fi
+}
+
 packages
 library=$(library)
 include=$(headers "$library")
@@ -109,7 +115,8 @@ include=$(headers "$library")
 say "ONNX Runtime: $library; headers: ${include#"$PWD"/}"
 say "building $build"
 cmake -S runtime/cpp -B "$build" -G Ninja -DPASS_WERROR=ON -DPASS_SANITIZE="$sanitize" \
-    -DPASS_ONNXRUNTIME_INCLUDE="$include" -DPASS_ONNXRUNTIME_LIBRARY="$library" "$@" >"$build.configure.log" 2>&1 ||
+    -DPASS_ONNXRUNTIME_INCLUDE="$include" -DPASS_ONNXRUNTIME_LIBRARY="$library" \
+    -DPASS_ONNXRUNTIME_GENAI="$(genai "$library")" "$@" >"$build.configure.log" 2>&1 ||
     { cat "$build.configure.log" >&2; exit 1; }
 cmake --build "$build" --parallel "${CPP_JOBS:-2}" --target "$target"
 [ "$run_tests" = 0 ] || ctest --test-dir "$build" --output-on-failure

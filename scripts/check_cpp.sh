@@ -25,14 +25,14 @@ tidy)
 fuzz)
     # Without clang: the target's own mutations under the sanitizers of the compiler there is.
     fuzzer=build/cpp/fuzz
-    if command -v clang++ >/dev/null; then export CC=clang CXX=clang++; fi
+    if command -v clang++ >/dev/null; then export CC=clang CXX=clang++; fi # which it keeps once it was configured
     scripts/build_cpp.sh --no-tests --into "$fuzzer" --sanitize address,undefined --target manifest_fuzz -- \
         -DPASS_FUZZ=ON -DPASS_TESTS=OFF
     mkdir -p "$fuzzer/corpus"
     [ -z "${MANIFEST:-}" ] || cp "$MANIFEST" "$fuzzer/corpus/given.json"
     [ -n "$(ls "$fuzzer/corpus")" ] || echo '{"format": "pass-bundle", "version": 3}' >"$fuzzer/corpus/small.json"
-    if "$fuzzer/manifest_fuzz" -help=1 2>/dev/null | grep -q libFuzzer; then
-        "$fuzzer/manifest_fuzz" -max_total_time="${1:-60}" -max_len=40000 -verbosity=0 -print_final_stats=1 \
+    if grep -q '^CMAKE_CXX_COMPILER:.*clang' "$fuzzer/CMakeCache.txt"; then
+        "$fuzzer/manifest_fuzz" -max_total_time="${1:-60}" -max_len=40000 -verbosity=0 -print_funcs=0 -print_final_stats=1 \
             -artifact_prefix="$fuzzer/" "$fuzzer/corpus"
     else
         "$fuzzer/manifest_fuzz" "${1:-60}" "$fuzzer"/corpus/*

@@ -20,7 +20,7 @@ using Ids = std::vector<std::int64_t>;
 struct Flags {
     EngineFlags engine;
     SamplingFlags sampling;
-    std::vector<std::string> prompt_ids, plans, drafts;
+    std::vector<std::string> prompts, prompt_ids, plans, drafts;
     std::vector<int> lookaheads, batches;
     std::int64_t max_new_tokens = 64;
     int repeat = 3;
@@ -45,9 +45,7 @@ struct Contender {
     std::vector<Ids> texts;
 };
 
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
@@ -56,7 +54,8 @@ double median(std::vector<double> values) {
 }
 
 // Groups of `batch` prompts begin together and are all as long.
-Round run_round(Session& session, const Contender& contender, const std::vector<Ids>& prompts, std::vector<Ids>& texts) {
+Round run_round(Session& session, const Contender& contender, const std::vector<Ids>& prompts,
+                std::vector<Ids>& texts) {
     Round round;
     const std::size_t group = contender.batch == 0 ? 1 : static_cast<std::size_t>(contender.batch);
     const double started = now();
@@ -97,7 +96,8 @@ std::vector<Contender> contenders_of(const Session& session, const Flags& flags)
     const SamplingParams sampling = flags.sampling.params().seeded();  // the same text for all
     std::vector<Contender> found;
     for (int batch : or_default(flags.batches, std::vector<int>{0})) {
-        for (const std::string& plan : or_default(flags.plans, std::vector<std::string>{"ar", "two-pass", "fused", "auto"})) {
+        for (const std::string& plan :
+             or_default(flags.plans, std::vector<std::string>{"ar", "two-pass", "fused", "auto"})) {
             for (const std::string& draft : or_default(flags.drafts, std::vector<std::string>{""})) {
                 for (int lookahead : or_default(flags.lookaheads, std::vector<int>{session.bundle().lookahead()})) {
                     Contender one;
@@ -157,9 +157,10 @@ std::vector<std::string> differing(const Session& session, const std::vector<Con
 }
 
 void print_table(const Json& report) {
-    std::printf("%s on %s: %s\n", report["bundle"].get<std::string>().c_str(), report["device"].get<std::string>().c_str(),
-                report["machine"].get<std::string>().c_str());
-    std::printf("%-22s %10s %7s %9s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "tau", "acceptance by position");
+    std::printf("%s on %s: %s\n", report["bundle"].get<std::string>().c_str(),
+                report["device"].get<std::string>().c_str(), report["machine"].get<std::string>().c_str());
+    std::printf("%-22s %10s %7s %9s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "tau",
+                "acceptance by position");
     for (const Json& plan : report["plans"]) {
         std::string rates;
         char text[16];
@@ -172,8 +173,23 @@ void print_table(const Json& report) {
                     plan["milliseconds_per_pass"].get<double>(), plan["tau"].get<double>(),
                     rates.empty() ? "-" : rates.c_str());
     }
-    for (const Json& one : report["differing"]) std::printf("another text, which only rounding may cause: %s\n", one.get<std::string>().c_str());
+    for (const Json& one : report["differing"])
+        std::printf("another text, which only rounding may cause: %s\n", one.get<std::string>().c_str());
     if (report["differing"].empty()) std::printf("every plan wrote the same text, token for token\n");
+}
+
+std::vector<Ids> prompts_of(const Session& session, const Flags& flags) {
+    std::vector<Ids> found;
+    for (const std::string& text : flags.prompt_ids) found.push_back(parse_ids("--prompt-ids", text));
+    if (!found.empty() && flags.prompts.empty()) return found;
+    const Tokenizer tokenizer(flags.engine.bundle, "", flags.engine.options.onnxruntime);
+    const std::vector<std::string> otherwise{"The history of the Roman Empire begins with",
+                                             "def quicksort(items):\n    ", "To bake a loaf of bread, first",
+                                             "Photosynthesis is the process by which"};
+    for (const std::string& text : flags.prompts.empty() ? otherwise : flags.prompts) {
+        found.push_back(encode(tokenizer, session.bundle(), text));
+    }
+    return found;
 }
 
 void bench(const Flags& flags) {
@@ -181,20 +197,22 @@ void bench(const Flags& flags) {
     for (int batch : flags.batches) {
         if (batch < 1) throw Error("--batch must list numbers of sequences, as in 1,2,4,8");
     }
-    const std::size_t most = flags.batches.empty() ? 0 : static_cast<std::size_t>(*std::max_element(flags.batches.begin(), flags.batches.end()));
-    if (flags.prompt_ids.empty()) throw Error("give prompts with --prompt-ids");
-    std::vector<Ids> prompts;
-    for (std::size_t i = 0; i < std::max(flags.prompt_ids.size(), most); ++i) {
-        prompts.push_back(parse_ids("--prompt-ids", flags.prompt_ids[i % flags.prompt_ids.size()]));
-    }
+    const std::size_t most =
+        flags.batches.empty() ? 0
+                              : static_cast<std::size_t>(*std::max_element(flags.batches.begin(), flags.batches.end()));
     Session session = flags.engine.open(std::max(1, static_cast<int>(most)));
+    std::vector<Ids> prompts = prompts_of(session, flags);
+    for (std::size_t i = 0, given = prompts.size(); prompts.size() < most; ++i)
+        prompts.push_back(Ids(prompts[i % given]));
     std::vector<Contender> contenders = contenders_of(session, flags);
     for (int number = 0; number <= flags.repeat; ++number) {  // round 0 warms up
         for (Contender& contender : contenders) {
             std::vector<Ids> texts;
             const Round round = run_round(session, contender, prompts, texts);
-            if (number == 0) contender.texts = std::move(texts);
-            else contender.rounds.push_back(round);
+            if (number == 0)
+                contender.texts = std::move(texts);
+            else
+                contender.rounds.push_back(round);
         }
     }
     Json report{{"bundle", session.bundle().name()},
@@ -215,19 +233,26 @@ void bench(const Flags& flags) {
         file << report.dump(2) << "\n";
         if (!file.flush()) throw Error("cannot write " + flags.output);
     }
-    if (flags.as_json) std::cout << report.dump(2) << std::endl;
-    else print_table(report);
+    if (flags.as_json)
+        std::cout << report.dump(2) << std::endl;
+    else
+        print_table(report);
 }
 
 }  // namespace
 
 void add_bench(CLI::App& app) {
-    CLI::App* command = app.add_subcommand("bench", "Time plans against each other, in alternation; medians over rounds.");
+    CLI::App* command =
+        app.add_subcommand("bench", "Time plans against each other, in alternation; medians over rounds.");
     const auto flags = std::make_shared<Flags>();
     flags->engine.add_to(*command);
     flags->sampling.add_to(*command);
-    command->add_option("--prompt-ids", flags->prompt_ids, "A prompt's token ids, as 1,2,3. May be given several times.")->take_all();
-    command->add_option("--plan", flags->plans, "Plans to compare; the first is the measure. Default: all.")->take_all();
+    command->add_option("-p,--prompt", flags->prompts, "A prompt. May be given several times.")->take_all();
+    command
+        ->add_option("--prompt-ids", flags->prompt_ids, "A prompt's token ids, as 1,2,3. May be given several times.")
+        ->take_all();
+    command->add_option("--plan", flags->plans, "Plans to compare; the first is the measure. Default: all.")
+        ->take_all();
     command->add_option("--draft", flags->drafts, "Draft sources to compare.")->take_all();
     command->add_option("--lookahead", flags->lookaheads, "Drafts per round. Default: the bundle's.")->take_all();
     command->add_option("--batch", flags->batches, "Sequences at a time to compare, as 1,2,4,8.")->delimiter(',');

@@ -16,9 +16,8 @@ Json logprobs_of(const Generation& generation) {
         if (!token.logprobs) continue;
         Json top = Json::array();
         for (const auto& [id, logprob] : token.logprobs->top) top.push_back({id, static_cast<double>(logprob)});
-        found.push_back({{"token", token.id},
-                         {"logprob", static_cast<double>(token.logprobs->logprob)},
-                         {"top", std::move(top)}});
+        found.push_back(
+            {{"token", token.id}, {"logprob", static_cast<double>(token.logprobs->logprob)}, {"top", std::move(top)}});
     }
     return found;
 }

@@ -1,4 +1,5 @@
 // pass-cpp: generate | bench | replay.
+#include <cctype>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -24,11 +25,15 @@ int report(const std::string& problem) {
 }
 
 // Flags that cannot be: one line that says which command has them.
-int usage(const CLI::App& app, const CLI::ParseError& error) {
+int usage(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
     std::string text = error.what(), command = "pass-cpp";
     for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
+    if (app.get_subcommands().empty()) text = first.empty() ? "missing command" : "no such command or option: " + first;
     if (!text.empty() && text.back() == '.') text.pop_back();
+    if (text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0) {
+        text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
+    }
     return report(text + "; see " + command + " --help");
 }
 
@@ -47,7 +52,7 @@ int main(int argc, char** argv) {
     } catch (const CLI::RuntimeError& error) {
         return error.get_exit_code();
     } catch (const CLI::ParseError& error) {
-        return usage(app, error);
+        return usage(app, error, argc > 1 ? argv[1] : "");
     } catch (const std::bad_alloc&) {
         return report("there is no memory: use a smaller --capacity, or shorter prompts");
     } catch (const std::exception& error) {

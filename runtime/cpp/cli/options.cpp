@@ -11,7 +11,8 @@ void EngineFlags::add_to(CLI::App& command) {
     command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
     command.add_option("--capacity", capacity, "Longest sequence in tokens: bounds the KV cache.");
     command.add_flag("--trust-bundle", trust, "Skip the hash check of the bundle's files.");
-    command.add_option("--onnxruntime", options.onnxruntime, "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
+    command.add_option("--onnxruntime", options.onnxruntime,
+                       "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
     command.add_option("--plugin", options.plugin,
                        "ONNX Runtime's plugin for tensorrt-rtx, in place of $PASS_TENSORRT_RTX_PLUGIN.");
     command.add_option("--plugin-library", options.plugin_libraries,
@@ -31,12 +32,18 @@ void SamplingFlags::add_to(CLI::App& command) {
     command.add_option("--top-k", sampling.top_k, "0 is off; at most 1024.")->capture_default_str();
     command.add_option("--top-p", sampling.top_p, "1 is off.")->capture_default_str();
     command.add_option("--min-p", sampling.min_p, "0 is off.")->capture_default_str();
-    command.add_option("--seed", seed, "Same seed, same text, whatever the plan. Default: random.");
+    command.add_option("--seed", seed, "Same seed, same text, whatever the plan. Default: random.")->type_name("INT");
 }
 
 SamplingParams SamplingFlags::params() const {
     SamplingParams found = sampling;
-    found.seed = seed;
+    if (seed) {
+        std::uint64_t number = 0;
+        const char* last = seed->data() + seed->size();
+        const auto [stop, error] = std::from_chars(seed->data(), last, number);
+        if (error != std::errc() || stop != last) throw Error("seed must be 0 to 2^64-1, not " + *seed);
+        found.seed = number;
+    }
     return found;
 }
 
@@ -58,6 +65,16 @@ std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& 
         at = stop;
     }
     return ids;
+}
+
+std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle, const std::string& text) {
+    std::vector<std::int64_t> ids = tokenizer.encode(text);
+    if (!ids.empty()) return ids;
+    if (bundle.bos_token_id()) return {*bundle.bos_token_id()};
+    if (bundle.eos_token_ids().empty()) {
+        throw Error("the prompt is empty and the model has no start token; give it some text");
+    }
+    return {bundle.eos_token_ids().front()};
 }
 
 std::vector<std::string> read_lines(const std::string& path) {

@@ -108,15 +108,16 @@ void replay(const Flags& flags) {
     int scenes = 0, requests = 0, differing = 0;
     for (const std::string& line : read_lines(flags.traces)) {
         const Json scene = Json::parse(line, nullptr, false);
-        if (!scene.is_object()) throw Error(flags.traces + ", line " + std::to_string(scenes + 1) + ": not a JSON object");
+        if (!scene.is_object())
+            throw Error(flags.traces + ", line " + std::to_string(scenes + 1) + ": not a JSON object");
         const std::vector<Json> results = play(scene, flags.engine);
         if (flags.print) std::cout << Json(results).dump() << std::endl;
         differing += compare(scene, results);
         scenes += 1;
         requests += static_cast<int>(results.size());
     }
-    std::cout << scenes << " scenes, " << requests << " requests: "
-              << (differing == 0 ? "equal" : std::to_string(differing) + " differences") << std::endl;
+    std::cout << scenes << " scenes, " << requests
+              << " requests: " << (differing == 0 ? "equal" : std::to_string(differing) + " differences") << std::endl;
     if (differing > 0) throw CLI::RuntimeError(1);
 }
 

@@ -1,5 +1,5 @@
 # manifest_fuzz: the manifest's part of the library, with libFuzzer where the compiler is clang.
-set(manifest_sources manifest manifest_read strict_json consistency tensors plan noise sha256 text_file)
+set(manifest_sources manifest manifest_read strict_json consistency tensors plan noise sha256 text_file utf8)
 list(TRANSFORM manifest_sources REPLACE "(.+)" "src/\\1.cpp")
 add_executable(manifest_fuzz fuzz/manifest.cpp ${manifest_sources})
 pass_flags(manifest_fuzz)

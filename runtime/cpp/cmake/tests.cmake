@@ -22,7 +22,11 @@ foreach(program ${programs})
   test_program(${name} ${program})
 endforeach()
 
+set(consumer_flags "")
+if(PASS_SANITIZE)
+  set(consumer_flags -fsanitize=${PASS_SANITIZE})
+endif()
 add_test(NAME consumer COMMAND ${CMAKE_COMMAND}
   -DBUILD=${CMAKE_BINARY_DIR} -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/tests/consumer -DDIRECTORY=${CMAKE_BINARY_DIR}/consumer
-  -DGENERATOR=${CMAKE_GENERATOR} "-DFLAGS=$<$<BOOL:${PASS_SANITIZE}>:-fsanitize=${PASS_SANITIZE}>"
+  -DGENERATOR=${CMAKE_GENERATOR} -DFLAGS=${consumer_flags}
   -P ${CMAKE_CURRENT_SOURCE_DIR}/tests/consumer/run.cmake)

@@ -32,8 +32,11 @@ int main(int argc, char** argv) {
         for (int i = 0; i < count; ++i) printf("%lld ", (long long)tokens[i]);
         fflush(stdout);
     }
-    if (count < 0) fprintf(stderr, "error: %s\n", error);
-    else printf("\nfinished by %s, %lld passes\n", pass_finish_reason(generation), (long long)pass_get_stats(generation).passes);
+    if (count < 0)
+        fprintf(stderr, "error: %s\n", error);
+    else
+        printf("\nfinished by %s, %lld passes\n", pass_finish_reason(generation),
+               (long long)pass_get_stats(generation).passes);
     pass_free(generation);
     pass_close(session);
     return count < 0 ? 2 : 0;

@@ -40,9 +40,7 @@ void Acceptance::forget() {
     for (std::size_t i = 0; i < prior_.size(); ++i) lean(i, prior_[i], 1 / (8 * memory));
 }
 
-void Acceptance::lean(std::size_t i, double rate, double share) {
-    hits_[i] += (rate * trials_[i] - hits_[i]) * share;
-}
+void Acceptance::lean(std::size_t i, double rate, double share) { hits_[i] += (rate * trials_[i] - hits_[i]) * share; }
 
 std::vector<double> chain_of(const std::vector<double>& rates) {
     std::vector<double> chain{1.0};

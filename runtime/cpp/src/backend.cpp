@@ -21,9 +21,7 @@ Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::uniqu
       bindings_(manifest, capabilities_.positions()),
       cache_(*memory_, manifest, capabilities_.slots()) {}
 
-void Backend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
-    cache_.resize(capacity, lengths);
-}
+void Backend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) { cache_.resize(capacity, lengths); }
 
 void Backend::set_sampling(int slot, const SamplingParams& params) {
     if (params.sampler() != Sampler::greedy) {
@@ -45,7 +43,8 @@ void Backend::park(int slot, std::int64_t length) { set_slot(slot, length, false
 
 void Backend::enter(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
                     std::span<const std::int64_t> drafts) {
-    if (drafts.size() > static_cast<std::size_t>(plan.drafts)) throw std::invalid_argument("too many drafts for " + plan.name);
+    if (drafts.size() > static_cast<std::size_t>(plan.drafts))
+        throw std::invalid_argument("too many drafts for " + plan.name);
     const std::int64_t vocab = capabilities_.vocab_size;
     std::vector<std::int64_t> ids{root};
     ids.insert(ids.end(), drafts.begin(), drafts.end());

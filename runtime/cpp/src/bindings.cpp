@@ -33,9 +33,9 @@ BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
     const PlanConstants found =
         listed != manifest_.plans.end() ? listed->constants : constants_of(plan, manifest_.model.vocab_size);
     return {
-        {"row_position", bytes_of(found.row_position)},     {"window_mask", bytes_of(found.window_mask)},
-        {"logit_rows", bytes_of(found.logit_rows)},         {"lookahead_rows", bytes_of(found.lookahead_rows)},
-        {"draft_rows", bytes_of(found.draft_rows)},         {"lookahead_ids", bytes_of(found.lookahead_ids)},
+        {"row_position", bytes_of(found.row_position)}, {"window_mask", bytes_of(found.window_mask)},
+        {"logit_rows", bytes_of(found.logit_rows)},     {"lookahead_rows", bytes_of(found.lookahead_rows)},
+        {"draft_rows", bytes_of(found.draft_rows)},     {"lookahead_ids", bytes_of(found.lookahead_ids)},
     };
 }
 

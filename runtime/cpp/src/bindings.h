@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "manifest.h"
-#include "plan.h"
 #include "pass/options.hpp"
+#include "plan.h"
 
 namespace pass {
 

@@ -37,7 +37,8 @@ void Buffers::write(const std::string& name, const Shape& shape, const std::vect
 
 std::byte* Buffers::get(const std::string& name, const Shape& shape, std::int64_t items, std::size_t item) {
     std::byte*& address = addresses_[{name, shape}];
-    if (address == nullptr) address = memory_.allocate(static_cast<std::size_t>(std::max<std::int64_t>(items, 1)) * item);
+    if (address == nullptr)
+        address = memory_.allocate(static_cast<std::size_t>(std::max<std::int64_t>(items, 1)) * item);
     return address;
 }
 

@@ -122,7 +122,7 @@ const char* pass_finish_reason(const pass_generation* generation) {
 
 pass_stats pass_get_stats(const pass_generation* generation) {
     const pass::Stats stats = generation->generation.stats();
-    return {stats.prompt_tokens, stats.cached_tokens, stats.generated_tokens, stats.passes,         stats.steps,
+    return {stats.prompt_tokens, stats.cached_tokens, stats.generated_tokens, stats.passes,        stats.steps,
             stats.drafted,       stats.accepted,      stats.prefill_seconds,  stats.decode_seconds};
 }
 

@@ -7,10 +7,10 @@
 
 #include "backend.h"
 #include "draft_policy.h"
+#include "pass/session.hpp"
 #include "runner.h"
 #include "scheduler.h"
 #include "tuners.h"
-#include "pass/session.hpp"
 
 namespace pass {
 

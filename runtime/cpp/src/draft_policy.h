@@ -63,8 +63,8 @@ class Always : public Judge {
 std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const std::vector<View>& views,
                               Judge& judge);
 
-// `plan` and `lookahead` as for `make_cycle`, or "auto"; `draft` is "lookahead", "ngram" or "both" (none: both for auto,
-// else lookahead).
+// `plan` and `lookahead` as for `make_cycle`, or "auto"; `draft` is "lookahead", "ngram" or "both" (none: both for
+// auto, else lookahead).
 Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft);
 
 }  // namespace pass

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core.h"
-#include "sequence.h"
 #include "pass/session.hpp"
+#include "sequence.h"
 
 namespace pass {
 

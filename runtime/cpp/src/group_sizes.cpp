@@ -8,9 +8,9 @@ namespace pass {
 
 namespace {
 
-constexpr int max_drafts = 8;   // of the shapes that are enumerated
-constexpr int every = 3;        // up to so many drafts every shape is tried
-constexpr int exhaustive = 5;   // up to so many every falling one
+constexpr int max_drafts = 8;  // of the shapes that are enumerated
+constexpr int every = 3;       // up to so many drafts every shape is tried
+constexpr int exhaustive = 5;  // up to so many every falling one
 
 using Matrix = std::vector<std::vector<double>>;  // the right-hand side is the last column
 

@@ -1,7 +1,7 @@
 // How many tokens a pass of each plan is worth, and the group sizes that are worth most. Pure arithmetic.
 //
-// chain[i] is the probability that drafts 1..i of a row of drafts are all accepted (chain[0] = 1). Drafts of one pass are
-// taken as independent of those of another.
+// chain[i] is the probability that drafts 1..i of a row of drafts are all accepted (chain[0] = 1). Drafts of one pass
+// are taken as independent of those of another.
 #pragma once
 
 #include <functional>

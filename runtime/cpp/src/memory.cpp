@@ -14,8 +14,7 @@ constexpr std::size_t alignment = 64;  // a cache line, and what vector instruct
 }  // namespace
 
 Error out_of_memory() {
-    return Error(
-        "there is no memory: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
+    return Error("there is no memory: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
 }
 
 Error out_of_memory(std::size_t size) {

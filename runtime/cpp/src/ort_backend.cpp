@@ -38,7 +38,8 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
           return Engine{std::move(library), &device};
       }()) {}
 
-OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Engine engine)
+OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
+                       Engine engine)
     : Backend(manifest, capabilities_of(manifest, options, *engine.device),
               open_memory(*engine.device, options.allocator)),
       bundle_(std::move(bundle)),
@@ -59,7 +60,8 @@ void OrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> len
 void OrtBackend::run_trunk(const Plan& plan, int batch) {
     auto found = bound_trunks_.find({plan.name, batch});
     if (found == bound_trunks_.end()) {
-        found = bound_trunks_.emplace(std::pair(plan.name, batch), bind_trunk(bindings_.trunk(plan, batch), 0, batch)).first;
+        found = bound_trunks_.emplace(std::pair(plan.name, batch), bind_trunk(bindings_.trunk(plan, batch), 0, batch))
+                    .first;
     }
     found->second.run();
 }
@@ -117,7 +119,8 @@ Bound OrtBackend::bind_trunk(const Bindings& bindings, int slot, int batch) {
 const OrtGraph& OrtBackend::tail_graph(const Graph& graph) {
     std::unique_ptr<OrtGraph>& tail = tails_[graph.file];
     if (tail == nullptr) {
-        auto opened = std::make_unique<OrtGraph>(engine_.library, *engine_.device, bundle_ / graph.file, 1, shared_.get());
+        auto opened =
+            std::make_unique<OrtGraph>(engine_.library, *engine_.device, bundle_ / graph.file, 1, shared_.get());
         opened->check(graph);
         tail = std::move(opened);
     }

@@ -42,9 +42,9 @@ class OrtBackend : public Backend {
     Engine engine_;
     std::unique_ptr<SharedTensors> shared_;
     std::unique_ptr<OrtGraph> trunk_;
-    std::map<std::string, std::unique_ptr<OrtGraph>> tails_;        // by file
-    std::map<std::pair<std::string, int>, Bound> bound_trunks_;     // by plan and batch, for the present cache
-    std::map<std::pair<int, int>, Bound> bound_prefills_;           // by width and slot, for the present cache
+    std::map<std::string, std::unique_ptr<OrtGraph>> tails_;          // by file
+    std::map<std::pair<std::string, int>, Bound> bound_trunks_;       // by plan and batch, for the present cache
+    std::map<std::pair<int, int>, Bound> bound_prefills_;             // by width and slot, for the present cache
     std::map<std::tuple<std::string, int, int>, Bound> bound_tails_;  // by plan, sampler or -1, and batch
 };
 

@@ -72,7 +72,8 @@ void register_plugin(const OrtLibrary& library, const Device& device, const Load
         }
     }
     // A plugin is registered once in a process: another session may have done it.
-    OrtStatus* status = library.api().RegisterExecutionProviderLibrary(library.environment(), path.c_str(), path.c_str());
+    OrtStatus* status =
+        library.api().RegisterExecutionProviderLibrary(library.environment(), path.c_str(), path.c_str());
     if (status != nullptr && std::strstr(library.api().GetErrorMessage(status), "already") != nullptr) {
         library.api().ReleaseStatus(status);
         return;

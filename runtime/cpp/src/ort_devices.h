@@ -18,8 +18,8 @@ using ProviderOptions = std::vector<std::pair<const char*, const char*>>;
 struct Device {
     const char* name;
     const char* provider;
-    const char* memory;  // ONNX Runtime's name for where its tensors are
-    bool plugin;         // in a library of its own, which is registered first
+    const char* memory;                    // ONNX Runtime's name for where its tensors are
+    bool plugin;                           // in a library of its own, which is registered first
     std::vector<ProviderOptions> options;  // tried in this order
 };
 

@@ -129,8 +129,9 @@ void OrtGraph::check_tensors(const Graph& described, bool inputs) const {
     std::set<Kind> found, listed;
     for (std::size_t i = 0; i < count; ++i) {
         char* name = nullptr;
-        library_->check((inputs ? api.SessionGetInputName : api.SessionGetOutputName)(session_.get(), i, allocator, &name),
-                        "onnxruntime");
+        library_->check(
+            (inputs ? api.SessionGetInputName : api.SessionGetOutputName)(session_.get(), i, allocator, &name),
+            "onnxruntime");
         const std::string copied = name;
         library_->check(api.AllocatorFree(allocator, name), "onnxruntime");
         OrtTypeInfo* info = nullptr;

@@ -8,7 +8,7 @@ namespace pass {
 
 namespace {
 
-constexpr double agree = 1.1;  // two times of a pass that differ by less are enough
+constexpr double agree = 1.1;                           // two times of a pass that differ by less are enough
 constexpr int repeats = 4, wide_repeats = 2, wide = 8;  // times of a pass, and of one over more than `wide` rows
 constexpr int widest = 64;  // windows with more rows, of all slots together, are not measured
 

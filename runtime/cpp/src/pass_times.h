@@ -43,8 +43,8 @@ struct PassTimes {
     }
 };
 
-// Plans that together show widths from 1 to the widest a bundle with `lookahead` rows has: few of them, since pass times
-// are nearly linear in between.
+// Plans that together show widths from 1 to the widest a bundle with `lookahead` rows has: few of them, since pass
+// times are nearly linear in between.
 std::vector<Plan> probe_plans(int lookahead, int batch = 1);
 
 // Time passes over `plans`, `ar` among them, in alternation. Of each plan it is the least, since whatever disturbs a pass

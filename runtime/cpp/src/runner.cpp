@@ -101,10 +101,9 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> most) {
     const std::vector<std::int64_t>& prompt = sequence.work.prompt_ids;
     const auto [count, width] = chunk(sequence.cached, static_cast<std::int64_t>(prompt.size()) - 1, most);
     reserve(sequence.cached + width);
-    backend_.prefill(slot.number, sequence.cached,
-                     std::span(prompt).subspan(static_cast<std::size_t>(sequence.cached),
-                                               static_cast<std::size_t>(count)),
-                     width);
+    backend_.prefill(
+        slot.number, sequence.cached,
+        std::span(prompt).subspan(static_cast<std::size_t>(sequence.cached), static_cast<std::size_t>(count)), width);
     sequence.cached += count;
     slot.parked = false;  // behind what is cached now
     sequence.stats.prefill_seconds += now() - started;
@@ -241,8 +240,8 @@ void Runner::reserve(std::int64_t columns) {
     if (columns > backend_.capacity()) resize(backend_.capabilities().capacity(columns));
 }
 
-// Before a sequence of `columns` joins in `slot`: a cache that is too long for all of them shrinks, since passes pay for
-// its length. What slots kept for later goes where it does not fit.
+// Before a sequence of `columns` joins in `slot`: a cache that is too long for all of them shrinks, since passes pay
+// for its length. What slots kept for later goes where it does not fit.
 void Runner::fit(std::int64_t columns, Slot& slot, std::size_t kept) {
     keep(slot, kept);
     for (const Slot* other : busy()) {

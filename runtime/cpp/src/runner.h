@@ -1,7 +1,7 @@
 // The slots of a backend and what stands in them: which sequence, how much of it in the cache, which window.
 //
-// The device is told only what changed. Where a pass or an allocation fails, the host's account is as before it, and the
-// windows are laid out anew from that account: nothing that half happened is believed.
+// The device is told only what changed. Where a pass or an allocation fails, the host's account is as before it, and
+// the windows are laid out anew from that account: nothing that half happened is believed.
 #pragma once
 
 #include <map>
@@ -19,12 +19,12 @@ namespace pass {
 struct Slot {
     int number = 0;
     std::shared_ptr<Sequence> sequence;
-    std::int64_t admitted = 0;         // counts the sequences that joined before
-    std::vector<std::int64_t> kept;    // tokens whose K/V are in the cache though no sequence is
-    int left = 0;                      // drafts in its window, of `source`
+    std::int64_t admitted = 0;       // counts the sequences that joined before
+    std::vector<std::int64_t> kept;  // tokens whose K/V are in the cache though no sequence is
+    int left = 0;                    // drafts in its window, of `source`
     Source source = Source::lookahead;
-    bool entered = false;              // whether its window is on the device
-    bool parked = false;               // whether the device knows that it is left out
+    bool entered = false;  // whether its window is on the device
+    bool parked = false;   // whether the device knows that it is left out
 
     // Valid entries of the cache.
     std::int64_t cached() const {

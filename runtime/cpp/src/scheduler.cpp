@@ -59,8 +59,7 @@ void Scheduler::add(std::shared_ptr<Sequence> sequence) {
     const std::lock_guard lock(mutex_);
     if (waiting_.size() >= max_queue_) {
         throw QueueFull(std::to_string(waiting_.size()) + " requests are waiting already, and the queue holds " +
-                        std::to_string(max_queue_) +
-                        ": try again later, or open the session with a larger max_queue");
+                        std::to_string(max_queue_) + ": try again later, or open the session with a larger max_queue");
     }
     waiting_.push_back(std::move(sequence));
 }

@@ -5,9 +5,7 @@
 
 namespace pass {
 
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 Sequence::Sequence(Work asked, std::unique_ptr<TextReader> reader, std::shared_ptr<Signals> shared)
     : work(std::move(asked)), tokens(work.prompt_ids), signals(std::move(shared)), reader_(std::move(reader)) {

@@ -15,10 +15,10 @@
 
 #include "acceptance.h"
 #include "ngram.h"
-#include "plan.h"
 #include "pass/event.hpp"
 #include "pass/options.hpp"
 #include "pass/stats.hpp"
+#include "plan.h"
 #include "text_reader.h"
 
 namespace pass {

@@ -5,8 +5,9 @@
 #include <optional>
 
 #include "core.h"
-#include "generation.h"
 #include "errors.h"
+#include "generation.h"
+#include "pass/text.hpp"
 
 namespace pass {
 
@@ -69,8 +70,13 @@ Session::~Session() {
     if (core_ != nullptr) core_->close();
 }
 
-Generation Session::submit(Request request) {
-    return Generation(std::make_unique<Generation::Data>(core_, core_->submit(request, nullptr)));
+Generation Session::submit(Request request, const Tokenizer* tokenizer) {
+    const std::vector<std::string>& stop = request.options.stop;
+    if (tokenizer == nullptr && !stop.empty()) {
+        throw Error("stop strings need text: give a tokenizer, or use stop_token_ids");
+    }
+    std::unique_ptr<TextReader> reader = tokenizer != nullptr ? tokenizer->reader(stop) : nullptr;
+    return Generation(std::make_unique<Generation::Data>(core_, core_->submit(request, std::move(reader))));
 }
 
 bool Session::step() { return core_->step(); }

@@ -55,9 +55,9 @@ void SharedTensors::add(const std::string& name, const MappedFile& file, std::si
     library_->check(api.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &place), "onnxruntime");
     const Owned<OrtMemoryInfo> held(place, api.ReleaseMemoryInfo);
     OrtValue* value = nullptr;
-    library_->check(api.CreateTensorWithDataAsOrtValue(place, file.data() + offset, size, shape.data(), shape.size(),
-                                                       type, &value),
-                    "onnxruntime");
+    library_->check(
+        api.CreateTensorWithDataAsOrtValue(place, file.data() + offset, size, shape.data(), shape.size(), type, &value),
+        "onnxruntime");
     values_.emplace_back(name, Owned<OrtValue>(value, api.ReleaseValue));
 }
 

@@ -8,28 +8,11 @@
 
 #include "errors.h"
 #include "strict_json.h"
+#include "utf8.h"
 
 namespace pass {
 
 namespace {
-
-// What bytes make up a character: how many, and in which range the second must be.
-struct Sequence {
-    int size;
-    unsigned char low = 0x80, high = 0xBF;
-};
-
-std::optional<Sequence> sequence_of(unsigned char first) {
-    if (first < 0x80) return Sequence{1};
-    if (first >= 0xC2 && first <= 0xDF) return Sequence{2};
-    if (first == 0xE0) return Sequence{3, 0xA0};
-    if (first == 0xED) return Sequence{3, 0x80, 0x9F};
-    if (first > 0xE0 && first <= 0xEF) return Sequence{3};
-    if (first == 0xF0) return Sequence{4, 0x90};
-    if (first == 0xF4) return Sequence{4, 0x80, 0x8F};
-    if (first > 0xF0 && first < 0xF4) return Sequence{4};
-    return std::nullopt;
-}
 
 std::string undecodable(const std::string& text, std::size_t begin, std::size_t count, const char* why) {
     std::array<char, 8> byte{};
@@ -44,15 +27,9 @@ std::string undecodable(const std::string& text, std::size_t begin, std::size_t 
 // Why `text` is not UTF-8, as Python words it.
 std::optional<std::string> not_utf8(const std::string& text) {
     for (std::size_t i = 0; i < text.size();) {
-        const auto sequence = sequence_of(static_cast<unsigned char>(text[i]));
-        if (!sequence) return undecodable(text, i, 1, "invalid start byte");
-        for (std::size_t k = 1; k < static_cast<std::size_t>(sequence->size); ++k) {
-            if (i + k == text.size()) return undecodable(text, i, k, "unexpected end of data");
-            const auto byte = static_cast<unsigned char>(text[i + k]);
-            const bool good = k > 1 ? byte >= 0x80 && byte <= 0xBF : byte >= sequence->low && byte <= sequence->high;
-            if (!good) return undecodable(text, i, k, "invalid continuation byte");
-        }
-        i += static_cast<std::size_t>(sequence->size);
+        const Utf8Character character = utf8_character(text, i);
+        if (character.fault != nullptr) return undecodable(text, i, character.size, character.fault);
+        i += character.size;
     }
     return std::nullopt;
 }

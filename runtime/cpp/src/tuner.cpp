@@ -11,12 +11,12 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t every = 12;   // passes between two decisions, at least
-constexpr double budget = 0.01;      // the part of decoding time that decisions may take
-constexpr double advantage = 1.10;   // what a plan must promise to be taken up
-constexpr double keep = 1.03;        // and to be kept
-constexpr double unknown = 0.1;      // acceptance rate of drafts that nobody has measured
-constexpr double text_prior = 0.6;   // of drafts from the text, before any was tried
+constexpr std::int64_t every = 12;  // passes between two decisions, at least
+constexpr double budget = 0.01;     // the part of decoding time that decisions may take
+constexpr double advantage = 1.10;  // what a plan must promise to be taken up
+constexpr double keep = 1.03;       // and to be kept
+constexpr double unknown = 0.1;     // acceptance rate of drafts that nobody has measured
+constexpr double text_prior = 0.6;  // of drafts from the text, before any was tried
 
 std::vector<double> prior_of(const std::vector<double>& acceptance, int lookahead) {
     std::vector<double> rates;

@@ -131,7 +131,8 @@ TEST_CASE("many threads submit, read and cancel at once", "[core]") {
                 if (i % 5 == 4) sequence->cancelled = true;
                 const auto read = read_all(*core, *sequence);
                 const auto whole = expected(prompt, 20 + i);
-                const bool is_prefix = read.size() <= whole.size() && std::equal(read.begin(), read.end(), whole.begin());
+                const bool is_prefix =
+                    read.size() <= whole.size() && std::equal(read.begin(), read.end(), whole.begin());
                 if (!is_prefix || (i % 5 != 4 && read.size() != whole.size())) ++wrong;
             }
         });

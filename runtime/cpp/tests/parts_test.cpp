@@ -8,9 +8,9 @@
 #include "group_sizes.h"
 #include "ngram.h"
 #include "noise.h"
+#include "pass/stats.hpp"
 #include "pass_times.h"
 #include "plan.h"
-#include "pass/stats.hpp"
 
 using namespace pass;
 
@@ -82,10 +82,13 @@ TEST_CASE("group sizes", "[tuning]") {
     // With no rows behind accepted drafts every other pass has none to verify.
     CHECK(fused_tokens({1, 0}, {1.0, 1.0 - 1e-12}) == Approx(1.5));
     CHECK(two_pass_tokens(2, {1.0, 0.5, 0.25}) == Approx(1.375));
-    const auto dear = best_shape({1.0, 0.5, 0.25}, [](int width, int) { return 1.0 * width; }, 100);
+    const auto dear = best_shape(
+        {1.0, 0.5, 0.25}, [](int width, int) { return 1.0 * width; }, 100);
     REQUIRE(dear.has_value());
     CHECK(dear->groups == std::vector<int>{1, 0});
-    CHECK_FALSE(best_shape({1.0, 0.5}, [](int, int) { return 1.0; }, 2).has_value());
+    CHECK_FALSE(best_shape(
+                    {1.0, 0.5}, [](int, int) { return 1.0; }, 2)
+                    .has_value());
 }
 
 TEST_CASE("times between points", "[tuning]") {

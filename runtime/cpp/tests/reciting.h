@@ -31,9 +31,10 @@ inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capac
 class RecitingBackend : public Backend {
    public:
     RecitingBackend(const Manifest& manifest, int slots, std::shared_ptr<Allocator> allocator = nullptr)
-        : Backend(manifest,
-                  {"cpu", vocab, following_capacities(manifest.model.max_capacity), {64, 16, 1}, batch_sizes_up_to(slots)},
-                  std::make_unique<HostMemory>(std::move(allocator))) {}
+        : Backend(
+              manifest,
+              {"cpu", vocab, following_capacities(manifest.model.max_capacity), {64, 16, 1}, batch_sizes_up_to(slots)},
+              std::make_unique<HostMemory>(std::move(allocator))) {}
 
     void run_trunk(const Plan&, int) override {
         if (before_pass) before_pass();
@@ -72,7 +73,8 @@ class RecitingBackend : public Backend {
         const std::int64_t behind = length + accepted + 1;
         const Plan next = plan.next();
         std::vector<std::int64_t> window{recited(behind)};
-        for (int i = 0; i < next.drafts; ++i) window.push_back(i < plan.left(accepted) ? drafted(behind + 1 + i) : vocab);
+        for (int i = 0; i < next.drafts; ++i)
+            window.push_back(i < plan.left(accepted) ? drafted(behind + 1 + i) : vocab);
         const PlanConstants constants = constants_of(next, vocab);
         window.insert(window.end(), constants.lookahead_ids.begin(), constants.lookahead_ids.end());
         buffers_.write_row("input_ids", slot, {next.width()}, window.data(), window.size());
@@ -82,7 +84,8 @@ class RecitingBackend : public Backend {
 
 // A core over one; `backend` is told, for tests that meddle with it.
 inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
-                                           std::shared_ptr<Allocator> allocator = nullptr, std::size_t max_queue = 1024) {
+                                           std::shared_ptr<Allocator> allocator = nullptr,
+                                           std::size_t max_queue = 1024) {
     auto data = std::make_unique<Bundle::Data>(Bundle::Data{"", reciting_manifest()});
     auto made = std::make_unique<RecitingBackend>(data->manifest, slots, std::move(allocator));
     if (backend != nullptr) *backend = made.get();

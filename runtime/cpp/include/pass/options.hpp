@@ -41,7 +41,7 @@ struct PASS_API GenerateOptions {
     std::vector<std::string> stop;     // strings that end the text and are not part of it
     std::vector<std::int64_t> stop_token_ids;  // tokens that end it besides the model's own
     bool ignore_eos = false;
-    bool reuse_prefix = false;   // keep the K/V that an earlier request on this session has in common with this one
+    bool reuse_prefix = false;    // keep the K/V that an earlier request on this session has in common with this one
     std::optional<int> logprobs;  // tell of every token its log-probability, and those of so many likely ones (0 to 20)
 
     // Throws Error where something is out of its range.
@@ -60,18 +60,18 @@ class PASS_API Allocator {
 struct PASS_API LoadOptions {
     // cpu, cuda, tensorrt-rtx, or auto: CUDA where this ONNX Runtime has it, else the CPU.
     std::string device = "auto";
-    int threads = 0;                            // of the CPU; 0 is ONNX Runtime's choice
-    int max_batch_size = 1;                     // sequences that decode together: slots
-    std::size_t max_queue = 1024;               // requests that may wait for a slot
-    std::optional<std::int64_t> capacity;       // the longest sequence in tokens; default: the model's
-    bool verify = true;                         // check the hashes of the bundle's files
+    int threads = 0;                       // of the CPU; 0 is ONNX Runtime's choice
+    int max_batch_size = 1;                // sequences that decode together: slots
+    std::size_t max_queue = 1024;          // requests that may wait for a slot
+    std::optional<std::int64_t> capacity;  // the longest sequence in tokens; default: the model's
+    bool verify = true;                    // check the hashes of the bundle's files
     // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, then where it was found when this library was built, then the
     // loader's own search.
     std::filesystem::path onnxruntime;
     // The plugin of device tensorrt-rtx; empty: $PASS_TENSORRT_RTX_PLUGIN.
     std::filesystem::path plugin;
     std::vector<std::filesystem::path> plugin_libraries;  // opened before it, since it does not find them itself
-    std::shared_ptr<Allocator> allocator;  // null: the heap
+    std::shared_ptr<Allocator> allocator;                 // null: the heap
 
     // Throws Error where something is out of its range.
     void check() const;

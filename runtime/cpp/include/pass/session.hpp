@@ -21,6 +21,7 @@ namespace pass {
 struct Manifest;
 class Core;
 class Sequence;
+class Tokenizer;
 
 // A directory that pass-export wrote: its manifest was checked, and its files are there. Move-only.
 class PASS_API Bundle {
@@ -102,7 +103,8 @@ class PASS_API Session {
     ~Session();  // closes it
 
     // Begin to write behind the prompt, or wait in the queue for a free slot. Throws QueueFull where too many wait.
-    Generation submit(Request request);
+    // tokenizer: for text and stop strings, null where token ids are enough; it may go before the generation.
+    Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
     // One round for everybody. False where there is nothing more to do.
     bool step();
     // Cancel what is under way and give memory back; the session cannot be used afterwards.

@@ -1,0 +1,36 @@
+// For tests/cpp: text BUNDLE reads JSON, a line each: a text -> its ids; {"ids": [...], "stop": [...]} -> the pieces
+// that the ids become, what is left at the end, and the stop string.
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <pass/text.hpp>
+
+#include "text_reader.h"
+
+namespace {
+
+nlohmann::json read(const pass::Tokenizer& tokenizer, const nlohmann::json& asked) {
+    if (asked.is_string()) return tokenizer.encode(asked.get<std::string>());
+    const auto ids = asked.at("ids").get<std::vector<std::int64_t>>();
+    const auto reader = tokenizer.reader(asked.at("stop").get<std::vector<std::string>>());
+    std::vector<std::string> pieces;
+    std::optional<std::string> stop;
+    for (std::size_t i = 0; i < ids.size() && !stop; ++i) pieces.push_back(reader->read(ids[i], stop));
+    nlohmann::json found{{"pieces", pieces}, {"rest", reader->flush()}, {"text", tokenizer.decode(ids)}};
+    if (stop) found["stop"] = *stop;
+    return found;
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+    try {
+        const pass::Tokenizer tokenizer(arguments[1]);
+        for (std::string line; std::getline(std::cin, line);) {
+            std::cout << read(tokenizer, nlohmann::json::parse(line)).dump(-1, ' ', true) << '\n';
+        }
+    } catch (const pass::Error& error) {
+        std::cerr << "error: " << error.what() << '\n';
+        return 2;
+    }
+}

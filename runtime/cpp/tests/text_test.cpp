@@ -1,0 +1,86 @@
+// From tokens to text: characters over several tokens, stop strings, special tokens. tests/cpp compares with Python.
+
+#include "catch.hpp"
+#include "digits.h"
+#include "errors.h"
+#include "stop_filter.h"
+#include "text_stream.h"
+#include "utf8.h"
+#include "vocabulary.h"
+
+namespace {
+
+// "é" is written as its two bytes C3 A9, which GPT-2 writes as "Ã" and "©"; "Ġ" is a space.
+const std::string tokenizer = R"({
+    "model": {"type": "BPE", "vocab": {"a": 2, "b": 3, "Ã": 4, "©": 5, "Ġc": 6, "1": 7}},
+    "decoder": {"type": "ByteLevel"},
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true}]},
+    "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+                       "special_tokens": {"<s>": {"ids": [0]}}},
+    "added_tokens": [{"id": 0, "content": "<s>", "special": true}, {"id": 1, "content": "</s>", "special": true}]})";
+
+struct Reading {
+    std::string text;
+    std::optional<std::string> stop;
+};
+
+Reading read(const std::vector<std::int64_t>& tokens, const std::vector<std::string>& stops = {}) {
+    pass::TextStream stream(std::make_shared<pass::Vocabulary>(tokenizer), stops);
+    Reading found;
+    for (const std::int64_t token : tokens) {
+        found.text += stream.read(token, found.stop) + "|";
+        if (found.stop) return found;
+    }
+    found.text += stream.flush();
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("half characters are held back") {
+    CHECK(read({2, 4, 5, 6}).text == "a||\xC3\xA9| c|");
+    CHECK(read({4, 2}).text ==
+          "|\xEF\xBF\xBD"
+          "a|");
+    CHECK(read({2, 4}).text == "a||");
+}
+
+TEST_CASE("special tokens and ids that are none are not shown") { CHECK(read({0, 2, 1, 99, 3}).text == "|a|||b|"); }
+
+TEST_CASE("stop strings end the text") {
+    CHECK(read({2, 3, 2, 2}, {"ba"}).text == "a|||");
+    CHECK(read({2, 3, 2, 2}, {"ba"}).stop == "ba");
+    CHECK(read({2, 3}, {"bx"}).text == "a||b");
+    CHECK(read({2, 3, 6}, {"b c", "ab"}).stop == "ab");
+    CHECK(read({2, 1, 3}, {"</s>"}).stop == "</s>");
+}
+
+TEST_CASE("the stop that is complete first wins, then the longer one") {
+    pass::StopFilter filter({"bc", "abcd", "abc", ""});
+    std::optional<std::string> stop;
+    CHECK(filter.push("xabcd", stop) == "x");
+    CHECK(stop == "abc");
+    CHECK(filter.flush().empty());
+}
+
+TEST_CASE("texts are split at added tokens and at digits") {
+    const pass::Vocabulary vocabulary(tokenizer);
+    std::string parts;
+    for (const auto& part : vocabulary.split("a12 </s>\xD9\xA3 b"))
+        parts += part.text + (part.token >= 0 ? "!" : "") + "|";
+    CHECK(parts == "a|1|2| |</s>!|\xD9\xA3| b|");
+    CHECK(vocabulary.split("").empty());
+    CHECK(vocabulary.before() == std::vector<std::int64_t>{0});
+    CHECK(pass::split_digits("12a3", false) == std::vector<std::string>{"12", "a", "3"});
+}
+
+TEST_CASE("tokenizers of another kind are refused") {
+    CHECK_THROWS_AS(pass::Vocabulary("{"), pass::Error);
+    CHECK_THROWS_AS(pass::Vocabulary(R"({"model": {"type": "Unigram"}})"), pass::Error);
+    CHECK_THROWS_AS(pass::Vocabulary(R"({"model": {"type": "BPE", "vocab": []}, "decoder": null})"), pass::Error);
+}
+
+TEST_CASE("what is no character becomes U+FFFD, as in Rust") {
+    CHECK(pass::lossy_utf8("a\xE2\x82") == "a\xEF\xBF\xBD");
+    CHECK(pass::lossy_utf8("\xF0\x9F\x98g\xFF") == "\xEF\xBF\xBDg\xEF\xBF\xBD");
+}

@@ -1,0 +1,112 @@
+"""Text in C++: the ids and the text of the Python runtime, for the parity prompts and for 1,000 random strings."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from pass_runtime.text.stream import TextStream
+
+ROOT = Path(__file__).parents[2]
+BUILD = Path(os.environ.get("PASS_CPP_BUILD", ROOT / "build/cpp/release"))
+ALPHABETS = [
+    range(0x20, 0x7F),
+    range(0xA1, 0x250),
+    range(0x400, 0x500),
+    range(0x4E00, 0x4F00),
+    range(0x1F300, 0x1F700),
+    [0x09, 0x0A, 0x0D, 0x20, 0x20, 0xA0, 0x200D, 0x301, 0xFE0F],
+    [c for c in range(1, 0x110000) if not 0xD800 <= c < 0xE000],
+]
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    if not (BUILD / "text").exists():
+        pytest.skip("no C++ build: run scripts/build_cpp.sh")
+    return BUILD / "text"
+
+
+def answers(program: Path, bundle: Path, questions: list, **environment: str) -> list:
+    lines = "".join(json.dumps(question) + "\n" for question in questions)
+    run = subprocess.run(
+        [program, bundle], input=lines, capture_output=True, text=True, timeout=120, env=os.environ | environment
+    )
+    if "onnxruntime-genai" in run.stderr and "cannot be opened" in run.stderr and not environment:
+        pytest.skip("onnxruntime-genai is not installed (extra peers)")
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def random_texts(count: int) -> list[str]:
+    generator = random.Random(0)
+    return [
+        "".join(chr(generator.choice(generator.choice(ALPHABETS))) for _ in range(generator.randint(0, 24)))
+        for _ in range(count)
+    ]
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int], stop: list[str]) -> dict:
+    """As the program answers."""
+    stream, found = TextStream(tokenizer, [], stop), {"pieces": []}
+    for token in ids:
+        text, ended = stream.read(token)
+        found["pieces"].append(text)
+        if ended is not None:
+            found["stop"] = ended
+            break
+    return found | {"rest": stream.flush(), "text": tokenizer.decode(ids)}
+
+
+def compare(program: Path, bundle: Path) -> tuple[list[str], list[str]]:
+    """Texts whose ids differ, and texts that differ themselves."""
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    prompts = [json.loads(line)["prompt"] for line in (ROOT / "tests/parity/prompts.jsonl").read_text().splitlines()]
+    texts = prompts + random_texts(1000) + ["<eos>12 <eos", "<|im_start|>user\n1<|im_end|>", "a\n    12  3.5\u0663"]
+    ids = [tokenizer.encode(text).ids for text in texts]
+    other_ids = [text for text, a, b in zip(texts, ids, answers(program, bundle, texts), strict=True) if a != b]
+    generator = random.Random(1)
+    cases = [(row, []) for row in ids]
+    cases += [
+        (generator.choices(range(tokenizer.get_vocab_size() + 2), k=20), ["e", "th", " a", "<eos>"]) for _ in texts
+    ]
+    asked = [{"ids": row, "stop": stop} for row, stop in cases]
+    found = answers(program, bundle, asked)
+    expected = [pieces(tokenizer, row, stop) for row, stop in cases]
+    return other_ids, [b["text"] for a, b in zip(found, expected, strict=True) if a != b]
+
+
+def test_ids_and_text_are_those_of_python(program: Path, tiny_bundle: Path):
+    assert compare(program, tiny_bundle) == ([], [])
+
+
+@pytest.mark.parametrize("individual", [True, False])
+def test_digits_are_split_off_first(program: Path, tiny_bundle: Path, tmp_path: Path, individual: bool):
+    """As SmolLM2's tokenizer does, so that whitespace before a digit is whitespace at an end."""
+    document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
+    steps = [{"type": "Digits", "individual_digits": individual}, document["pre_tokenizer"]]
+    document |= {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    assert compare(program, tmp_path) == ([], [])
+
+
+def test_what_is_missing_is_named(program: Path, tiny_bundle: Path, tmp_path: Path):
+    def refusal(bundle: Path, **environment: str) -> str:
+        run = subprocess.run([program, bundle], input="", capture_output=True, text=True, env=os.environ | environment)
+        assert run.returncode == 2
+        assert len(run.stderr.splitlines()) == 1
+        return run.stderr
+
+    assert "tokenizer.json is missing" in refusal(tmp_path)
+    assert "set PASS_ONNXRUNTIME_GENAI" in refusal(tiny_bundle, PASS_ONNXRUNTIME_GENAI="/nowhere.so")
+    document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document | {"decoder": {"type": "Metaspace"}}))
+    assert "a decoder of type Metaspace" in refusal(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "is no tokenizer" in refusal(tmp_path)
