@@ -45,15 +45,9 @@ Backend.run = after
 
 
 def require_triton() -> None:
-    """Skips where it is not installed and cannot be. Its client is importable then."""
-    done = subprocess.run(
-        ["bash", str(ROOT / "scripts" / "install_triton.sh")],
-        env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        pytest.skip(f"scripts/install_triton.sh: {done.stderr.splitlines()[-1]}")
+    """Skips where it is not installed. Its client is importable then."""
+    if not (INSTALLED / "tritonserver").exists():
+        pytest.skip("no Triton: run scripts/install_triton.sh")
     client = str(INSTALLED / "client")
     if client not in sys.path:
         sys.path.append(client)

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# The tests that need a Triton Inference Server, with one that scripts/install_triton.sh gets. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/environment.sh
+test_environment
+
+bash scripts/install_triton.sh
+pytest tests/serve/test_triton.py tests/serve/test_triton_page.py "$@"
