@@ -14,7 +14,6 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
-from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.sequence import Token
 from pass_runtime.errors import PassError
 from pass_runtime.serve.errors import as_api_error
@@ -55,8 +54,7 @@ class Model:
             )
         except PassError as error:
             raise self.pb_utils.TritonModelException(str(error)) from None
-        for temperature in (0.0, 1.0):
-            session.tuner(SamplingParams(temperature=temperature, seed=0))
+        session.warm_up()
         self._figures = TritonFigures(self.pb_utils, args["model_instance_name"])
         self._service = Service(session, settings.limits, args["model_name"], self._figures)
         self._answers = Answers(self._service.texts, tokens=settings.tokens)
