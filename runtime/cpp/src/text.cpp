@@ -10,6 +10,8 @@
 namespace pass {
 
 struct Tokenizer::Data {
+    Data(const std::string& path, const std::filesystem::path& library, const std::filesystem::path& onnxruntime);
+
     std::shared_ptr<const Vocabulary> vocabulary;
     GenaiTokenizer encoder;
 };
@@ -28,11 +30,14 @@ std::shared_ptr<const Vocabulary> read_vocabulary(const std::string& path) {
 
 }  // namespace
 
+Tokenizer::Data::Data(const std::string& path, const std::filesystem::path& library,
+                      const std::filesystem::path& onnxruntime)
+    : vocabulary(read_vocabulary(path)), encoder(path, library, onnxruntime) {}
+
 Tokenizer::Tokenizer(const std::filesystem::path& bundle, const std::filesystem::path& library,
                      const std::filesystem::path& onnxruntime) {
     const std::string path = joined_path(plain_path(bundle), tokenizer_file);
-    auto vocabulary = read_vocabulary(path);
-    data_.reset(new Data{std::move(vocabulary), {path, library, onnxruntime}});
+    data_ = std::make_unique<Data>(path, library, onnxruntime);
 }
 
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
@@ -40,7 +45,7 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 std::vector<std::int64_t> Tokenizer::encode(const std::string& text) const {
-    if (text.find('\0') != std::string::npos || lossy_utf8(text).size() != text.size()) {
+    if (text.find('\0') != std::string::npos || lossy_utf8(text) != text) {
         throw Error("the text is not UTF-8, or has a null character; use token ids");
     }
     std::vector<std::int64_t> ids = data_->vocabulary->before();
