@@ -15,9 +15,9 @@ using Points = std::map<int, double>;  // seconds by rows
 // Linear between the points, and behind the last one as from the first to it.
 double between(const Points& points, int at);
 
-// Seconds of a pass, linear between the points and beyond them. Passes that draft have curves of their own: an adapter's
-// nodes cost the same for one look-ahead row as for many, and a draft head runs once for every draft. Without them, such
-// passes are taken for others of as many rows.
+// Seconds of a pass, linear between the points and beyond them. Passes that draft have curves of their own: an
+// adapter's nodes cost the same for one look-ahead row as for many, and a draft head runs once for every draft. Without
+// them, such passes are taken for others of as many rows.
 struct Curves {
     Points trunk;      // by window width, without look-ahead rows
     Points tail;       // by rows that target tokens are drawn from, where no drafts are made
@@ -47,8 +47,8 @@ struct PassTimes {
 // times are nearly linear in between.
 std::vector<Plan> probe_plans(int lookahead, int batch = 1);
 
-// Time passes over `plans`, `ar` among them, in alternation. Of each plan it is the least, since whatever disturbs a pass
-// only makes it slower.
+// Time passes over `plans`, `ar` among them, in alternation. Of each plan it is the least, since whatever disturbs a
+// pass only makes it slower.
 Curves measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans);
 
 }  // namespace pass

@@ -38,9 +38,10 @@ PlanTuner& Tuners::get(Sampler sampler, int batch) {
 PassTimes Tuners::times(Sampler sampler) {
     const std::vector<Plan> offered = plans(1);
     const PassTimes* known = tuners_.empty() ? nullptr : &tuners_.begin()->second.times();
-    const bool covered = known != nullptr && std::all_of(offered.begin(), offered.end(), [&](const Plan& plan) {
-        return (plan.next().drafts > 0 ? known->single.lookahead : known->single.trunk).contains(plan.width());
-    });
+    const bool covered =
+        known != nullptr && std::all_of(offered.begin(), offered.end(), [&](const Plan& plan) {
+            return (plan.next().drafts > 0 ? known->single.lookahead : known->single.trunk).contains(plan.width());
+        });
     if (!covered) return {measured(sampler, offered, 1), {}};
     std::vector<Plan> shown, drafting;
     for (const Plan& plan : offered) {

@@ -100,7 +100,8 @@ TEST_CASE("times between points", "[tuning]") {
 }
 
 TEST_CASE("passes that draft have curves of their own", "[tuning]") {
-    const PassTimes times{{{{1, 1.0}, {9, 2.0}}, {{1, 0.1}, {9, 0.9}}, {{2, 3.0}, {25, 26.0}}, {{1, 0.5}, {4, 2.0}}}, {}};
+    const PassTimes times{{{{1, 1.0}, {9, 2.0}}, {{1, 0.1}, {9, 0.9}}, {{2, 3.0}, {25, 26.0}}, {{1, 0.5}, {4, 2.0}}},
+                          {}};
     CHECK(times.max_width() == 25);
     CHECK(times.plan_seconds(verify_plan(4)) == Approx(1.5 + 0.5));
     CHECK(times.plan_seconds(draft_plan(4)) == Approx(6.0 + 2.0));
