@@ -85,9 +85,9 @@ bool Scheduler::round() {
 void Scheduler::end_all(const End& end) {
     for (Slot* slot : runner_.busy()) finish(*slot, end);
     while (std::shared_ptr<Sequence> sequence = first_waiting()) {
+        sequence->finish(end);
         const std::lock_guard lock(mutex_);
         waiting_.pop_front();
-        sequence->finish(end);
     }
 }
 
@@ -101,15 +101,19 @@ void Scheduler::drop_cancelled() {
     for (Slot* slot : runner_.busy()) {
         if (slot->sequence->cancelled) finish(*slot, end);
     }
-    const std::lock_guard lock(mutex_);
-    for (auto sequence = waiting_.begin(); sequence != waiting_.end();) {
-        if (!(*sequence)->cancelled) {
-            ++sequence;
-            continue;
+    std::vector<std::shared_ptr<Sequence>> dropped;
+    {
+        const std::lock_guard lock(mutex_);
+        for (auto sequence = waiting_.begin(); sequence != waiting_.end();) {
+            if (!(*sequence)->cancelled) {
+                ++sequence;
+                continue;
+            }
+            dropped.push_back(std::move(*sequence));
+            sequence = waiting_.erase(sequence);
         }
-        (*sequence)->finish(end);
-        sequence = waiting_.erase(sequence);
     }
+    for (const std::shared_ptr<Sequence>& sequence : dropped) sequence->finish(end);
 }
 
 void Scheduler::admit() {

@@ -46,7 +46,8 @@ class Scheduler {
     Runner& runner_;
     Tuners& tuners_;
     std::size_t max_queue_;
-    mutable std::mutex mutex_;  // of the queue
+    // Of the queue. Nobody is told anything under it: `add` is called under the lock that telling takes.
+    mutable std::mutex mutex_;
     std::deque<std::shared_ptr<Sequence>> waiting_;
 };
 
