@@ -39,6 +39,7 @@ Json to_json(const Stats& stats) {
             {"draft_acceptance_rate", stats.draft_acceptance_rate()},
             {"acceptance_histogram", stats.acceptance_histogram()},
             {"acceptance_per_position", stats.acceptance_per_position()},
+            {"queue_seconds", stats.queue_seconds},
             {"prefill_seconds", stats.prefill_seconds},
             {"decode_seconds", stats.decode_seconds},
             {"decode_tokens_per_second", stats.decode_tokens_per_second()}};

@@ -85,6 +85,7 @@ bool Runner::admit(const std::shared_ptr<Sequence>& sequence) {
     chosen->admitted = ++admitted_;
     sequence->cached = static_cast<std::int64_t>(shared);
     sequence->stats.cached_tokens = sequence->cached;
+    sequence->leave_queue();
     return true;
 }
 

@@ -43,8 +43,14 @@ void Sequence::write(std::vector<Token> pass_tokens) {
     if (end) finish(std::move(*end));
 }
 
+void Sequence::leave_queue() {
+    if (queued_since_) stats.queue_seconds = now() - *queued_since_;
+    queued_since_.reset();
+}
+
 void Sequence::finish(End end) {
     if (finished) return;
+    leave_queue();
     finished = true;
     const bool by_string = std::holds_alternative<std::string>(end.stop);
     if (reader_ != nullptr && !by_string) {

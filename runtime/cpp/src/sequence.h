@@ -69,6 +69,8 @@ class Sequence {
     bool prefilled() const { return cached == static_cast<std::int64_t>(tokens.size()) - 1; }
     // Tokens written so far.
     std::int64_t written() const { return static_cast<std::int64_t>(tokens.size() - work.prompt_ids.size()); }
+    // It has a slot, or needs none any more.
+    void leave_queue();
     // The tokens of a pass: up to a stop or the limit they are the sequence's, then it has ended.
     void write(std::vector<Token> pass_tokens);
     // Nothing comes after this, but for text that might have become a stop string.
@@ -88,6 +90,8 @@ class Sequence {
 
    private:
     void tell(Event event);
+
+    std::optional<double> queued_since_ = now();
 
     std::unique_ptr<TextReader> reader_;
 };

@@ -22,6 +22,7 @@ struct PASS_API Stats {
     std::int64_t drafted = 0;
     std::int64_t accepted = 0;
     std::vector<std::int64_t> histogram;  // [L+1]: steps that accepted exactly 0..L drafts
+    double queue_seconds = 0.0;
     double prefill_seconds = 0.0;
     double decode_seconds = 0.0;
 
