@@ -6,7 +6,13 @@ cd "$(dirname "$0")/.."
 . scripts/environment.sh
 test_environment
 
-bash scripts/build_cpp.sh
+status=0
+bash scripts/build_cpp.sh || status=$?
+if [ "$status" = 2 ]; then # it said what is missing on this machine
+    echo "NOT TESTED: the C++ runtime" >&2
+    exit 0
+fi
+[ "$status" = 0 ]
 if clang-format --version 2>/dev/null | grep -q "version 14\."; then bash scripts/check_cpp.sh format; fi # others have other taste
 pytest -n "${PYTEST_WORKERS:-2}" --dist loadfile tests/cpp
 if [ "${1:-}" = --sanitizers ]; then
