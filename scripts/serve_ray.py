@@ -20,13 +20,13 @@ from typing import Any
 import click
 
 from pass_runtime.backends.capabilities import DEFAULT_BATCH
+from pass_runtime.backends.open import GPU_DEVICES
 from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.serve.options import ServeOptions, check_exposure, read_keys
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-GPU_DEVICES = ("cuda", "tensorrt", "tensorrt-rtx")
 
 
 def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeOptions, scaling: dict[str, int]) -> Any:

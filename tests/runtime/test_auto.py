@@ -163,7 +163,7 @@ def test_another_kind_times_narrow_passes_alone(tiny_bundle):
     def idle_pass(kind):
         asked.append(kind)
         row = {"greedy": 0.0, "sample": 0.1, "truncated": 0.2}[kind.sampler]
-        tail = row * (kind.plan.sampled_rows + 4 * kind.plan.next.drafts)
+        tail = row * (kind.plan.width + 4 * kind.plan.next.drafts)
         return (kind.plan.width + bool(kind.plan.next.drafts)) * (1.0 if kind.sampler == "greedy" else 3.0), tail
 
     session = reciting_session(tiny_bundle)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
+from metered import Metered
 from openai import OpenAI
 
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
@@ -37,7 +38,7 @@ def slow_pass_run(seconds: float) -> list[str]:
     return pass_run_after(f"time.sleep({seconds})")
 
 
-class Server:
+class Server(Metered):
     """`pass-run serve BUNDLE *arguments` on a free loopback port. Its output goes to `log`."""
 
     def __init__(self, bundle: Path, log: Path, *arguments: object, command: list[str] = PASS_RUN) -> None:
@@ -47,7 +48,7 @@ class Server:
             self.process = subprocess.Popen(
                 line, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
             )
-        self.url = self._address()
+        self.url = self.metrics_url = self._address()
 
     def _address(self) -> str:
         for _ in range(1200):
@@ -89,26 +90,6 @@ class Server:
 
     def ended(self) -> int:
         return self.process.wait(timeout=60)
-
-    def metrics(self) -> str:
-        return httpx.get(f"{self.url}/metrics", timeout=30).text
-
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples of that name with those labels."""
-        total = 0.0
-        for line in self.metrics().splitlines():
-            if found := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
-                given = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
-                if found[1] == name and labels.items() <= given.items():
-                    total += float(found[3])
-        return total
-
-    def wait_until(self, name: str, value: float, seconds: float = 20) -> None:
-        """Until a gauge is what it should be."""
-        deadline = time.monotonic() + seconds
-        while (found := self.metric(name)) != value:
-            assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
-            time.sleep(0.02)
 
 
 def error(response: httpx.Response, status: int) -> dict:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+from metered import given_up, mixed_requests
 
 from pass_runtime import GenerateOptions, SamplingParams
 
@@ -14,27 +14,13 @@ PLANS = ("ar", "two-pass", "fused", "auto")
 
 
 def requests_of(client: int) -> list[dict]:
-    """Of mixed lengths, plans and kinds; every fifth is given up."""
-    rng = random.Random(client)  # of its own: clients are threads
-    return [
-        {
-            "prompt": [rng.randrange(2, 300) for _ in range(rng.randrange(1, 80))],
-            "max_tokens": rng.randrange(1, 60),
-            "temperature": rng.choice([0, 0.8]),
-            "seed": rng.randrange(1 << 40),
-            "plan": rng.choice(PLANS),
-            "stream": stopped or rng.random() < 0.5,
-            "stopped": stopped,
-        }
-        for number in range(REQUESTS)
-        for stopped in [number % 5 == 4]
-    ]
+    return mixed_requests(client, REQUESTS, "prompt", PLANS)
 
 
-def send(client: httpx.Client, server, asked: dict) -> str | None:
+def send(client: httpx.Client, server, number: int, asked: dict) -> str | None:
     """The text; None where it was given up."""
-    body = {key: value for key, value in asked.items() if key != "stopped"} | {"model": server.model}
-    if asked["stopped"]:
+    body = asked | {"model": server.model}
+    if given_up(number):
         with client.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200
             lines = response.iter_lines()
@@ -54,20 +40,20 @@ def test_eight_clients(server, session):
 
     def work(number: int) -> list[str | None]:
         with httpx.Client(base_url=server.url, timeout=120) as client:
-            return [send(client, server, asked) for asked in requests_of(number)]
+            return [send(client, server, place, asked) for place, asked in enumerate(requests_of(number))]
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         found = list(pool.map(work, range(CLIENTS)))
     server.wait_until("vllm:num_requests_running", 0)
     server.wait_until("vllm:num_requests_waiting", 0)
     assert server.metric("vllm:request_success_total") - before == CLIENTS * REQUESTS
-    given_up = 0
+    left = 0
     for number, texts in enumerate(found):
         for asked, text in zip(requests_of(number), texts, strict=True):
             if text is None:
-                given_up += 1
+                left += 1
                 continue
             sampling = SamplingParams(temperature=asked["temperature"], seed=asked["seed"])
             options = GenerateOptions(max_new_tokens=asked["max_tokens"], sampling=sampling, plan="ar")
             assert text == session.generate(asked["prompt"], options).run().text, asked
-    assert given_up == CLIENTS * REQUESTS // 5
+    assert left == CLIENTS * REQUESTS // 5

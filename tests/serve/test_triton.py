@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from metered import given_up, mixed_requests
 from triton_server import Client, ids_of, text_of
 
 from pass_runtime import GenerateOptions, SamplingParams
@@ -145,19 +146,7 @@ def test_the_commands_of_the_page_run(triton_server, line):
 
 
 def requests_of(client: int) -> list[dict]:
-    """Of mixed lengths, plans and kinds; every fifth is given up."""
-    rng = random.Random(client)
-    return [
-        {
-            "input_ids": [rng.randrange(2, 300) for _ in range(rng.randrange(1, 80))],
-            "max_tokens": rng.randrange(1, 60),
-            "temperature": rng.choice([0.0, 0.8]),
-            "seed": rng.randrange(1 << 40),
-            "plan": rng.choice(PLANS),
-            "stream": number % 5 == 4 or rng.random() < 0.5,
-        }
-        for number in range(REQUESTS)
-    ]
+    return mixed_requests(client, REQUESTS, "input_ids", PLANS)
 
 
 def test_sixteen_clients(triton_server, session):
@@ -168,7 +157,7 @@ def test_sixteen_clients(triton_server, session):
         found: list[list[int] | None] = []
         with Client(triton_server) as client:
             for place, fields in enumerate(requests_of(number)):
-                if place % 5 == 4:
+                if given_up(place):
                     triton_server.give_up("tokens", **fields)
                     found.append(None)
                 else:

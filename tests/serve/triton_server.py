@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from metered import Metered
 
 from pass_runtime.serve.triton.fields import inputs
 
@@ -62,7 +63,7 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-class Triton:
+class Triton(Metered):
     """A server over `repository` on free loopback ports. Its output goes to `log`."""
 
     def __init__(self, repository: Path, log: Path, *arguments: str) -> None:
@@ -129,25 +130,6 @@ class Triton:
         url = f"{self.http}/v2/models/{model}/generate_stream"
         with httpx.stream("POST", url, json=fields, timeout=60) as response:
             assert next(response.iter_lines()).startswith("data: ")
-
-    def metrics(self) -> str:
-        return httpx.get(f"{self.metrics_url}/metrics", timeout=30).text
-
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples of that name with those labels."""
-        total = 0.0
-        for line in self.metrics().splitlines():
-            if found := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
-                given = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
-                if found[1] == name and labels.items() <= given.items():
-                    total += float(found[3])
-        return total
-
-    def wait_until(self, name: str, value: float, **labels: str) -> None:
-        deadline = time.monotonic() + 20
-        while (found := self.metric(name, **labels)) != value:
-            assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
-            time.sleep(0.02)
 
 
 class Client:

@@ -23,8 +23,6 @@ struct Plan {
     int width() const { return 1 + drafts + lookahead_rows(); }
     int max_emitted() const { return drafts + 1; }
     bool is_fused() const { return drafts > 0 && !groups.empty(); }
-    // Rows that its tail samples: a fused tail leaves out the groups that do not count.
-    int sampled_rows() const { return is_fused() ? 2 * drafts + 1 : width(); }
     // Drafts that a pass leaves for the next one where `accepted` of its own were.
     int left(int accepted) const { return groups.empty() ? 0 : groups[static_cast<std::size_t>(accepted)]; }
     // The plan whose window its tail lays out.

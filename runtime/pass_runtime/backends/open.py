@@ -11,7 +11,8 @@ from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
 
-DEVICES = ("cpu", "cuda", *LIBRARIES, "auto")
+GPU_DEVICES = ("cuda", *LIBRARIES)
+DEVICES = ("cpu", *GPU_DEVICES, "auto")
 
 
 def open_backend(

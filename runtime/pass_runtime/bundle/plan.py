@@ -112,11 +112,6 @@ class Plan:
             row += size
         return table
 
-    @property
-    def sampled_rows(self) -> int:
-        """Rows that its tail samples: a fused tail leaves out the groups that do not count."""
-        return 2 * self.drafts + 1 if self.is_fused else self.width
-
     def left(self, accepted: int) -> int:
         """How many drafts a pass leaves for the next one where `accepted` of its own were."""
         return self.groups[accepted] if self.groups else 0

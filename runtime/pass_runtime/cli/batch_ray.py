@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from pass_runtime.backends.open import GPU_DEVICES
 from pass_runtime.cli.batch import Answer
 from pass_runtime.cli.options import open_bundle
 from pass_runtime.cli.prompts import Line
@@ -109,7 +110,7 @@ def open_ray(
         raise PassError(f"no Ray cluster: {' '.join(str(error).split())}; see RAY_ADDRESS") from None
     remote = ray.remote(Answerer).options(
         num_cpus=threads,
-        num_gpus=int(engine["device"] in ("cuda", "tensorrt", "tensorrt-rtx")),
+        num_gpus=int(engine["device"] in GPU_DEVICES),
         max_concurrency=UNDER_WAY,
         max_restarts=LIVES,
         max_task_retries=LIVES,

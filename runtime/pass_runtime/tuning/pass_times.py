@@ -111,7 +111,7 @@ def measure(time: Timer, plans: Sequence[Plan]) -> PassTimes:
         trunk[plan.width] = min(each[0] for each in passes)
         tail = times.drafting if plan.next.drafts else times.tail
         if not plan.is_fused:  # whose tails draw several targets and make drafts too
-            tail[plan.next.drafts or plan.sampled_rows] = min(each[1] for each in passes)
+            tail[plan.next.drafts or 1 + plan.drafts] = min(each[1] for each in passes)
     return times
 
 

@@ -1,0 +1,58 @@
+"""What the two servers' tests share: reading /metrics, and requests for many clients at a time."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+
+class Metered:
+    """A server that tells its figures at `metrics_url`."""
+
+    metrics_url: str
+
+    def metrics(self) -> str:
+        return httpx.get(f"{self.metrics_url}/metrics", timeout=30).text
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of that name with those labels."""
+        total = 0.0
+        for line in self.metrics().splitlines():
+            if found := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
+                given = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
+                if found[1] == name and labels.items() <= given.items():
+                    total += float(found[3])
+        return total
+
+    def wait_until(self, name: str, value: float, seconds: float = 20, **labels: str) -> None:
+        """Until a figure is what it should be."""
+        deadline = time.monotonic() + seconds
+        while (found := self.metric(name, **labels)) != value:
+            assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
+            time.sleep(0.02)
+
+
+def mixed_requests(client: int, count: int, prompt: str, plans: Sequence[str]) -> list[dict[str, Any]]:
+    """Of mixed lengths, plans and kinds, with token ids in the field `prompt`; every fifth is a stream, to give up."""
+    rng = random.Random(client)  # of its own: clients are threads
+    return [
+        {
+            prompt: [rng.randrange(2, 300) for _ in range(rng.randrange(1, 80))],
+            "max_tokens": rng.randrange(1, 60),
+            "temperature": rng.choice([0.0, 0.8]),
+            "seed": rng.randrange(1 << 40),
+            "plan": rng.choice(plans),
+            "stream": given_up(number) or rng.random() < 0.5,
+        }
+        for number in range(count)
+    ]
+
+
+def given_up(number: int) -> bool:
+    """Whether the client goes away behind the first piece of its request of that number."""
+    return number % 5 == 4
