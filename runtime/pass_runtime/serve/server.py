@@ -49,7 +49,8 @@ def serve(app: FastAPI, listening: socket.socket, *, drain_seconds: float, max_c
         lifespan="off",
         ws="none",
     )
-    asyncio.run(_serve(_Server(config), app.state.service, listening, drain_seconds))
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop where it is installed
+        runner.run(_serve(_Server(config), app.state.service, listening, drain_seconds))
 
 
 async def _serve(server: uvicorn.Server, service: Service, listening: socket.socket, drain_seconds: float) -> None:
