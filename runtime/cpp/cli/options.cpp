@@ -7,14 +7,16 @@ namespace pass::cli {
 
 void EngineFlags::add_to(CLI::App& command) {
     command.add_option("bundle", bundle, "A directory that pass-export wrote.")->type_name("BUNDLE")->required();
-    command.add_option("--device", options.device, "cpu, cuda, tensorrt-rtx or auto.")->capture_default_str();
+    command.add_option("--device", options.device, "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep.")->capture_default_str();
     command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
     command.add_option("--capacity", capacity, "Longest sequence in tokens: bounds the KV cache.");
     command.add_flag("--trust-bundle", trust, "Skip the hash check of the bundle's files.");
     command.add_option("--onnxruntime", options.onnxruntime,
                        "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
+    command.add_option("--tensorrt", options.tensorrt,
+                       "libnvinfer.so or libtensorrt_rtx.so to use, in place of $PASS_TENSORRT or $PASS_TENSORRT_RTX.");
     command.add_option("--plugin", options.plugin,
-                       "ONNX Runtime's plugin for tensorrt-rtx, in place of $PASS_TENSORRT_RTX_PLUGIN.");
+                       "ONNX Runtime's plugin for tensorrt-rtx-ep, in place of $PASS_TENSORRT_RTX_PLUGIN.");
     command.add_option("--plugin-library", options.plugin_libraries,
                        "A library that the plugin needs and does not find. May be given several times.");
 }

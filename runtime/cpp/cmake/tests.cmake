@@ -21,6 +21,8 @@ foreach(program ${programs})
   get_filename_component(name ${program} NAME_WE)
   test_program(${name} ${program})
 endforeach()
+target_sources(fake_gpu PRIVATE cli/scenes.cpp cli/json.cpp)
+target_include_directories(fake_gpu PRIVATE cli tests)
 
 set(consumer_flags "")
 if(PASS_SANITIZE)

@@ -18,7 +18,7 @@ Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::uniqu
       capabilities_(std::move(capabilities)),
       memory_(std::move(memory)),
       buffers_(*memory_, capabilities_.slots()),
-      bindings_(manifest, capabilities_.positions()),
+      bindings_(manifest, capabilities_.positions(), capabilities_.least_width),
       cache_(*memory_, manifest, capabilities_.slots()) {}
 
 void Backend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) { cache_.resize(capacity, lengths); }
@@ -52,7 +52,8 @@ void Backend::enter(int slot, const Plan& plan, std::int64_t length, std::int64_
     for (int size : plan.groups) {
         for (int i = 0; i < size; ++i) ids.push_back(vocab + i);
     }
-    buffers_.write_row("input_ids", slot, {plan.width()}, ids.data(), ids.size());
+    ids.resize(static_cast<std::size_t>(bindings_.window(plan)), 0);
+    buffers_.write_row("input_ids", slot, {bindings_.window(plan)}, ids.data(), ids.size());
     set_slot(slot, length, true);
     if (plan.drafts > 0 && manifest_.rule == "rejection") {
         // A draft from elsewhere was certain to be drawn; one that is missing could not be.
@@ -73,25 +74,29 @@ void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_
     const Plan plan = prefill_plan(width);
     const std::string scope = prefill_scope;
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
-    ids.resize(static_cast<std::size_t>(width), 0);
-    buffers_.write(scope + "input_ids", {1, width}, ids);
+    ids.resize(static_cast<std::size_t>(bindings_.window(plan)), 0);
+    buffers_.write(scope + "input_ids", {1, bindings_.window(plan)}, ids);
     buffers_.write(scope + "length", {1}, {length});
     buffers_.write(scope + "logit_rows", {1}, {static_cast<std::int64_t>(tokens.size()) - 1});
     run_prefill(slot, plan);
 }
 
 std::vector<std::vector<std::int64_t>> Backend::run(const PassKind& kind) {
-    run_trunk(kind.plan, kind.batch);
-    run_tail(kind);
+    const Emitted found = run_pass(kind);
     const auto most = static_cast<std::size_t>(kind.plan.max_emitted());
-    const auto counts = buffers_.read<std::int64_t>("count", kind.batch, {});
-    const auto emitted = buffers_.read<std::int64_t>("emitted", kind.batch, {kind.plan.max_emitted()});
     std::vector<std::vector<std::int64_t>> tokens;
-    for (std::size_t slot = 0; slot < counts.size(); ++slot) {
-        const auto first = emitted.begin() + static_cast<std::ptrdiff_t>(slot * most);
-        tokens.emplace_back(first, first + counts[slot]);
+    for (std::size_t slot = 0; slot < found.count.size(); ++slot) {
+        const auto first = found.emitted.begin() + static_cast<std::ptrdiff_t>(slot * most);
+        tokens.emplace_back(first, first + found.count[slot]);
     }
     return tokens;
+}
+
+Backend::Emitted Backend::run_pass(const PassKind& kind) {
+    run_trunk(kind.plan, kind.batch);
+    run_tail(kind);
+    return {buffers_.read<std::int64_t>("count", kind.batch, {}),
+            buffers_.read<std::int64_t>("emitted", kind.batch, {kind.plan.max_emitted()})};
 }
 
 Logprobs Backend::logprobs(const PassKind& kind) {

@@ -46,7 +46,7 @@ class Backend {
     const Manifest& manifest() const { return manifest_; }
     const Capabilities& capabilities() const { return capabilities_; }
     // Cache columns that a pass may use now.
-    std::int64_t capacity() const { return cache_.capacity(); }
+    virtual std::int64_t capacity() const { return cache_.capacity(); }
 
     // Make room for `capacity` columns, keeping the first lengths[slot] of every slot. All or nothing.
     virtual void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
@@ -75,6 +75,13 @@ class Backend {
     virtual void run_tail(const PassKind& kind) = 0;
 
    protected:
+    // What a pass over b slots emitted: `count` [b] and `emitted` [b,E].
+    struct Emitted {
+        std::vector<std::int64_t> count, emitted;
+    };
+
+    // Trunk and tail; what they emitted on the host.
+    virtual Emitted run_pass(const PassKind& kind);
     // The trunk over the prefill window, on the cache of `slot`; only its K/V matter.
     virtual void run_prefill(int slot, const Plan& plan) = 0;
 

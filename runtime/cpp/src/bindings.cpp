@@ -41,11 +41,17 @@ BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
 
 Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const {
     Constants known = constants(plan);
+    const int width = window(plan);
+    if (width > plan.width()) {  // rows that nobody reads: a chain behind the window
+        Constants padded = constants(prefill_plan(width));
+        padded["logit_rows"] = known["logit_rows"];
+        known = std::move(padded);
+    }
     if (prefill) known.erase("logit_rows");
     const Sizes sizes{{"batch", batch},
-                      {"width", plan.width()},
+                      {"width", width},
                       {"logit_rows", prefill ? 1 : plan.width()},
-                      {"lookahead_rows", plan.lookahead_rows()}};
+                      {"lookahead_rows", width > plan.width() ? 0 : plan.lookahead_rows()}};
     const std::string scope = prefill ? prefill_scope : "";
     Bindings found;
     for (const Tensor& tensor : manifest_.trunk.inputs) {
@@ -71,8 +77,18 @@ Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch) cons
                       {"width", plan.width()},
                       {"lookahead_rows", plan.lookahead_rows()}};
     Bindings found;
-    for (const Tensor& tensor : graph.inputs) found.inputs.push_back(bind(tensor, sizes, plan, known));
-    for (const Tensor& tensor : graph.outputs) found.outputs.push_back(bind(tensor, sizes, plan, {}));
+    for (const Tensor& tensor : graph.inputs) found.inputs.push_back(bind(widened(tensor, plan), sizes, plan, known));
+    for (const Tensor& tensor : graph.outputs) found.outputs.push_back(bind(widened(tensor, plan), sizes, plan, {}));
+    return found;
+}
+
+Tensor BundleBindings::widened(const Tensor& tensor, const Plan& plan) const {
+    const bool next = tensor.name == "next_ids";
+    if (!next && tensor.name != "input_ids") return tensor;
+    const Plan of = next ? plan.next() : plan;
+    if (tensor.shape[1] != Dimension(std::int64_t{of.width()})) return tensor;
+    Tensor found = tensor;
+    found.shape[1] = std::int64_t{window(of)};
     return found;
 }
 

@@ -12,6 +12,18 @@ std::int64_t Capabilities::capacity(std::int64_t columns) const {
     return *std::lower_bound(capacities.begin(), capacities.end(), columns);
 }
 
+bool Capabilities::allows(const std::vector<Plan>& plans) const {
+    if (!lookahead) return true;
+    std::vector<Plan> built;
+    for (const char* mode : {"ar", "two-pass", "fused"}) {
+        const Cycle cycle = make_cycle(mode, *lookahead);
+        built.insert(built.end(), cycle.plans.begin(), cycle.plans.end());
+    }
+    return std::all_of(plans.begin(), plans.end(), [&](const Plan& plan) {
+        return std::find(built.begin(), built.end(), plan) != built.end();
+    });
+}
+
 std::vector<int> batch_sizes_up_to(int maximum) {
     std::vector<int> sizes;
     for (int size = 1; size < maximum; size *= 2) sizes.push_back(size);

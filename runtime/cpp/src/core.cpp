@@ -4,6 +4,8 @@
 
 #include "errors.h"
 #include "ort_backend.h"
+#include "trt_backend.h"
+#include "trt_library.h"
 
 namespace pass {
 
@@ -13,7 +15,14 @@ Error closed() { return Error("this session is closed; load the bundle again"); 
 
 std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& manifest, const LoadOptions& options) {
     options.check();
-    return std::make_unique<OrtBackend>(bundle.path(), manifest, options);
+    LoadOptions asked = options;
+    if (options.device == "auto") {
+        if (const std::string library = find_engines(manifest, options); !library.empty()) asked.device = library;
+    }
+    if (find_trt_library(asked.device) != nullptr) {
+        return open_trt_backend(bundle.path(), manifest, asked.device, asked);
+    }
+    return std::make_unique<OrtBackend>(bundle.path(), manifest, asked);
 }
 
 }  // namespace
@@ -46,6 +55,11 @@ Mode Core::mode(const GenerateOptions& options) const {
     if (lookahead < 0 || lookahead > available) {
         throw Error("look-ahead " + std::to_string(lookahead) + " is not 0 to " + std::to_string(available) +
                     ", which is what the bundle was exported with");
+    }
+    const std::optional<int> exactly = capabilities_.lookahead;
+    if (exactly && (options.plan.starts_with("fused:") || (lookahead != 0 && lookahead != *exactly))) {
+        throw Error("the engines are for look-ahead " + std::to_string(*exactly) +
+                    " with full groups: use --plan fused, and --lookahead " + std::to_string(*exactly) + " or 0");
     }
     Mode found = make_mode(options.plan, lookahead, options.draft);
     if (std::max(found.lookahead, found.text_drafts) > available) {

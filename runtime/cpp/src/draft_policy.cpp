@@ -14,18 +14,19 @@ Drafts first_of(const Drafts& text, int count) {
 
 // Text drafts in the window that has drafts anyway, unless more of them promise more; else in a window of their number
 // in place of the cycle's next.
-std::optional<Pass> from_text(const Cycle& cycle, const Plan* window, std::int64_t room, const std::vector<View>& views,
-                              Judge& judge) {
+std::optional<Pass> from_text(const Cycle& cycle, const Plan* window, std::int64_t room,
+                              const Capabilities& capabilities, const std::vector<View>& views, Judge& judge) {
     const Plan* plan = cycle.plans.front().is_fused() ? &cycle.plans.front() : nullptr;
     if (window != nullptr && cycle.contains(*window) && window->drafts > 0) plan = window;
-    if (plan != nullptr && plan->width() > room) plan = nullptr;
+    if (plan != nullptr && capabilities.columns(plan->width()) > room) plan = nullptr;
     int longest = 0;
     for (const View& view : views) longest = std::max(longest, static_cast<int>(view.text.size()));
-    longest = std::min(longest, max_lookahead);
+    longest = std::min(longest, capabilities.lookahead.value_or(max_lookahead));
     if (plan == nullptr || longest > plan->drafts) {
         std::vector<Plan> plans;
         for (int count = 1; count <= longest; ++count) {
-            if (Plan chain = verify_plan(count); chain.width() <= room) plans.push_back(std::move(chain));
+            Plan chain = capabilities.verifying(count);
+            if (capabilities.columns(chain.width()) <= room) plans.push_back(std::move(chain));
         }
         if (const int count = judge.count(views, plan, plans); count > 0) {
             Pass found{plans[static_cast<std::size_t>(count - 1)], {}};
@@ -47,10 +48,13 @@ std::optional<Pass> from_text(const Cycle& cycle, const Plan* window, std::int64
 }
 
 // The windows in place, or the start of the cycle; near the end of the capacity those of a narrower cycle.
-std::optional<Pass> from_cycle(Cycle cycle, const Plan* window, std::int64_t room, std::size_t count) {
+std::optional<Pass> from_cycle(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
+                               std::size_t count) {
     while (true) {
         for (const Plan* plan : {window, static_cast<const Plan*>(&cycle.plans.front())}) {
-            if (plan != nullptr && cycle.contains(*plan) && cycle.reach(*plan) <= room) {
+            const bool fits =
+                plan != nullptr && cycle.contains(*plan) && capabilities.columns(cycle.reach(*plan)) <= room;
+            if (fits && capabilities.allows(cycle.plans)) {
                 return Pass{*plan, std::vector<std::optional<Drafts>>(count)};
             }
         }
@@ -61,12 +65,12 @@ std::optional<Pass> from_cycle(Cycle cycle, const Plan* window, std::int64_t roo
 
 }  // namespace
 
-std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const std::vector<View>& views,
-                              Judge& judge) {
+std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
+                              const std::vector<View>& views, Judge& judge) {
     if (std::any_of(views.begin(), views.end(), [](const View& view) { return !view.text.empty(); })) {
-        if (std::optional<Pass> found = from_text(cycle, window, room, views, judge)) return found;
+        if (std::optional<Pass> found = from_text(cycle, window, room, capabilities, views, judge)) return found;
     }
-    return from_cycle(std::move(cycle), window, room, views.size());
+    return from_cycle(std::move(cycle), window, room, capabilities, views.size());
 }
 
 Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft) {

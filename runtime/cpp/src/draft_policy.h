@@ -60,8 +60,8 @@ class Always : public Judge {
 
 // The next pass over the sequences of `views`, none where not even a plain one fits. window: the plan whose windows are
 // in place, null where there is none. room: cache columns behind the longest sequence.
-std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const std::vector<View>& views,
-                              Judge& judge);
+std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
+                              const std::vector<View>& views, Judge& judge);
 
 // `plan` and `lookahead` as for `make_cycle`, or "auto"; `draft` is "lookahead", "ngram" or "both" (none: both for
 // auto, else lookahead).

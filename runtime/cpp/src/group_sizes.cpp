@@ -106,15 +106,19 @@ std::vector<std::vector<int>> group_shapes(int drafts) {
     return found;
 }
 
+std::vector<int> full_shape(int drafts) {
+    return std::vector<int>(static_cast<std::size_t>(drafts) + 1, drafts);
+}
+
 std::optional<Choice> best_shape(std::vector<double> chain, const std::function<double(int, int)>& seconds,
-                                 int max_width) {
+                                 int max_width, const std::function<std::vector<std::vector<int>>(int)>& shapes) {
     for (std::size_t i = 1; i < chain.size(); ++i) chain[i] = std::min(chain[i], 0.999);  // certainty parts the chain
     std::optional<Choice> best;
     for (int drafts = 1; drafts <= std::min(static_cast<int>(chain.size()) - 1, max_drafts); ++drafts) {
         // No pass is worth more than one that always has all drafts: most shapes are too dear to be worth a look.
         const double most = std::accumulate(chain.begin(), chain.begin() + drafts + 1, 0.0);
         const double before = best ? best->rate() : 0.0;
-        for (std::vector<int>& groups : group_shapes(drafts)) {
+        for (std::vector<int>& groups : shapes(drafts)) {
             const int width = 1 + drafts + std::accumulate(groups.begin(), groups.end(), 0);
             if (width > max_width) continue;
             const double cost = seconds(width, drafts);

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cuda_memory.h"
+#include "cuda.h"
 #include "errors.h"
 
 namespace pass {
@@ -24,7 +24,7 @@ const std::vector<Device>& devices() {
          "Cuda",
          false,
          {{{"enable_cuda_graph", "1"}, {"use_tf32", "0"}}, {{"use_tf32", "0"}}}},
-        {"tensorrt-rtx", rtx_plugin, "Cuda", true, {{{"enable_cuda_graph", "1"}}, {}}},
+        {"tensorrt-rtx-ep", rtx_plugin, "Cuda", true, {{{"enable_cuda_graph", "1"}}, {}}},
     };
     return known;
 }
@@ -52,7 +52,7 @@ const Device& choose_device(const OrtLibrary& library, const std::string& name) 
         }
         return device;
     }
-    throw Error("unknown device '" + name + "': choose one of auto, cpu, cuda, tensorrt-rtx");
+    throw Error("unknown device '" + name + "': choose one of auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep");
 }
 
 #if ORT_API_VERSION >= 22
@@ -140,7 +140,7 @@ void append_provider(const OrtLibrary& library, OrtSessionOptions* session_optio
 
 std::unique_ptr<Memory> open_memory(const Device& device, std::shared_ptr<Allocator> allocator) {
     if (std::strcmp(device.memory, "Cpu") == 0) return std::make_unique<HostMemory>(std::move(allocator));
-    return std::make_unique<CudaMemory>();
+    return std::make_unique<Cuda>(CudaApi::open());
 }
 
 }  // namespace pass

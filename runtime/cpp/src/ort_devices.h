@@ -23,7 +23,7 @@ struct Device {
     std::vector<ProviderOptions> options;  // tried in this order
 };
 
-// cpu, cuda or tensorrt-rtx; auto is CUDA where this ONNX Runtime has it, else the CPU. Throws Error where it has no
+// cpu, cuda or tensorrt-rtx-ep; auto is CUDA where this ONNX Runtime has it, else the CPU. Throws Error where it has no
 // such provider.
 const Device& choose_device(const OrtLibrary& library, const std::string& name);
 

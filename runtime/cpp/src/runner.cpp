@@ -59,7 +59,8 @@ std::int64_t Runner::room() {
 }
 
 bool Runner::fits(std::size_t prompt) const {
-    return static_cast<std::int64_t>(prompt) <= backend_.capabilities().max_capacity();
+    const Capabilities& sizes = backend_.capabilities();
+    return static_cast<std::int64_t>(prompt) - 1 + sizes.columns(1) <= sizes.max_capacity();
 }
 
 bool Runner::admit(const std::shared_ptr<Sequence>& sequence) {
@@ -101,7 +102,7 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> most) {
     const double started = now();
     const std::vector<std::int64_t>& prompt = sequence.work.prompt_ids;
     const auto [count, width] = chunk(sequence.cached, static_cast<std::int64_t>(prompt.size()) - 1, most);
-    reserve(sequence.cached + width);
+    reserve(sequence.cached + backend_.capabilities().columns(width));
     backend_.prefill(
         slot.number, sequence.cached,
         std::span(prompt).subspan(static_cast<std::size_t>(sequence.cached), static_cast<std::size_t>(count)), width);
@@ -117,10 +118,11 @@ void Runner::make_room(const Plan& plan, int batch) {
         const Slot& slot = slots_[static_cast<std::size_t>(i)];
         if (slot.sequence != nullptr) longest = std::max(longest, slot.cached());
     }
-    reserve(longest + plan.width());
+    const std::int64_t columns = backend_.capabilities().columns(plan.width());
+    reserve(longest + columns);
     for (int i = 0; i < batch; ++i) {
         Slot& slot = slots_[static_cast<std::size_t>(i)];
-        const std::int64_t most = backend_.capacity() - plan.width();
+        const std::int64_t most = backend_.capacity() - columns;
         if (slot.sequence == nullptr && slot.cached() > most) keep(slot, static_cast<std::size_t>(most));
     }
 }
@@ -278,7 +280,7 @@ std::pair<std::int64_t, int> Runner::chunk(std::int64_t start, std::int64_t stop
     const std::int64_t remaining = stop - start;
     std::vector<int> offered, widths;
     for (int width : backend_.capabilities().prefill_widths) {
-        if (width > left) continue;
+        if (backend_.capabilities().columns(width) > left) continue;
         offered.push_back(width);
         if (width <= limit) widths.push_back(width);
     }

@@ -39,6 +39,8 @@ Session::Session(Bundle bundle, const LoadOptions& options) {
     core_ = Core::open(std::move(bundle), manifest, options);
 }
 
+Session::Session(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+
 Session Session::load(const std::filesystem::path& path, const LoadOptions& options) {
     options.check();
     Bundle bundle(path, false);

@@ -36,8 +36,8 @@ double sum(const std::vector<double>& chain, int from, int to) {
 
 }  // namespace
 
-PlanTuner::PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance)
-    : times_(std::move(times)), lookahead_(lookahead), drafts_(prior_of(acceptance, lookahead)) {
+PlanTuner::PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance, std::optional<int> exactly)
+    : times_(std::move(times)), lookahead_(lookahead), exactly_(exactly), drafts_(prior_of(acceptance, lookahead)) {
     decided_ = {make_cycle("ar", 0), 1.0, times_.seconds(1, 1, 0)};
 }
 
@@ -84,12 +84,18 @@ std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch, std::vect
     std::vector<Candidate> found{candidate(make_cycle("ar", 0), 1.0, batch)};
     std::optional<Candidate> two_pass;
     for (int length = 1; length <= lookahead; ++length) {
+        if (length != exactly_.value_or(length)) continue;
         Candidate one = candidate(make_cycle("two-pass", length), two_pass_tokens(length, chain), batch);
         if (!two_pass || one.rate() > two_pass->rate()) two_pass = std::move(one);
     }
     if (two_pass) found.push_back(std::move(*two_pass));
+    const auto shapes = [&](int drafts) -> std::vector<std::vector<int>> {
+        if (!exactly_) return group_shapes(drafts);
+        if (drafts != *exactly_) return {};
+        return {full_shape(drafts)};
+    };
     const auto cost = [&](int width, int drafts) { return seconds(width, drafts + 1, drafts, batch); };
-    if (const std::optional<Choice> shape = best_shape(chain, cost, times_.max_width())) {
+    if (const std::optional<Choice> shape = best_shape(chain, cost, times_.max_width(), shapes)) {
         found.push_back({fused_cycle(shape->groups), shape->tokens, shape->seconds});
     }
     std::stable_sort(found.begin(), found.end(),

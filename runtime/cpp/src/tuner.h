@@ -24,7 +24,8 @@ struct Candidate {
 class PlanTuner {
    public:
     // acceptance: by position, for the kind of decoding at hand; empty where it is not known.
-    PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance);
+    // exactly: the only look-ahead that there are plans for, with full groups (see `Capabilities::lookahead`).
+    PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance, std::optional<int> exactly = {});
 
     const PassTimes& times() const { return times_; }
     // Passes over `batch` slots, in the trunk.
@@ -54,6 +55,7 @@ class PlanTuner {
 
     PassTimes times_;
     int lookahead_;
+    std::optional<int> exactly_;
     Acceptance drafts_;
     std::map<int, Acceptance> texts_;
     Candidate decided_;

@@ -25,7 +25,8 @@ PlanTuner& Tuners::get(Sampler sampler, int batch) {
     auto found = tuners_.find(sampler);
     if (found == tuners_.end()) {
         const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
-        PlanTuner fresh(times(sampler), static_cast<int>(lookahead.length), stated_acceptance(lookahead, sampler));
+        PlanTuner fresh(times(sampler), static_cast<int>(lookahead.length), stated_acceptance(lookahead, sampler),
+                        runner_.backend().capabilities().lookahead);
         found = tuners_.emplace(sampler, std::move(fresh)).first;
     }
     PlanTuner& tuner = found->second;
@@ -54,7 +55,8 @@ PassTimes Tuners::times(Sampler sampler) {
 
 std::vector<Plan> Tuners::plans(int batch) {
     std::vector<Plan> found = probe_plans(static_cast<int>(runner_.backend().manifest().lookahead.length), batch);
-    std::erase_if(found, [&](const Plan& plan) { return plan.width() > runner_.room(); });
+    const Capabilities& sizes = runner_.backend().capabilities();
+    std::erase_if(found, [&](const Plan& plan) { return !sizes.allows({plan}) || plan.width() > runner_.room(); });
     return found;
 }
 

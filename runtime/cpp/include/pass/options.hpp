@@ -58,7 +58,9 @@ class PASS_API Allocator {
 };
 
 struct PASS_API LoadOptions {
-    // cpu, cuda, tensorrt-rtx, or auto: CUDA where this ONNX Runtime has it, else the CPU.
+    // cpu; cuda: ONNX Runtime on a GPU; tensorrt, tensorrt-rtx: the bundle's own engine sets; tensorrt-rtx-ep: ONNX
+    // Runtime's plugin for TensorRT-RTX; auto: engine sets that fit this machine, else CUDA where this ONNX Runtime has
+    // it, else the CPU.
     std::string device = "auto";
     int threads = 0;                       // of the CPU; 0 is ONNX Runtime's choice
     int max_batch_size = 1;                // sequences that decode together: slots
@@ -68,7 +70,10 @@ struct PASS_API LoadOptions {
     // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, then where it was found when this library was built, then the
     // loader's own search.
     std::filesystem::path onnxruntime;
-    // The plugin of device tensorrt-rtx; empty: $PASS_TENSORRT_RTX_PLUGIN.
+    // libnvinfer.so of device tensorrt, libtensorrt_rtx.so of tensorrt-rtx; empty: $PASS_TENSORRT, $PASS_TENSORRT_RTX, then
+    // the loader's own search.
+    std::filesystem::path tensorrt;
+    // The plugin of device tensorrt-rtx-ep; empty: $PASS_TENSORRT_RTX_PLUGIN.
     std::filesystem::path plugin;
     std::vector<std::filesystem::path> plugin_libraries;  // opened before it, since it does not find them itself
     std::shared_ptr<Allocator> allocator;                 // null: the heap

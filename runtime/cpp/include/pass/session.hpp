@@ -113,8 +113,10 @@ class PASS_API Session {
     std::pair<std::string, int> mode(const GenerateOptions& options) const;
 
     const Bundle& bundle() const;
-    // "cpu", "cuda" or "tensorrt-rtx".
+    // "cpu", "cuda", "tensorrt-rtx-ep", or the library of an engine set and its version.
     std::string device() const;
+
+    explicit Session(std::shared_ptr<Core> core);  // for the library's own tests
 
    private:
     std::shared_ptr<Core> core_;

@@ -1,0 +1,92 @@
+#include "scenes.h"
+
+#include <memory>
+
+namespace pass::cli {
+
+namespace {
+
+constexpr const char* seconds[] = {"queue_seconds", "prefill_seconds", "decode_seconds", "decode_tokens_per_second"};
+
+template <class Value>
+void take(const Json& from, const char* key, Value& into) {
+    if (from.contains(key) && !from[key].is_null()) into = from[key].get<Value>();
+}
+
+template <class Value>
+void take(const Json& from, const char* key, std::optional<Value>& into) {
+    if (from.contains(key) && !from[key].is_null()) into = from[key].get<Value>();
+}
+
+Request request_of(const Json& line) {
+    Request request;
+    take(line, "prompt_ids", request.prompt_ids);
+    GenerateOptions& options = request.options;
+    take(line, "max_new_tokens", options.max_new_tokens);
+    take(line, "plan", options.plan);
+    take(line, "draft", options.draft);
+    take(line, "lookahead", options.lookahead);
+    take(line, "stop_token_ids", options.stop_token_ids);
+    take(line, "ignore_eos", options.ignore_eos);
+    take(line, "reuse_prefix", options.reuse_prefix);
+    take(line, "logprobs", options.logprobs);
+    take(line, "temperature", options.sampling.temperature);
+    take(line, "top_k", options.sampling.top_k);
+    take(line, "top_p", options.sampling.top_p);
+    take(line, "min_p", options.sampling.min_p);
+    take(line, "seed", options.sampling.seed);
+    return request;
+}
+
+// What a generation did, but for how long it took.
+Json result_of(Generation& generation) {
+    generation.run();
+    Json found = to_json(generation);
+    for (const char* key : {"prompt_ids", "text", "seed"}) found.erase(key);
+    for (const char* key : seconds) found["stats"].erase(key);
+    Json sources = Json::array();
+    for (const Token& token : generation.tokens()) sources.push_back(name_of(token.source));
+    found["sources"] = std::move(sources);
+    return found;
+}
+
+}  // namespace
+
+std::vector<Json> play(const Json& scene, Session& session) {
+    const Json& requests = scene.at("requests");
+    std::vector<std::unique_ptr<Generation>> generations(requests.size());
+    bool more = true;
+    for (int round = 0; more; ++round) {
+        more = false;
+        for (std::size_t i = 0; i < requests.size(); ++i) {
+            const int begins = requests[i].value("round", 0);
+            if (begins == round) generations[i] = std::make_unique<Generation>(session.submit(request_of(requests[i])));
+            if (requests[i].value("cancel_round", -1) == round) generations[i]->cancel();
+            more = more || begins > round;
+        }
+        more = session.step() || more;
+    }
+    std::vector<Json> results;
+    for (const auto& generation : generations) results.push_back(result_of(*generation));
+    return results;
+}
+
+int compare(const Json& scene, const std::vector<Json>& results, std::ostream& differences) {
+    const bool tokens_only = scene.value("compare", "all") == "tokens";
+    int differing = 0;
+    for (std::size_t i = 0; i < results.size(); ++i) {
+        const Json& expected = scene.at("results").at(i);
+        for (const auto& [key, value] : expected.items()) {
+            if (tokens_only && key != "token_ids" && key != "finish_reason" && key != "stop_reason") continue;
+            // Objects in any order: the plain kind of JSON compares by key.
+            const nlohmann::json wanted = value, found = results[i].value(key, Json());
+            if (wanted == found) continue;
+            differing += 1;
+            differences << scene.at("name").get<std::string>() << ", request " << i << ": " << key << " is "
+                        << found.dump() << ", not " << wanted.dump() << std::endl;
+        }
+    }
+    return differing;
+}
+
+}  // namespace pass::cli

@@ -1,0 +1,202 @@
+// The CUDA runtime as far as it is called here, on the CPU: device memory is host memory that is watched.
+//
+// What a real device would refuse or corrupt, this refuses: stale and unaligned addresses, synchronizing and allocating
+// inside a capture, copies inside a capture to memory that is not pinned, use after free. As tests/runtime/fake_gpu.py.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cuda_api.h"
+
+namespace pass::test {
+
+inline constexpr std::size_t cuda_alignment = 256;  // of what cudaMalloc gives, and of what an engine takes
+
+// A bug in what was called, not in a bundle: no Error, so that nobody takes it for one.
+inline void require(bool holds, const std::string& what) {
+    if (!holds) throw std::logic_error(what);
+}
+
+// `api` refers to it. Counters tell what was done.
+class FakeCuda {
+   public:
+    using Graph = std::vector<std::function<void()>>;
+
+    std::size_t limit = std::size_t{1} << 30;  // bytes of device memory
+    int fail_malloc = 0;                       // counts down with every allocation; the one that makes it 0 fails
+    int devices = 1, major = 9, minor = 0;
+    int mallocs = 0, launches = 0, captures = 0;
+    int works = 0;       // copies and engines that ran outside a graph
+    int undestroyed = 0;  // graphs that were captured, and not destroyed after they were instantiated
+    std::unique_ptr<Graph> capturing;
+
+    CudaApi api() {
+        CudaApi api;
+        api.device_count = [this](int* count) { return *count = devices, 0; };
+        api.device_attribute = [this](int* value, int attribute, int) {
+            return *value = attribute == 75 ? major : minor, 0;
+        };
+        api.device_properties = [](void* name, int) { return std::strcpy(static_cast<char*>(name), "Fake GPU"), 0; };
+        api.memory_info = [this](std::size_t* free, std::size_t* total) {
+            return *free = limit - used(), *total = limit, 0;
+        };
+        api.malloc = [this](void** block, std::size_t size) { return take(block, size); };
+        api.free = [this](void* block) { return give_back(blocks_, block); };
+        api.malloc_host = [this](void** block, std::size_t size) {
+            return *block = add(pinned_, size, std::byte{0}), 0;
+        };
+        api.free_host = [this](void* block) { return give_back(pinned_, block); };
+        api.memset_async = [this](void* block, int value, std::size_t size, void* stream) {
+            require(on_device(block, size) && streams_.contains(stream), "memset elsewhere");
+            return std::memset(block, value, size), 0;
+        };
+        api.memcpy_async = [this](void* to, const void* from, std::size_t size, int kind, void* stream) {
+            return copy(to, from, size, kind, stream);
+        };
+        api.memcpy_2d_async = [this](void* to, std::size_t pitch, const void* from, std::size_t source_pitch,
+                                     std::size_t size, std::size_t rows, int kind, void* stream) {
+            return copy_rows(to, pitch, from, source_pitch, size, rows, kind, stream);
+        };
+        api.stream_create = [this](void** stream, unsigned) {
+            *stream = handle();
+            streams_.insert(*stream);
+            return 0;
+        };
+        api.stream_destroy = [this](void* stream) { return streams_.erase(stream) == 1 ? 0 : 1; };
+        api.stream_synchronize = [this](void* stream) {
+            require(streams_.contains(stream), "no such stream");
+            return capturing ? 900 : 0;  // cudaErrorStreamCaptureUnsupported
+        };
+        api.begin_capture = [this](void*, int) {
+            require(!capturing, "a capture in a capture");
+            capturing = std::make_unique<Graph>();
+            return 0;
+        };
+        api.end_capture = [this](void*, void** graph) {
+            undestroyed += 1;
+            *graph = capturing.release();
+            return 0;
+        };
+        api.graph_instantiate = [this](void** made, void* graph, unsigned long long) {
+            captures += 1;
+            *made = handle();
+            graphs_.emplace(*made, *static_cast<Graph*>(graph));
+            return 0;
+        };
+        api.graph_destroy = [this](void* graph) {
+            undestroyed -= 1;
+            delete static_cast<Graph*>(graph);
+            return 0;
+        };
+        api.graph_exec_destroy = [this](void* made) { return graphs_.erase(made) == 1 ? 0 : 1; };
+        api.graph_launch = [this](void* made, void* stream) {
+            require(streams_.contains(stream), "no such stream");
+            launches += 1;
+            for (const auto& work : graphs_.at(made)) work();
+            return 0;
+        };
+        api.error_string = [](int code) { return code == 2 ? "out of memory" : "an error"; };
+        return api;
+    }
+
+    void submit(std::function<void()> work) {
+        if (capturing) {
+            capturing->push_back(std::move(work));
+            return;
+        }
+        works += 1;
+        work();
+    }
+
+    bool on_device(const void* address, std::size_t size) const { return within(blocks_, address, size); }
+    bool has_stream(void* stream) const { return streams_.contains(stream); }
+    // Whether everything was given back.
+    bool empty() const {
+        return blocks_.empty() && pinned_.empty() && streams_.empty() && graphs_.empty() && undestroyed == 0 &&
+               !capturing;
+    }
+
+   private:
+    struct Block {
+        std::vector<std::byte> memory;
+        std::size_t size;
+    };
+    using Blocks = std::map<const std::byte*, Block>;  // by aligned address
+
+    static bool within(const Blocks& blocks, const void* address, std::size_t size) {
+        const auto* first = static_cast<const std::byte*>(address);
+        auto found = blocks.upper_bound(first);
+        if (found == blocks.begin()) return false;
+        --found;
+        return first + size <= found->first + found->second.size;
+    }
+
+    static void* add(Blocks& blocks, std::size_t size, std::byte junk) {
+        Block block{std::vector<std::byte>(size + cuda_alignment, junk), size};
+        std::byte* address = block.memory.data();
+        const std::size_t behind = reinterpret_cast<std::uintptr_t>(address) % cuda_alignment;
+        if (behind != 0) address += cuda_alignment - behind;
+        blocks.emplace(address, std::move(block));  // moving a vector leaves its memory where it is
+        return address;
+    }
+
+    int give_back(Blocks& blocks, void* block) {
+        require(!capturing, "freed inside a capture");
+        return blocks.erase(static_cast<const std::byte*>(block)) == 1 ? 0 : 1;
+    }
+
+    int take(void** block, std::size_t size) {
+        require(!capturing, "allocated inside a capture");
+        if (--fail_malloc == 0 || used() + size > limit) return 2;
+        mallocs += 1;
+        *block = add(blocks_, size, std::byte{0xA5});
+        return 0;
+    }
+
+    int copy(void* to, const void* from, std::size_t size, int kind, void* stream) {
+        require(streams_.contains(stream), "no such stream");
+        require(on_device(kind == 1 ? to : from, size), "not the device's memory");
+        if (capturing) require(kind == 2 && within(pinned_, to, size), "a captured copy must be to pinned memory");
+        submit([=] { std::memcpy(to, from, size); });
+        return 0;
+    }
+
+    int copy_rows(void* to, std::size_t pitch, const void* from, std::size_t source_pitch, std::size_t size,
+                  std::size_t rows, int kind, void* stream) {
+        require(streams_.contains(stream) && kind == 3 && size <= pitch && size <= source_pitch, "a wrong copy");
+        if (rows > 0) {
+            require(on_device(to, (rows - 1) * pitch + size), "not the device's memory");
+            require(on_device(from, (rows - 1) * source_pitch + size), "not the device's memory");
+        }
+        submit([=] {
+            for (std::size_t row = 0; row < rows; ++row) {
+                std::memcpy(static_cast<std::byte*>(to) + row * pitch,
+                            static_cast<const std::byte*>(from) + row * source_pitch, size);
+            }
+        });
+        return 0;
+    }
+
+    std::size_t used() const {
+        std::size_t sum = 0;
+        for (const auto& [address, block] : blocks_) sum += block.size;
+        return sum;
+    }
+
+    void* handle() { return reinterpret_cast<void*>(++handles_); }
+
+    Blocks blocks_, pinned_;
+    std::set<void*> streams_;
+    std::map<void*, Graph> graphs_;
+    std::uintptr_t handles_ = 0;
+};
+
+}  // namespace pass::test

@@ -1,0 +1,176 @@
+// TensorRT as far as it is called here: an engine file is JSON, {"onnx": the graph's path, "inputs", "outputs",
+// "profiles", "aliases"}, and an engine runs its graph in ONNX Runtime, on nothing but the addresses and shapes it was
+// given. tests/runtime/fake_gpu.py writes such files.
+//
+// What TensorRT would refuse or corrupt, this refuses: shapes outside the profile, a cache output that is not bound
+// over its input, capturing a context that was given other shapes since it ran.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "fake_cuda.h"
+#include "ort_devices.h"
+#include "ort_session.h"
+#include "trt_api.h"
+
+namespace pass::test {
+
+struct FakeTrtCounts {
+    int fail_run = 0;  // counts down with every execution, captured ones too; the one that makes it 0 fails
+    int contexts = 0, shapes_set = 0;
+};
+
+class FakeTrtContext : public TrtContext {
+   public:
+    FakeTrtContext(FakeCuda& cuda, FakeTrtCounts& counts, const nlohmann::json& plan, const OrtGraph& graph)
+        : cuda_(cuda), counts_(counts), plan_(plan), graph_(graph) {}
+
+    void set_scratch(std::byte* address, std::int64_t size) override {
+        require(cuda_.on_device(address, static_cast<std::size_t>(size)), "scratch memory elsewhere");
+        scratch_ = true;
+    }
+
+    bool set_profile(int index, void* stream) override {
+        require(cuda_.has_stream(stream), "no such stream");
+        profile_ = static_cast<std::size_t>(index);
+        return profile_ < plan_["profiles"].size();
+    }
+
+    bool set_shape(const std::string& input, const Shape& shape) override {
+        if (!plan_["inputs"].contains(input)) return false;
+        const auto& described = plan_["inputs"][input]["shape"];
+        if (described.size() != shape.size()) return false;
+        for (std::size_t i = 0; i < shape.size(); ++i) {
+            if (described[i].is_number()) {
+                if (described[i] != shape[i]) return false;
+                continue;
+            }
+            const auto& range = plan_["profiles"][profile_][described[i].get<std::string>()];
+            if (shape[i] < range[0] || shape[i] > range[2]) return false;
+        }
+        counts_.shapes_set += 1;
+        shapes_[input] = shape;
+        return true;
+    }
+
+    bool set_address(const std::string& tensor, std::byte* address) override {
+        if (!plan_["inputs"].contains(tensor) && !plan_["outputs"].contains(tensor)) return false;
+        require(reinterpret_cast<std::uintptr_t>(address) % cuda_alignment == 0, tensor + " is not aligned");
+        addresses_[tensor] = address;
+        return true;
+    }
+
+    bool capturable(void*) override { return true; }
+
+    bool enqueue(void* stream) override {
+        require(cuda_.has_stream(stream) && scratch_, "no stream, or no scratch memory");
+        if (--counts_.fail_run == 0) return false;
+        require(shapes_.size() == plan_["inputs"].size(), "an input has no shape");
+        require(addresses_.size() == plan_["inputs"].size() + plan_["outputs"].size(), "a tensor has no address");
+        if (!cuda_.capturing) ran_ = shapes_;
+        require(ran_ == shapes_, "captured with shapes that it has not run with");
+        cuda_.submit([this, shapes = shapes_, addresses = addresses_] { run(shapes, addresses); });
+        return true;
+    }
+
+   private:
+    using Shapes = std::map<std::string, Shape>;
+    using Addresses = std::map<std::string, std::byte*>;
+
+    // Inputs are read before any output is written, as an engine may not; outputs of symbolic size are as long as the
+    // inputs say.
+    void run(const Shapes& shapes, const Addresses& addresses) const {
+        for (const auto& [output, source] : plan_["aliases"].items()) {
+            require(addresses.at(output) == addresses.at(source), "the cache is not updated in place");
+        }
+        std::vector<std::vector<std::byte>> copies;
+        std::vector<BoundTensor> inputs, outputs;
+        std::map<std::string, std::int64_t> sizes;
+        const auto place = [&](const std::string& name, const nlohmann::json& described, const Shape& shape,
+                               std::vector<BoundTensor>& tensors, bool filled) {
+            const std::string dtype = described["dtype"];
+            std::size_t size = item_size(dtype);
+            for (std::int64_t length : shape) size *= static_cast<std::size_t>(length);
+            require(cuda_.on_device(addresses.at(name), size), name + " is not in the device's memory");
+            copies.emplace_back(std::max<std::size_t>(size, 1));
+            if (filled) std::memcpy(copies.back().data(), addresses.at(name), size);
+            tensors.push_back({name, dtype, shape, copies.back().data()});
+        };
+        for (const auto& [name, described] : plan_["inputs"].items()) {
+            for (std::size_t i = 0; i < shapes.at(name).size(); ++i) {
+                const auto& listed = described["shape"][i];
+                if (listed.is_string()) sizes[listed.get<std::string>()] = shapes.at(name)[i];
+            }
+            place(name, described, shapes.at(name), inputs, true);
+        }
+        for (const auto& [name, described] : plan_["outputs"].items()) {
+            Shape shape;
+            for (const auto& listed : described["shape"]) {
+                shape.push_back(listed.is_string() ? sizes.at(listed.get<std::string>()) : listed.get<std::int64_t>());
+            }
+            place(name, described, shape, outputs, false);
+        }
+        Bound(graph_, inputs, outputs).run();
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+            const std::vector<std::byte>& written = copies[inputs.size() + i];
+            std::size_t size = item_size(outputs[i].dtype);
+            for (std::int64_t length : outputs[i].shape) size *= static_cast<std::size_t>(length);
+            std::memcpy(addresses.at(outputs[i].name), written.data(), size);
+        }
+    }
+
+    FakeCuda& cuda_;
+    FakeTrtCounts& counts_;
+    const nlohmann::json& plan_;
+    const OrtGraph& graph_;
+    std::size_t profile_ = 0;
+    bool scratch_ = false;
+    Shapes shapes_, ran_;  // ran: the shapes of the last run that was none of a capture
+    Addresses addresses_;
+};
+
+class FakeTrtPlan : public TrtPlan {
+   public:
+    FakeTrtPlan(FakeCuda& cuda, FakeTrtCounts& counts, nlohmann::json plan,
+                const std::shared_ptr<const OrtLibrary>& library)
+        : cuda_(cuda),
+          counts_(counts),
+          plan_(std::move(plan)),
+          graph_(library, choose_device(*library, "cpu"), plan_["onnx"].get<std::string>(), 1, nullptr) {}
+
+    std::int64_t scratch_size() const override { return 4096; }
+    int profiles() const override { return static_cast<int>(plan_["profiles"].size()); }
+    std::optional<std::map<std::string, std::string>> aliases() const override {
+        return plan_["aliases"].get<std::map<std::string, std::string>>();
+    }
+    std::unique_ptr<TrtContext> create_context() override {
+        counts_.contexts += 1;
+        return std::make_unique<FakeTrtContext>(cuda_, counts_, plan_, graph_);
+    }
+
+   private:
+    FakeCuda& cuda_;
+    FakeTrtCounts& counts_;
+    nlohmann::json plan_;
+    OrtGraph graph_;
+};
+
+class FakeTrt : public TrtApi {
+   public:
+    FakeTrt(FakeCuda& cuda, FakeTrtCounts& counts) : cuda_(cuda), counts_(counts) {}
+
+    std::string version() const override { return "10.15.1.fake"; }
+    std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) override {
+        const auto* text = reinterpret_cast<const char*>(engine.data());
+        nlohmann::json plan = nlohmann::json::parse(text, text + engine.size(), nullptr, false);
+        if (!plan.is_object()) return nullptr;
+        return std::make_unique<FakeTrtPlan>(cuda_, counts_, std::move(plan), library_);
+    }
+
+   private:
+    FakeCuda& cuda_;
+    FakeTrtCounts& counts_;
+    std::shared_ptr<const OrtLibrary> library_ = OrtLibrary::open({});
+};
+
+}  // namespace pass::test

@@ -1,0 +1,139 @@
+// For tests/cpp: plays scenes (cli/scenes.h) on the TensorRT backend over a watched fake of CUDA and TensorRT, and writes
+// as JSON what came of it.
+//
+//     fake_gpu BUNDLE SCENES              every scene five times, on a session of its own
+//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again, undisturbed,
+//                                         on the same session
+//     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, those of opening too
+//     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES]]   opens it on a GPU of that compute capability
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "core.h"
+#include "errors.h"
+#include "fake_trt.h"
+#include "scenes.h"
+#include "trt_backend.h"
+
+using namespace pass;
+using namespace pass::test;
+using cli::Json;
+
+namespace {
+
+struct Machine {
+    FakeCuda cuda;
+    FakeTrtCounts counts;
+
+    Session open(const std::string& bundle, const Json& scene) {
+        LoadOptions options;
+        options.device = "tensorrt";
+        options.max_batch_size = scene.value("slots", 1);
+        if (scene.contains("capacity")) options.capacity = scene["capacity"].get<std::int64_t>();
+        auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
+        auto backend = std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
+                                                    std::make_unique<FakeTrt>(cuda, counts), cuda.api());
+        return Session(std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options.max_queue));
+    }
+
+    Json told() const {
+        return {{"mallocs", cuda.mallocs},     {"captures", cuda.captures},     {"contexts", counts.contexts},
+                {"launches", cuda.launches},   {"works", cuda.works},           {"shapes_set", counts.shapes_set}};
+    }
+};
+
+std::string differences_of(const Json& scene, Session& session) {
+    std::ostringstream differences;
+    cli::compare(scene, cli::play(scene, session), differences);
+    return differences.str();
+}
+
+Json play_often(const std::string& bundle, const Json& scene) {
+    Machine machine;
+    Json report{{"name", scene["name"]}, {"done", Json::array()}};
+    {
+        Session session = machine.open(bundle, scene);
+        report["device"] = session.device();
+        report["differences"] = differences_of(scene, session);
+        for (int again = 0; again < 4; ++again) {
+            cli::play(scene, session);
+            report["done"].push_back(machine.told());
+        }
+    }
+    report["empty"] = machine.cuda.empty();
+    return report;
+}
+
+// fail(machine, n): the nth of them from now on fails; left(machine): how many are left until then. 0 or less: it did.
+template <class Fail, class Left>
+Json fail_each(const std::string& bundle, const Json& scene, bool opening, const Fail& fail, const Left& left) {
+    Json report{{"failures", 0}, {"errors", Json::array()}, {"differences", ""}, {"empty", true}};
+    for (int number = 1, failed = 1; failed > 0; ++number) {
+        Machine machine;
+        {
+            std::optional<Session> session;
+            const auto attempt = [&] {
+                try {
+                    if (!session) session.emplace(machine.open(bundle, scene));
+                    cli::play(scene, *session);
+                } catch (const Error& error) {
+                    report["errors"].push_back(error.what());
+                }
+            };
+            if (!opening) session.emplace(machine.open(bundle, scene));
+            fail(machine, number);
+            attempt();
+            failed = left(machine) <= 0 ? 1 : 0;
+            fail(machine, 0);
+            if (!session) session.emplace(machine.open(bundle, scene));
+            report["differences"] = report["differences"].get<std::string>() + differences_of(scene, *session);
+        }
+        report["failures"] = report["failures"].get<int>() + failed;
+        report["empty"] = report["empty"].get<bool>() && machine.cuda.empty();
+    }
+    return report;
+}
+
+Json open_on(const std::string& bundle, int major, int minor, int devices) {
+    Machine machine;
+    machine.cuda.major = major;
+    machine.cuda.minor = minor;
+    machine.cuda.devices = devices;
+    std::string refusal;
+    try {
+        machine.open(bundle, Json::object());
+    } catch (const Error& error) {
+        refusal = error.what();
+    }
+    return {{"refusal", refusal}, {"mallocs", machine.cuda.mallocs}, {"empty", machine.cuda.empty()}};
+}
+
+Json report_of(const std::vector<std::string>& words) {
+    std::vector<Json> scenes;
+    std::ifstream file(words.at(1));
+    for (std::string line; std::getline(file, line);) scenes.push_back(Json::parse(line));
+    const std::string what = words.size() > 2 ? words[2] : "";
+    const auto number = [&](std::size_t i, int otherwise) { return i < words.size() ? std::stoi(words[i]) : otherwise; };
+    if (what == "open") return open_on(words[0], number(3, 9), number(4, 0), number(5, 1));
+    if (what == "runs") {
+        return fail_each(
+            words[0], scenes.at(0), false, [](Machine& machine, int n) { machine.counts.fail_run = n; },
+            [](const Machine& machine) { return machine.counts.fail_run; });
+    }
+    if (what == "allocations") {
+        return fail_each(
+            words[0], scenes.at(0), true, [](Machine& machine, int n) { machine.cuda.fail_malloc = n; },
+            [](const Machine& machine) { return machine.cuda.fail_malloc; });
+    }
+    Json report = Json::array();
+    for (const Json& scene : scenes) report.push_back(play_often(words[0], scene));
+    return report;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+    std::cout << report_of({words + 1, words + count}).dump(1) << std::endl;
+    return 0;
+}

@@ -1,0 +1,169 @@
+"""The C++ runtime's TensorRT backend over a watched fake of CUDA and TensorRT: it writes what the Python backend over the
+Python fake writes, to the last bit, and treats the device as it must be treated."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from engine_sessions import Gpu, with_engines
+
+from conftest import export_bundle, make_model
+from pass_runtime.bundle.manifest import FILE_NAME, read_manifest
+from pass_runtime.errors import PassError
+
+ROOT = Path(__file__).parents[2]
+BUILD = Path(os.environ.get("PASS_CPP_BUILD", ROOT / "build/cpp/release"))
+LOOKAHEAD, SLOTS = 4, 4
+
+
+@pytest.fixture(scope="session")
+def fake_gpu() -> Callable[..., Any]:
+    """Runs the program over the fake; what it says."""
+    program = BUILD / "fake_gpu"
+    if not program.exists():
+        pytest.skip("no C++ build: run scripts/build_cpp.sh")
+
+    def run(*words: object) -> Any:
+        done = subprocess.run(
+            [program, *map(str, words)], capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def golden() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("golden_traces", ROOT / "scripts/golden_traces.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", params=[("match", 1), ("rejection", 2)], ids=["match", "rejection, padded windows"])
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with engines, whose narrowest window has 1 or 2 rows."""
+    rule, least_width = request.param
+    directory = tmp_path_factory.mktemp("engines")
+    model = make_model(directory / "model", initializer_range=0.06)
+    bundle = export_bundle(model, directory / "exported", lookahead=LOOKAHEAD, rule=rule)
+    return with_engines(bundle, directory, least_width, SLOTS)
+
+
+def admitted(request: dict[str, Any]) -> bool:
+    """Whether there are engines for it."""
+    return not request.get("plan", "").startswith("fused:") and "lookahead" not in request
+
+
+def record(golden: ModuleType, gpu: Gpu, tokens: int) -> list[dict[str, Any]]:
+    """Golden traces of the Python backend over its fake."""
+    scenes = list(golden.scenes(gpu.manifest.model, tokens))
+    for scene in scenes:
+        scene["requests"] = [request for request in scene["requests"] if admitted(request)]
+        options = {"max_batch_size": scene["slots"]} | ({"capacity": scene["capacity"]} if "capacity" in scene else {})
+        with gpu.open(**options) as session:
+            scene["results"] = golden.play(session, scene["requests"])
+    return [scene for scene in scenes if scene["requests"]]
+
+
+def write(path: Path, scenes: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
+    return path
+
+
+def test_writes_what_python_writes(
+    engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scenes = record(golden, Gpu(engines, monkeypatch), tokens=20)
+    played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes))
+
+    assert [scene["name"] for scene in played] == [scene["name"] for scene in scenes]
+    for scene in played:
+        assert scene["differences"] == ""
+        assert scene["device"] == "tensorrt 10.15.1.fake"
+        assert scene["empty"], "something was not given back"
+    sources = {source for scene in scenes for result in scene["results"] for source in result["sources"]}
+    assert {"ngram", "lookahead", "model"} <= sources
+    assert sum(result["stats"]["accepted"] for scene in scenes for result in scene["results"]) > 50
+
+    scenes[0]["results"][0]["token_ids"][3] += 1
+    assert "token_ids" in fake_gpu(engines, write(tmp_path / "wrong.jsonl", scenes[:1]))[0]["differences"]
+
+
+def test_what_was_seen_is_replayed(
+    engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scenes = record(golden, Gpu(engines, monkeypatch), tokens=12)
+    plain = [scene for scene in scenes if "compare" not in scene and "prefix" not in scene["name"]]
+    for scene in fake_gpu(engines, write(tmp_path / "scenes.jsonl", plain)):
+        before, last = scene["done"][-2:]
+        for kind in ("mallocs", "captures", "contexts"):
+            assert last[kind] == before[kind] > 0, f"{scene['name']}: {kind}"
+        assert last["launches"] - before["launches"] > 10
+
+
+@pytest.mark.parametrize("what", ["runs", "allocations"])
+def test_whatever_fails_leaves_a_session_that_works(
+    what: str, engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch, tmp_path: Path
+) -> None:
+    prompt = golden.Prompts(99, (0, 1, 2)).of(20)
+    requests = [{"prompt_ids": prompt, "max_new_tokens": 9, "plan": plan, "ignore_eos": True} for plan in ("ar", "fused")]
+    scene = {"name": what, "slots": 1, "requests": requests}
+    with Gpu(engines, monkeypatch).open() as session:
+        scene["results"] = golden.play(session, requests)
+
+    report = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), what)
+
+    assert report["failures"] > 10
+    assert len(report["errors"]) == report["failures"]
+    told = {"runs": "failed to run; the GPU may be out of memory", "allocations": "the GPU has no "}[what]
+    assert all(told in error for error in report["errors"])
+    assert report["differences"] == ""
+    assert report["empty"]
+
+
+def test_engines_that_do_not_fit_are_refused_in_the_words_of_python(
+    engines: Path, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(engines, bundle)
+    scenes = write(tmp_path / "none.jsonl", [])
+    manifest = read_manifest(bundle)
+    (engine_set,) = manifest.engines
+
+    def refused(*device: int, **changes: Any) -> str:
+        """What both runtimes say of the engine set with `changes`; nothing was allocated for it."""
+        changed = manifest.model_copy(update={"engines": (engine_set.model_copy(update=changes),)})
+        (bundle / FILE_NAME).write_text(changed.model_dump_json(), "utf-8")
+        cpp = fake_gpu(bundle, scenes, "open", *device)
+        assert cpp["empty"] and cpp["mallocs"] == 0
+        python = Gpu(bundle, monkeypatch, **({"target": device[:2]} if device else {}))
+        with pytest.raises(PassError) as error:
+            python.open()
+        assert cpp["refusal"] == str(error.value)
+        return str(error.value)
+
+    assert "(Fake GPU) is sm86" in refused(8, 6)
+    assert "were built by version 10.16, and 10.15.1.fake is installed" in refused(version="10.16")
+    assert "were built from other graphs" in refused(bundle="0" * 64)
+    assert "has no tensorrt engines" in refused(library="tensorrt-rtx")
+    files = sorted(engine_set.engines, key=lambda file: file.graph != manifest.trunk.file)  # the trunk's first
+    assert "is not the file that was built" in refused(engines=(*files[1:], files[0].model_copy(update={"bytes": 3})))
+    assert "is not the file that was built" in refused(engines=(files[0].model_copy(update={"sha256": "0" * 64}),))
+    fewer = files[0].model_copy(update={"profiles": files[0].profiles[:-1]})
+    assert "profiles and the manifest lists" in refused(engines=(fewer, *files[1:]))
+    assert "update its KV cache in place" in refused(engines=(files[0].model_copy(update={"aliases": {}}), *files[1:]))
+    (engine_set.path(bundle) / files[0].file).unlink()
+    assert "is missing; run: pass-export build" in refused()
+    assert fake_gpu(bundle, scenes, "open", 9, 0, 0)["refusal"] == "tensorrt needs an NVIDIA GPU, and none is visible; use --device cpu"
