@@ -7,11 +7,12 @@
 #     scripts/build_cpp.sh -- -DPASS_X=Y          # what follows goes to cmake
 #
 # PYTHON: whose onnxruntime to use. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: another one, as of a release archive.
-# CPP_JOBS: how many compilers at a time (2).
+# TENSORRT_INCLUDE, TENSORRT_RTX_INCLUDE: headers, for --device tensorrt (default: TensorRT 10.14's, which a Python package
+# has) and tensorrt-rtx (no package has them). CPP_JOBS: how many compilers at a time (2).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 say() { echo "build_cpp: $*" >&2; }
 die() { say "$*"; exit 2; }
 
@@ -102,6 +103,21 @@ fetch_headers() { # suite, directory: unpack the package, from where this system
     touch "$root/done"
 }
 
+# --- TensorRT's headers: of a Python package; without them the engine sets of a bundle cannot be run -------------------
+tensorrt() {
+    [ -z "${TENSORRT_INCLUDE:-}" ] || { echo "$TENSORRT_INCLUDE"; return; }
+    local package=kernel-lens==2.0.1 target=$cache/tensorrt python
+    if [ ! -e "$target/done" ]; then
+        say "fetching TensorRT's headers ($package)"
+        rm -rf "$target" && mkdir -p "$target"
+        for python in "${PYTHON:-}" python3 .venv/bin/python; do
+            [ -n "$python" ] && "$python" -m pip download --quiet --no-deps --dest "$target" "$package" >"$target.log" 2>&1 &&
+                "$python" -m zipfile -e "$target"/*.whl "$target" && touch "$target/done" && break
+        done
+    fi
+    if [ -e "$target/done" ]; then echo "$PWD/$target/kernel_lens/include/tensorrt"; else say "that failed; see $target.log"; fi
+}
+
 genai() { # for text; without it everything else works
     local beside
     beside=$(dirname "$(dirname "$(dirname "$1")")")/onnxruntime_genai/libonnxruntime-genai.so
@@ -112,11 +128,13 @@ packages
 library=$(library)
 include=$(headers "$library")
 [ -n "$build" ] || build=$cache/$(tr , - <<<"${sanitize:-release}")
-say "ONNX Runtime: $library; headers: ${include#"$PWD"/}"
+tensorrt=$(tensorrt)
+say "ONNX Runtime: $library; headers: ${include#"$PWD"/}; TensorRT's: ${tensorrt:-none}"
 say "building $build"
 cmake -S runtime/cpp -B "$build" -G Ninja -DPASS_WERROR=ON -DPASS_SANITIZE="$sanitize" \
     -DPASS_ONNXRUNTIME_INCLUDE="$include" -DPASS_ONNXRUNTIME_LIBRARY="$library" \
-    -DPASS_ONNXRUNTIME_GENAI="$(genai "$library")" "$@" >"$build.configure.log" 2>&1 ||
+    -DPASS_ONNXRUNTIME_GENAI="$(genai "$library")" -DPASS_TENSORRT_INCLUDE="$tensorrt" \
+    -DPASS_TENSORRT_RTX_INCLUDE="${TENSORRT_RTX_INCLUDE:-}" "$@" >"$build.configure.log" 2>&1 ||
     { cat "$build.configure.log" >&2; exit 1; }
 cmake --build "$build" --parallel "${CPP_JOBS:-2}" --target "$target"
 [ "$run_tests" = 0 ] || ctest --test-dir "$build" --output-on-failure

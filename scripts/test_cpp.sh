@@ -20,4 +20,6 @@ if [ "${1:-}" = --sanitizers ]; then
         bash scripts/build_cpp.sh --sanitize "$kinds" --target pass-tests --no-tests
         timeout 300 "build/cpp/${kinds/,/-}/pass-tests"
     done
+    bash scripts/build_cpp.sh --sanitize address,undefined --target fake_gpu --no-tests
+    PASS_CPP_BUILD=build/cpp/address-undefined pytest -n 0 tests/cpp/test_cpp_trt.py
 fi

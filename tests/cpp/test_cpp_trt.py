@@ -1,5 +1,5 @@
-"""The C++ runtime's TensorRT backend over a watched fake of CUDA and TensorRT: it writes what the Python backend over the
-Python fake writes, to the last bit, and treats the device as it must be treated."""
+"""The C++ runtime's TensorRT backend over a watched fake of CUDA and TensorRT: it writes what the Python backend over
+the Python fake writes, to the last bit, and treats the device as it must be treated."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def fake_gpu() -> Callable[..., Any]:
         pytest.skip("no C++ build: run scripts/build_cpp.sh")
 
     def run(*words: object) -> Any:
-        done = subprocess.run(
-            [program, *map(str, words)], capture_output=True, text=True, timeout=300, check=False
-        )
+        done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -118,7 +116,9 @@ def test_whatever_fails_leaves_a_session_that_works(
     what: str, engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch, tmp_path: Path
 ) -> None:
     prompt = golden.Prompts(99, (0, 1, 2)).of(20)
-    requests = [{"prompt_ids": prompt, "max_new_tokens": 9, "plan": plan, "ignore_eos": True} for plan in ("ar", "fused")]
+    requests = [
+        {"prompt_ids": prompt, "max_new_tokens": 9, "plan": plan, "ignore_eos": True} for plan in ("ar", "fused")
+    ]
     scene = {"name": what, "slots": 1, "requests": requests}
     with Gpu(engines, monkeypatch).open() as session:
         scene["results"] = golden.play(session, requests)
@@ -166,4 +166,7 @@ def test_engines_that_do_not_fit_are_refused_in_the_words_of_python(
     assert "update its KV cache in place" in refused(engines=(files[0].model_copy(update={"aliases": {}}), *files[1:]))
     (engine_set.path(bundle) / files[0].file).unlink()
     assert "is missing; run: pass-export build" in refused()
-    assert fake_gpu(bundle, scenes, "open", 9, 0, 0)["refusal"] == "tensorrt needs an NVIDIA GPU, and none is visible; use --device cpu"
+    assert (
+        fake_gpu(bundle, scenes, "open", 9, 0, 0)["refusal"]
+        == "tensorrt needs an NVIDIA GPU, and none is visible; use --device cpu"
+    )

@@ -22,7 +22,8 @@ void replay(const Flags& flags) {
         if (!scene.is_object())
             throw Error(flags.traces + ", line " + std::to_string(scenes + 1) + ": not a JSON object");
         EngineFlags engine = flags.engine;
-        if (scene.contains("capacity") && !scene["capacity"].is_null()) engine.capacity = scene["capacity"].get<std::int64_t>();
+        if (scene.contains("capacity") && !scene["capacity"].is_null())
+            engine.capacity = scene["capacity"].get<std::int64_t>();
         Session session = engine.open(scene.at("slots").get<int>());
         const std::vector<Json> results = play(scene, session);
         if (flags.print) std::cout << Json(results).dump() << std::endl;

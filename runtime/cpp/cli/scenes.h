@@ -1,8 +1,8 @@
 // What the Python runtime did, done again.
 //
 // A scene is a line of what scripts/golden_traces.py writes: {"name", "slots", "capacity", "compare", "requests":
-// [{"prompt_ids", "round", ...}], "results": [...]}. A request is submitted before the round of its number, and cancelled
-// before its "cancel_round".
+// [{"prompt_ids", "round", ...}], "results": [...]}. A request is submitted before the round of its number, and
+// cancelled before its "cancel_round".
 #pragma once
 
 #include <ostream>

@@ -19,9 +19,8 @@ bool Capabilities::allows(const std::vector<Plan>& plans) const {
         const Cycle cycle = make_cycle(mode, *lookahead);
         built.insert(built.end(), cycle.plans.begin(), cycle.plans.end());
     }
-    return std::all_of(plans.begin(), plans.end(), [&](const Plan& plan) {
-        return std::find(built.begin(), built.end(), plan) != built.end();
-    });
+    return std::all_of(plans.begin(), plans.end(),
+                       [&](const Plan& plan) { return std::find(built.begin(), built.end(), plan) != built.end(); });
 }
 
 std::vector<int> batch_sizes_up_to(int maximum) {

@@ -74,8 +74,8 @@ std::optional<Gpu> find_gpu(const CudaApi& api) {
     int count = 0, major = 0, minor = 0;
     if (api.device_count(&count) != 0 || count == 0) return std::nullopt;
     std::vector<char> properties(properties_size);
-    if (api.device_attribute(&major, major_attribute, 0) != 0 || api.device_attribute(&minor, minor_attribute, 0) != 0 ||
-        api.device_properties(properties.data(), 0) != 0) {
+    if (api.device_attribute(&major, major_attribute, 0) != 0 ||
+        api.device_attribute(&minor, minor_attribute, 0) != 0 || api.device_properties(properties.data(), 0) != 0) {
         return std::nullopt;
     }
     return Gpu{properties.data(), "sm" + std::to_string(major) + std::to_string(minor)};

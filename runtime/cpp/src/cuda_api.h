@@ -11,8 +11,8 @@ namespace pass {
 // Every function returns 0 where it succeeded. Tests put their own here.
 struct CudaApi {
     std::function<int(int*)> device_count;
-    std::function<int(int*, int, int)> device_attribute;        // value, attribute, device
-    std::function<int(void*, int)> device_properties;           // cudaDeviceProp: its name comes first
+    std::function<int(int*, int, int)> device_attribute;         // value, attribute, device
+    std::function<int(void*, int)> device_properties;            // cudaDeviceProp: its name comes first
     std::function<int(std::size_t*, std::size_t*)> memory_info;  // free, total
     std::function<int(void**, std::size_t)> malloc;
     std::function<int(void*)> free;

@@ -106,9 +106,7 @@ std::vector<std::vector<int>> group_shapes(int drafts) {
     return found;
 }
 
-std::vector<int> full_shape(int drafts) {
-    return std::vector<int>(static_cast<std::size_t>(drafts) + 1, drafts);
-}
+std::vector<int> full_shape(int drafts) { return std::vector<int>(static_cast<std::size_t>(drafts) + 1, drafts); }
 
 std::optional<Choice> best_shape(std::vector<double> chain, const std::function<double(int, int)>& seconds,
                                  int max_width, const std::function<std::vector<std::vector<int>>(int)>& shapes) {

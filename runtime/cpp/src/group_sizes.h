@@ -32,8 +32,8 @@ std::vector<std::vector<int>> group_shapes(int drafts);
 // The group sizes that leave `drafts` drafts whatever was accepted.
 std::vector<int> full_shape(int drafts);
 
-// The fused plan of `shapes`, for each number of drafts, with the most tokens per second; none where none has at most `max_width` rows. seconds(width, drafts):
-// of a pass.
+// The fused plan of `shapes`, for each number of drafts, with the most tokens per second; none where none has at most
+// `max_width` rows. seconds(width, drafts): of a pass.
 std::optional<Choice> best_shape(std::vector<double> chain, const std::function<double(int, int)>& seconds,
                                  int max_width,
                                  const std::function<std::vector<std::vector<int>>(int)>& shapes = group_shapes);

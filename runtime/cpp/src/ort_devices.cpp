@@ -52,7 +52,8 @@ const Device& choose_device(const OrtLibrary& library, const std::string& name) 
         }
         return device;
     }
-    throw Error("unknown device '" + name + "': choose one of auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep");
+    throw Error("unknown device '" + name +
+                "': choose one of auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep");
 }
 
 #if ORT_API_VERSION >= 22

@@ -197,7 +197,8 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
     const Plan* window = entered && runner_.window() ? &*runner_.window() : nullptr;
     if (oldest != nullptr) {
         Always judge;
-        return next_pass(*oldest->sequence->work.cycle, window, runner_.room(), runner_.backend().capabilities(), views, judge);
+        return next_pass(*oldest->sequence->work.cycle, window, runner_.room(), runner_.backend().capabilities(), views,
+                         judge);
     }
     const Candidate decided = known->mode(most, batch, accepted);
     Expected judge(*known, decided, batch);

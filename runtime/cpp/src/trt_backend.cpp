@@ -129,7 +129,8 @@ TrtProgram& TrtBackend::program(const Key& key, const std::function<TrtProgram()
 std::pair<TrtEngine*, TrtBinding> TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, bool prefill) {
     TrtEngine& trunk = engine(manifest_.trunk);
     TrtBinding found = placed(bindings_.trunk(plan, batch, prefill));
-    const Binding columns{columns_input, columns_input + ("." + std::to_string(columns_)), {columns_}, "bool", false, nullptr};
+    const Binding columns{columns_input, columns_input + ("." + std::to_string(columns_)), {columns_}, "bool", false,
+                          nullptr};
     found.shapes[columns_input] = columns.shape;
     found.addresses[columns_input] = buffers_.at(columns);
     const auto shape = cache_.shape(batch);

@@ -34,7 +34,7 @@ class FakeCuda {
     int fail_malloc = 0;                       // counts down with every allocation; the one that makes it 0 fails
     int devices = 1, major = 9, minor = 0;
     int mallocs = 0, launches = 0, captures = 0;
-    int works = 0;       // copies and engines that ran outside a graph
+    int works = 0;        // copies and engines that ran outside a graph
     int undestroyed = 0;  // graphs that were captured, and not destroyed after they were instantiated
     std::unique_ptr<Graph> capturing;
 

@@ -70,8 +70,8 @@ struct PASS_API LoadOptions {
     // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, then where it was found when this library was built, then the
     // loader's own search.
     std::filesystem::path onnxruntime;
-    // libnvinfer.so of device tensorrt, libtensorrt_rtx.so of tensorrt-rtx; empty: $PASS_TENSORRT, $PASS_TENSORRT_RTX, then
-    // the loader's own search.
+    // libnvinfer.so of device tensorrt, libtensorrt_rtx.so of tensorrt-rtx; empty: $PASS_TENSORRT, $PASS_TENSORRT_RTX,
+    // then the loader's own search.
     std::filesystem::path tensorrt;
     // The plugin of device tensorrt-rtx-ep; empty: $PASS_TENSORRT_RTX_PLUGIN.
     std::filesystem::path plugin;

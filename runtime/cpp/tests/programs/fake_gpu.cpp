@@ -1,8 +1,9 @@
-// For tests/cpp: plays scenes (cli/scenes.h) on the TensorRT backend over a watched fake of CUDA and TensorRT, and writes
-// as JSON what came of it.
+// For tests/cpp: plays scenes (cli/scenes.h) on the TensorRT backend over a watched fake of CUDA and TensorRT, and
+// writes as JSON what came of it.
 //
 //     fake_gpu BUNDLE SCENES              every scene five times, on a session of its own
-//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again, undisturbed,
+//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again,
+//     undisturbed,
 //                                         on the same session
 //     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, those of opening too
 //     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES]]   opens it on a GPU of that compute capability
@@ -38,8 +39,8 @@ struct Machine {
     }
 
     Json told() const {
-        return {{"mallocs", cuda.mallocs},     {"captures", cuda.captures},     {"contexts", counts.contexts},
-                {"launches", cuda.launches},   {"works", cuda.works},           {"shapes_set", counts.shapes_set}};
+        return {{"mallocs", cuda.mallocs},   {"captures", cuda.captures}, {"contexts", counts.contexts},
+                {"launches", cuda.launches}, {"works", cuda.works},       {"shapes_set", counts.shapes_set}};
     }
 };
 
@@ -114,7 +115,9 @@ Json report_of(const std::vector<std::string>& words) {
     std::ifstream file(words.at(1));
     for (std::string line; std::getline(file, line);) scenes.push_back(Json::parse(line));
     const std::string what = words.size() > 2 ? words[2] : "";
-    const auto number = [&](std::size_t i, int otherwise) { return i < words.size() ? std::stoi(words[i]) : otherwise; };
+    const auto number = [&](std::size_t i, int otherwise) {
+        return i < words.size() ? std::stoi(words[i]) : otherwise;
+    };
     if (what == "open") return open_on(words[0], number(3, 9), number(4, 0), number(5, 1));
     if (what == "runs") {
         return fail_each(
