@@ -3,7 +3,7 @@
     scripts/gpu_check.sh build/smollm2-135m-fp16 -o build/gpu
 
 Steps are processes of their own: the tests with `-m gpu`, engines of every TensorRT library that knows this GPU,
-`pass-run bench` on every device that works (greedy and sampled), scripts/gpu_peers.py, and scripts/step_time.py. What
+`pass-run bench` on every device that works (greedy and sampled), of `pass-cpp` where built, scripts/gpu_peers.py, and scripts/step_time.py. What
 cannot be run is skipped and says why. DIR has gpu_check.json and .md, written after every step, and gpu_check.log.
 """
 
@@ -45,6 +45,9 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL, BUNDLE = "smollm2-135m", ROOT / "build/smollm2-135m-fp16"
 TESTS = ("tests/parity/test_cuda.py", "tests/runtime/test_trt_backend.py")
 PLANS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft ngram --draft both"
+PROGRAM = ROOT / "build/cpp/release/pass-cpp"
+PROMPT = "504,3575,282,4649,314,253,2591,216"
+"""Of the C++ runtime, as token ids of SmolLM2: for text it would need another library."""
 OUTPUT = "{output}"
 """In a command: where the step writes its JSON."""
 SMI = "name,driver_version,memory.total,power.limit,compute_cap,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem"
@@ -52,10 +55,11 @@ PACKAGES = "torch|triton|transformers|onnxruntime.*|tensorrt.*|cuda.bindings|num
 SEQUENCE, LARGE = 2048, 24
 """Tokens of engines; GiB that 7B in fp16 with a cache of 8192 columns needs, and room to work."""
 SECONDS = {"export": (40, 180), "tests": (20, 150), "build": (30, 180), "bench": (20, 100), "peers": (45, 120)}
-SECONDS["step-time"] = (60, 600)
+SECONDS |= {"step-time": (60, 600), "cpp": (20, 100)}
 """By the first word of a step's name: what must be left of the budget to start it, and its own limit."""
 TABLES = {
     "bench": ("plans", ("plan", "tokens_per_second", "ratio", "milliseconds_per_pass", "tau")),
+    "cpp": ("plans", ("plan", "tokens_per_second", "ratio", "milliseconds_per_pass", "tau")),
     "peers": ("peers", ("name", "tokens_per_second", "ratio", "milliseconds_per_pass", "same_tokens")),
     "step-time": ("cells", ("rows", "capacity", "milliseconds", "ratio", "bound_fraction")),
 }
@@ -165,6 +169,20 @@ def plan_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
             flags = (*PLANS.split(), "--device", name, *sampling, "--max-new-tokens", str(tokens), "-o", OUTPUT)
             command = (*tool, "pass_runtime.cli.main", "bench", str(bundle), *flags)
             steps.append(Step(f"bench {name} {kind}", command, missing.get(name), after))
+        command = (
+            str(PROGRAM),
+            "bench",
+            str(bundle),
+            "--device",
+            name,
+            "--prompt-ids",
+            PROMPT,
+            *PLANS.split(),
+            "-o",
+            OUTPUT,
+        )
+        unbuilt = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
+        steps.append(Step(f"cpp {name}", command, missing.get(name) or unbuilt, after))
     unknown = None if model in registry() else f"{model} is not in models/registry.toml; see scripts/gpu_peers.py"
     dtype = {"float32": "fp32", "bfloat16": "bf16"}.get(manifest.model.dtype if manifest else "", "fp16")
     flags = ("--model", model, "--dtype", dtype, "--tokens", str(tokens), "-o", OUTPUT)

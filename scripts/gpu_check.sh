@@ -13,12 +13,14 @@ if ! missing=$("$python" -c 'import pass_runtime.cli.main' 2>&1); then
     echo "error: $python cannot run the toolkit (${missing##*$'\n'}); run: $python -m pip install '$root[export]'" >&2
     exit 2
 fi
-# CUDA libraries that came as wheels: torch finds them by itself, onnxruntime does not.
+# CUDA libraries that came as wheels: torch finds them by itself, onnxruntime does not; nor pass-cpp those of TensorRT.
 wheels=$("$python" -c '
 import glob, importlib.util
-nvidia = importlib.util.find_spec("nvidia")
-places = nvidia.submodule_search_locations if nvidia else []
-print(":".join(sorted(library for place in places for library in glob.glob(f"{place}/*/lib"))))')
+def places(name):
+    found = importlib.util.find_spec(name)
+    return list(found.submodule_search_locations) if found else []
+cuda = [library for place in places("nvidia") for library in glob.glob(f"{place}/*/lib")]
+print(":".join(sorted(cuda) + places("tensorrt_libs") + places("tensorrt_rtx_libs")))')
 if [ -n "$wheels" ]; then
     export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$wheels"
 fi

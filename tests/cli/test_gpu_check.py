@@ -83,10 +83,11 @@ def test_a_library_without_the_target_is_skipped(
     monkeypatch.setattr(check, "nvidia_smi", lambda: GPU)
     monkeypatch.setattr(check, "find_device", lambda: DeviceInfo("GPU", target, GIB, 80 * GIB))
     monkeypatch.setattr(check, "why_not", lambda _: "")
+    monkeypatch.setattr(check, "PROGRAM", Path(sys.executable))
     found = check.find()
     steps = {step.name: step for step in check.plan_steps(found, tmp_path, 8)}
     for name in LIBRARIES:
-        for step in (f"build {name}", f"bench {name} greedy", f"bench {name} sampled", f"step-time {name}"):
+        for step in (f"build {name}", f"bench {name} greedy", f"bench {name} sampled", f"cpp {name}", f"step-time {name}"):
             if name in libraries:
                 assert not steps[step].blocked
             else:
@@ -100,9 +101,12 @@ def test_what_is_missing_blocks_its_steps_only(check: ModuleType, tmp_path: Path
     (tmp_path / FILE_NAME).touch()
     model = SimpleNamespace(name="tiny", max_capacity=768, dtype="float32")
     monkeypatch.setattr(check, "read_manifest", lambda _: SimpleNamespace(model=model))
+    monkeypatch.setattr(check, "PROGRAM", tmp_path / "nothing")
+    without = check.plan_steps(check.Found(GPU, "sm89", 12.0), tmp_path, 8)
     missing = {"cuda": "no onnxruntime-gpu", "tensorrt": "no TensorRT", "torch": "no CUDA in torch"}
     steps = {s.name: s for s in check.plan_steps(check.Found(GPU, "sm89", 12.0, {}, missing), tmp_path, 8)}
     assert "export" not in steps
+    assert "run scripts/build_cpp.sh" in next(s for s in without if s.name == "cpp tensorrt-rtx").blocked
     assert steps["bench cuda greedy"].blocked == "no onnxruntime-gpu" and steps["peers"].blocked == "no CUDA in torch"
     assert steps["step-time tensorrt"].blocked == "no TensorRT"
     assert steps["step-time tensorrt-rtx"].blocked == "7B need 24 GiB, this GPU has 12"

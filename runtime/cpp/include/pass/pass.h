@@ -20,7 +20,7 @@ typedef struct pass_session pass_session;
 typedef struct pass_generation pass_generation;
 
 typedef struct pass_load_options {
-    const char* device;      /* "auto", "cpu", "cuda", "tensorrt-rtx" */
+    const char* device;      /* "auto", "cpu", "cuda", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep" */
     const char* onnxruntime; /* libonnxruntime.so; null: $PASS_ONNXRUNTIME, then where it was found at build time */
     int threads;             /* of the CPU; 0 is ONNX Runtime's choice */
     int max_batch_size;      /* sequences that decode together */
