@@ -3,8 +3,9 @@
     scripts/gpu_check.sh build/smollm2-135m-fp16 -o build/gpu
 
 Steps are processes of their own: the tests with `-m gpu`, engines of every TensorRT library that knows this GPU,
-`pass-run bench` on every device that works (greedy and sampled), of `pass-cpp` where built, scripts/gpu_peers.py, and scripts/step_time.py. What
-cannot be run is skipped and says why. DIR has gpu_check.json and .md, written after every step, and gpu_check.log.
+`pass-run bench` on every device that works (greedy and sampled) and `pass-cpp bench` where it is built,
+scripts/gpu_peers.py, and scripts/step_time.py. What cannot be run is skipped and says why. DIR has gpu_check.json and
+.md, written after every step, and gpu_check.log.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def test_a_library_without_the_target_is_skipped(
     found = check.find()
     steps = {step.name: step for step in check.plan_steps(found, tmp_path, 8)}
     for name in LIBRARIES:
-        for step in (f"build {name}", f"bench {name} greedy", f"bench {name} sampled", f"cpp {name}", f"step-time {name}"):
+        for kind in ("build {}", "bench {} greedy", "bench {} sampled", "cpp {}", "step-time {}"):
+            step = kind.format(name)
             if name in libraries:
                 assert not steps[step].blocked
             else:
