@@ -67,6 +67,7 @@ std::vector<Json> play(const Json& scene, Session& session) {
         more = session.step() || more;
     }
     std::vector<Json> results;
+    results.reserve(generations.size());
     for (const auto& generation : generations) results.push_back(result_of(*generation));
     return results;
 }

@@ -16,11 +16,16 @@ std::string listed(const std::vector<std::string>& targets) {
     return text;
 }
 
+std::string how_to_build(const std::filesystem::path& bundle, const std::string& library) {
+    return "; run: pass-export build " + plain_path(bundle) + " --engine " + library;
+}
+
 // That every engine of a set is there, and the one that was built.
 void verify_engines(const std::filesystem::path& bundle, const EngineSet& engines, bool hashes) {
-    const std::string build = "; run: pass-export build " + plain_path(bundle) + " --engine " + engines.library;
+    const std::string directory = plain_path(engine_directory(bundle, engines));
+    const std::string build = how_to_build(bundle, engines.library);
     for (const EngineFile& engine : engines.engines) {
-        const std::string path = joined_path(plain_path(engine_directory(bundle, engines)), engine.file);
+        const std::string path = joined_path(directory, engine.file);
         std::error_code error;
         if (!std::filesystem::is_regular_file(path, error)) throw Error(path + " is missing" + build);
         const auto size = std::filesystem::file_size(path);
@@ -53,7 +58,7 @@ const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manif
                                 const std::string& library, const std::string& version, const std::optional<Gpu>& gpu,
                                 bool verify) {
     const std::string place = plain_path(bundle);
-    const std::string build = "; run: pass-export build " + place + " --engine " + library;
+    const std::string build = how_to_build(bundle, library);
     const EngineSet *newest = nullptr, *fitting = nullptr;
     for (const EngineSet& engines : manifest.engines) {
         if (engines.library != library) continue;

@@ -88,7 +88,7 @@ class Api : public TrtApi {
             reinterpret_cast<void* (*)(void*, std::int32_t)>(dlsym(handle, "createInferRuntime_INTERNAL"));
         if (create != nullptr) runtime_.reset(static_cast<nv::IRuntime*>(create(&logger_, NV_TENSORRT_VERSION)));
         if (runtime_ == nullptr) {
-            throw Error("TensorRT " + version() + " does not start with the headers of " +
+            throw Error("TensorRT " + Api::version() + " does not start with the headers of " +
                         std::to_string(NV_TENSORRT_MAJOR) + "." + std::to_string(NV_TENSORRT_MINOR) +
                         ": is the GPU visible to nvidia-smi? Else build libpass with its headers");
         }
