@@ -64,6 +64,7 @@ class FakeCuda:
         self.streams: set[int] = set()
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.capturing: list[Callable[[], None]] | None = None
+        self.error = Code.SUCCESS  # of the last call that failed, until somebody asks
         self.undestroyed = 0  # graphs that were captured, and not destroyed after they were instantiated
         self.mallocs = self.launches = self.captures = self.launched_outside_a_graph = 0
         self._handles = iter(range(1, 1 << 30))
@@ -98,6 +99,7 @@ class FakeCuda:
         assert self.capturing is None, "a capture would be broken off"
         self.fail_malloc -= 1
         if self.used + size > self.limit or self.fail_malloc == 0:
+            self.error = Code.OUT_OF_MEMORY
             return Code.OUT_OF_MEMORY, None
         self.mallocs += 1
         block = np.full(size + ALIGNMENT, 0xA5, np.uint8)  # junk, as memory comes
@@ -105,6 +107,10 @@ class FakeCuda:
         block = block[start : start + size]
         self.blocks[block.ctypes.data] = block
         return Code.SUCCESS, block.ctypes.data
+
+    def cudaGetLastError(self):
+        error, self.error = self.error, Code.SUCCESS
+        return (error,)
 
     def cudaFree(self, address: int):
         assert self.capturing is None
@@ -289,6 +295,7 @@ class FakeContext:
         library.fail_run -= 1
         if library.fail_run == 0:
             return False
+        assert self.cuda.error == 0, "an engine that asks how its launch went is told of an older failure"
         assert set(self.shapes) == set(self.engine.plan["inputs"]), "an input has no shape"
         assert set(self.addresses) == set(self.engine.tensors), "a tensor has no address"
         shapes, addresses = dict(self.shapes), dict(self.addresses)

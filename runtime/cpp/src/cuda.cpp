@@ -38,6 +38,7 @@ std::byte* Cuda::allocate(std::size_t size) {
     size = (std::max<std::size_t>(size, 1) + alignment - 1) / alignment * alignment;
     void* block = nullptr;
     if (api_.malloc(&block, size) != 0) {
+        api_.last_error();  // or whoever asks after the next launch is told of this
         std::size_t free = 0, total = 0;
         api_.check(api_.memory_info(&free, &total));
         throw no_room(size, free, total);

@@ -60,6 +60,7 @@ CudaApi CudaApi::open() {
     find(handle, "cudaGraphDestroy", api.graph_destroy);
     find(handle, "cudaGraphExecDestroy", api.graph_exec_destroy);
     find(handle, "cudaGraphLaunch", api.graph_launch);
+    find(handle, "cudaGetLastError", api.last_error);
     find(handle, "cudaGetErrorString", api.error_string);
     return api;
 }

@@ -31,6 +31,7 @@ struct CudaApi {
     std::function<int(void*)> graph_destroy;
     std::function<int(void*)> graph_exec_destroy;
     std::function<int(void*, void*)> graph_launch;
+    std::function<int()> last_error;  // and forgets it
     std::function<const char*(int)> error_string;
 
     // $PASS_CUDART, else the newest libcudart that the loader finds. Throws Error where there is none.

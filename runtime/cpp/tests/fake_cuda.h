@@ -12,6 +12,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_api.h"
@@ -35,6 +36,7 @@ class FakeCuda {
     int devices = 1, major = 9, minor = 0;
     int mallocs = 0, launches = 0, captures = 0;
     int works = 0;        // copies and engines that ran outside a graph
+    int error = 0;        // of the last call that failed, until somebody asks
     int undestroyed = 0;  // graphs that were captured, and not destroyed after they were instantiated
     std::unique_ptr<Graph> capturing;
 
@@ -103,6 +105,7 @@ class FakeCuda {
             for (const auto& work : graphs_.at(made)) work();
             return 0;
         };
+        api.last_error = [this] { return std::exchange(error, 0); };
         api.error_string = [](int code) { return code == 2 ? "out of memory" : "an error"; };
         return api;
     }
@@ -155,7 +158,7 @@ class FakeCuda {
 
     int take(void** block, std::size_t size) {
         require(!capturing, "allocated inside a capture");
-        if (--fail_malloc == 0 || used() + size > limit) return 2;
+        if (--fail_malloc == 0 || used() + size > limit) return error = 2;
         mallocs += 1;
         *block = add(blocks_, size, std::byte{0xA5});
         return 0;

@@ -65,6 +65,7 @@ class FakeTrtContext : public TrtContext {
     bool enqueue(void* stream) override {
         require(cuda_.has_stream(stream) && scratch_, "no stream, or no scratch memory");
         if (--counts_.fail_run == 0) return false;
+        require(cuda_.error == 0, "an engine that asks how its launch went is told of an older failure");
         require(shapes_.size() == plan_["inputs"].size(), "an input has no shape");
         require(addresses_.size() == plan_["inputs"].size() + plan_["outputs"].size(), "a tensor has no address");
         if (!cuda_.capturing) ran_ = shapes_;

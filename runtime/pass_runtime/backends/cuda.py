@@ -96,6 +96,7 @@ class Cuda:
         try:
             address = int(call(self.api.cudaMalloc(size)))
         except PassError:
+            self.api.cudaGetLastError()  # or whoever asks after the next launch is told of this
             free, total = call(self.api.cudaMemGetInfo())
             raise PassError(
                 f"the GPU has no {size / 2**20:.0f} MiB left ({free / 2**20:.0f} of {total / 2**20:.0f} MiB free); "
