@@ -25,6 +25,7 @@ from pass_runtime.serve.triton.figures import TritonFigures
 from pass_runtime.serve.triton.reading import Tensors, TritonRequest, Wanted, read_request
 from pass_runtime.serve.triton.replies import Reply
 from pass_runtime.serve.triton.settings import Settings, read_settings
+from pass_runtime.serve.triton.troubles import Troubles
 from pass_runtime.session import load
 
 LOOK_SECONDS = 0.02
@@ -59,6 +60,7 @@ class Model:
         self._service = Service(session, settings.limits, args["model_name"], self._figures)
         self._answers = Answers(self._service.texts, tokens=settings.tokens)
         self._live: dict[asyncio.Task[None], Reply] = {}
+        self._troubles = Troubles()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="pass-triton", daemon=True)
         self._thread.start()
@@ -104,11 +106,14 @@ class Model:
         self._loop.close()
 
     async def _look(self) -> None:
+        """What fails for one is for the others no reason not to look at them, nor to look again."""
         while True:
             for task, reply in list(self._live.items()):
-                if reply.cancelled:
-                    task.cancel()
-            self._figures.look(self._service.session, self._service.model)
+                with self._troubles.told():
+                    if reply.cancelled:
+                        task.cancel()
+            with self._troubles.told():
+                self._figures.look(self._service.session, self._service.model)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _begin(self, reply: Reply, request: TritonRequest, wanted: Wanted) -> None:
