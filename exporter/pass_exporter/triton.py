@@ -58,13 +58,15 @@ class RepositoryConfig:
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
     request_seconds: float | None = None
+    drain_seconds: float | None = None
     reuse_prefix: bool | None = None
 
     @property
     def chosen(self) -> dict[str, str | int | float | bool]:
         """The parameters that are not left to the model."""
         names = ("device", "max_batch_size", "threads", "capacity", "max_queue", "max_prompt_tokens")
-        values = {name: getattr(self, name) for name in (*names, "max_output_tokens", "request_seconds")}
+        limits = ("max_output_tokens", "request_seconds", "drain_seconds")
+        values = {name: getattr(self, name) for name in (*names, *limits)}
         values["reuse_prefix"] = self.reuse_prefix or None
         return {name: value for name, value in values.items() if value is not None}
 

@@ -89,6 +89,7 @@ def test_a_failure_leaves_nothing(tiny_bundle: Path, tmp_path: Path, monkeypatch
         (["--max-queue", "-1"], "max-queue"),
         (["--capacity", "7"], "capacity"),
         (["--request-seconds", "nan"], "request-seconds"),
+        (["--drain-seconds", "-1"], "drain-seconds"),
     ],
 )
 def test_what_cannot_be_is_refused(tiny_bundle: Path, tmp_path: Path, arguments: list[str], message: str):

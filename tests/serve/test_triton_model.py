@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import numpy as np
@@ -59,3 +61,33 @@ def test_a_figure_that_fails_is_not_the_last_one(random_bundle, tmp_path, sessio
     assert Metric.sums["vllm:generation_tokens_total"] == 5
     text = b"".join(response["text_output"][0] for response in second.responses).decode()
     assert text == session.generate("The quick", GenerateOptions(max_new_tokens=5, ignore_eos=True)).run().text
+
+
+def ask_it_to_end() -> None:
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # that would be the end of these tests
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("slow_passes")
+@pytest.mark.parametrize(("drain_seconds", "signals", "told"), [(20, 1, False), (0.3, 1, True), (60, 2, True)])
+def test_a_signal_lets_answers_finish_or_tells(random_bundle, tmp_path, drain_seconds, signals, told):
+    """Those that take longer than they may, or that a second signal finds. New ones are refused at once."""
+    before = signal.getsignal(signal.SIGTERM)
+    with model_of(random_bundle, tmp_path / "model", drain_seconds=drain_seconds, max_batch_size=2) as model:
+        running, late = request(600 if told else 30), request(5)
+        model.execute([running])
+        wait_until(lambda: len(running.responses) > 3)
+        ask_it_to_end()
+        wait_until(lambda: model._service.draining)
+        model.execute([late])
+        late.wait_until_ended()
+        assert (late.error.code, late.error.message) == ("UNAVAILABLE", "the server is shutting down")
+        assert not running.ended
+        for _ in range(signals - 1):
+            ask_it_to_end()
+        running.wait_until_ended()
+        if told:
+            assert (running.error.code, running.error.message) == ("UNAVAILABLE", "the server is shutting down")
+        else:
+            assert running.error is None
+    assert signal.getsignal(signal.SIGTERM) is before
