@@ -12,6 +12,7 @@ from fake_triton import Metric, Request, model_of, wait_until
 
 from pass_runtime import GenerateOptions
 from pass_runtime.backends.base import Backend
+from pass_runtime.serve.triton.model import Model
 
 ASKED = {"text_input": [b"The quick"], "temperature": np.array([0.0], np.float32), "stream": [True]}
 
@@ -61,6 +62,33 @@ def test_a_figure_that_fails_is_not_the_last_one(random_bundle, tmp_path, sessio
     assert Metric.sums["vllm:generation_tokens_total"] == 5
     text = b"".join(response["text_output"][0] for response in second.responses).decode()
     assert text == session.generate("The quick", GenerateOptions(max_new_tokens=5, ignore_eos=True)).run().text
+
+
+def test_a_request_that_is_cancelled_before_it_begins_is_ended(random_bundle, tmp_path, monkeypatch):
+    """Triton waits for the last response of every request."""
+    begin = Model._begin
+
+    def begin_and_cancel(model, *arguments):
+        begin(model, *arguments)
+        for task in model._live:
+            task.cancel()
+
+    monkeypatch.setattr(Model, "_begin", begin_and_cancel)
+    with model_of(random_bundle, tmp_path / "model") as model:
+        gone = request(5)
+        model.execute([gone])
+        gone.wait_until_ended()
+        assert gone.error.code == "CANCELLED"
+        assert not model._live
+
+
+def test_one_sequence_may_be_asked_for_as_any_number(random_bundle, tmp_path):
+    with model_of(random_bundle, tmp_path / "model") as model:
+        one = request(5)
+        one.tensors["sampling_parameters"] = np.array([b'{"n": 1.0}'], object)
+        model.execute([one])
+        one.wait_until_ended()
+        assert one.error is None
 
 
 def ask_it_to_end() -> None:

@@ -131,14 +131,18 @@ class Model:
     def _begin(self, reply: Reply, request: TritonRequest, wanted: Wanted) -> None:
         task = self._loop.create_task(self._answer(reply, request, wanted))
         self._live[task] = reply
-        task.add_done_callback(self._live.pop)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """One that was cancelled may not even have begun: only here it is certain to be told."""
+        reply = self._live.pop(task)
+        if task.cancelled():
+            reply.end_cancelled()
 
     async def _answer(self, reply: Reply, request: TritonRequest, wanted: Wanted) -> None:
         try:
             async with asyncio.timeout(self._service.options.request_seconds):
                 await self._decode(reply, request, wanted)
-        except asyncio.CancelledError:
-            reply.end_cancelled()
         except Exception as error:
             reply.refuse(as_api_error(error))
 
