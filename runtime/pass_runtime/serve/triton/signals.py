@@ -29,6 +29,8 @@ class Signals:
         self._main = threading.current_thread() is threading.main_thread()
         if self._main:
             self._before = {number: signal.signal(number, lambda *_: None) for number in HEARD}
+            for number in HEARD:
+                signal.siginterrupt(number, False)  # as Triton had it: its threads' system calls go on
             self._woken = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
     def close(self) -> None:
