@@ -9,4 +9,4 @@ if ! bash scripts/install_triton.sh; then # it said why
     echo "NOT TESTED: Triton" >&2
     exit 0
 fi
-pytest tests/serve/test_triton.py "$@"
+pytest tests/serve/test_triton.py tests/serve/test_triton_stop.py "$@"

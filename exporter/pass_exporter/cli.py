@@ -198,6 +198,7 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 @click.option("--max-prompt-tokens", type=int, help="Of a prompt.  [default: what the KV cache holds]")
 @click.option("--max-output-tokens", type=int, help="Of an answer.  [default: what the KV cache holds]")
 @click.option("--request-seconds", type=float, help="From arrival to the last token.  [default: 600]")
+@click.option("--drain-seconds", type=float, help="For answers under way when a signal ends it.  [default: 20]")
 @click.option("--threads", type=int, help="CPU threads of an instance.  [default: the engine's choice]")
 @click.option("--capacity", type=int, help="Longest sequence in tokens.  [default: the model's]")
 @click.option("--reuse-prefix", is_flag=True, help="Keep the K/V that a prompt has in common with an earlier one.")

@@ -13,19 +13,27 @@ from pass_runtime.errors import PassError
 
 
 @contextmanager
-def staged_directory(destination: Path, *, force: bool, kind: str = "bundle", mark: str = FILE_NAME) -> Iterator[Path]:
+def staged_directory(
+    destination: Path,
+    *,
+    force: bool,
+    kind: str = "bundle",
+    mark: str = FILE_NAME,
+    elsewhere: str = "another --output",
+) -> Iterator[Path]:
     """Yields an empty directory that becomes `destination` when the block succeeds; otherwise nothing is left.
 
-    force: replace a directory of the same kind, which one is that has the file `mark`.
+    force: replace a directory of the same kind, which one is that has the file `mark`. elsewhere: what names another
+    destination.
     """
     destination = destination.absolute()
     _recover(destination)
-    _check(destination, force, kind, mark)
+    _check(destination, force, kind, mark, elsewhere)
     staging = _sibling(destination, "partial", os.getpid())
     try:
         staging.mkdir(parents=True)
         yield staging
-        _check(destination, force, kind, mark)
+        _check(destination, force, kind, mark, elsewhere)
         if destination.exists():
             old = _sibling(destination, "replaced", os.getpid())
             destination.rename(old)
@@ -40,11 +48,11 @@ def staged_directory(destination: Path, *, force: bool, kind: str = "bundle", ma
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _check(destination: Path, force: bool, kind: str, mark: str) -> None:
+def _check(destination: Path, force: bool, kind: str, mark: str, elsewhere: str) -> None:
     if not destination.exists():
         return
     if not force:
-        raise PassError(f"{destination} exists; use --force to replace it, or another --output")
+        raise PassError(f"{destination} exists; use --force to replace it, or {elsewhere}")
     if not destination.is_dir() or (any(destination.iterdir()) and not (destination / mark).is_file()):
         raise PassError(f"{destination} is not a {kind}, so --force will not replace it")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pass_exporter.staging import staged_directory
-from pass_runtime.backends.open import DEVICES
+from pass_runtime.backends.open import check_wanted
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.errors import PassError
@@ -58,13 +58,15 @@ class RepositoryConfig:
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
     request_seconds: float | None = None
+    drain_seconds: float | None = None
     reuse_prefix: bool | None = None
 
     @property
     def chosen(self) -> dict[str, str | int | float | bool]:
         """The parameters that are not left to the model."""
         names = ("device", "max_batch_size", "threads", "capacity", "max_queue", "max_prompt_tokens")
-        values = {name: getattr(self, name) for name in (*names, "max_output_tokens", "request_seconds")}
+        limits = ("max_output_tokens", "request_seconds", "drain_seconds")
+        values = {name: getattr(self, name) for name in (*names, *limits)}
         values["reuse_prefix"] = self.reuse_prefix or None
         return {name: value for name, value in values.items() if value is not None}
 
@@ -78,12 +80,13 @@ def write_model(config: RepositoryConfig) -> Path:
         raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
     if config.instances < 1:
         raise PassError(f"instances must be at least 1, not {config.instances}")
-    if config.device not in DEVICES:
-        raise PassError(f"unknown device {config.device!r}: choose one of {', '.join(DEVICES)}")
+    check_wanted(manifest, config.device, config.capacity)
     make_settings(COPY, tokens=config.tokens, **config.chosen)
     _check_repository(config.output)
     model = config.output / name
-    with staged_directory(model, force=config.force, kind="model of Triton", mark="config.pbtxt") as directory:
+    another = "another --served-model-name for one beside it"
+    kind = {"kind": "model of Triton", "mark": "config.pbtxt"}
+    with staged_directory(model, force=config.force, elsewhere=another, **kind) as directory:
         (directory / "1").mkdir()
         if config.copy:
             shutil.copytree(config.bundle, directory / COPY)

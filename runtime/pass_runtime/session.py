@@ -141,13 +141,12 @@ class Session:
         second."""
         return self._worker.call(lambda: self._tuners.get(sampling.sampler))
 
-    def warm_up(self) -> None:
-        """Time what `auto` wants to know of greedy and sampled requests and of every batch size, rather than while the
-        first ones wait."""
-        for temperature in (0.0, 1.0):
-            sampler = SamplingParams(temperature=temperature).sampler
+    def warm_up(self, *samplings: SamplingParams) -> None:
+        """Time what `auto` wants to know of such requests (of greedy and sampled ones where none are given) and of
+        every batch size, rather than while the first ones wait."""
+        for sampling in samplings or (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)):
             for batch in self.backend.capabilities.batch_sizes:
-                self._worker.call(partial(self._tuners.get, sampler, batch))
+                self._worker.call(partial(self._tuners.get, sampling.sampler, batch))
 
     @property
     def closed(self) -> bool:

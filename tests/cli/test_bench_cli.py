@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from pass_run import output, process, refusal
 
+from pass_runtime import SamplingParams, load
+from pass_runtime.cli.bench import BenchOptions, Contender, run_bench
 from pass_runtime.cli.bench_rows import windows
+from pass_runtime.tuning.tuners import Tuners
 
 QUICK = ("--max-new-tokens", "8", "--repeat", "2")
 
@@ -48,6 +51,23 @@ def test_sampling_and_plans(random_bundle: Path):
     report = json.loads(output("bench", random_bundle, *QUICK, *flags, "--json"))
     assert [plan["plan"] for plan in report["plans"]] == ["two-pass L=6", "ar"]
     assert report["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, "min_p": 0.0}
+
+
+def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of every batch size up to the largest, and of the kind of sampling that is measured."""
+    done, probe, run = [], Tuners._measure, Contender.run
+
+    def probed(self, sampler, plans, batch=1):
+        done.append((sampler, batch))
+        return probe(self, sampler, plans, batch)
+
+    monkeypatch.setattr(Tuners, "_measure", probed)
+    monkeypatch.setattr(Contender, "run", lambda *arguments: (done.append("round"), run(*arguments))[1])
+    sampling = SamplingParams(temperature=0.8, top_k=5, seed=1)
+    with load(tiny_bundle, threads=1, max_batch_size=4) as session:
+        options = {"max_new_tokens": 8, "plans": ("ar", "auto"), "batches": (4,), "repeat": 1}
+        run_bench(session, BenchOptions(sampling, **options))
+    assert done == [("truncated", 1), ("truncated", 2), ("truncated", 4), *["round"] * 4]
 
 
 def test_prompt_file(tiny_bundle: Path, tmp_path: Path):

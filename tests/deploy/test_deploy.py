@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from pass_runtime.cli.main import serve
+from pass_runtime.serve.triton.settings import DRAIN_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -115,6 +116,8 @@ def test_a_pod_has_time_to_drain():
     (exit_timeout,) = [int(flag.rpartition("=")[2]) for flag in triton["args"] if "exit-timeout" in flag]
     grace = pods("triton.yaml")["spec"]["terminationGracePeriodSeconds"]
     assert grace > triton["lifecycle"]["preStop"]["sleep"]["seconds"] + exit_timeout
+    assert exit_timeout >= DRAIN_SECONDS + 5  # in which models are unloaded
+    assert commands("Dockerfile.triton", "ENTRYPOINT")[0][:3] == ["tini", "-g", "--"]  # models hear of it
 
 
 @pytest.mark.parametrize("name", ["deployment.yaml", "triton.yaml"])

@@ -59,7 +59,9 @@ def test_another_is_put_beside_it_with_its_bundle(tiny_bundle: Path, tmp_path: P
 def test_an_old_model_is_replaced_only_when_that_is_said(tiny_bundle: Path, tmp_path: Path):
     model = Path(run(tiny_bundle, "-o", tmp_path))
     (model / "note").write_text("mine")
-    assert "--force" in run(tiny_bundle, "-o", tmp_path)
+    told = run(tiny_bundle, "-o", tmp_path)
+    assert "--force" in told
+    assert "--served-model-name" in told
     assert (model / "note").exists()
     run(tiny_bundle, "-o", tmp_path, "--force")
     assert sorted(path.name for path in model.iterdir()) == ["1", "config.pbtxt"]
@@ -89,6 +91,8 @@ def test_a_failure_leaves_nothing(tiny_bundle: Path, tmp_path: Path, monkeypatch
         (["--max-queue", "-1"], "max-queue"),
         (["--capacity", "7"], "capacity"),
         (["--request-seconds", "nan"], "request-seconds"),
+        (["--drain-seconds", "-1"], "drain-seconds"),
+        (["--capacity", 100_000], "more than the 768 tokens of the model"),
     ],
 )
 def test_what_cannot_be_is_refused(tiny_bundle: Path, tmp_path: Path, arguments: list[str], message: str):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 
 import pytest
 
@@ -91,3 +93,25 @@ def test_as_dict_is_json_and_agrees():
 def test_generations_do_not_share_a_histogram():
     two_pass_stats([1])
     assert Stats().histogram == {}
+
+
+def test_another_thread_may_look_while_it_counts():
+    """A server tells the figures of a request that was cancelled in the middle of a pass."""
+    stats, done = Stats(lookahead=6), threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            stats.histogram.clear()
+            for emitted in range(1, 8):
+                stats.record(6, emitted)
+
+    thread, before = threading.Thread(target=count), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for _ in range(50_000):
+            assert len(stats.acceptance_per_position) in (0, 6)
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(before)

@@ -6,9 +6,10 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
-from running import PASS_RUN, Server, error
+from running import PASS_RUN, Server, error, slow_pass_run
 
 from pass_runtime import GenerateOptions
 from pass_runtime.serve.options import check_exposure, read_keys
@@ -58,7 +59,8 @@ def test_keys_are_read(tmp_path):
 
 def test_a_port_that_is_taken(random_bundle):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "--port" in refused("serve", random_bundle, "--port", taken.getsockname()[1])
+        told = refused("serve", random_bundle, "--port", taken.getsockname()[1])
+        assert "Address already in use; choose another with --host and --port" in told
 
 
 def test_a_server_that_chooses_how_to_decode(random_bundle, tmp_path):
@@ -118,13 +120,24 @@ def test_a_chat_that_grows_too_long_forgets(server):
     assert "error: the server refuses" in kept.stderr
 
 
-def test_a_chat_with_a_key(random_bundle, tmp_path):
-    keys = tmp_path / "keys"
+def test_a_chat_with_a_key_and_a_server_that_dies(random_bundle, tmp_path):
+    keys, others = tmp_path / "keys", tmp_path / "others"
     keys.write_text("secret\n")
-    with Server(random_bundle, tmp_path / "log", "--api-key-file", keys) as server:
-        assert "API key" in refused("chat", "--server", server.url)
-        done = run("chat", "--server", server.url, "--api-key-file", keys, "--max-new-tokens", 4, stdin="Hello\n")
+    others.write_text("guess\n")
+    with Server(random_bundle, tmp_path / "log", "--api-key-file", keys, command=slow_pass_run(0.05)) as server:
+        assert "wants an API key: name a file that has one with --api-key" in refused("chat", "--server", server.url)
+        told = refused("chat", "--server", server.url, "--api-key-file", others)
+        assert "does not know the API key" in told
+        assert "guess" not in told
+        chat = ("chat", "--server", server.url, "--api-key-file", keys)
+        done = run(*chat, "--max-new-tokens", 4, stdin="Hello\n")
         assert done.returncode == 0, done.stderr
+        killing = threading.Timer(2, server.process.kill)
+        killing.start()
+        done = run(*chat, "--max-new-tokens", 500, "--ignore-eos", "--plan", "ar", stdin="Hello\n")
+        killing.join()
+        assert done.stdout
+        assert "went away in the middle of its answer" in done.stderr
 
 
 def test_chats_that_cannot_be(random_bundle):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 from metered import given_up, mixed_requests
 
 from pass_runtime import GenerateOptions, SamplingParams
 
-CLIENTS, REQUESTS = 8, 10
+CLIENTS, REQUESTS = 16, 20
 PLANS = ("ar", "two-pass", "fused", "auto")
 
 
@@ -32,23 +34,34 @@ def send(client: httpx.Client, server, number: int, asked: dict) -> str | None:
         return response.json()["choices"][0]["text"]
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert events.pop() == "[DONE]"
-    return "".join(httpx.Response(200, text=event).json()["choices"][0]["text"] for event in events)
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
 
 
-def test_eight_clients(server, session):
+def test_sixteen_clients(server, session):
     before = server.metric("vllm:request_success_total")
+    aborted = server.metric("vllm:request_success_total", finished_reason="abort")
+    memory = psutil.Process(server.process.pid).memory_info
 
-    def work(number: int) -> list[str | None]:
+    def work(number: int, places: range) -> list[str | None]:
         with httpx.Client(base_url=server.url, timeout=120) as client:
-            return [send(client, server, place, asked) for place, asked in enumerate(requests_of(number))]
+            return [send(client, server, place, requests_of(number)[place]) for place in places]
+
+    def load(first: int, last: int) -> list[list[str | None]]:
+        found = list(pool.map(lambda number: work(number, range(first, last)), range(CLIENTS)))
+        for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+            server.wait_until(name, 0)
+        return found
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        found = list(pool.map(work, range(CLIENTS)))
-    server.wait_until("vllm:num_requests_running", 0)
-    server.wait_until("vllm:num_requests_waiting", 0)
+        begun = load(0, REQUESTS // 2)
+        half = memory().rss
+        ended = load(REQUESTS // 2, REQUESTS)
+    grown = memory().rss - half
+    assert grown < 8 << 20  # 50 kB for each request; 1 MB is seen
+    assert server.metric("vllm:request_success_total", finished_reason="abort") > aborted
     assert server.metric("vllm:request_success_total") - before == CLIENTS * REQUESTS
     left = 0
-    for number, texts in enumerate(found):
+    for number, texts in enumerate(map(list.__add__, begun, ended)):
         for asked, text in zip(requests_of(number), texts, strict=True):
             if text is None:
                 left += 1

@@ -6,6 +6,8 @@ import asyncio
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from pass_runtime.serve.app import make_app
 from pass_runtime.serve.options import ServeOptions
@@ -99,6 +101,24 @@ def test_the_times_of_a_sequence_add_up(slow_server):
 @pytest.fixture
 def apps(session):
     return [make_app(session, ServeOptions(model_name=name)) for name in ("one", "two")]
+
+
+def test_an_app_below_a_path_keeps_its_keys(session):
+    """Where another one mounts it, the paths that it sees begin with that one's."""
+    outer = Starlette(routes=[Mount("/llm", make_app(session, ServeOptions(keys=("key",))))])
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://a/llm") as client:
+            keyed = {"Authorization": "Bearer key"}
+            for path in ("/v1/models", "/v1/completions", "/nothing"):
+                assert (await client.get(path)).status_code == 401
+            assert (await client.get("/v1/models", headers=keyed)).status_code == 200
+            assert (await client.get("/nothing", headers=keyed)).status_code == 404
+            assert (await client.get("/health")).status_code == 200
+            counted = (await client.get("/metrics")).text
+            assert 'path="/v1/models",status="401"} 1.0' in counted
+
+    asyncio.run(main())
 
 
 def test_apps_are_independent_of_a_server_and_of_each_other(apps, session):

@@ -58,6 +58,8 @@ def test_returning_logprobs_asks_for_them():
         ({}, '{"prompt": "another"}', "prompt"),
         ({}, '{"model": "another"}', "model"),
         ({}, "[" * 100_000, "sampling_parameters"),
+        ({}, '{"top_logprobs": 3}', "top_logprobs"),
+        ({}, '{"logprobs": 2, "top_logprobs": 3}', "top_logprobs"),
         ({"exclude_input_in_output": np.array([False]), "stream": np.array([True])}, "", "exclude_input_in_output"),
     ],
 )

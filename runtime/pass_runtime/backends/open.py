@@ -26,12 +26,9 @@ def open_backend(
     verify: bool = True,
 ) -> Backend:
     """`device` is one of DEVICES; PassError tells what is missing."""
-    if capacity is not None and capacity > manifest.model.max_capacity:
-        raise PassError(f"capacity {capacity} is more than the {manifest.model.max_capacity} tokens of the model")
+    check_wanted(manifest, device, capacity)
     if device == "auto" and (found := find_engines(manifest)) is not None:
         device = found.name
-    if device not in DEVICES:
-        raise PassError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     if device in LIBRARIES:
         from pass_runtime.backends.trt.backend import TrtBackend
 
@@ -41,6 +38,14 @@ def open_backend(
     from pass_runtime.backends.ort.backend import OrtBackend
 
     return OrtBackend(bundle, manifest, device, threads=threads, max_batch_size=max_batch_size, capacity=capacity)
+
+
+def check_wanted(manifest: Manifest, device: str, capacity: int | None) -> None:
+    """PassError for what no machine could open."""
+    if capacity is not None and capacity > manifest.model.max_capacity:
+        raise PassError(f"capacity {capacity} is more than the {manifest.model.max_capacity} tokens of the model")
+    if device not in DEVICES:
+        raise PassError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
 
 
 def find_engines(manifest: Manifest) -> Library | None:

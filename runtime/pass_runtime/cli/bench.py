@@ -134,6 +134,8 @@ def run_bench(session: Session, request: BenchOptions) -> dict[str, Any]:
     count = max(len(texts), *request.batches) if request.batches else len(texts)
     prompts = [session.encode(texts[i % len(texts)]) for i in range(count)]
     contenders = _contenders(session, request)
+    if any(contender.options.plan == "auto" for contender in contenders):
+        session.warm_up(contenders[0].options.sampling)  # as servers do: which sizes a round meets is chance
     near_ties = _measure(session, prompts, contenders, request.repeat)
     return {
         "lookahead_source": session.manifest.lookahead.source,

@@ -53,17 +53,21 @@ class Server:
     def answer(
         self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]
     ) -> Generator[dict[str, Any], None, None]:
-        """The choice of each event of a streamed answer. Closing it tells the server to stop."""
+        """The choice of each event of a streamed answer. Closing it tells the server to stop. PassError where it breaks
+        off."""
         asked = {"model": self.model, "messages": list(messages), "stream": True, **options}
         with closing(self._open("/v1/chat/completions", asked)) as response:
             for line in response:
                 event = line.strip().removeprefix(b"data: ")
-                if not event or event == b"[DONE]":
+                if event == b"[DONE]":
+                    return
+                if not event:
                     continue
                 told = _json(event)
                 if "error" in told:
                     raise _error(told)
                 yield from told["choices"]
+        raise PassError("the server went away in the middle of its answer")
 
     def _open(self, path: str, content: Any) -> http.client.HTTPResponse:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
@@ -73,11 +77,19 @@ class Server:
             response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=SECONDS)
         except urllib.error.HTTPError as error:
             with error:
+                if error.code == 401:
+                    raise PassError(self._about_key) from None
                 raise _error(_json(error.read())) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             told = getattr(error, "reason", error)
             raise PassError(f"{self.url} does not answer: {told}; start it with pass-run serve BUNDLE") from None
         return response
+
+    @property
+    def _about_key(self) -> str:
+        if self.key:
+            return f"{self.url} does not know the API key: give another --api-key-file"
+        return f"{self.url} wants an API key: name a file that has one with --api-key-file"
 
 
 @dataclass
@@ -100,7 +112,7 @@ class RemoteChat(Talk):
         except Interrupted:
             click.echo(" [stopped]", nl=False, err=True)
         except (OSError, http.client.HTTPException) as error:
-            raise PassError(f"the server went away: {error}") from None
+            raise PassError(f"the server went away in the middle of its answer: {error}") from None
         click.echo()
         if last is None:
             return

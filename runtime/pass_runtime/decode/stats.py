@@ -56,10 +56,8 @@ class Stats:
         """[L]: the fraction of steps in which draft i was accepted, for i = 1..L (so it never rises)."""
         if not self.steps:
             return []
-        return [
-            sum(times for accepted, times in self.histogram.items() if accepted > i) / self.steps
-            for i in range(self.lookahead)
-        ]
+        steps = tuple(self.histogram.items())  # at once: whoever looks need not be the thread that decodes
+        return [sum(times for accepted, times in steps if accepted > i) / self.steps for i in range(self.lookahead)]
 
     @property
     def acceptance_histogram(self) -> list[int]:

@@ -47,7 +47,7 @@ def ask(session: Session, limits: ServeOptions, request: Sampled) -> Asked:
         raise _unsupported("stream_options.include_obfuscation", True)
     try:
         prompts = _prompts(session, request)
-        n = request.n or 1
+        n = int(request.n or 1)  # where only 1 is taken, 1.0 is
         if len(prompts) * n > limits.max_sequences:
             raise ApiError(
                 f"{len(prompts)} prompts with n = {n} are more than the {limits.max_sequences} sequences that a "

@@ -15,7 +15,9 @@ from pass_runtime.serve.handlers import as_response
 from pass_runtime.serve.prometheus import RESPONSES, Prometheus
 
 log = logging.getLogger("pass_runtime.serve")
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/ready", "/metrics", "/openapi.json")
+OPEN = ("/health", "/ready", "/metrics", "/openapi.json")
+"""For everybody: they say nothing of what is asked."""
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", *OPEN)
 
 
 class Counted:
@@ -42,21 +44,21 @@ class Counted:
             status = 500
             raise
         finally:
-            path = scope["path"] if scope["path"] in PATHS else "other"
+            path = route if (route := _route(scope)) in PATHS else "other"
             self._figures.record(RESPONSES, 1, self._model, path, status)
             level = logging.INFO if path.startswith("/v1/") or path == "other" else logging.DEBUG
             log.log(level, "%s %s %d %.3fs", scope["method"], path, status, time.perf_counter() - started)
 
 
 class Keyed:
-    """Lets nobody use /v1 without a key, where there are keys."""
+    """Lets nobody use what is not open without a key, where there are keys."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
         self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and scope["path"].startswith("/v1") and not self._known(scope):
+        if scope["type"] == "http" and self._keys and _route(scope) not in OPEN and not self._known(scope):
             error = ApiError(
                 "a valid API key is needed: Authorization: Bearer KEY",
                 401,
@@ -112,6 +114,12 @@ class Bounded:
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
+
+
+def _route(scope: Scope) -> str:
+    """The path below where the app is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -32,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else error
+        told = str(getattr(error, "strerror", error)).partition(" (while")[0]  # the address is told already
         raise PassError(f"cannot listen on {host} port {port}: {told}; choose another with --host and --port") from None
 
 

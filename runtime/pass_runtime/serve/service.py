@@ -67,6 +67,7 @@ class Service:
             self.requests -= 1
             for choice in choices:
                 choice.generation.cancel()
+            for choice in choices:
                 self.metrics.ended(choice.generation, choice.timing)
 
     def _submit(self, ids: list[int], options: Sequence[GenerateOptions]) -> list[Generation]:

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from pass_runtime.serve.metrics import COUNTED, GAUGES, Figure, now
+from pass_runtime.serve.triton.troubles import Troubles
 from pass_runtime.session import Session
 
 
@@ -46,15 +47,19 @@ class TritonFigures:
         self._thread.join()
 
     def _run(self) -> None:
+        troubles = Troubles()
         while (told := self._told.get()) is not None:
-            figure, value, labels = told
-            metric = self._metric(figure, labels)
-            if figure.kind == "counter":
-                metric.increment(value)
-            elif figure.kind == "gauge":
-                metric.set(value)
-            else:
-                metric.observe(value)
+            with troubles.told():  # one figure is lost, rather than this thread
+                self._tell(*told)
+
+    def _tell(self, figure: Figure, value: float, labels: tuple[object, ...]) -> None:
+        metric = self._metric(figure, labels)
+        if figure.kind == "counter":
+            metric.increment(value)
+        elif figure.kind == "gauge":
+            metric.set(value)
+        else:
+            metric.observe(value)
 
     def _family(self, figure: Figure) -> Any:
         kinds = self._pb_utils.MetricFamily

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import threading
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from pass_runtime.serve.triton.figures import TritonFigures
 from pass_runtime.serve.triton.reading import Tensors, TritonRequest, Wanted, read_request
 from pass_runtime.serve.triton.replies import Reply
 from pass_runtime.serve.triton.settings import Settings, read_settings
+from pass_runtime.serve.triton.signals import Signals
+from pass_runtime.serve.triton.troubles import Troubles
 from pass_runtime.session import load
 
 LOOK_SECONDS = 0.02
@@ -59,7 +61,10 @@ class Model:
         self._service = Service(session, settings.limits, args["model_name"], self._figures)
         self._answers = Answers(self._service.texts, tokens=settings.tokens)
         self._live: dict[asyncio.Task[None], Reply] = {}
+        self._troubles = Troubles()
+        self._drain_seconds, self._drains = settings.drain_seconds, set[asyncio.Task[None]]()
         self._loop = asyncio.new_event_loop()
+        self._signals = Signals(self._loop, self._drain)
         self._thread = threading.Thread(target=self._run, name="pass-triton", daemon=True)
         self._thread.start()
         self._guard = guard(directory / args["model_version"] / "crashes.log")
@@ -81,6 +86,7 @@ class Model:
         asyncio.run_coroutine_threadsafe(self._service.drain(0), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._signals.close()
         self._figures.close()
         self._service.session.close()
 
@@ -98,30 +104,45 @@ class Model:
         asyncio.set_event_loop(self._loop)
         looking = self._loop.create_task(self._look())
         self._loop.run_forever()
-        looking.cancel()
-        with suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(looking)
+        left = [looking, *self._drains]
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.wait(left))
         self._loop.close()
 
+    def _drain(self) -> None:
+        """A signal has come: those under way have their time, and none behind a second one. Triton itself waits for
+        them as long as it may, and crashes where that was not enough."""
+        task = self._loop.create_task(self._service.drain(0 if self._service.draining else self._drain_seconds))
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+
     async def _look(self) -> None:
+        """What fails for one is for the others no reason not to look at them, nor to look again."""
         while True:
             for task, reply in list(self._live.items()):
-                if reply.cancelled:
-                    task.cancel()
-            self._figures.look(self._service.session, self._service.model)
+                with self._troubles.told():
+                    if reply.cancelled:
+                        task.cancel()
+            with self._troubles.told():
+                self._figures.look(self._service.session, self._service.model)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _begin(self, reply: Reply, request: TritonRequest, wanted: Wanted) -> None:
         task = self._loop.create_task(self._answer(reply, request, wanted))
         self._live[task] = reply
-        task.add_done_callback(self._live.pop)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """One that was cancelled may not even have begun: only here it is certain to be told."""
+        reply = self._live.pop(task)
+        if task.cancelled():
+            reply.end_cancelled()
 
     async def _answer(self, reply: Reply, request: TritonRequest, wanted: Wanted) -> None:
         try:
             async with asyncio.timeout(self._service.options.request_seconds):
                 await self._decode(reply, request, wanted)
-        except asyncio.CancelledError:
-            reply.end_cancelled()
         except Exception as error:
             reply.refuse(as_api_error(error))
 

@@ -134,5 +134,7 @@ def _as_completion(asked: dict[str, Any], *, logprobs: bool) -> None:
     told = asked.get("logprobs")
     if isinstance(told, bool):  # a chat's
         asked["logprobs"] = (top or 0) if told else None
+    if top and told is not True:
+        raise ApiError("top_logprobs need logprobs to be true", param="top_logprobs")
     if logprobs and asked.get("logprobs") is None:
         asked["logprobs"] = 0

@@ -17,21 +17,25 @@ OPENED = tuple(field.name for field in fields(LoadOptions) if field.name != "max
 KINDS: Mapping[str, type] = {
     **dict.fromkeys(("max_queue", "max_prompt_tokens", "max_output_tokens"), int),
     **dict.fromkeys(("max_batch_size", "threads", "capacity"), int),
-    **{"request_seconds": float, "reuse_prefix": bool, "device": str},
+    **{"request_seconds": float, "drain_seconds": float, "reuse_prefix": bool, "device": str},
 }
 MAX_SLOTS = 1024
 """The most that a session can have."""
+DRAIN_SECONDS = 20.0
+"""Triton waits for 30 altogether where nobody says otherwise, and unloading takes some of them."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """bundle: absolute, or relative to the model's directory. tokens: whether the model reads and writes token ids.
-    load: its max_queue has room for what `limits` counts itself."""
+    load: its max_queue has room for what `limits` counts itself. drain_seconds: for what is under way when a signal
+    ends the server."""
 
     bundle: str
     tokens: bool
     load: LoadOptions
     limits: ServeOptions
+    drain_seconds: float = DRAIN_SECONDS
 
     def path(self, model_directory: Path) -> Path:
         return model_directory / self.bundle
@@ -43,7 +47,10 @@ def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
     limits = ServeOptions(**{name: given[name] for name in LIMITS if name in given})
     opened: dict[str, Any] = {"max_batch_size": None} | {name: given[name] for name in OPENED if name in given}
     load = LoadOptions(max_queue=MAX_SLOTS + limits.max_queue, **opened)
-    return Settings(bundle, tokens, load, limits)
+    drain_seconds = given.get("drain_seconds", DRAIN_SECONDS)
+    if not 0 <= drain_seconds < float("inf"):
+        raise PassError(f"drain-seconds must be at least 0, not {drain_seconds}")
+    return Settings(bundle, tokens, load, limits, drain_seconds)
 
 
 def read_settings(parameters: Mapping[str, str]) -> Settings:

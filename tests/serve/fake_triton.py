@@ -1,0 +1,116 @@
+"""Something like Triton's Python backend around a model, in this process: what no real one does when it is asked to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pass_runtime.serve.triton.model import Model
+
+
+class ModelException(Exception):
+    pass
+
+
+@dataclass
+class TritonError:
+    INVALID_ARG, NOT_FOUND, UNAVAILABLE = "INVALID_ARG", "NOT_FOUND", "UNAVAILABLE"
+    INTERNAL, CANCELLED = "INTERNAL", "CANCELLED"
+
+    message: str
+    code: str
+
+
+class Metric:
+    """One that counts. `fails` is for all of them."""
+
+    fails = False
+    sums: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def add(self, value: float) -> None:
+        if Metric.fails:
+            raise ModelException("no such metric")
+        Metric.sums[self.name] = Metric.sums.get(self.name, 0.0) + value
+
+    increment = set = observe = add
+
+
+class MetricFamily:
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self.Metric = lambda labels, buckets=(): Metric(name)
+
+
+class Request:
+    """A request of `tensors`, and what was answered: one dict of arrays for each response, or the error at the end."""
+
+    def __init__(self, **tensors: Any) -> None:
+        self.tensors = {name: np.array(value) for name, value in tensors.items()}
+        self.responses: list[dict[str, np.ndarray]] = []
+        self.error: TritonError | None = None
+        self.ended = False
+        self.is_cancelled: Callable[[], bool] = lambda: False
+
+    def get_response_sender(self) -> Request:
+        return self
+
+    def parameters(self) -> str:
+        return ""
+
+    def send(self, response: SimpleNamespace, flags: int) -> None:
+        assert not self.ended
+        if response.error is None:
+            self.responses.append({tensor.name: tensor.array for tensor in response.output_tensors})
+        self.error, self.ended = response.error, bool(flags)
+
+    def wait_until_ended(self, seconds: float = 20) -> None:
+        wait_until(lambda: self.ended, seconds)
+
+
+def wait_until(there: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+PB_UTILS = SimpleNamespace(
+    TritonModelException=ModelException,
+    MetricFamily=MetricFamily,
+    Tensor=lambda name, array: SimpleNamespace(name=name, array=array),
+    TritonError=TritonError,
+    InferenceResponse=lambda output_tensors=(), error=None: SimpleNamespace(output_tensors=output_tensors, error=error),
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+    get_input_tensor_by_name=lambda request, name: (
+        SimpleNamespace(as_numpy=lambda: request.tensors[name]) if name in request.tensors else None
+    ),
+)
+
+
+@contextmanager
+def model_of(bundle: Path, directory: Path, **parameters: object) -> Iterator[Model]:
+    """A text model over `bundle`, loaded."""
+    (directory / "1").mkdir(parents=True)
+    values = {"bundle": str(bundle), "device": "cpu", "threads": 1} | parameters
+    config = {"parameters": {name: {"string_value": str(value)} for name, value in values.items()}}
+    names = {"model_name": "m", "model_version": "1", "model_instance_name": "m_0_0", "model_instance_kind": "CPU"}
+    Metric.fails, Metric.sums = False, {}
+    model = Model()
+    model.pb_utils = PB_UTILS
+    model.initialize(names | {"model_repository": str(directory), "model_config": json.dumps(config)})
+    try:
+        yield model
+    finally:
+        model.finalize()

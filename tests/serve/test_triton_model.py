@@ -1,0 +1,121 @@
+"""What a model does where things go wrong around it, without Triton."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from fake_triton import Metric, Request, model_of, wait_until
+
+from pass_runtime import GenerateOptions
+from pass_runtime.backends.base import Backend
+from pass_runtime.serve.triton.model import Model
+
+ASKED = {"text_input": [b"The quick"], "temperature": np.array([0.0], np.float32), "stream": [True]}
+
+
+def request(tokens: int) -> Request:
+    return Request(**ASKED, max_tokens=np.array([tokens], np.int32), ignore_eos=[True])
+
+
+def fail() -> bool:
+    raise RuntimeError("Triton has no answer")
+
+
+@pytest.fixture
+def slow_passes(monkeypatch):
+    run = Backend.run
+    monkeypatch.setattr(Backend, "run", lambda *arguments: (time.sleep(0.02), run(*arguments))[1])
+
+
+@pytest.mark.usefixtures("slow_passes")
+def test_a_look_that_fails_is_not_the_last_one(random_bundle, tmp_path, session, caplog):
+    """Neither for other requests nor for the same one; and it is told once, not fifty times a second."""
+    with model_of(random_bundle, tmp_path / "model", max_batch_size=2) as model:
+        odd, other = request(600), request(600)
+        odd.is_cancelled = fail
+        model.execute([odd, other])
+        wait_until(lambda: len(odd.responses) > 3)
+        other.is_cancelled = lambda: True
+        other.wait_until_ended()
+        assert other.error.code == "CANCELLED"
+        assert not odd.ended
+        odd.is_cancelled = lambda: True
+        odd.wait_until_ended()
+        assert odd.error.code == "CANCELLED"
+    assert caplog.text.count("looking after requests failed") == 1
+
+
+def test_a_figure_that_fails_is_not_the_last_one(random_bundle, tmp_path, session):
+    with model_of(random_bundle, tmp_path / "model") as model:
+        Metric.fails = True
+        first, second = request(5), request(5)
+        model.execute([first])
+        first.wait_until_ended()
+        wait_until(lambda: model._figures._told.empty())
+        Metric.fails = False
+        model.execute([second])
+        second.wait_until_ended()
+    assert Metric.sums["vllm:generation_tokens_total"] == 5
+    text = b"".join(response["text_output"][0] for response in second.responses).decode()
+    assert text == session.generate("The quick", GenerateOptions(max_new_tokens=5, ignore_eos=True)).run().text
+
+
+def test_a_request_that_is_cancelled_before_it_begins_is_ended(random_bundle, tmp_path, monkeypatch):
+    """Triton waits for the last response of every request."""
+    begin = Model._begin
+
+    def begin_and_cancel(model, *arguments):
+        begin(model, *arguments)
+        for task in model._live:
+            task.cancel()
+
+    monkeypatch.setattr(Model, "_begin", begin_and_cancel)
+    with model_of(random_bundle, tmp_path / "model") as model:
+        gone = request(5)
+        model.execute([gone])
+        gone.wait_until_ended()
+        assert gone.error.code == "CANCELLED"
+        assert not model._live
+
+
+def test_one_sequence_may_be_asked_for_as_any_number(random_bundle, tmp_path):
+    with model_of(random_bundle, tmp_path / "model") as model:
+        one = request(5)
+        one.tensors["sampling_parameters"] = np.array([b'{"n": 1.0}'], object)
+        model.execute([one])
+        one.wait_until_ended()
+        assert one.error is None
+
+
+def ask_it_to_end() -> None:
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # that would be the end of these tests
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("slow_passes")
+@pytest.mark.parametrize(("drain_seconds", "signals", "told"), [(20, 1, False), (0.3, 1, True), (60, 2, True)])
+def test_a_signal_lets_answers_finish_or_tells(random_bundle, tmp_path, drain_seconds, signals, told):
+    """Those that take longer than they may, or that a second signal finds. New ones are refused at once."""
+    before = signal.getsignal(signal.SIGTERM)
+    with model_of(random_bundle, tmp_path / "model", drain_seconds=drain_seconds, max_batch_size=2) as model:
+        running, late = request(600 if told else 30), request(5)
+        model.execute([running])
+        wait_until(lambda: len(running.responses) > 3)
+        ask_it_to_end()
+        wait_until(lambda: model._service.draining)
+        model.execute([late])
+        late.wait_until_ended()
+        assert (late.error.code, late.error.message) == ("UNAVAILABLE", "the server is shutting down")
+        assert not running.ended
+        for _ in range(signals - 1):
+            ask_it_to_end()
+        running.wait_until_ended()
+        if told:
+            assert (running.error.code, running.error.message) == ("UNAVAILABLE", "the server is shutting down")
+        else:
+            assert running.error is None
+    assert signal.getsignal(signal.SIGTERM) is before
