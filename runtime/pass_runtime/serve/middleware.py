@@ -119,7 +119,7 @@ class Bounded:
 def _route(scope: Scope) -> str:
     """The path below where the app is mounted."""
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+    return path.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from pass_runtime.errors import PassError
 from pass_runtime.serve.service import Service
@@ -36,10 +38,11 @@ def listen(host: str, port: int) -> socket.socket:
         raise PassError(f"cannot listen on {host} port {port}: {told}; choose another with --host and --port") from None
 
 
-def serve(app: FastAPI, listening: socket.socket, *, drain_seconds: float, max_connections: int) -> None:
-    """Until SIGTERM or Ctrl-C, after which those under way have `drain_seconds`; a second signal ends them now."""
-    config = uvicorn.Config(
+def configured(app: ASGIApp, max_connections: int, head_seconds: float) -> uvicorn.Config:
+    """head_seconds: in which a new connection has to have sent the head of a request."""
+    return uvicorn.Config(
         app,
+        http=_patient(head_seconds),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -49,6 +52,31 @@ def serve(app: FastAPI, listening: socket.socket, *, drain_seconds: float, max_c
         lifespan="off",
         ws="none",
     )
+
+
+def _patient(seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol. By itself it waits for a connection's first request for ever, and idle connections, which
+    count among the most that there may be, would keep everybody else out."""
+
+    class Patient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._head_due = self.loop.call_later(seconds, self._look, transport)
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._head_due.cancel()
+            super().connection_lost(error)
+
+        def _look(self, transport: asyncio.Transport) -> None:
+            if self.cycle is None:
+                transport.close()
+
+    return Patient
+
+
+def serve(app: FastAPI, listening: socket.socket, *, drain_seconds: float, max_connections: int) -> None:
+    """Until SIGTERM or Ctrl-C, after which those under way have `drain_seconds`; a second signal ends them now."""
+    config = configured(app, max_connections, app.state.service.options.body_seconds)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop where it is installed
         runner.run(_serve(_Server(config), app.state.service, listening, drain_seconds))
 

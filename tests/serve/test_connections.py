@@ -1,0 +1,48 @@
+"""Connections that ask nothing do not keep others out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvicorn
+
+from pass_runtime.serve.server import configured, listen
+
+HEAD_SECONDS = 0.3
+ANSWER = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+
+
+async def slow_app(_scope, _receive, send) -> None:
+    """Takes longer than a head may."""
+    await asyncio.sleep(3 * HEAD_SECONDS)
+    await send(ANSWER)
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def answer_to(port: int, sent: bytes) -> bytes:
+    """What comes until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+
+
+HEAD = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(("sent", "answered"), [(b"", False), (HEAD, False), (HEAD + b"\r\n", True)])
+def test_a_head_has_its_time(sent, answered):
+    async def main() -> bytes:
+        with listen("127.0.0.1", 0) as listening:
+            server = uvicorn.Server(configured(slow_app, 10, HEAD_SECONDS))
+            serving = asyncio.create_task(server.serve([listening]))
+            told = await answer_to(listening.getsockname()[1], sent)
+            server.should_exit = True
+            await serving
+        return told
+
+    told = asyncio.run(main())
+    assert told.endswith(b"ok") if answered else told == b""
