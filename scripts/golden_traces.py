@@ -31,7 +31,7 @@ from pass_runtime.tuning.tuners import Tuners
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Keys of a request that are sampling parameters; the others are `GenerateOptions`."""
 SCHEDULE = ("prompt_ids", "round", "cancel_round")
-SECONDS = ("queue_seconds", "prefill_seconds", "decode_seconds", "decode_tokens_per_second")
+SECONDS = ("queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds", "decode_tokens_per_second")
 SAMPLERS: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 0.8, "seed": 7},

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cpp_programs import ROOT, program_at
 
 from conftest import export_bundle, make_model, write_random_weights
 
-ROOT = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("PASS_CPP_BUILD", ROOT / "build/cpp/release"))
 LOOPING = {"initializer_range": 0.06}
 """A model that soon repeats itself, so that drafts of every kind are accepted now and then."""
 EXPORTS = {
@@ -27,10 +25,7 @@ EXPORTS = {
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    path = BUILD / "pass-cpp"
-    if not path.exists():
-        pytest.skip("no C++ build: run scripts/build_cpp.sh")
-    return path
+    return program_at("pass-cpp")
 
 
 @pytest.fixture(scope="module")
