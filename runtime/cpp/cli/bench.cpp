@@ -10,6 +10,7 @@
 
 #include "json.h"
 #include "options.h"
+#include "prompts.h"
 
 namespace pass::cli {
 
@@ -165,7 +166,7 @@ std::vector<std::string> differing(const Session& session, const std::vector<Con
 void print_table(const Json& report) {
     std::printf("%s on %s: %s\n", report["bundle"].get<std::string>().c_str(),
                 report["device"].get<std::string>().c_str(), report["machine"].get<std::string>().c_str());
-    std::printf("%-22s %10s %7s %9s %11s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "of it host", "tau",
+    std::printf("%-22s %10s %7s %9s %7s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "host", "tau",
                 "acceptance by position");
     for (const Json& plan : report["plans"]) {
         std::string rates;
@@ -174,7 +175,7 @@ void print_table(const Json& report) {
             std::snprintf(text, sizeof text, "%.2f ", rate.get<double>());
             rates += text;
         }
-        std::printf("%-22s %10.1f %7.2f %9.2f %11.3f %6.2f  %s\n", plan["plan"].get<std::string>().c_str(),
+        std::printf("%-22s %10.1f %7.2f %9.2f %7.3f %6.2f  %s\n", plan["plan"].get<std::string>().c_str(),
                     plan["tokens_per_second"].get<double>(), plan["ratio"].get<double>(),
                     plan["milliseconds_per_pass"].get<double>(), plan["host_milliseconds_per_pass"].get<double>(),
                     plan["tau"].get<double>(), rates.empty() ? "-" : rates.c_str());
@@ -248,8 +249,9 @@ void bench(const Flags& flags) {
 }  // namespace
 
 void add_bench(CLI::App& app) {
-    CLI::App* command =
-        app.add_subcommand("bench", "Time plans against each other, in alternation; medians over rounds.");
+    CLI::App* command = app.add_subcommand("bench",
+                                           "Time plans against each other, in alternation; medians over rounds. "
+                                           "host: what of ms/pass the engine does not run in.");
     const auto flags = std::make_shared<Flags>();
     flags->engine.add_to(*command);
     flags->sampling.add_to(*command);

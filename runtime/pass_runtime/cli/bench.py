@@ -244,7 +244,7 @@ def print_table(report: dict[str, Any]) -> None:
     table = Table(title=f"{report['bundle']} on {report['device']}: {report['machine']}", title_justify="left")
     batched = any(plan["batch"] for plan in report["plans"])
     rates = ("tokens/s in all", "each") if batched else ("tokens/s",)
-    for heading in ("plan", *rates, "ratio", "ms/pass", "of it host", "tau", "acceptance by position"):
+    for heading in ("plan", *rates, "ratio", "ms/pass", "host", "tau", "acceptance by position"):
         table.add_column(heading, justify="left" if heading in ("plan", "acceptance by position") else "right")
     for plan in report["plans"]:
         table.add_row(
