@@ -108,6 +108,19 @@ def test_a_closed_standard_input(program: Path, tiny_bundle: Path):
     assert done.returncode == 2
 
 
+def test_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
+    """Ctrl-D ends it, once."""
+    given = answer(program, tiny_bundle, "-p", PROMPT)
+    master, slave = pty.openpty()
+    os.write(master, PROMPT.encode() + b"\n\x04")
+    command = [program, "generate", tiny_bundle, "--json", "--max-new-tokens", "4", "--plan", "ar", "--trust-bundle"]
+    done = subprocess.run(command, stdin=slave, capture_output=True, timeout=60, check=True)
+    os.close(slave)
+    os.close(master)
+    assert done.stderr == b"reading the prompt from the terminal; end with Ctrl-D\n"
+    assert json.loads(done.stdout)["prompt_ids"] == given["prompt_ids"]
+
+
 @pytest.mark.parametrize("as_text", [False, True], ids=["ids", "text"])
 def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
     """In a terminal, in the colours of pass-run; the legend counts them."""

@@ -26,7 +26,11 @@ std::string read_bytes(std::FILE* file, const std::string& name) {
     if (file == nullptr) throw fail();
     std::string bytes;
     std::array<char, 1 << 16> piece{};
-    while (const std::size_t size = std::fread(piece.data(), 1, piece.size(), file)) bytes.append(piece.data(), size);
+    std::size_t size = piece.size();
+    while (size == piece.size()) {  // less is the end, which a terminal would be asked for again
+        size = std::fread(piece.data(), 1, piece.size(), file);
+        bytes.append(piece.data(), size);
+    }
     if (std::ferror(file) != 0) throw fail();
     return bytes;
 }
