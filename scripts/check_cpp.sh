@@ -2,13 +2,26 @@
 # What is not compiling and testing: form, habits, and bytes that are no manifest. See build_cpp.sh for the rest.
 #
 #     scripts/check_cpp.sh format           # clang-format; --fix writes
-#     scripts/check_cpp.sh tidy [FILE...]   # clang-tidy, on what build_cpp.sh built; default: all sources, minutes
+#     scripts/check_cpp.sh tidy [FILE...]   # clang-tidy, on what build_cpp.sh built; default: all sources (minutes, once:
+#                                           # a file that was clean is left out until it or a header of it changes)
 #     scripts/check_cpp.sh fuzz [SECONDS]   # 60 s of damaged manifests; MANIFEST: one to begin with (pass_config.json)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 die() { echo "check_cpp: $*" >&2; exit 2; }
-need() { command -v "$1" >/dev/null || die "$1 is missing; run: apt-get install $1"; }
+included() { # the files of ours that a source is made of, as the compiler told ninja
+    awk -v object="/${1#runtime/cpp/}.o:" '/^[^ ]/ { it = index($1, object) } it && /\/runtime\/cpp\// { print $1 }' \
+        build/cpp/tidy/included
+}
+need() {
+    command -v "$1" >/dev/null && return
+    local install="apt-get install -y --no-install-recommends $1"
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die "$1 is missing; run: $install"
+    echo "check_cpp: installing $1" >&2
+    mkdir -p build/cpp
+    { apt-get update && DEBIAN_FRONTEND=noninteractive $install; } >build/cpp/apt.log 2>&1 ||
+        die "installing failed; see build/cpp/apt.log"
+}
 
 what=${1:-}; shift || true
 case $what in
@@ -20,8 +33,16 @@ format)
 tidy)
     need clang-tidy
     [ -e build/cpp/release/compile_commands.json ] || die "nothing is built yet; run: scripts/build_cpp.sh"
+    mkdir -p build/cpp/tidy
+    ninja -C build/cpp/release -t deps >build/cpp/tidy/included
     [ $# -gt 0 ] || set -- runtime/cpp/src/*.cpp runtime/cpp/cli/*.cpp
-    printf '%s\0' "$@" | xargs -0 -n 1 -P "${CPP_JOBS:-2}" clang-tidy --quiet -p build/cpp/release ;;
+    printf '%s\0' "$@" | xargs -0 -n 1 -P "${CPP_JOBS:-2}" bash scripts/check_cpp.sh tidy-one ;;
+tidy-one) # a file; build/cpp/tidy has what decided the result of those that were clean
+    clean=build/cpp/tidy/${1//\//-}
+    decides=$({ clang-tidy --version; cat runtime/cpp/.clang-tidy; cat "$1" $(included "$1"); } | sha256sum)
+    [ "$(cat "$clean" 2>/dev/null)" != "$decides" ] || exit 0
+    found=$(clang-tidy --quiet -p build/cpp/release "$1" 2>&1) || { echo "$found"; exit 1; }
+    echo "$decides" >"$clean" ;;
 fuzz)
     # Without clang: the target's own mutations under the sanitizers of the compiler there is.
     fuzzer=build/cpp/fuzz
@@ -32,10 +53,13 @@ fuzz)
     [ -z "${MANIFEST:-}" ] || cp "$MANIFEST" "$fuzzer/corpus/given.json"
     [ -n "$(ls "$fuzzer/corpus")" ] || echo '{"format": "pass-bundle", "version": 3}' >"$fuzzer/corpus/small.json"
     if grep -q '^CMAKE_CXX_COMPILER:.*clang' "$fuzzer/CMakeCache.txt"; then
-        "$fuzzer/manifest_fuzz" -max_total_time="${1:-60}" -max_len=40000 -verbosity=0 -print_funcs=0 -print_final_stats=1 \
-            -artifact_prefix="$fuzzer/" "$fuzzer/corpus"
+        "$fuzzer/manifest_fuzz" -max_total_time="${1:-60}" -max_len=200000 -verbosity=0 -print_funcs=0 \
+            -print_final_stats=1 -artifact_prefix="$fuzzer/" "$fuzzer/corpus" >"$fuzzer/log" 2>&1 ||
+            { cat "$fuzzer/log"; exit 1; }
+        sed -n 's/^stat::number_of_executed_units: *\(.*\)/\1 manifests, no crash/p' "$fuzzer/log"
     else
         "$fuzzer/manifest_fuzz" "${1:-60}" "$fuzzer"/corpus/*
     fi ;;
-*) sed -n '2,6s/^# \{0,1\}//p' "$0"; [ "$what" = --help ] || exit 2 ;;
+get) need "$1" ;; # for other scripts
+*) sed -n '2,7s/^# \{0,1\}//p' "$0"; [ "$what" = --help ] || exit 2 ;;
 esac

@@ -24,6 +24,7 @@ from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
 from pass_runtime.decode.sequence import Sequence as Decoding
+from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.generation import TokenStream
 from pass_runtime.tuning.tuners import Tuners
@@ -31,7 +32,7 @@ from pass_runtime.tuning.tuners import Tuners
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Keys of a request that are sampling parameters; the others are `GenerateOptions`."""
 SCHEDULE = ("prompt_ids", "round", "cancel_round")
-SECONDS = ("queue_seconds", "prefill_seconds", "decode_seconds", "decode_tokens_per_second")
+SECONDS = ("queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds", "decode_tokens_per_second")
 SAMPLERS: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 0.8, "seed": 7},
@@ -125,7 +126,7 @@ def play(session: Session, requests: Sequence[Request]) -> list[dict[str, Any]]:
     while len(streams) < len(requests) or not scheduler.idle:
         for i, request in enumerate(requests):
             if request.get("round", 0) == number:
-                asked = session._request(request["prompt_ids"], options_of(request))
+                asked = session.request(request["prompt_ids"], options_of(request))
                 sequences[i] = Decoding(asked)
                 scheduler.add(sequences[i])
                 streams[i] = TokenStream(sequences[i], session)
@@ -146,9 +147,13 @@ def result_of(stream: TokenStream) -> dict[str, Any]:
     return found
 
 
-def record(bundle: Path, *, tokens: int = 24, threads: int = 1) -> list[Scene]:
-    """Every scene of a bundle with its results."""
-    played = list(scenes(read_manifest(bundle).model, tokens))
+def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[str] = ()) -> list[Scene]:
+    """The scenes of these names, or all of them, of a bundle with their results."""
+    every = list(scenes(read_manifest(bundle).model, tokens))
+    known = [scene["name"] for scene in every]
+    if unknown := {*names}.difference(known):
+        raise PassError(f"no scene is called {min(unknown)!r}: choose of {', '.join(known)}")
+    played = [scene for scene in every if not names or scene["name"] in names]
     for scene in played:
         slots, capacity = scene["slots"], scene.get("capacity")
         with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, capacity=capacity) as session:
@@ -161,10 +166,11 @@ def record(bundle: Path, *, tokens: int = 24, threads: int = 1) -> list[Scene]:
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option("--tokens", default=24, show_default=True, help="Of most requests.")
 @click.option("--threads", default=1, show_default=True, help="Replay with the same: sums round by threads.")
+@click.option("--scene", "names", multiple=True, help="One by its name; may be given several times.  [default: all]")
 @one_line_errors
-def main(bundle: Path, output: Path, tokens: int, threads: int) -> None:
+def main(bundle: Path, output: Path, tokens: int, threads: int, names: tuple[str, ...]) -> None:
     """Write the golden traces of BUNDLE to OUTPUT."""
-    recorded = record(bundle, tokens=tokens, threads=threads)
+    recorded = record(bundle, tokens=tokens, threads=threads, names=names)
     write_whole(output, "".join(json.dumps(scene) + "\n" for scene in recorded))
     click.echo(f"{len(recorded)} scenes, {sum(len(scene['requests']) for scene in recorded)} requests")
 

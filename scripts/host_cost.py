@@ -21,7 +21,7 @@ from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
-from pass_runtime.decode.sequence import End, Request, Sequence
+from pass_runtime.decode.sequence import End, Sequence
 from pass_runtime.errors import PassError
 from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning.tuners import Tuners
@@ -81,18 +81,9 @@ class Bench:
         return inside - tail, tail, whole - inside
 
     def _sequence(self, options: GenerateOptions) -> Sequence:
-        session, mode = self._session, self._session.mode(options)
-        prompt = session.encode(PROMPT)
-        request = Request(
-            prompt_ids=tuple(prompt),
-            sampling=options.sampling.seeded(),
-            max_new_tokens=options.max_new_tokens,
-            cycle=mode.cycle,
-            lookahead=mode.lookahead,
-            text_drafts=mode.text_drafts,
-            stop_token_ids=frozenset(),
-        )
-        return Sequence(request, TextStream(session.tokenizer, prompt, ("\n\n\n\n\n\n",)))
+        prompt = self._session.encode(PROMPT)
+        reader = TextStream(self._session.tokenizer, prompt, ("\n\n\n\n\n\n",))
+        return Sequence(self._session.request(prompt, options), reader)
 
 
 @click.command()
@@ -111,7 +102,9 @@ def main(bundle: Path, batches: tuple[int, ...], passes: int, rounds: int, threa
             bench = Bench(session)
             for name, sampling in SAMPLERS.items():
                 for plan in ("ar", "two-pass"):
-                    options = GenerateOptions(session.backend.capabilities.max_capacity, sampling, plan=plan)
+                    options = GenerateOptions(
+                        session.backend.capabilities.max_capacity, sampling, plan=plan, ignore_eos=True
+                    )
                     times = [bench.measure(options, passes) for _ in range(rounds)]
                     trunk, tail, loop = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
                     shares = f"{loop / trunk:8.1%} {(tail + loop) / trunk:8.1%}"

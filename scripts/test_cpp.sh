@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The C++ runtime: its build and its own tests, then against the Python runtime (tests/cpp); with --sanitizers its own
-# tests again under AddressSanitizer and UBSan, and under ThreadSanitizer.
+# The C++ runtime: its build and its own tests, then against the Python runtime (tests/cpp), form and habits; with
+# --sanitizers its own tests again under AddressSanitizer and UBSan, and under ThreadSanitizer, and a minute of damaged
+# manifests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -13,7 +14,14 @@ if [ "$status" = 2 ]; then # it said what is missing on this machine
     exit 0
 fi
 [ "$status" = 0 ]
-if clang-format --version 2>/dev/null | grep -q "version 14\."; then bash scripts/check_cpp.sh format; fi # others have other taste
+for tool in clang-format clang-tidy; do
+    if bash scripts/check_cpp.sh get $tool && [[ $($tool --version) == *"version 14."* ]]; then # others have other taste
+        bash scripts/check_cpp.sh "${tool#clang-}"
+    else
+        echo "NOT CHECKED: the C++ runtime by $tool 14" >&2
+    fi
+done
+export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles} # what they export of the default model is kept
 pytest -n "${PYTEST_WORKERS:-2}" --dist loadfile tests/cpp
 if [ "${1:-}" = --sanitizers ]; then
     for kinds in address,undefined thread; do
@@ -22,4 +30,5 @@ if [ "${1:-}" = --sanitizers ]; then
     done
     bash scripts/build_cpp.sh --sanitize address,undefined --target fake_gpu --no-tests
     PASS_CPP_BUILD=build/cpp/address-undefined pytest -n 0 tests/cpp/test_cpp_trt.py
+    MANIFEST=$(find "$PASS_TEST_BUNDLE" -name pass_config.json 2>/dev/null | head -n 1) bash scripts/check_cpp.sh fuzz 60
 fi

@@ -28,6 +28,7 @@ CHAT_TEMPLATE = (
 )
 VOCAB_SIZE = 320
 BOS, EOS = 0, 1
+SMOLLM2 = "smollm2-135m"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -190,6 +191,26 @@ def subset_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = make_model(directory / "model", vocab_size=1024)
     weights = write_random_weights(model, directory / "lookahead.safetensors", lookahead=4, rank=0, head_rank=12)
     return export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights)
+
+
+@pytest.fixture(scope="session")
+def smollm2_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model in fp32 with L=4 and the weights that ship, for tests marked slow.
+
+    PASS_TEST_BUNDLE names a directory to keep it in between runs (half a gigabyte, half a minute).
+    """
+    from pass_exporter.config import ExportConfig
+    from pass_exporter.export import export
+    from pass_runtime import PassError, load
+
+    kept = os.environ.get("PASS_TEST_BUNDLE")
+    output = Path(kept or tmp_path_factory.mktemp("bundles")) / f"{SMOLLM2}-pass4"
+    try:
+        load(output, "cpu", verify=False)
+    except PassError:  # not there, or of an older version
+        report = export(ExportConfig(SMOLLM2, lookahead=4, output=output, force=True), SilentProgress())
+        assert report.relative_error < 2e-5
+    return output
 
 
 @pytest.fixture(scope="module")

@@ -136,33 +136,8 @@ class Session:
             raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
         return mode
 
-    def tuner(self, sampling: SamplingParams) -> PlanTuner:
-        """What `auto` knows of requests like this. The first of a kind (greedy, sampled, truncated) times passes for a
-        second."""
-        return self._worker.call(lambda: self._tuners.get(sampling.sampler))
-
-    def warm_up(self, *samplings: SamplingParams) -> None:
-        """Time what `auto` wants to know of such requests (of greedy and sampled ones where none are given) and of
-        every batch size, rather than while the first ones wait."""
-        for sampling in samplings or (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)):
-            for batch in self.backend.capabilities.batch_sizes:
-                self._worker.call(partial(self._tuners.get, sampling.sampler, batch))
-
-    @property
-    def closed(self) -> bool:
-        """Whether it takes no more requests: it was closed, or its worker failed."""
-        return self._worker.closed
-
-    def usage(self) -> Usage:
-        """How many are running and waiting right now, and how much of the KV cache they take."""
-        return self._scheduler.usage()
-
-    def _submit(self, ids: Sequence[int], options: GenerateOptions, reader: TextStream | None) -> Decoding:
-        sequence = Decoding(self._request(ids, options), reader)
-        self._worker.submit(sequence)
-        return sequence
-
-    def _request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
+    def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
+        """What `options` ask of the scheduler behind `prompt_ids`, for those that drive one themselves."""
         model, capacity = self.manifest.model, self.backend.capabilities.max_capacity
         if not prompt_ids:
             raise PassError("the prompt has no tokens")
@@ -187,6 +162,32 @@ class Session:
             logprobs=options.logprobs,
             name=mode.name,
         )
+
+    def tuner(self, sampling: SamplingParams) -> PlanTuner:
+        """What `auto` knows of requests like this. The first of a kind (greedy, sampled, truncated) times passes for a
+        second."""
+        return self._worker.call(lambda: self._tuners.get(sampling.sampler))
+
+    def warm_up(self, *samplings: SamplingParams) -> None:
+        """Time what `auto` wants to know of such requests (of greedy and sampled ones where none are given) and of
+        every batch size, rather than while the first ones wait."""
+        for sampling in samplings or (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)):
+            for batch in self.backend.capabilities.batch_sizes:
+                self._worker.call(partial(self._tuners.get, sampling.sampler, batch))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests: it was closed, or its worker failed."""
+        return self._worker.closed
+
+    def usage(self) -> Usage:
+        """How many are running and waiting right now, and how much of the KV cache they take."""
+        return self._scheduler.usage()
+
+    def _submit(self, ids: Sequence[int], options: GenerateOptions, reader: TextStream | None) -> Decoding:
+        sequence = Decoding(self.request(ids, options), reader)
+        self._worker.submit(sequence)
+        return sequence
 
 
 def _close(worker: Worker, backend: Backend) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cpp_programs import program_at
 
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import FILE_NAME, read_manifest
 from pass_runtime.errors import PassError
 
-BUILD = Path(os.environ.get("PASS_CPP_BUILD", Path(__file__).parents[2] / "build/cpp/release"))
 WRONG = [None, True, 0, -1, 3, 2**40, 1.5, "", "x", [], [[None]], {}, {"x": []}]
 """In the place of anything."""
 ENGINES = {
@@ -52,10 +51,7 @@ QUANTIZATION = {
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    path = BUILD / "check_bundles"
-    if not path.exists():
-        pytest.skip("no C++ build: run scripts/build_cpp.sh")
-    return path
+    return program_at("check_bundles")
 
 
 @pytest.fixture(params=["tiny_bundle", "head_bundle"])

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cpp_programs import ROOT, program_at
 
 from conftest import export_bundle, make_model, write_random_weights
 
-ROOT = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("PASS_CPP_BUILD", ROOT / "build/cpp/release"))
 LOOPING = {"initializer_range": 0.06}
 """A model that soon repeats itself, so that drafts of every kind are accepted now and then."""
 EXPORTS = {
@@ -23,14 +21,13 @@ EXPORTS = {
     "int4": {"weights": "int4", "rule": "rejection"},
     "w8a8": {"weights": "w8a8"},
 }
+NAMES = ("fused both: every sampler", "a batch with n-grams", "auto")
+"""Scenes that are enough for a large model."""
 
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    path = BUILD / "pass-cpp"
-    if not path.exists():
-        pytest.skip("no C++ build: run scripts/build_cpp.sh")
-    return path
+    return program_at("pass-cpp")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +55,8 @@ def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return make
 
 
-def replay(program: Path, bundle: Path, traces: Path) -> subprocess.CompletedProcess[str]:
+def replay(program: Path, bundle: Path, traces: Path, scenes: list) -> subprocess.CompletedProcess[str]:
+    traces.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
     flags = ("--device", "cpu", "--threads", "1", "--trust-bundle")
     return subprocess.run(
         [program, "replay", bundle, traces, *flags], capture_output=True, text=True, timeout=300, check=False
@@ -71,9 +69,7 @@ def test_replays_what_python_did(
 ) -> None:
     exported, traces = bundle(name), tmp_path / "traces.jsonl"
     scenes = golden.record(exported, tokens=20)
-    traces.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-
-    done = replay(program, exported, traces)
+    done = replay(program, exported, traces, scenes)
 
     requests = [request for scene in scenes for request in scene["requests"]]
     assert done.stdout == f"{len(scenes)} scenes, {len(requests)} requests: equal\n"
@@ -84,7 +80,16 @@ def test_replays_what_python_did(
 
     scenes[1]["results"][0]["token_ids"][3] += 1
     scenes[2]["results"][1]["stats"]["passes"] += 1
-    traces.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-    done = replay(program, exported, traces)
+    done = replay(program, exported, traces, scenes)
     assert done.returncode == 1
     assert done.stdout.endswith(": 2 differences\n")
+
+
+@pytest.mark.slow
+def test_replays_the_default_model(program: Path, smollm2_bundle: Path, golden: ModuleType, tmp_path: Path) -> None:
+    """A few requests at 12 tokens: its vocabulary is 150 times that of the others, and its drafts come from the weights
+    that ship."""
+    scenes = golden.record(smollm2_bundle, tokens=12, names=NAMES)
+    done = replay(program, smollm2_bundle, tmp_path / "traces.jsonl", scenes)
+    assert done.stdout == "3 scenes, 15 requests: equal\n"
+    assert {"ngram", "lookahead"} <= {s for scene in scenes for r in scene["results"] for s in r["sources"]}

@@ -9,12 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cpp_programs import ROOT, program_at
 from tokenizers import Tokenizer
 
 from pass_runtime.text.stream import TextStream
 
-ROOT = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("PASS_CPP_BUILD", ROOT / "build/cpp/release"))
 ALPHABETS = [
     range(0x20, 0x7F),
     range(0xA1, 0x250),
@@ -28,9 +27,7 @@ ALPHABETS = [
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    if not (BUILD / "text").exists():
-        pytest.skip("no C++ build: run scripts/build_cpp.sh")
-    return BUILD / "text"
+    return program_at("text")
 
 
 def answers(program: Path, bundle: Path, questions: list, **environment: str) -> list:

@@ -1,46 +1,26 @@
-"""The default model, real prompts: the runtime's text is Hugging Face's, and every plan's text is plain decoding's.
-
-PASS_TEST_BUNDLE names a directory to keep the exported bundle in between runs (half a gigabyte, half a minute).
-"""
+"""The default model, real prompts: the runtime's text is Hugging Face's, and every plan's text is plain decoding's."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conftest import THREADS, SilentProgress
-from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
+from conftest import SMOLLM2, THREADS
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.testing.lossless import first_difference, run_tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-MODEL, LOOKAHEAD = "smollm2-135m", 4
 PROMPTS = [
     json.loads(line)["prompt"]
     for line in (Path(__file__).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 SAMPLING = [(0.0, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 1.0), (1.0, 50, 0.8)]
 TOKENS = 64
-
-
-@pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from pass_exporter.config import ExportConfig
-    from pass_exporter.export import export
-
-    kept = os.environ.get("PASS_TEST_BUNDLE")
-    output = Path(kept or tmp_path_factory.mktemp("bundles")) / f"{MODEL}-pass{LOOKAHEAD}"
-    try:
-        load(output, "cpu", verify=False)
-    except PassError:  # not there, or of an older version
-        report = export(ExportConfig(MODEL, lookahead=LOOKAHEAD, output=output, force=True), SilentProgress())
-        assert report.relative_error < 2e-5
-    return output
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +31,7 @@ def references() -> list[tuple[list[int], list[int]]]:
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
 
-    loaded = load_model(resolve(MODEL), "fp32")
+    loaded = load_model(resolve(SMOLLM2), "fp32")
     tokenizer, found = loaded.tokenizer, {}
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
     by_length = sorted(PROMPTS, key=len)
@@ -72,9 +52,9 @@ def _until_end(ids: list[int], ends: tuple[int, ...]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def session(references: list[tuple[list[int], list[int]]], bundle: Path) -> Iterator[Session]:
+def session(references: list[tuple[list[int], list[int]]], smollm2_bundle: Path) -> Iterator[Session]:
     """After `references`, so that the weights are in memory once at a time."""
-    yield load(bundle, "cpu", threads=THREADS)
+    yield load(smollm2_bundle, "cpu", threads=THREADS)
 
 
 def assert_same(session: Session, prompt: list[int], options: GenerateOptions, a: list[int], b: list[int]) -> None:
@@ -124,7 +104,7 @@ def test_through_a_long_answer(session: Session, references: list[tuple[list[int
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_requests_at_once_write_what_they_write_alone(session: Session, bundle: Path, slots: int):
+def test_requests_at_once_write_what_they_write_alone(session: Session, smollm2_bundle: Path, slots: int):
     """Sixteen of every plan and sampling, side by side; batches change shapes, and with them how sums are rounded."""
     plans = ["auto", "two-pass", "fused:2,1,1", "ar"]
     asked = [
@@ -134,7 +114,7 @@ def test_requests_at_once_write_what_they_write_alone(session: Session, bundle: 
     prompts = [session.encode(PROMPTS[i]) for i in range(16)]
     plain = [dataclasses.replace(options, plan="ar") for options in asked]
     alone = [run_tokens(session, *job).token_ids for job in zip(prompts, plain, strict=True)]
-    with load(bundle, "cpu", threads=THREADS, verify=False, max_batch_size=slots) as batched:
+    with load(smollm2_bundle, "cpu", threads=THREADS, verify=False, max_batch_size=slots) as batched:
         streams = [batched.generate_ids(*job) for job in zip(prompts, asked, strict=True)]
         for prompt, options, expected, stream in zip(prompts, asked, alone, streams, strict=True):
             assert_same(session, prompt, options, expected, stream.run().token_ids)

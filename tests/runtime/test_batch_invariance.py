@@ -69,7 +69,7 @@ class Batches(RuleBasedStateMachine):
     def submit(self, asked):
         ids, options = self.session.encode(asked.text), asked.options()
         reader = TextStream(self.session.tokenizer, ids, options.stop_strings)
-        sequence = Sequence(self.session._request(ids, options), reader)
+        sequence = Sequence(self.session.request(ids, options), reader)
         self.scheduler.add(sequence)
         self.asked.append((asked, sequence))
 

@@ -194,7 +194,7 @@ def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
 
     def join(prompt: int, tokens: int) -> Sequence:
         asked = GenerateOptions(tokens, plan="fused", ignore_eos=True)
-        sequence = Sequence(session._request([5] * prompt, asked))
+        sequence = Sequence(session.request([5] * prompt, asked))
         scheduler.add(sequence)
         return sequence
 

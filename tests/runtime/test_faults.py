@@ -83,7 +83,7 @@ def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: b
         session, fuse = session_of(backend), Fuse(RuntimeError("the driver said so"), n)
         backend.fuses[moment], backend.late = fuse, late
         runner, scheduler = runner_of(session), session._worker._scheduler
-        sequences = [Sequence(session._request(session.encode(a.text), a.options())) for a in REQUESTS]
+        sequences = [Sequence(session.request(session.encode(a.text), a.options())) for a in REQUESTS]
         for sequence in sequences:
             scheduler.add(sequence)
         failed: list[Sequence] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 from pass_runtime.testing.scripted import ScriptedBackend
+from pass_runtime.text.stream import TextStream
 
 LENGTHS = range(1, 7)
 TEMPERATURES = [0.0, 0.9]
@@ -234,3 +237,22 @@ def test_every_request_begins_a_round(tiny_bundle):
     runs = [run(session, [7, 8, 9], options(tokens, 2)).stats.as_dict() for tokens in (8, 1, 8)]
     assert runs[0]["passes"] == runs[2]["passes"] == 4
     assert runs[0]["acceptance_histogram"] == runs[2]["acceptance_histogram"] == [0, 0, 2]
+
+
+def test_decoding_time_is_the_engines_or_the_hosts(tiny_bundle, monkeypatch):
+    """The engine's is also what it spends on a neighbour's prompt; reading tokens is the host's."""
+    session = reciting_session(tiny_bundle, slots=2)
+    monkeypatch.setattr(session.backend, "run", _delayed(0.004, session.backend.run))
+    monkeypatch.setattr(session.backend, "prefill", _delayed(0.050, session.backend.prefill))
+    monkeypatch.setattr(TextStream, "read", _delayed(0.002, TextStream.read))
+    asked = options(50, 0)
+    reading, other = session.submit([7], asked), session.submit([7] * 200, asked)
+    stats, late = reading.run().stats, other.run().stats
+    assert stats.passes == late.passes == 50
+    assert stats.engine_seconds >= 50 * 0.004 + 3 * 0.050
+    assert stats.host_seconds >= 50 * 0.002
+    assert 50 * 0.004 <= late.engine_seconds <= late.decode_seconds - 50 * 0.002
+
+
+def _delayed(seconds: float, call):
+    return lambda *arguments: time.sleep(seconds) or call(*arguments)

@@ -184,7 +184,7 @@ def test_a_result_may_be_waited_for_in_part(stopped):
 
 
 def test_what_was_written_until_the_timeout_is_read(stopped):
-    sequence = Sequence(stopped[0]._request([5], TWO_PASS))
+    sequence = Sequence(stopped[0].request([5], TWO_PASS))
     stream = TokenStream(sequence, owner=None)
     sequence.write([Token(7, "model")])
     with pytest.raises(TimeoutError):

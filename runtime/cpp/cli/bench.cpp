@@ -10,6 +10,7 @@
 
 #include "json.h"
 #include "options.h"
+#include "prompts.h"
 
 namespace pass::cli {
 
@@ -31,7 +32,7 @@ struct Flags {
 // Every request once: what they did together, and the seconds that count.
 struct Round {
     Stats stats;
-    double seconds = 0, decode_seconds = 0;
+    double seconds = 0, decode_seconds = 0, host_seconds = 0;
 
     double rate() const { return static_cast<double>(stats.generated_tokens) / seconds; }
 };
@@ -72,6 +73,7 @@ Round run_round(Session& session, const Contender& contender, const std::vector<
             round.stats.lookahead = stats.lookahead;
             round.stats.add(stats);
             round.decode_seconds += stats.decode_seconds;
+            round.host_seconds += stats.host_seconds();
             texts.push_back(generation.token_ids());
         }
     }
@@ -119,21 +121,26 @@ std::vector<Contender> contenders_of(const Session& session, const Flags& flags)
 }
 
 Json measured(const Contender& contender, const Contender& baseline) {
-    std::vector<double> rates, ratios, each, decode;
+    std::vector<double> rates, ratios, each, decode, host;
     for (std::size_t i = 0; i < contender.rounds.size(); ++i) {
         const Round& round = contender.rounds[i];
         rates.push_back(round.rate());
         ratios.push_back(round.rate() / baseline.rounds[i].rate());
         each.push_back(static_cast<double>(round.stats.generated_tokens) / round.decode_seconds);
         decode.push_back(round.decode_seconds);
+        host.push_back(round.host_seconds);
     }
     const Stats& stats = contender.rounds.front().stats;  // every round decodes the same tokens
+    const auto per_pass = [&](const std::vector<double>& seconds) {
+        return 1e3 * median(seconds) / static_cast<double>(stats.passes);
+    };
     return {{"plan", contender.name},
             {"batch", contender.batch == 0 ? Json() : Json(contender.batch)},
             {"tokens_per_second", median(rates)},
             {"tokens_per_second_each", median(each)},
             {"ratio", median(ratios)},
-            {"milliseconds_per_pass", 1e3 * median(decode) / static_cast<double>(stats.passes)},
+            {"milliseconds_per_pass", per_pass(decode)},
+            {"host_milliseconds_per_pass", per_pass(host)},
             {"tau", stats.tau()},
             {"mean_acceptance_length", stats.mean_acceptance_length()},
             {"draft_acceptance_rate", stats.draft_acceptance_rate()},
@@ -159,7 +166,7 @@ std::vector<std::string> differing(const Session& session, const std::vector<Con
 void print_table(const Json& report) {
     std::printf("%s on %s: %s\n", report["bundle"].get<std::string>().c_str(),
                 report["device"].get<std::string>().c_str(), report["machine"].get<std::string>().c_str());
-    std::printf("%-22s %10s %7s %9s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "tau",
+    std::printf("%-22s %10s %7s %9s %7s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "host", "tau",
                 "acceptance by position");
     for (const Json& plan : report["plans"]) {
         std::string rates;
@@ -168,10 +175,10 @@ void print_table(const Json& report) {
             std::snprintf(text, sizeof text, "%.2f ", rate.get<double>());
             rates += text;
         }
-        std::printf("%-22s %10.1f %7.2f %9.2f %6.2f  %s\n", plan["plan"].get<std::string>().c_str(),
+        std::printf("%-22s %10.1f %7.2f %9.2f %7.3f %6.2f  %s\n", plan["plan"].get<std::string>().c_str(),
                     plan["tokens_per_second"].get<double>(), plan["ratio"].get<double>(),
-                    plan["milliseconds_per_pass"].get<double>(), plan["tau"].get<double>(),
-                    rates.empty() ? "-" : rates.c_str());
+                    plan["milliseconds_per_pass"].get<double>(), plan["host_milliseconds_per_pass"].get<double>(),
+                    plan["tau"].get<double>(), rates.empty() ? "-" : rates.c_str());
     }
     for (const Json& one : report["differing"])
         std::printf("another text, which only rounding may cause: %s\n", one.get<std::string>().c_str());
@@ -242,8 +249,9 @@ void bench(const Flags& flags) {
 }  // namespace
 
 void add_bench(CLI::App& app) {
-    CLI::App* command =
-        app.add_subcommand("bench", "Time plans against each other, in alternation; medians over rounds.");
+    CLI::App* command = app.add_subcommand("bench",
+                                           "Time plans against each other, in alternation; medians over rounds. "
+                                           "host: what of ms/pass the engine does not run in.");
     const auto flags = std::make_shared<Flags>();
     flags->engine.add_to(*command);
     flags->sampling.add_to(*command);

@@ -6,6 +6,8 @@
 
 #include "json.h"
 #include "options.h"
+#include "output.h"
+#include "prompts.h"
 
 namespace pass::cli {
 
@@ -14,53 +16,41 @@ namespace {
 struct Flags {
     EngineFlags engine;
     SamplingFlags sampling;
+    PromptFlags prompt;
     GenerateOptions options;
-    std::optional<std::string> prompt, prompt_ids;
-    bool as_json = false;
+    bool as_json = false, show_drafts = false;
 };
 
 std::atomic<bool> interrupted = false;
 
 void interrupt(int) { interrupted = true; }
 
-Request request_of(const Flags& flags) {
-    Request request;
-    if (flags.prompt.has_value() == flags.prompt_ids.has_value()) {
-        throw Error("give the prompt with -p or with --prompt-ids, one of them");
-    }
-    if (flags.prompt_ids) request.prompt_ids = parse_ids("--prompt-ids", *flags.prompt_ids);
-    request.options = flags.options;
-    request.options.sampling = flags.sampling.params();
-    request.options.check();
-    if (request.options.logprobs && !flags.as_json) throw Error("--logprobs are part of the JSON object: add --json");
-    if (flags.prompt_ids && !request.options.stop.empty()) {
+GenerateOptions options_of(const Flags& flags) {
+    GenerateOptions options = flags.options;
+    options.sampling = flags.sampling.params();
+    options.check();
+    if (options.logprobs && !flags.as_json) throw Error("--logprobs are part of the JSON object: add --json");
+    if (flags.prompt.ids && !options.stop.empty()) {
         throw Error("stop strings need text: use -p, or --stop-token-id");
     }
-    return request;
-}
-
-void print(const Event& event, bool text) {
-    if (text) {
-        std::cout << event.text;
-    } else {
-        for (const Token& token : event.tokens) std::cout << token.id << ' ';
-    }
-    std::cout.flush();
+    return options;
 }
 
 void generate(const Flags& flags) {
-    Request request = request_of(flags);
+    Request request{{}, options_of(flags)};
+    const std::optional<std::string> text = flags.prompt.read();
+    if (!text) request.prompt_ids = parse_ids("--prompt-ids", *flags.prompt.ids);
     Session session = flags.engine.open();
     std::optional<Tokenizer> tokenizer;
-    if (flags.prompt) {
+    if (text) {
         tokenizer.emplace(flags.engine.bundle, "", flags.engine.options.onnxruntime);
-        request.prompt_ids = encode(*tokenizer, session.bundle(), *flags.prompt);
+        request.prompt_ids = encode(*tokenizer, session.bundle(), *text);
     }
     Generation generation = session.submit(std::move(request), tokenizer ? &*tokenizer : nullptr);
     std::signal(SIGINT, interrupt);
     std::signal(SIGTERM, interrupt);
     while (const std::optional<Event> event = generation.next()) {
-        if (!flags.as_json) print(*event, flags.prompt.has_value());
+        if (!flags.as_json) print(*event, text.has_value(), flags.show_drafts);
         if (interrupted) generation.cancel();
     }
     if (interrupted) {
@@ -68,19 +58,19 @@ void generate(const Flags& flags) {
         throw CLI::RuntimeError(130);
     }
     std::cout << (flags.as_json ? to_json(generation).dump() : "") << std::endl;
+    if (!flags.as_json) print_summary(generation, flags.show_drafts);
 }
 
 }  // namespace
 
 void add_generate(CLI::App& app) {
-    CLI::App* command = app.add_subcommand("generate", "Continue a prompt.");
+    CLI::App* command = app.add_subcommand(
+        "generate", "Continue a prompt, given with -p, --prompt-file, --prompt-ids, or on standard input.");
     const auto flags = std::make_shared<Flags>();
     flags->engine.add_to(*command);
     flags->sampling.add_to(*command);
     GenerateOptions& options = flags->options;
-    command->add_option("-p,--prompt", flags->prompt, "The prompt.");
-    command->add_option("--prompt-ids", flags->prompt_ids,
-                        "The prompt's token ids, as 1,2,3; tokens are printed, not text.");
+    flags->prompt.add_to(*command);
     command->add_option("--max-new-tokens", options.max_new_tokens)->capture_default_str();
     command->add_option("--plan", options.plan, "ar, two-pass, fused, fused:G0,G1,..., auto: how, never what.")
         ->capture_default_str();
@@ -92,6 +82,8 @@ void add_generate(CLI::App& app) {
     command->add_flag("--ignore-eos", options.ignore_eos, "Go on after an end-of-sequence token.");
     command->add_option("--logprobs", options.logprobs, "Every token's log-probability, and of so many likely ones.");
     command->add_flag("--json", flags->as_json, "One JSON object instead of tokens.");
+    command->add_flag("--show-drafts", flags->show_drafts,
+                      "Colour tokens by where they came from: the model, look-ahead, the text.");
     command->callback([flags] { generate(*flags); });
 }
 

@@ -42,6 +42,7 @@ Json to_json(const Stats& stats) {
             {"queue_seconds", stats.queue_seconds},
             {"prefill_seconds", stats.prefill_seconds},
             {"decode_seconds", stats.decode_seconds},
+            {"engine_seconds", stats.engine_seconds},
             {"decode_tokens_per_second", stats.decode_tokens_per_second()}};
 }
 

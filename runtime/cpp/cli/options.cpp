@@ -50,36 +50,6 @@ SamplingParams SamplingFlags::params() const {
     return found;
 }
 
-std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text) {
-    std::vector<std::int64_t> ids;
-    const char* at = text.data();
-    const char* end = at + text.size();
-    while (at < end) {
-        if (*at == ',' || *at == ' ') {
-            ++at;
-            continue;
-        }
-        std::int64_t id = 0;
-        const auto [stop, error] = std::from_chars(at, end, id);
-        if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' ')) {
-            throw Error(flag + " must list token ids, as in 1,2,3, not '" + text + "'");
-        }
-        ids.push_back(id);
-        at = stop;
-    }
-    return ids;
-}
-
-std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle, const std::string& text) {
-    std::vector<std::int64_t> ids = tokenizer.encode(text);
-    if (!ids.empty()) return ids;
-    if (bundle.bos_token_id()) return {*bundle.bos_token_id()};
-    if (bundle.eos_token_ids().empty()) {
-        throw Error("the prompt is empty and the model has no start token; give it some text");
-    }
-    return {bundle.eos_token_ids().front()};
-}
-
 std::vector<std::string> read_lines(const std::string& path) {
     std::ifstream file(path);
     if (!file) throw Error("cannot read " + path + ": is it there, and a file?");

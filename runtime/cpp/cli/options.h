@@ -31,12 +31,6 @@ struct SamplingFlags {
     SamplingParams params() const;
 };
 
-// "1,2,3" or "1 2 3" -> token ids. Throws Error where it is something else.
-std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text);
-
-// With the tokenizer's own special tokens; an empty text becomes the model's start token.
-std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle, const std::string& text);
-
 // The lines of a file. Throws Error where it cannot be read.
 std::vector<std::string> read_lines(const std::string& path);
 

@@ -6,7 +6,8 @@ namespace pass::cli {
 
 namespace {
 
-constexpr const char* seconds[] = {"queue_seconds", "prefill_seconds", "decode_seconds", "decode_tokens_per_second"};
+constexpr const char* seconds[] = {"queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds",
+                                   "decode_tokens_per_second"};
 
 template <class Value>
 void take(const Json& from, const char* key, Value& into) {

@@ -103,12 +103,15 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> most) {
     const std::vector<std::int64_t>& prompt = sequence.work.prompt_ids;
     const auto [count, width] = chunk(sequence.cached, static_cast<std::int64_t>(prompt.size()) - 1, most);
     reserve(sequence.cached + backend_.capabilities().columns(width));
+    const double begun = now();
     backend_.prefill(
         slot.number, sequence.cached,
         std::span(prompt).subspan(static_cast<std::size_t>(sequence.cached), static_cast<std::size_t>(count)), width);
+    const double done = now();
+    engine_seconds_ += done - begun;
     sequence.cached += count;
     slot.parked = false;  // behind what is cached now
-    sequence.stats.prefill_seconds += now() - started;
+    sequence.stats.prefill_seconds += done - started;
     return count;
 }
 
@@ -138,10 +141,13 @@ std::pair<std::vector<Outcome>, double> Runner::run(const Plan& plan, const std:
     window_.reset();  // until the pass is done
     const double started = now();
     for (Slot* slot : active) {
-        if (!slot->sequence->decoding_since) slot->sequence->decoding_since = started;
+        if (slot->sequence->decoding_since) continue;
+        slot->sequence->decoding_since = started;
+        slot->sequence->engine_before = engine_seconds_;
     }
     const std::vector<std::vector<std::int64_t>> emitted = backend_.run(kind);
     const double seconds = now() - started;
+    engine_seconds_ += seconds;
     std::optional<Logprobs> logprobs;
     if (kind.logprobs) logprobs = backend_.logprobs(kind);
     std::vector<Outcome> outcomes;
@@ -165,7 +171,9 @@ PassSeconds Runner::idle_pass(const PassKind& kind) {
     backend_.run_trunk(kind.plan, kind.batch);
     const double between = now();
     backend_.run_tail(kind);
-    return {between - started, now() - between};
+    const double done = now();
+    engine_seconds_ += done - started;
+    return {between - started, done - between};
 }
 
 std::vector<Slot*> Runner::gather() {
@@ -233,6 +241,7 @@ Outcome Runner::take(Slot& slot, const Plan& plan, const std::vector<std::int64_
         outcome.tokens.push_back(std::move(token));
     }
     sequence.cached += static_cast<std::int64_t>(ids.size());
+    sequence.stats.engine_seconds = engine_seconds_ - sequence.engine_before;
     slot.left = plan.left(accepted);
     slot.source = Source::lookahead;
     return outcome;

@@ -99,6 +99,7 @@ class Runner {
     std::optional<Plan> window_;
     Sampler sampler_ = Sampler::greedy;  // of the last pass
     std::int64_t admitted_ = 0;
+    double engine_seconds_ = 0.0;  // in passes, those over prompts included
 };
 
 }  // namespace pass

@@ -84,6 +84,7 @@ class Sequence {
     Stats stats;
     std::optional<NgramIndex> index;
     std::optional<double> decoding_since;  // when the first pass began
+    double engine_before = 0.0;            // seconds that the engine had run by then, for all sequences before
     std::optional<Acceptance> acceptance;  // of look-ahead drafts in this sequence; none until `auto` asks
     Mail mail;
     const std::shared_ptr<Signals> signals;

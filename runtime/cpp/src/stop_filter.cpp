@@ -34,7 +34,7 @@ std::string StopFilter::push(std::string_view text, std::optional<std::string>& 
         }
     }
     if (first) {
-        const std::string shown = held_.substr(0, first->second);
+        std::string shown = held_.substr(0, first->second);
         held_.clear();
         return shown;
     }

@@ -1,6 +1,7 @@
 // Slots, rounds and turns, over a backend that recites.
 #include "catch.hpp"
 
+#include <chrono>
 #include <cstdlib>
 #include <thread>
 
@@ -117,6 +118,39 @@ TEST_CASE("where memory runs out the longest sequence ends, and the others go on
     heap->refuse = true;
     CHECK_THROWS_WITH(read_all(*core, *longer), Catch::Contains("there is no memory"));
     CHECK(read_all(*core, *shorter) == expected(4, 20));
+}
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// Text that takes its time.
+class SlowReader : public TextReader {
+   public:
+    std::string read(std::int64_t, std::optional<std::string>&) override {
+        std::this_thread::sleep_for(milliseconds(1));
+        return "";
+    }
+    std::string flush() override { return ""; }
+};
+
+}  // namespace
+
+TEST_CASE("decoding time is the engine's, a neighbour's prompt included, or the host's", "[core]") {
+    RecitingBackend* backend = nullptr;
+    const auto core = reciting_core(2, &backend);
+    backend->before_pass = [] { std::this_thread::sleep_for(milliseconds(2)); };
+    backend->before_prompt = [] { std::this_thread::sleep_for(milliseconds(10)); };
+    const auto first = core->submit(request(1, 20, "ar"), std::make_unique<SlowReader>());
+    core->step();
+    const auto second = core->submit(request(129, 20, "ar"), std::make_unique<SlowReader>());
+    read_all(*core, *first);
+    read_all(*core, *second);
+    CHECK(first->stats.passes == 20);
+    CHECK(first->stats.engine_seconds >= 20 * 0.002 + 2 * 0.010);  // 128 tokens in chunks of 64
+    CHECK(first->stats.host_seconds() >= 20 * 0.001);
+    CHECK(second->stats.engine_seconds >= 20 * 0.002);
+    CHECK(second->stats.host_seconds() >= 20 * 0.001);
 }
 
 TEST_CASE("many threads submit, read and cancel at once", "[core]") {

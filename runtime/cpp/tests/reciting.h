@@ -52,10 +52,12 @@ class RecitingBackend : public Backend {
         }
     }
 
-    std::function<void()> before_pass;  // may throw
+    std::function<void()> before_pass, before_prompt;  // may throw
 
    protected:
-    void run_prefill(int, const Plan&) override {}
+    void run_prefill(int, const Plan&) override {
+        if (before_prompt) before_prompt();
+    }
 
    private:
     static std::int64_t drafted(std::int64_t position) {

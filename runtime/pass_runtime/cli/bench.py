@@ -102,6 +102,7 @@ class Contender:
     def as_dict(self, baseline: Contender) -> dict[str, Any]:
         total = sum_stats(self.rounds[0].stats)  # every round decodes the same tokens
         seconds = [sum(s.decode_seconds for s in r.stats) for r in self.rounds]
+        host = [sum(s.host_seconds for s in r.stats) for r in self.rounds]
         return {
             "plan": self.name,
             "batch": self.batch,
@@ -111,6 +112,7 @@ class Contender:
             ),
             "ratio": statistics.median(a / b for a, b in zip(self.rates, baseline.rates, strict=True)),
             "milliseconds_per_pass": 1e3 * statistics.median(seconds) / total.passes,
+            "host_milliseconds_per_pass": 1e3 * statistics.median(host) / total.passes,
             "tau": total.tau,
             "mean_acceptance_length": total.mean_acceptance_length,
             "draft_acceptance_rate": total.draft_acceptance_rate,
@@ -244,7 +246,7 @@ def print_table(report: dict[str, Any]) -> None:
     table = Table(title=f"{report['bundle']} on {report['device']}: {report['machine']}", title_justify="left")
     batched = any(plan["batch"] for plan in report["plans"])
     rates = ("tokens/s in all", "each") if batched else ("tokens/s",)
-    for heading in ("plan", *rates, "ratio", "ms/pass", "tau", "acceptance by position"):
+    for heading in ("plan", *rates, "ratio", "ms/pass", "host", "tau", "acceptance by position"):
         table.add_column(heading, justify="left" if heading in ("plan", "acceptance by position") else "right")
     for plan in report["plans"]:
         table.add_row(
@@ -253,6 +255,7 @@ def print_table(report: dict[str, Any]) -> None:
             *([f"{plan['tokens_per_second_each']:.1f}"] if batched else []),
             f"{plan['ratio']:.2f}",
             f"{plan['milliseconds_per_pass']:.1f}",
+            f"{plan['host_milliseconds_per_pass']:.2f}",
             f"{plan['tau']:.2f}",
             " ".join(f"{rate:.2f}" for rate in plan["acceptance_per_position"]) or "-",
         )

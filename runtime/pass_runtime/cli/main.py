@@ -230,7 +230,8 @@ def bench(bundle: Path, **options: Any) -> None:
     """Time plans against each other, in alternation; medians over rounds.
 
     One by one, tokens/s are those of decoding, without prefill. With --batch they are of all sequences together, from
-    the first prompt to the last token. With --rows a round is ten passes of each width, with look-ahead rows and
+    the first prompt to the last token. ms/pass are also of decoding, and host is what of them the engine does not run
+    in. With --rows a round is ten passes of each width, with look-ahead rows and
     without, and the cache is as long as --capacity where it is given.
     """
     from pass_runtime.cli.bench import BenchOptions, about, parse_sizes, print_table, run_bench, tell

@@ -66,6 +66,7 @@ class Runner:
 
         self._sampler: Sampler = "greedy"  # of the last pass
         self._admitted = 0
+        self._engine_seconds = 0.0  # in passes, those over prompts included
 
     @property
     def busy(self) -> list[Slot]:
@@ -131,10 +132,13 @@ class Runner:
         started, prompt = time.perf_counter(), sequence.request.prompt_ids
         count, width = self._chunk(sequence.cached, len(prompt) - 1, most)
         self._reserve(sequence.cached + self.backend.capabilities.columns(width))
+        begun = time.perf_counter()
         self.backend.prefill(slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width)
+        done = time.perf_counter()
+        self._engine_seconds += done - begun
         sequence.cached += count
         slot.parked = False  # behind what is cached now
-        sequence.stats.prefill_seconds += time.perf_counter() - started
+        sequence.stats.prefill_seconds += done - started
         return count
 
     def make_room(self, plan: Plan, batch: int) -> None:
@@ -159,9 +163,10 @@ class Runner:
         started = time.perf_counter()
         for slot in active:
             if slot.sequence is not None and slot.sequence.decoding_since is None:
-                slot.sequence.decoding_since = started
+                slot.sequence.decoding_since, slot.sequence.engine_before = started, self._engine_seconds
         emitted = self.backend.run(kind)
         seconds = time.perf_counter() - started
+        self._engine_seconds += seconds
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
         outcomes = [self._take(slot, plan, emitted[slot.number], logprobs) for slot in active]
         self.window = plan.next
@@ -178,7 +183,9 @@ class Runner:
         self.backend.run_trunk(kind.plan, kind.batch)
         between = time.perf_counter()
         self.backend.run_tail(kind)
-        return between - started, time.perf_counter() - between
+        done = time.perf_counter()
+        self._engine_seconds += done - started
+        return between - started, done - between
 
     def gather(self) -> list[Slot]:
         """The decoding slots, after moving sequences down into free ones where a smaller batch then covers them all."""
@@ -237,6 +244,7 @@ class Runner:
             tokens = tuple(map(Token, ids, sources, _told(logprobs, slot.number, ids, sequence.request.logprobs)))
         outcome = Outcome(sequence, slot.left, slot.source, tokens)
         sequence.cached += len(ids)
+        sequence.stats.engine_seconds = self._engine_seconds - sequence.engine_before
         slot.left, slot.source = plan.left(accepted), "lookahead"
         return outcome
 

@@ -109,6 +109,8 @@ class Sequence:
     submitted: float = field(default_factory=time.perf_counter)
     decoding_since: float | None = None
     """`time.perf_counter` where the first pass began."""
+    engine_before: float = 0.0
+    """Seconds that the engine had run by then, for all sequences before."""
     acceptance: Acceptance | None = None
     """How well look-ahead drafts do in this sequence; None until `auto` asks."""
 

@@ -25,6 +25,8 @@ class Stats:
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    engine_seconds: float = 0.0
+    """Of `decode_seconds`, those in which the backend ran a pass, of whatever sequence."""
 
     def record(self, drafted: int, count: int) -> None:
         """One trunk pass over `drafted` drafts that emitted `count` tokens (before any cut at a stop or a limit)."""
@@ -65,6 +67,11 @@ class Stats:
         return [self.histogram[i] for i in range(self.lookahead + 1)] if self.steps else []
 
     @property
+    def host_seconds(self) -> float:
+        """Of `decode_seconds`, those between the passes: the loop, and readers that it waits for."""
+        return self.decode_seconds - self.engine_seconds
+
+    @property
     def decode_tokens_per_second(self) -> float:
         """Generated tokens / seconds from the end of prefill to the last token."""
         return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
@@ -89,5 +96,6 @@ class Stats:
             "queue_seconds": self.queue_seconds,
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,
+            "engine_seconds": self.engine_seconds,
             "decode_tokens_per_second": self.decode_tokens_per_second,
         }

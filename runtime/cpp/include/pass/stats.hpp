@@ -25,6 +25,7 @@ struct PASS_API Stats {
     double queue_seconds = 0.0;
     double prefill_seconds = 0.0;
     double decode_seconds = 0.0;
+    double engine_seconds = 0.0;  // of decode_seconds, those in which the engine ran a pass, of whatever sequence
 
     // One trunk pass over `drafts` drafts that emitted `count` tokens (before any cut at a stop or a limit).
     void record(int drafts, int count);
@@ -41,6 +42,8 @@ struct PASS_API Stats {
     std::vector<double> acceptance_per_position() const;
     // [L+1]: `histogram`; empty without steps.
     std::vector<std::int64_t> acceptance_histogram() const;
+    // Of decode_seconds, those between the passes: the loop.
+    double host_seconds() const { return decode_seconds - engine_seconds; }
     // Generated tokens / seconds from the end of prefill to the last token.
     double decode_tokens_per_second() const;
 };

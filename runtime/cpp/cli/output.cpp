@@ -1,0 +1,79 @@
+#include "output.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <iostream>
+#include <string>
+
+namespace pass::cli {
+
+namespace {
+
+// Where a token came from: how it looks, and how it is called.
+struct Look {
+    Source source;
+    const char* colour;  // null: as everything else
+    const char* name;
+};
+
+constexpr std::array<Look, 3> looks{{{Source::model, nullptr, "the model's own"},
+                                     {Source::lookahead, "\x1b[32m", "look-ahead drafts"},
+                                     {Source::ngram, "\x1b[36m", "drafts from the text"}}};
+constexpr const char *dim = "\x1b[2m", *reset = "\x1b[0m";
+
+std::string coloured(const std::string& text, const char* colour, int file) {
+    if (colour == nullptr || text.empty() || isatty(file) == 0) return text;
+    return colour + text + reset;
+}
+
+const Look& look_of(Source source) {
+    for (const Look& look : looks) {
+        if (look.source == source) return look;
+    }
+    return looks.front();
+}
+
+// One line: how many tokens came from where, in their colours.
+std::string legend(const std::vector<Token>& tokens) {
+    std::string line;
+    for (const Look& look : looks) {
+        int count = 0;
+        for (const Token& token : tokens) count += static_cast<int>(token.source == look.source);
+        if (count == 0) continue;
+        const std::string share = std::to_string(count) + " " + look.name;
+        line += (line.empty() ? "" : ", ") + coloured(share, look.colour, STDERR_FILENO);
+    }
+    return line.empty() ? "no tokens" : line;
+}
+
+std::string summary(const Generation& generation) {
+    const Stats stats = generation.stats();
+    std::array<char, 256> line{};
+    std::snprintf(line.data(), line.size(),
+                  "[%lld tokens, %.1f tokens/s, plan %s, tau %.2f, prefill %.0f ms of %lld tokens, finished by %s]",
+                  static_cast<long long>(stats.generated_tokens), stats.decode_tokens_per_second(), stats.plan.c_str(),
+                  stats.tau(), 1e3 * stats.prefill_seconds,
+                  static_cast<long long>(stats.prompt_tokens - stats.cached_tokens),
+                  name_of(generation.finish_reason().value_or(FinishReason::error)));
+    return line.data();
+}
+
+}  // namespace
+
+void print(const Event& event, bool text, bool show_drafts) {
+    std::string shown;
+    for (const Token& token : event.tokens) {
+        const char* colour = show_drafts ? look_of(token.source).colour : nullptr;
+        shown += coloured(text ? token.text : std::to_string(token.id), colour, STDOUT_FILENO) + (text ? "" : " ");
+    }
+    std::cout << (text && shown.empty() ? event.text : shown) << std::flush;
+}
+
+void print_summary(const Generation& generation, bool show_drafts) {
+    if (show_drafts) std::cerr << "[" << legend(generation.tokens()) << "]" << std::endl;
+    if (isatty(STDERR_FILENO) != 0) std::cerr << dim << summary(generation) << reset << std::endl;
+}
+
+}  // namespace pass::cli

@@ -1,0 +1,119 @@
+#include "prompts.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <memory>
+
+#include "text_file.h"
+#include "utf8.h"
+
+namespace pass::cli {
+
+namespace {
+
+constexpr const char* standard_input = "-";
+constexpr const char* byte_order_mark = "\xef\xbb\xbf";
+
+std::string read_bytes(std::FILE* file, const std::string& name) {
+    const auto fail = [&] { return Error("cannot read the prompt from " + name + ": " + std::strerror(errno)); };
+    if (file == nullptr) throw fail();
+    std::string bytes;
+    std::array<char, 1 << 16> piece{};
+    std::size_t size = piece.size();
+    while (size == piece.size()) {  // less is the end, which a terminal would be asked for again
+        size = std::fread(piece.data(), 1, piece.size(), file);
+        bytes.append(piece.data(), size);
+    }
+    if (std::ferror(file) != 0) throw fail();
+    return bytes;
+}
+
+std::string read_standard_input(const std::string& name) {
+    if (fcntl(STDIN_FILENO, F_GETFD) < 0) {
+        throw Error("standard input is closed: give the prompt in another way");
+    }
+    if (isatty(STDIN_FILENO) != 0) {
+        std::cerr << "reading the prompt from the terminal; end with Ctrl-D" << std::endl;
+    }
+    return read_bytes(stdin, name);
+}
+
+std::string read_file(const std::string& path) {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+    return read_bytes(file.get(), path);
+}
+
+// UTF-8 text, line ends as they are; a byte order mark is no part of it.
+std::string read_text(const std::string& path) {
+    const bool standard = path == standard_input;
+    const std::string name = standard ? "standard input" : path;
+    const std::string text = standard ? read_standard_input(name) : read_file(path);
+    if (lossy_utf8(text) != text) throw Error("the prompt in " + name + " is not UTF-8 text");
+    return text.starts_with(byte_order_mark) ? text.substr(std::strlen(byte_order_mark)) : text;
+}
+
+}  // namespace
+
+void PromptFlags::add_to(CLI::App& command) {
+    command.add_option("-p,--prompt", prompt, "The prompt.");
+    command.add_option(
+        "--prompt-file", file,
+        "Read the prompt from a UTF-8 file, or from standard input for `-`, without the line feed at its "
+        "end.");
+    command.add_flag("--keep-newline", keep_newline, "Keep the line feed at the end of a file or of standard input.");
+    command.add_option("--prompt-ids", ids, "The prompt's token ids, as 1,2,3; tokens are printed, not text.");
+}
+
+std::optional<std::string> PromptFlags::read() const {
+    if (prompt && file) throw Error("give the prompt with -p or with --prompt-file, not both");
+    if (ids && (prompt || file)) throw Error("give the prompt with --prompt-ids or as text, not both");
+    if ((prompt || ids) && keep_newline) {
+        throw Error("--keep-newline is for prompts from a file or standard input: " +
+                    std::string(prompt ? "-p" : "--prompt-ids") + " is taken as it is");
+    }
+    if (ids) return std::nullopt;
+    if (prompt) return prompt;
+    std::string text = read_text(file ? plain_path(*file) : standard_input);
+    if (keep_newline || !text.ends_with('\n')) return text;
+    text.resize(text.size() - (text.ends_with("\r\n") ? 2 : 1));
+    return text;
+}
+
+std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text) {
+    std::vector<std::int64_t> ids;
+    const char* at = text.data();
+    const char* end = at + text.size();
+    while (at < end) {
+        if (*at == ',' || *at == ' ') {
+            ++at;
+            continue;
+        }
+        std::int64_t id = 0;
+        const auto [stop, error] = std::from_chars(at, end, id);
+        if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' ')) {
+            throw Error(flag + " must list token ids, as in 1,2,3, not '" + text + "'");
+        }
+        ids.push_back(id);
+        at = stop;
+    }
+    return ids;
+}
+
+std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle, const std::string& text) {
+    std::vector<std::int64_t> ids = tokenizer.encode(text);
+    if (!ids.empty()) return ids;
+    if (bundle.bos_token_id()) return {*bundle.bos_token_id()};
+    if (bundle.eos_token_ids().empty()) {
+        throw Error("the prompt is empty and the model has no start token; give it some text");
+    }
+    return {bundle.eos_token_ids().front()};
+}
+
+}  // namespace pass::cli
