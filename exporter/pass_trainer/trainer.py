@@ -67,7 +67,7 @@ def train(config: TrainConfig, accelerator: Accelerator, drafter: Drafter, data:
     """Train `drafter` in place for `config.steps`, from the last checkpoint if there is one."""
     optimizer = make_optimizer(drafter, config.lr)
     wrapped, optimizer = accelerator.prepare(drafter, optimizer)
-    checkpoint = _Checkpoint(config, accelerator)
+    checkpoint = Checkpoint(config, accelerator)
     step, history = checkpoint.load()
     every = max(config.steps // 10, 1)
     while step < config.steps:
@@ -111,7 +111,7 @@ def batch_of(
     return data.tokens[chosen, :width], pack(groups, width)
 
 
-class _Checkpoint:
+class Checkpoint:
     """`output`/checkpoint: trained weights, optimizer and history; replaced as a whole."""
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator) -> None:
@@ -130,6 +130,7 @@ class _Checkpoint:
             shutil.rmtree(part, ignore_errors=True)
         accelerator.wait_for_everyone()
         accelerator.save_state(str(part))
+        accelerator.wait_for_everyone()  # every process has a file in it
         if accelerator.is_main_process:
             state = {
                 "step": step,
