@@ -19,4 +19,4 @@ environment() {
     PATH="$PWD/.venv/bin:$PATH"
 }
 
-test_environment() { environment train serve tensorrt-rtx dev; }
+test_environment() { environment train serve tensorrt-rtx dev peers; }
