@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The C++ runtime: its build and its own tests, then against the Python runtime (tests/cpp), form and habits; with
-# --sanitizers its own tests again under AddressSanitizer and UBSan, and under ThreadSanitizer, and a minute of damaged
-# manifests.
+# --sanitizers its own tests again under AddressSanitizer and UBSan, and under ThreadSanitizer. (check_cpp.sh fuzz takes
+# minutes, and is run by hand.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -29,6 +29,5 @@ if [ "${1:-}" = --sanitizers ]; then
         timeout 300 "build/cpp/${kinds/,/-}/pass-tests"
     done
     bash scripts/build_cpp.sh --sanitize address,undefined --target fake_gpu --no-tests
-    PASS_CPP_BUILD=build/cpp/address-undefined pytest -n 0 tests/cpp/test_cpp_trt.py
-    MANIFEST=$(find "$PASS_TEST_BUNDLE" -name pass_config.json 2>/dev/null | head -n 1) bash scripts/check_cpp.sh fuzz 60
+    PASS_CPP_BUILD=build/cpp/address-undefined pytest -n 0 tests/cpp/test_cpp_trt.py -k "writes or fails"
 fi
