@@ -1,9 +1,11 @@
-"""The C++ programs that the tests of this folder run."""
+"""The C++ programs that the tests of this folder run, and the script that tells them what to do."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -16,3 +18,12 @@ def program_at(name: str) -> Path:
     if not (BUILD / name).exists():
         pytest.skip("no C++ build: run scripts/build_cpp.sh")
     return BUILD / name
+
+
+def golden_traces() -> ModuleType:
+    """scripts/golden_traces.py."""
+    spec = importlib.util.spec_from_file_location("golden_traces", ROOT / "scripts/golden_traces.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cpp_programs import BUILD, program_at
 
-ROOT = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("PASS_CPP_BUILD", ROOT / "build/cpp/release"))
 RTX = "built without the headers of tensorrt-rtx: build it with -DPASS_TENSORRT_RTX_INCLUDE=DIRECTORY, or use "
 REFUSALS: list[tuple[str, dict[str, str], str]] = [
     (
@@ -41,9 +40,7 @@ REFUSALS: list[tuple[str, dict[str, str], str]] = [
 
 @pytest.mark.parametrize(("device", "variables", "told"), REFUSALS)
 def test_what_is_missing_is_told(device: str, variables: dict[str, str], told: str, random_bundle: Path) -> None:
-    program = BUILD / "pass-cpp"
-    if not program.exists():
-        pytest.skip("no C++ build: run scripts/build_cpp.sh")
+    program = program_at("pass-cpp")
     if device == "tensorrt" and "PASS_TENSORRT_INCLUDE:PATH=\n" in (BUILD / "CMakeCache.txt").read_text("utf-8"):
         pytest.skip("built without TensorRT's headers")
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from cpp_programs import ROOT, program_at
+from cpp_programs import golden_traces, program_at
 
 from conftest import export_bundle, make_model, write_random_weights
 
@@ -32,11 +31,7 @@ def program() -> Path:
 
 @pytest.fixture(scope="module")
 def golden() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("golden_traces", ROOT / "scripts/golden_traces.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return golden_traces()
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@ the Python fake writes, to the last bit, and treats the device as it must be tre
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,23 +12,20 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from cpp_programs import golden_traces, program_at
 from engine_sessions import Gpu, with_engines
 
 from conftest import export_bundle, make_model
 from pass_runtime.bundle.manifest import FILE_NAME, read_manifest
 from pass_runtime.errors import PassError
 
-ROOT = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("PASS_CPP_BUILD", ROOT / "build/cpp/release"))
 LOOKAHEAD, SLOTS = 4, 4
 
 
 @pytest.fixture(scope="session")
 def fake_gpu() -> Callable[..., Any]:
     """Runs the program over the fake; what it says."""
-    program = BUILD / "fake_gpu"
-    if not program.exists():
-        pytest.skip("no C++ build: run scripts/build_cpp.sh")
+    program = program_at("fake_gpu")
 
     def run(*words: object) -> Any:
         done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, timeout=300, check=False)
@@ -42,11 +37,7 @@ def fake_gpu() -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def golden() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("golden_traces", ROOT / "scripts/golden_traces.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return golden_traces()
 
 
 @pytest.fixture(scope="module", params=[("match", 1), ("rejection", 2)], ids=["match", "rejection, padded windows"])
