@@ -171,18 +171,18 @@ def plan_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
             flags = (*PLANS.split(), "--device", name, *sampling, "--max-new-tokens", str(tokens), "-o", OUTPUT)
             command = (*tool, "pass_runtime.cli.main", "bench", str(bundle), *flags)
             steps.append(Step(f"bench {name} {kind}", command, missing.get(name), after))
-        command = (
-            str(PROGRAM),
-            "bench",
-            str(bundle),
+        flags = (
             "--device",
             name,
             "--prompt-ids",
             PROMPT,
+            "--max-new-tokens",
+            str(tokens),
             *PLANS.split(),
             "-o",
             OUTPUT,
         )
+        command = (str(PROGRAM), "bench", str(bundle), *flags)
         unbuilt = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
         steps.append(Step(f"cpp {name}", command, missing.get(name) or unbuilt, after))
     unknown = None if model in registry() else f"{model} is not in models/registry.toml; see scripts/gpu_peers.py"
@@ -284,7 +284,7 @@ def write_report(directory: Path, bundle: Path, found: Found, results: Sequence[
 @click.argument("bundle", type=click.Path(path_type=Path), default=BUNDLE)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=ROOT / "build/gpu", help="For the results.")
 @click.option("--budget", type=float, default=480, show_default=True, help="Seconds for all steps.")
-@click.option("--tokens", type=int, default=64, show_default=True, help="For each prompt, in bench and peers.")
+@click.option("--tokens", type=int, default=64, show_default=True, help="For each prompt, in bench, cpp and peers.")
 @click.option("--only", multiple=True, help="Steps whose names begin so; several times.  [default: all]")
 @one_line_errors
 def main(bundle: Path, output: Path, budget: float, tokens: int, only: tuple[str, ...]) -> None:

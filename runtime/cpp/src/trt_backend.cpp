@@ -198,14 +198,23 @@ TrtEngine& TrtBackend::engine(const Graph& graph) {
 }
 
 std::string find_engines(const Manifest& manifest, const LoadOptions& options) {
-    for (const EngineSet& engines : manifest.engines) {
-        const TrtLibrary* library = find_trt_library(engines.library);
-        try {
-            const std::optional<Gpu> gpu = find_gpu(CudaApi::open());
-            if (!gpu || library == nullptr) continue;
-            const std::string version = open_trt(*library, options.tensorrt)->version();
-            if (why_not(engines, manifest, version, *gpu).empty()) return engines.library;
-        } catch (const Error&) {  // whatever is missing, these do not fit
+    if (manifest.engines.empty()) return "";
+    std::optional<Gpu> gpu;
+    try {
+        gpu = find_gpu(CudaApi::open());
+    } catch (const Error&) {
+    }
+    if (!gpu) return "";
+    for (const TrtLibrary& library : trt_libraries()) {
+        std::string version;
+        for (const EngineSet& engines : manifest.engines) {
+            if (engines.library != library.name) continue;
+            try {
+                if (version.empty()) version = open_trt(library, options.tensorrt)->version();
+            } catch (const Error&) {  // whatever is missing, these do not fit
+                break;
+            }
+            if (why_not(engines, manifest, version, *gpu).empty()) return library.name;
         }
     }
     return "";

@@ -78,6 +78,12 @@ class FakeTrtContext : public TrtContext {
     using Shapes = std::map<std::string, Shape>;
     using Addresses = std::map<std::string, std::byte*>;
 
+    static std::size_t bytes_of(const std::string& dtype, const Shape& shape) {
+        std::size_t size = item_size(dtype);
+        for (std::int64_t length : shape) size *= static_cast<std::size_t>(length);
+        return size;
+    }
+
     // Inputs are read before any output is written, as an engine may not; outputs of symbolic size are as long as the
     // inputs say.
     void run(const Shapes& shapes, const Addresses& addresses) const {
@@ -90,8 +96,7 @@ class FakeTrtContext : public TrtContext {
         const auto place = [&](const std::string& name, const nlohmann::json& described, const Shape& shape,
                                std::vector<BoundTensor>& tensors, bool filled) {
             const std::string dtype = described["dtype"];
-            std::size_t size = item_size(dtype);
-            for (std::int64_t length : shape) size *= static_cast<std::size_t>(length);
+            const std::size_t size = bytes_of(dtype, shape);
             require(cuda_.on_device(addresses.at(name), size), name + " is not in the device's memory");
             copies.emplace_back(std::max<std::size_t>(size, 1));
             if (filled) std::memcpy(copies.back().data(), addresses.at(name), size);
@@ -114,9 +119,7 @@ class FakeTrtContext : public TrtContext {
         Bound(graph_, inputs, outputs).run();
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             const std::vector<std::byte>& written = copies[inputs.size() + i];
-            std::size_t size = item_size(outputs[i].dtype);
-            for (std::int64_t length : outputs[i].shape) size *= static_cast<std::size_t>(length);
-            std::memcpy(addresses.at(outputs[i].name), written.data(), size);
+            std::memcpy(addresses.at(outputs[i].name), written.data(), bytes_of(outputs[i].dtype, outputs[i].shape));
         }
     }
 
