@@ -33,6 +33,30 @@ SLOW_PASS_RUN = [
 ]
 
 
+def held_pass_run(where: Path, pattern: str, lines: int) -> list[str]:
+    """The real command, which begins no further pass once a file of that pattern in the folder `where` has that many
+    lines: however late a signal is sent, it arrives in the middle. What is under way by then, which with
+    --max-batch-size 1 are two requests at most, may still be done."""
+    return [
+        sys.executable,
+        "-c",
+        "from pathlib import Path\n"
+        "from threading import Event\n"
+        "from pass_runtime.backends.base import Backend\n"
+        "from pass_runtime.cli.main import main\n"
+        "from pass_runtime.decode.worker import Worker\n"
+        "run, close, closing = Backend.run, Worker.close, Event()\n"
+        "def held(*args):\n"
+        f"    files = Path({str(where)!r})\n"
+        f"    while any(file.read_bytes().count(b'\\n') >= {lines} for file in files.glob({pattern!r})):\n"
+        "        if closing.wait(0.05): break\n"
+        "    return run(*args)\n"
+        "Backend.run = held\n"
+        "Worker.close = lambda *args: closing.set() or close(*args)\n"  # which waits for the pass in progress
+        "main()\n",
+    ]
+
+
 class Terminal:
     """A command with a terminal of its own, as somebody who types at it."""
 

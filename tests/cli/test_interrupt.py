@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from pass_run import SLOW_PASS_RUN, output
+from pass_run import SLOW_PASS_RUN, held_pass_run, output
 
 
-def started(*arguments: object) -> subprocess.Popen[bytes]:
-    command = [*SLOW_PASS_RUN, *map(str, arguments)]
+def started(*arguments: object, command: list[str] = SLOW_PASS_RUN) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    return subprocess.Popen([*command, *map(str, arguments)], stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -66,7 +65,9 @@ def test_sigterm_ends_a_chat(tiny_bundle: Path):
 def test_batch_keeps_what_is_done(tiny_bundle: Path, tmp_path: Path):
     requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     requests.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(20)))
-    with started("batch", tiny_bundle, requests, results, "--max-new-tokens", "5", "--ignore-eos") as running:
+    flags = ("--max-new-tokens", "5", "--ignore-eos", "--max-batch-size", "1")
+    held = held_pass_run(tmp_path, results.name, 2)
+    with started("batch", tiny_bundle, requests, results, *flags, command=held) as running:
         while not results.is_file() or results.read_bytes().count(b"\n") < 2:
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
