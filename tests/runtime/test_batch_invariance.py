@@ -44,8 +44,13 @@ class FixedTuners:
         self._tuners = {
             sampler: PlanTuner(times, lookahead, (0.6, 0.5, 0.3)) for sampler in ("greedy", "sample", "truncated")
         }
+        self._asked: set[tuple[str, int]] = set()
 
-    def get(self, sampler, _batch=1):
+    def known(self, sampler, batch):
+        return (sampler, batch) in self._asked
+
+    def get(self, sampler, batch=1):
+        self._asked.add((sampler, batch))
         return self._tuners[sampler]
 
 

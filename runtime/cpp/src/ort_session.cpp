@@ -6,6 +6,7 @@
 
 #include "errors.h"
 #include "metadata.h"
+#include "ort_threads.h"
 
 namespace pass {
 
@@ -84,9 +85,12 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
         try {
             const Owned<OrtSessionOptions> options = session_options(threads, shared);
             append_provider(*library_, options.get(), device_, device_.options[attempt]);
+            LateThreads workers;
+            workers.give_to(*library_, options.get());
             OrtSession* session = nullptr;
             OrtStatus* status =
                 library_->api().CreateSession(library_->environment(), path.c_str(), options.get(), &session);
+            workers.begin();
             library_->check(status, "onnxruntime cannot load " + path.string());
             session_.reset(session);
         } catch (const Error&) {

@@ -282,26 +282,25 @@ void Runner::move(Slot& source, Slot& target) {
     keep(source, 0);
 }
 
-// Prompt tokens of the next chunk and the rows of its window: the widest that is filled, then the narrowest that pads.
+// Prompt tokens of the next chunk and the rows of its window: the narrowest that holds the rest, where it is three
+// quarters full or no other is filled, else the widest that is.
 std::pair<std::int64_t, int> Runner::chunk(std::int64_t start, std::int64_t stop,
                                            std::optional<std::int64_t> most) const {
-    const std::int64_t left = backend_.capabilities().max_capacity() - start, limit = most.value_or(stop);
-    const std::int64_t remaining = stop - start;
+    const std::int64_t left = backend_.capabilities().max_capacity() - start, remaining = stop - start;
     std::vector<int> offered, widths;
     for (int width : backend_.capabilities().prefill_widths) {
         if (backend_.capabilities().columns(width) > left) continue;
         offered.push_back(width);
-        if (width <= limit) widths.push_back(width);
+        if (!most.has_value() || width <= *most) widths.push_back(width);
     }
     if (widths.empty()) widths.push_back(offered.back());
-    int filled = 0, padded = 0;  // the widest, the narrowest
+    int filled = 0, holding = 0;
     for (int width : widths) {
-        if (width > remaining) padded = width;
+        if (width >= remaining) holding = width;
         if (width <= remaining && filled == 0) filled = width;
     }
-    const bool fill = filled > 0 && (filled > 1 || remaining == 1 || padded == 0);
-    const int width = fill ? filled : padded;
-    return {std::min<std::int64_t>(width, remaining), width};
+    if (holding > 0 && (4 * remaining >= 3 * holding || filled == 1)) return {remaining, holding};
+    return {filled, filled};
 }
 
 }  // namespace pass

@@ -200,17 +200,27 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
         return next_pass(*oldest->sequence->work.cycle, window, runner_.room(), runner_.backend().capabilities(), views,
                          judge);
     }
+    if (known == nullptr) {
+        Always judge;
+        return next_pass(make_cycle("ar", 0), window, runner_.room(), runner_.backend().capabilities(),
+                         std::vector<View>(views.size()), judge);
+    }
     const Candidate decided = known->mode(most, batch, accepted);
     Expected judge(*known, decided, batch);
     return next_pass(decided.cycle, window, runner_.room(), runner_.backend().capabilities(), views, judge);
 }
 
-// What knows the speeds of these requests, where one of them leaves the plan open.
+// What knows the speeds of these requests, where one of them leaves the plan open. Null also where that takes timing
+// passes first and one of them has no token yet: the first one comes from a plain pass, without the wait.
 PlanTuner* Scheduler::tuner(const std::vector<Slot*>& active, int batch) {
     const bool open = std::any_of(active.begin(), active.end(),
                                   [](const Slot* slot) { return !slot->sequence->work.cycle.has_value(); });
     if (!open) return nullptr;
-    PlanTuner& known = tuners_.get(Runner::sampler(active), batch);
+    const Sampler sampler = Runner::sampler(active);
+    const bool begun =
+        std::all_of(active.begin(), active.end(), [](const Slot* slot) { return slot->sequence->stats.passes > 0; });
+    if (!begun && !tuners_.known(sampler, batch)) return nullptr;
+    PlanTuner& known = tuners_.get(sampler, batch);
     for (const Slot* slot : active) {
         if (!slot->sequence->acceptance) slot->sequence->acceptance = known.new_acceptance();
     }

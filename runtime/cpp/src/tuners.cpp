@@ -21,6 +21,11 @@ std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sa
 
 }  // namespace
 
+bool Tuners::known(Sampler sampler, int batch) const {
+    const auto found = tuners_.find(sampler);
+    return found != tuners_.end() && (batch == 1 || found->second.times().batched.contains(batch));
+}
+
 PlanTuner& Tuners::get(Sampler sampler, int batch) {
     auto found = tuners_.find(sampler);
     if (found == tuners_.end()) {
@@ -30,9 +35,7 @@ PlanTuner& Tuners::get(Sampler sampler, int batch) {
         found = tuners_.emplace(sampler, std::move(fresh)).first;
     }
     PlanTuner& tuner = found->second;
-    if (batch > 1 && !tuner.times().batched.contains(batch)) {
-        tuner.add_batch(batch, measured(sampler, plans(batch), batch));
-    }
+    if (!known(sampler, batch)) tuner.add_batch(batch, measured(sampler, plans(batch), batch));
     return tuner;
 }
 

@@ -14,6 +14,9 @@ class Tuners {
    public:
     explicit Tuners(Runner& runner) : runner_(runner) {}
 
+    // Whether `get` has nothing to time.
+    bool known(Sampler sampler, int batch) const;
+
     // The tuner for `sampler`, which knows the times of passes over `batch` slots.
     PlanTuner& get(Sampler sampler, int batch);
 

@@ -282,16 +282,16 @@ class Runner:
         self._keep(source, [])
 
     def _chunk(self, start: int, stop: int, most: int | None) -> tuple[int, int]:
-        """Prompt tokens of the next chunk and the rows of its window: the widest that is filled, then the narrowest
-        that pads."""
-        left, limit = self.backend.capabilities.max_capacity - start, most or stop
-        remaining = stop - start
+        """Prompt tokens of the next chunk and the rows of its window: the narrowest that holds the rest, where it is
+        three quarters full or no other is filled, else the widest that is."""
+        left, remaining = self.backend.capabilities.max_capacity - start, stop - start
         offered = [w for w in self.backend.capabilities.prefill_widths if self.backend.capabilities.columns(w) <= left]
-        widths = [width for width in offered if width <= limit] or offered[-1:]
+        widths = [width for width in offered if most is None or width <= most] or offered[-1:]
+        holding = [width for width in widths if width >= remaining]
         filled = [width for width in widths if width <= remaining]
-        padded = [width for width in widths if width > remaining]
-        width = filled[0] if filled and (filled[0] > 1 or remaining == 1 or not padded) else padded[-1]
-        return min(width, remaining), width
+        if holding and (4 * remaining >= 3 * holding[-1] or filled[0] == 1):
+            return remaining, holding[-1]
+        return filled[0], filled[0]
 
 
 def _told(logprobs: Logprobs, slot: int, ids: Items[int], count: int | None) -> list[TokenLogprobs | None]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
-from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.plan import Plan, make_cycle
 from pass_runtime.decode.draft_policy import Always, Expected, Judge, Pass, View, next_pass
 from pass_runtime.decode.runner import Outcome, Runner, Slot
 from pass_runtime.decode.sequence import End, Sequence
@@ -156,23 +156,28 @@ class Scheduler:
         sequences = [slot.sequence for slot in sorted(active, key=lambda slot: slot.admitted) if slot.sequence]
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         judge: Judge = Always()
-        if cycle is None:
-            assert tuner is not None
+        if cycle is None and tuner is not None:
             limit = max(sequence.request.lookahead for sequence in sequences)
             accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
             decided = tuner.mode(limit, batch, accepted)
             cycle, judge = decided.cycle, Expected(tuner, decided, batch)
+        elif cycle is None:
+            cycle, views = make_cycle("ar", 0), [View()] * len(views)
         runner = self.runner
         # Nobody's windows are in place where all have just been admitted: a round begins, whatever was run before.
         window = runner.window if any(slot.entered for slot in active) else None
         return next_pass(cycle, window, runner.room, runner.backend.capabilities, views, judge)
 
     def _tuner(self, active: Items[Slot], batch: int) -> PlanTuner | None:
-        """What knows the speeds of these requests, where one of them leaves the plan open."""
+        """What knows the speeds of these requests, where one of them leaves the plan open. None also where that takes
+        timing passes first and one of them has no token yet: a plain pass gives it without that wait."""
         sequences = [slot.sequence for slot in active if slot.sequence is not None]
         if all(sequence.request.cycle is not None for sequence in sequences):
             return None
-        tuner = self.tuners.get(self.runner.sampler(active), batch)
+        sampler = self.runner.sampler(active)
+        if not self.tuners.known(sampler, batch) and not all(sequence.stats.passes for sequence in sequences):
+            return None
+        tuner = self.tuners.get(sampler, batch)
         for sequence in sequences:
             if sequence.acceptance is None:
                 sequence.acceptance = tuner.new_acceptance()

@@ -38,12 +38,16 @@ class Tuners:
         self._manifest, self._capabilities, self._idle_pass, self._room = manifest, capabilities, idle_pass, room
         self._tuners: dict[Sampler, PlanTuner] = {}
 
+    def known(self, sampler: Sampler, batch: int) -> bool:
+        """Whether `get` has nothing to time."""
+        return sampler in self._tuners and (batch == 1 or batch in self._tuners[sampler].times.batched)
+
     def get(self, sampler: Sampler, batch: int = 1) -> PlanTuner:
         """The tuner for `sampler`, which knows the times of passes over `batch` slots."""
         if sampler not in self._tuners:
             self._tuners[sampler] = self._new(sampler)
         tuner = self._tuners[sampler]
-        if batch > 1 and batch not in tuner.times.batched:
+        if not self.known(sampler, batch):
             tuner.times.batched[batch] = self._measure(sampler, self._plans(batch), batch)
         return tuner
 

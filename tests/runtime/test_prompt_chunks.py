@@ -1,0 +1,65 @@
+"""A prompt is read in few windows, none of them mostly empty."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reciting import runner_of
+
+from pass_runtime import GenerateOptions
+from pass_runtime.decode.runner import Runner
+from pass_runtime.session import Session, load
+
+
+@pytest.fixture(scope="module")
+def session(tiny_bundle):
+    with load(tiny_bundle, "cpu", threads=1) as session:
+        yield session
+
+
+def chunks(session: Session, tokens: int, most: int | None = None) -> list[tuple[int, int]]:
+    """(tokens, width) of every window of a prompt of which that many are read."""
+    found: list[tuple[int, int]] = []
+    while (start := sum(count for count, _ in found)) < tokens:
+        found.append(runner_of(session)._chunk(start, tokens, most))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tokens", "widths"),
+    [
+        (1, [1]),
+        (2, [16]),
+        (10, [16]),
+        (17, [16, 1]),
+        (20, [16, 16]),
+        (47, [16, 16, 16]),
+        (48, [64]),
+        (63, [64]),
+        (70, [64, 16]),
+        (191, [64, 64, 64]),
+        (192, [256]),
+        (300, [256, 16, 16, 16]),
+    ],
+)
+def test_the_widths(session: Session, tokens: int, widths: list[int]):
+    assert [width for _, width in chunks(session, tokens)] == widths
+
+
+@settings(deadline=None)
+@given(st.integers(1, 400), st.sampled_from([None, 64]))
+def test_every_token_is_read_and_no_window_is_wider_than_allowed(session: Session, tokens: int, most: int | None):
+    found = chunks(session, tokens, most)
+    assert sum(count for count, _ in found) == tokens
+    assert all(count == width for count, width in found[:-1])
+    assert all(count <= width <= (most or 256) for count, width in found)
+
+
+@pytest.mark.parametrize("tokens", [2, 10, 16, 50])
+def test_the_text_is_that_of_single_tokens(tiny_bundle, session: Session, tokens: int, monkeypatch):
+    prompt, options = list(range(30, 31 + tokens)), GenerateOptions(8, plan="ar", ignore_eos=True)
+    found = session.generate(prompt, options).run().token_ids
+    monkeypatch.setattr(Runner, "_chunk", lambda *_: (1, 1))
+    with load(tiny_bundle, "cpu", threads=1) as one_by_one:
+        assert one_by_one.generate(prompt, options).run().token_ids == found
