@@ -6,7 +6,7 @@
 A line is a scene: requests that share a session, when each joins or is cancelled, and what each came to: token ids,
 where every token came from, finish reason, statistics, log-probabilities. Rounds are driven one by one, without the
 session's thread, so that who meets whom in a pass is part of the scene. Only `auto` depends on how fast passes are: of
-its scenes the tokens alone are compared.
+its scenes the tokens alone are compared, and where sampled ones depend on the plan (rule "rejection"), it has none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.bundle.manifest import ModelInfo, read_manifest
+from pass_runtime.bundle.manifest import Manifest, read_manifest
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
@@ -72,8 +72,9 @@ class Prompts:
         return ids[:length]
 
 
-def scenes(model: ModelInfo, tokens: int) -> Iterator[Scene]:
+def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
     """Every plan with every sampler, borders of buckets, stops, batches with comings and goings, and `auto`."""
+    model = manifest.model
     prompts = Prompts(model.vocab_size, (*model.eos_token_ids, model.bos_token_id or 0))
 
     def request(length: int, number: int = 1, /, **more: Any) -> Request:
@@ -105,7 +106,8 @@ def scenes(model: ModelInfo, tokens: int) -> Iterator[Scene]:
         yield {"name": name, "slots": 4, "requests": mixed}
     different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate(PLANS)]
     yield {"name": "many plans in one batch", "slots": 3, "requests": different}
-    yield {**alone("auto", *(request(20, n, **s) for n, s in enumerate(SAMPLERS))), "compare": "tokens"}
+    samplers = SAMPLERS if manifest.rule == "match" else SAMPLERS[:1]
+    yield {**alone("auto", *(request(20, n, **s) for n, s in enumerate(samplers))), "compare": "tokens"}
 
 
 def options_of(request: Request) -> GenerateOptions:
@@ -149,7 +151,7 @@ def result_of(stream: TokenStream) -> dict[str, Any]:
 
 def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[str] = ()) -> list[Scene]:
     """The scenes of these names, or all of them, of a bundle with their results."""
-    every = list(scenes(read_manifest(bundle).model, tokens))
+    every = list(scenes(read_manifest(bundle), tokens))
     known = [scene["name"] for scene in every]
     if unknown := {*names}.difference(known):
         raise PassError(f"no scene is called {min(unknown)!r}: choose of {', '.join(known)}")

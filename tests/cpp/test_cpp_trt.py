@@ -57,7 +57,7 @@ def admitted(request: dict[str, Any]) -> bool:
 
 def record(golden: ModuleType, gpu: Gpu, tokens: int) -> list[dict[str, Any]]:
     """Golden traces of the Python backend over its fake."""
-    scenes = list(golden.scenes(gpu.manifest.model, tokens))
+    scenes = list(golden.scenes(gpu.manifest, tokens))
     for scene in scenes:
         scene["requests"] = [request for request in scene["requests"] if admitted(request)]
         options = {"max_batch_size": scene["slots"]} | ({"capacity": scene["capacity"]} if "capacity" in scene else {})
@@ -93,13 +93,15 @@ def test_writes_what_python_writes(
 def test_what_was_seen_is_replayed(
     engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    scenes = record(golden, Gpu(engines, monkeypatch), tokens=12)
+    scenes = record(golden, Gpu(engines, monkeypatch), tokens=20)
     plain = [scene for scene in scenes if "compare" not in scene and "prefix" not in scene["name"]]
-    for scene in fake_gpu(engines, write(tmp_path / "scenes.jsonl", plain)):
+    played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", plain))
+    for asked, scene in zip(plain, played, strict=True):
         before, last = scene["done"][-2:]
         for kind in ("mallocs", "captures", "contexts"):
             assert last[kind] == before[kind] > 0, f"{scene['name']}: {kind}"
-        assert last["launches"] - before["launches"] > 10
+        passes = max(result["stats"]["passes"] for result in asked["results"])
+        assert last["launches"] - before["launches"] > passes, scene["name"]  # and at least one to read a prompt
 
 
 @pytest.mark.parametrize("what", ["runs", "allocations"])

@@ -299,7 +299,7 @@ std::pair<std::int64_t, int> Runner::chunk(std::int64_t start, std::int64_t stop
         if (width >= remaining) holding = width;
         if (width <= remaining && filled == 0) filled = width;
     }
-    if (holding > 0 && (4 * remaining >= 3 * holding || filled == 1)) return {remaining, holding};
+    if (holding > 0 && (4 * remaining >= std::int64_t{3} * holding || filled == 1)) return {remaining, holding};
     return {filled, filled};
 }
 
