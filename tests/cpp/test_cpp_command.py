@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -155,3 +156,13 @@ def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
             while read := terminal.read(4096):
                 shown += read
     return shown.decode().replace("\r\n", "\n"), done.stderr.decode()
+
+
+def test_a_trunk_that_cannot_be_loaded(program: Path, tiny_bundle: Path, tmp_path: Path):
+    """ONNX Runtime gives up a session whose threads have not begun."""
+    bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    trunk = bundle / "trunk.cpu.onnx"
+    content = trunk.read_bytes()
+    trunk.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    told = refusal(program, "generate", bundle, "--prompt-ids", IDS, "--threads", 4, "--trust-bundle")
+    assert told.startswith(f"onnxruntime cannot load {trunk}: ")
