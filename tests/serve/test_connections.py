@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 import uvicorn
@@ -46,3 +47,10 @@ def test_a_head_has_its_time(sent, answered):
 
     told = asyncio.run(main())
     assert told.endswith(b"ok") if answered else told == b""
+
+
+def test_tokens_do_not_wait_for_acknowledgements():
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()[:2]):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -32,10 +32,14 @@ def listen(host: str, port: int) -> socket.socket:
     """PassError where it cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=512)
+        listening = socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
         told = str(getattr(error, "strerror", error)).partition(" (while")[0]  # the address is told already
         raise PassError(f"cannot listen on {host} port {port}: {told}; choose another with --host and --port") from None
+    # Accepted connections inherit it. Without it tokens wait up to 40 ms until the client acknowledges those before
+    # them: asyncio only sees to that for sockets that it makes itself.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def configured(app: ASGIApp, max_connections: int, head_seconds: float) -> uvicorn.Config:
