@@ -12,6 +12,7 @@ import sys
 import termios
 from pathlib import Path
 
+from changed_pass_run import slow_pass_run
 from click.testing import CliRunner, Result
 
 from pass_runtime.cli.main import main
@@ -19,42 +20,7 @@ from pass_runtime.cli.main import main
 PROMPT, ENTERED = "\x1b[?2004h", "\x1b[?2004l"
 """What a terminal is sent when a line may be typed, and when it was: paste brackets on and off."""
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
-
-# The real command, each pass slowed down so that a signal surely arrives in the middle of a tiny model's answer.
-SLOW_PASS_RUN = [
-    sys.executable,
-    "-c",
-    "import time\n"
-    "from pass_runtime.backends.base import Backend\n"
-    "from pass_runtime.cli.main import main\n"
-    "run = Backend.run\n"
-    "Backend.run = lambda *args: time.sleep(0.05) or run(*args)\n"
-    "main()\n",
-]
-
-
-def held_pass_run(where: Path, pattern: str, lines: int) -> list[str]:
-    """The real command, which begins no further pass once a file of that pattern in the folder `where` has that many
-    lines: however late a signal is sent, it arrives in the middle. What is under way by then, which with
-    --max-batch-size 1 are two requests at most, may still be done."""
-    return [
-        sys.executable,
-        "-c",
-        "from pathlib import Path\n"
-        "from threading import Event\n"
-        "from pass_runtime.backends.base import Backend\n"
-        "from pass_runtime.cli.main import main\n"
-        "from pass_runtime.decode.worker import Worker\n"
-        "run, close, closing = Backend.run, Worker.close, Event()\n"
-        "def held(*args):\n"
-        f"    files = Path({str(where)!r})\n"
-        f"    while any(file.read_bytes().count(b'\\n') >= {lines} for file in files.glob({pattern!r})):\n"
-        "        if closing.wait(0.05): break\n"
-        "    return run(*args)\n"
-        "Backend.run = held\n"
-        "Worker.close = lambda *args: closing.set() or close(*args)\n"  # which waits for the pass in progress
-        "main()\n",
-    ]
+SLOW_PASS_RUN = slow_pass_run(0.05)
 
 
 class Terminal:

@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pass_run import bundle_copy, held_pass_run, pass_run, process, refusal
+from changed_pass_run import held_pass_run
+from pass_run import bundle_copy, pass_run, process, refusal
 
 FLAGS = ("--max-new-tokens", "6", "--ignore-eos", "--plan", "two-pass", "--temperature", "1", "--seed", "3")
 ONE_BY_ONE = ("--max-batch-size", "1")

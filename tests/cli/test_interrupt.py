@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from pass_run import SLOW_PASS_RUN, held_pass_run, output
+from changed_pass_run import held_pass_run
+from pass_run import SLOW_PASS_RUN, output
 
 
 def started(*arguments: object, command: list[str] = SLOW_PASS_RUN) -> subprocess.Popen[bytes]:

@@ -17,27 +17,6 @@ from openai import OpenAI
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
 
 
-def pass_run_after(*lines: str) -> list[str]:
-    """The real command; before every pass these lines of Python run."""
-    return [
-        sys.executable,
-        "-c",
-        "import time\n"
-        "from pathlib import Path\n"
-        "from pass_runtime.backends.base import Backend\n"
-        "from pass_runtime.cli.main import main\n"
-        "run = Backend.run\n"
-        "def after(*args):\n" + "".join(f"    {line}\n" for line in lines) + "    return run(*args)\n"
-        "Backend.run = after\n"
-        "main()\n",
-    ]
-
-
-def slow_pass_run(seconds: float) -> list[str]:
-    """Each pass slowed down: a tiny model is done before anybody can interrupt it."""
-    return pass_run_after(f"time.sleep({seconds})")
-
-
 class Server(Metered):
     """`pass-run serve BUNDLE *arguments` on a free loopback port. Its output goes to `log`."""
 

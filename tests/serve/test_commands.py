@@ -9,7 +9,8 @@ import sys
 import threading
 
 import pytest
-from running import PASS_RUN, Server, error, slow_pass_run
+from changed_pass_run import slow_pass_run
+from running import PASS_RUN, Server, error
 
 from pass_runtime import GenerateOptions
 from pass_runtime.serve.options import check_exposure, read_keys

@@ -7,7 +7,8 @@ import time
 
 import httpx
 import pytest
-from running import Server, error, slow_pass_run
+from changed_pass_run import slow_pass_run
+from running import Server, error
 
 ASKED = {"prompt": "a", "stream": True, "plan": "ar", "ignore_eos": True, "temperature": 0}
 

@@ -7,7 +7,8 @@ import json
 import httpx
 import openai
 import pytest
-from running import Server, error, pass_run_after
+from changed_pass_run import pass_run_after
+from running import Server, error
 
 
 def failing_pass_run(marker: object) -> list[str]:

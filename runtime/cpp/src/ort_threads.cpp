@@ -1,20 +1,9 @@
 #include "ort_threads.h"
 
 #include <exception>
-#include <latch>
-#include <mutex>
 #include <thread>
 
 namespace pass {
-
-struct LateThreads::Gate {
-    std::once_flag once;
-    std::latch closed{1};
-
-    void open() {
-        std::call_once(once, [this] { closed.count_down(); });
-    }
-};
 
 struct LateThreads::Worker {
     std::shared_ptr<Gate> gate;
@@ -30,7 +19,12 @@ void LateThreads::give_to(const OrtLibrary& library, OrtSessionOptions* options)
     library.check(api.SessionOptionsSetCustomJoinThreadFn(options, join), "onnxruntime");
 }
 
-void LateThreads::begin() const { gate_->open(); }
+void LateThreads::begin() const { open(*gate_); }
+
+void LateThreads::open(Gate& gate) {
+    gate.test_and_set();
+    gate.notify_all();
+}
 
 // Null where the system has no thread left: ONNX Runtime then fails to make the session, and says so.
 OrtCustomThreadHandle LateThreads::create(void* gate, OrtThreadWorkerFn work, void* of_worker) {
@@ -38,7 +32,7 @@ OrtCustomThreadHandle LateThreads::create(void* gate, OrtThreadWorkerFn work, vo
         auto worker = std::make_unique<Worker>();
         worker->gate = *static_cast<std::shared_ptr<Gate>*>(gate);
         worker->thread = std::thread([gate = worker->gate, work, of_worker] {
-            gate->closed.wait();
+            gate->wait(false);
             work(of_worker);
         });
         return reinterpret_cast<OrtCustomThreadHandle>(worker.release());
@@ -50,7 +44,7 @@ OrtCustomThreadHandle LateThreads::create(void* gate, OrtThreadWorkerFn work, vo
 // Also of a session that could not be made, whose threads have not begun.
 void LateThreads::join(OrtCustomThreadHandle thread) {
     const std::unique_ptr<Worker> worker(reinterpret_cast<Worker*>(const_cast<OrtCustomHandleType*>(thread)));
-    worker->gate->open();
+    open(*worker->gate);
     worker->thread.join();
 }
 

@@ -5,6 +5,7 @@
 // where it chooses their number; these are where the system puts them.)
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "ort_library.h"
@@ -21,7 +22,8 @@ class LateThreads {
     void begin() const;
 
    private:
-    struct Gate;
+    using Gate = std::atomic_flag;  // set where threads may begin
+    static void open(Gate& gate);
     static OrtCustomThreadHandle create(void* gate, OrtThreadWorkerFn work, void* of_worker);
     static void join(OrtCustomThreadHandle thread);
 
