@@ -237,7 +237,8 @@ def server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture(scope="session")
 def slow_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """A server with one slot and room for one more; a pass takes 50 ms."""
-    from running import Server, slow_pass_run
+    from changed_pass_run import slow_pass_run
+    from running import Server
 
     arguments = ("--max-batch-size", 1, "--max-queue", 1)
     log = tmp_path_factory.mktemp("slow-server") / "log"

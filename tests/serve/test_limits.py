@@ -10,7 +10,8 @@ import time
 import httpx
 import openai
 import pytest
-from running import Server, error, slow_pass_run
+from changed_pass_run import slow_pass_run
+from running import Server, error
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
