@@ -6,9 +6,10 @@ import asyncio
 import queue
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from pass_runtime.decode.sequence import Chunk, End, FinishReason, Sequence, Token
@@ -24,6 +25,8 @@ class Piece:
 
     text: str
     tokens: tuple[Token, ...]
+    written: float = field(default=0.0, compare=False)
+    """`time.perf_counter` behind the pass that it came of."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -140,31 +143,30 @@ class Stream(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        news, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def tell() -> None:
-            with suppress(RuntimeError):  # the loop is gone, and so is the reader
-                loop.call_soon_threadsafe(news.set)
-
-        self._sequence.on_event = tell
+        news = _news_of([self])
         while self._end is None:
-            try:
-                event = self._sequence.events.get_nowait()
-            except queue.Empty:
-                await news.wait()
-                news.clear()
-                continue
-            self._take(event)
+            event = self._poll()
             if isinstance(event, Chunk):
                 return self._item(event)
+            if event is None:
+                await news.wait()
+                news.clear()
         self._close()
         raise StopAsyncIteration
 
+    def _poll(self) -> Chunk | End | None:
+        """The next event, taken; None where there is none yet."""
+        try:
+            event = self._sequence.events.get_nowait()
+        except queue.Empty:
+            return None
+        self._take(event)
+        return event
+
     def _take_all(self) -> None:
         """Everything that is there."""
-        with suppress(queue.Empty):
-            while self._end is None:
-                self._take(self._sequence.events.get_nowait())
+        while self._end is None and self._poll() is not None:
+            pass
 
     def _take(self, event: Chunk | End) -> None:
         if isinstance(event, End):
@@ -197,7 +199,7 @@ class Generation(Stream[Piece]):
     """
 
     def _item(self, chunk: Chunk) -> Piece:
-        return Piece(chunk.text, chunk.tokens)
+        return Piece(chunk.text, chunk.tokens, chunk.written)
 
 
 class TokenStream(Stream[list[int]]):
@@ -205,3 +207,37 @@ class TokenStream(Stream[list[int]]):
 
     def _item(self, chunk: Chunk) -> list[int]:
         return [token.id for token in chunk.tokens]
+
+
+async def merged(streams: Items[Stream[T]]) -> AsyncGenerator[tuple[int, T | None], None]:
+    """What comes of several streams as it comes, with its stream's place among them; None behind a stream's last.
+
+    Raises what failed in any of them, PassError most of the time.
+    """
+    for stream in streams:
+        aiter(stream)  # refuses one that was read
+    news, left = _news_of(streams), dict(enumerate(streams))
+    while left:
+        news.clear()
+        events = [(place, event) for place, stream in left.items() if (event := stream._poll()) is not None]
+        for place, event in events:
+            if isinstance(event, Chunk):
+                yield place, streams[place]._item(event)
+            else:
+                left.pop(place)._close()
+                yield place, None
+        if not events:
+            await news.wait()
+
+
+def _news_of(streams: Items[Stream[T]]) -> asyncio.Event:
+    """Set in the running loop at every event of these from now on."""
+    news, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop is gone, and so is the reader
+            loop.call_soon_threadsafe(news.set)
+
+    for stream in streams:
+        stream._sequence.on_event = tell
+    return news

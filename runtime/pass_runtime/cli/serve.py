@@ -57,5 +57,5 @@ def run_serve(bundle: Path, options: dict[str, Any]) -> None:
         app = make_app(session, allowed)
         host, port = listening.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        click.echo(f"{app.state.service.model} is served at {address}/v1", err=True)
-        serve(app, listening, drain_seconds=where.drain_seconds, max_connections=where.max_connections)
+        told = f"{app.state.service.model} is served at {address}/v1"
+        serve(app, listening, where.max_connections, where.drain_seconds, ready=lambda: click.echo(told, err=True))

@@ -45,6 +45,8 @@ class Chunk:
 
     tokens: tuple[Token, ...]
     text: str = ""
+    written: float = field(default_factory=time.perf_counter, compare=False)
+    """`time.perf_counter` behind the pass."""
 
 
 @dataclass(frozen=True)

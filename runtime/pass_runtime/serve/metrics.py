@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pass_runtime.generation import Generation
+from pass_runtime.generation import Generation, Piece
 from pass_runtime.session import Session
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
@@ -16,7 +16,7 @@ REASONS = {"stop": "stop", "length": "length", "error": "error"}
 """Of requests that ended by themselves; others were aborted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Figure:
     """labels: besides `model_name`. buckets: upper bounds, of a histogram."""
 
@@ -96,18 +96,17 @@ class Metrics:
     def __init__(self, store: Store, model: str) -> None:
         self._store, self._model = store, model
 
-    def wrote(self, tokens: int, timing: Timing) -> None:
-        """A pass has reached a request with so many tokens."""
-        if not tokens:
+    def wrote(self, piece: Piece, timing: Timing) -> None:
+        """A pass has written for a request; when this reader got it is another matter."""
+        if not piece.tokens:
             return
-        reached = time.perf_counter()
-        self._record(WRITTEN, tokens)
+        self._record(WRITTEN, len(piece.tokens))
         if timing.first is None:
-            timing.first = reached
-            self._record(FIRST, reached - timing.arrived)
+            timing.first = piece.written
+            self._record(FIRST, piece.written - timing.arrived)
         else:
-            self._record(BETWEEN, reached - timing.last)
-        timing.last = reached
+            self._record(BETWEEN, piece.written - timing.last)
+        timing.last = piece.written
 
     def ended(self, generation: Generation, timing: Timing) -> None:
         """A sequence is done, or nobody wants it any more."""

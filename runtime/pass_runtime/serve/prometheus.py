@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -22,6 +23,7 @@ class Prometheus:
         self._registry.register(_Now(session, model))
         self._counters: dict[Figure, Counter] = {}
         self._histograms: dict[Figure, Histogram] = {}
+        self._labelled = cache(self._with_labels)
         for figure in (*COUNTED, RESPONSES):
             names = ("model_name", *figure.labels)
             if figure.kind == "counter":
@@ -31,10 +33,12 @@ class Prometheus:
                 self._histograms[figure] = made
 
     def record(self, figure: Figure, value: float, *labels: object) -> None:
+        self._labelled(figure, *labels)(value)
+
+    def _with_labels(self, figure: Figure, *labels: object) -> Callable[[float], None]:
         if figure in self._counters:
-            self._counters[figure].labels(*labels).inc(value)
-        else:
-            self._histograms[figure].labels(*labels).observe(value)
+            return self._counters[figure].labels(*labels).inc
+        return self._histograms[figure].labels(*labels).observe
 
     def text(self) -> bytes:
         """What /metrics says."""

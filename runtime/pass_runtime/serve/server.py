@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
@@ -78,18 +78,30 @@ def _patient(seconds: float) -> type[asyncio.Protocol]:
     return Patient
 
 
-def serve(app: FastAPI, listening: socket.socket, *, drain_seconds: float, max_connections: int) -> None:
-    """Until SIGTERM or Ctrl-C, after which those under way have `drain_seconds`; a second signal ends them now."""
+def serve(
+    app: FastAPI, listening: socket.socket, max_connections: int, drain_seconds: float, ready: Callable[[], None]
+) -> None:
+    """Until SIGTERM or Ctrl-C, after which those under way have `drain_seconds`; a second signal ends them now.
+
+    ready: called once signals do this.
+    """
     config = configured(app, max_connections, app.state.service.options.body_seconds)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop where it is installed
-        runner.run(_serve(_Server(config), app.state.service, listening, drain_seconds))
+        runner.run(_serve(_Server(config), app.state.service, listening, drain_seconds, ready))
 
 
-async def _serve(server: uvicorn.Server, service: Service, listening: socket.socket, drain_seconds: float) -> None:
+async def _serve(
+    server: uvicorn.Server,
+    service: Service,
+    listening: socket.socket,
+    drain_seconds: float,
+    ready: Callable[[], None],
+) -> None:
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    ready()
     serving, told = asyncio.create_task(server.serve([listening])), asyncio.create_task(signals.get())
     await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
     if told.done():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 
 from pass_runtime.decode.scheduler import QueueFull
 from pass_runtime.errors import PassError
-from pass_runtime.generation import Generation, Piece
+from pass_runtime.generation import Generation, Piece, merged
 from pass_runtime.options import GenerateOptions
 from pass_runtime.serve.errors import ApiError, as_api_error, shutting_down
 from pass_runtime.serve.forms import Choice
@@ -80,29 +80,15 @@ class Service:
 
     async def events(self, choices: list[Choice]) -> AsyncGenerator[Event, None]:
         """Pieces of all choices as they come. Raises what went wrong with any of them."""
-        queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]] = asyncio.Queue()
-        followers = [asyncio.create_task(self._follow(choice, queue)) for choice in choices]
-        try:
-            left = len(choices)
-            while left:
-                choice, event = await queue.get()
-                if isinstance(event, Exception):
-                    raise event
-                left -= event is None
-                yield choice, event
-        finally:
-            for follower in followers:
-                follower.cancel()
-
-    async def _follow(self, choice: Choice, queue: asyncio.Queue[tuple[Choice, Piece | Exception | None]]) -> None:
-        try:
-            async for piece in choice.generation:
-                self.metrics.wrote(len(piece.tokens), choice.timing)
-                queue.put_nowait((choice, piece))
-            cancelled = choice.generation.finish_reason == "cancelled"
-            queue.put_nowait((choice, shutting_down() if cancelled else None))
-        except Exception as error:
-            queue.put_nowait((choice, error))
+        pieces = merged([choice.generation for choice in choices])
+        async with aclosing(pieces):
+            async for place, piece in pieces:
+                choice = choices[place]
+                if piece is not None:
+                    self.metrics.wrote(piece, choice.timing)
+                elif choice.generation.finish_reason == "cancelled":
+                    raise shutting_down()
+                yield choice, piece
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new; after `seconds` cancel what is still under way, and wait until its readers were told."""

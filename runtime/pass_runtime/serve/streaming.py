@@ -18,6 +18,7 @@ from pass_runtime.serve.jobs import Asked
 from pass_runtime.serve.service import Event, Service
 
 DONE = b"data: [DONE]\n\n"
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Answer(Response):
@@ -97,7 +98,7 @@ async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> Non
 
 
 def _event(content: Json) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _JSON.encode(content).encode() + b"\n\n"
 
 
 def _start() -> dict[str, Any]:
