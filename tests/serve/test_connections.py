@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
+import httpx
 import pytest
-import uvicorn
+from running import Server, error
 
-from pass_runtime.serve.server import configured, listen
+from pass_runtime.serve.server import HttpServer, listen
 
 HEAD_SECONDS = 0.3
 ANSWER = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
@@ -38,7 +40,7 @@ HEAD = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
 def test_a_head_has_its_time(sent, answered):
     async def main() -> bytes:
         with listen("127.0.0.1", 0) as listening:
-            server = uvicorn.Server(configured(slow_app, 10, HEAD_SECONDS))
+            server = HttpServer(slow_app, 10, HEAD_SECONDS)
             serving = asyncio.create_task(server.serve([listening]))
             told = await answer_to(listening.getsockname()[1], sent)
             server.should_exit = True
@@ -54,3 +56,20 @@ def test_tokens_do_not_wait_for_acknowledgements():
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_more_connections_than_there_may_be(random_bundle, tmp_path):
+    """Probes are answered all the same: who sees them fail restarts the server."""
+    with Server(random_bundle, tmp_path / "log", "--max-connections", 2) as server:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        with socket.create_connection(address), socket.create_connection(address):
+            refused = server.complete()
+            assert error(refused, 503)["code"] == "too_many_connections"
+            assert {"retry-after": "1", "connection": "close"}.items() <= refused.headers.items()
+            assert [httpx.get(f"{server.url}/{probe}").status_code for probe in ("health", "ready", "metrics")] == [
+                200
+            ] * 3
+        until = time.monotonic() + 10
+        while (answered := server.complete().status_code) == 503 and time.monotonic() < until:
+            time.sleep(0.05)  # it has yet to see that the two are gone
+        assert answered == 200

@@ -37,7 +37,7 @@ def test_answers_under_way_are_finished(random_bundle, tmp_path):
         Server(random_bundle, tmp_path / "log", command=slow_pass_run(0.05)) as server,
         httpx.Client(timeout=60) as client,
     ):
-        lines, read = begin(client, server, max_tokens=40)
+        lines, read = begin(client, server, max_tokens=80)
         server.terminate()
         wait_until_draining(server)
         refused = server.complete()

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import logging
 import time
+from collections.abc import Sized
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,6 +19,27 @@ log = logging.getLogger("pass_runtime.serve")
 OPEN = ("/health", "/ready", "/metrics", "/openapi.json")
 """For everybody: they say nothing of what is asked."""
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", *OPEN)
+
+
+class Limited:
+    """Refuses to work while there are more than `most` connections. Probes are answered: a server that has much to do
+    is not to be restarted for it. connections: those there are, idle ones too."""
+
+    def __init__(self, app: ASGIApp, most: int, connections: Sized) -> None:
+        self._app, self._most, self._connections = app, most, connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and len(self._connections) > self._most and _route(scope) not in OPEN:
+            error = ApiError(
+                f"this server takes {self._most} connections, and has them: try again later",
+                503,
+                code="too_many_connections",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
+            log.info("%s %s 503", scope["method"], _known_route(scope))
+            await as_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 class Counted:
@@ -44,7 +66,7 @@ class Counted:
             status = 500
             raise
         finally:
-            path = route if (route := _route(scope)) in PATHS else "other"
+            path = _known_route(scope)
             self._figures.record(RESPONSES, 1, self._model, path, status)
             level = logging.INFO if path.startswith("/v1/") or path == "other" else logging.DEBUG
             log.log(level, "%s %s %d %.3fs", scope["method"], path, status, time.perf_counter() - started)
@@ -120,6 +142,11 @@ def _route(scope: Scope) -> str:
     """The path below where the app is mounted."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "").rstrip("/"))
+
+
+def _known_route(scope: Scope) -> str:
+    """For logs and figures, where nobody is to write what he likes."""
+    return route if (route := _route(scope)) in PATHS else "other"
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

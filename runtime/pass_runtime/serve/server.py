@@ -15,13 +15,21 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from pass_runtime.errors import PassError
+from pass_runtime.serve.middleware import Limited
 from pass_runtime.serve.service import Service
 
 log = logging.getLogger("pass_runtime.serve")
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, which leaves signals alone."""
+class HttpServer(uvicorn.Server):
+    """uvicorn, which leaves signals alone.
+
+    head_seconds: in which a new connection has to have sent the head of a request.
+    """
+
+    def __init__(self, app: ASGIApp, max_connections: int, head_seconds: float) -> None:
+        super().__init__(_configured(app, head_seconds))
+        self.config.app = Limited(app, max_connections, self.server_state.connections)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -42,8 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def configured(app: ASGIApp, max_connections: int, head_seconds: float) -> uvicorn.Config:
-    """head_seconds: in which a new connection has to have sent the head of a request."""
+def _configured(app: ASGIApp, head_seconds: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=_patient(head_seconds),
@@ -51,7 +58,6 @@ def configured(app: ASGIApp, max_connections: int, head_seconds: float) -> uvico
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=max_connections,
         timeout_graceful_shutdown=5,
         lifespan="off",
         ws="none",
@@ -85,9 +91,10 @@ def serve(
 
     ready: called once signals do this.
     """
-    config = configured(app, max_connections, app.state.service.options.body_seconds)
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop where it is installed
-        runner.run(_serve(_Server(config), app.state.service, listening, drain_seconds, ready))
+    service: Service = app.state.service
+    server = HttpServer(app, max_connections, service.options.body_seconds)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:  # uvloop where it is installed
+        runner.run(_serve(server, service, listening, drain_seconds, ready))
 
 
 async def _serve(
