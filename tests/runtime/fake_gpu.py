@@ -118,6 +118,11 @@ class FakeCuda:
         return (Code.SUCCESS,)
 
     def cudaMallocHost(self, size: int):
+        assert self.capturing is None, "a capture would be broken off"
+        self.fail_malloc -= 1
+        if self.fail_malloc == 0:
+            self.error = Code.OUT_OF_MEMORY
+            return Code.OUT_OF_MEMORY, None
         block = np.zeros(size, np.uint8)
         self.pinned[block.ctypes.data] = block
         return Code.SUCCESS, block.ctypes.data

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <string>
 
 #include "errors.h"
 
@@ -20,6 +21,12 @@ Error no_room(std::size_t size, std::size_t free, std::size_t total) {
     std::snprintf(text, sizeof text, "the GPU has no %.0f MiB left (%.0f of %.0f MiB free); ", mebibytes(size),
                   mebibytes(free), mebibytes(total));
     return Error(std::string(text) + "stop other programs on it, or build engines with a lower --max-seq-len");
+}
+
+Error no_pinned_room(std::size_t size) {
+    const std::size_t mebibytes = (size + (1 << 20) - 1) >> 20;
+    return Error("the host has no " + std::to_string(mebibytes) +
+                 " MiB left to pin for the GPU; stop other programs on it, or use a lower --max-batch-size");
 }
 
 }  // namespace
@@ -57,7 +64,10 @@ void Cuda::free(std::byte* address) {
 
 std::byte* Cuda::pinned(std::size_t size) {
     void* block = nullptr;
-    api_.check(api_.malloc_host(&block, size));
+    if (api_.malloc_host(&block, size) != 0) {
+        api_.last_error();  // as in `allocate`
+        throw no_pinned_room(size);
+    }
     host_blocks_.insert(block);
     return static_cast<std::byte*>(block);
 }

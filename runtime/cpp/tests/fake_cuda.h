@@ -53,6 +53,8 @@ class FakeCuda {
         api.malloc = [this](void** block, std::size_t size) { return take(block, size); };
         api.free = [this](void* block) { return give_back(blocks_, block); };
         api.malloc_host = [this](void** block, std::size_t size) {
+            require(!capturing, "pinned inside a capture");
+            if (--fail_malloc == 0) return error = 2;
             return *block = add(pinned_, size, std::byte{0}), 0;
         };
         api.free_host = [this](void* block) { return give_back(pinned_, block); };

@@ -116,7 +116,14 @@ class Cuda:
     def pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Host memory that the device copies to without staging."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        address = int(call(self.api.cudaMallocHost(size)))
+        try:
+            address = int(call(self.api.cudaMallocHost(size)))
+        except PassError:
+            self.api.cudaGetLastError()  # as in `allocate`
+            raise PassError(
+                f"the host has no {-(-size // 2**20)} MiB left to pin for the GPU; "
+                "stop other programs on it, or use a lower --max-batch-size"
+            ) from None
         self._host.append(address)
         memory = (ctypes.c_ubyte * size).from_address(address)
         array: npt.NDArray[Any] = np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
