@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, BinaryIO
 
 from pass_runtime.cli.errors import Interrupted, Terminated
 from pass_runtime.errors import PassError
+
+if TYPE_CHECKING:
+    from prompt_toolkit import Application
 
 Reader = Callable[[], str | None]
 """The next line, None at the end (Ctrl-D, Ctrl-C at the prompt); PassError for one that is not UTF-8."""
@@ -27,13 +33,36 @@ def _terminal() -> Reader:
 
     def read() -> str | None:
         try:
-            return session.prompt("> ")
+            with _ended_by_sigterm(session.app):
+                return session.prompt("> ")
         except Terminated:
             raise
         except (EOFError, KeyboardInterrupt):  # prompt_toolkit's own for Ctrl-C
             return None
 
     return read
+
+
+@contextmanager
+def _ended_by_sigterm(app: Application[str]) -> Iterator[None]:
+    """SIGTERM reaches `app` through its event loop: raised there, where any callback may run, it would be shown as that
+    callback's failure."""
+
+    def end() -> None:
+        with suppress(Exception):  # it has ended already
+            app.exit(exception=Terminated())
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        if app.is_running and app.loop is not None:
+            app.loop.call_soon_threadsafe(end)
+        elif callable(before):
+            before(number, frame)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _lines(stream: BinaryIO) -> Reader:
