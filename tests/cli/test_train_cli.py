@@ -219,6 +219,7 @@ def test_wrong_options(tiny_model: Path, text: Path, tmp_path: Path, flags: list
     assert reason in refusal("--model", tiny_model, "--data", text, "-o", tmp_path / "out", *SMALL, *flags)
 
 
+@pytest.mark.usefixtures("trained")  # whose cache it finds
 def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path):
     """Lines are drawn over until a phase is done; then its check mark and figures stay."""
     ours, theirs = pty.openpty()
