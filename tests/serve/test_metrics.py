@@ -9,8 +9,11 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from pass_runtime import GenerateOptions
 from pass_runtime.serve.app import make_app
+from pass_runtime.serve.metrics import Metrics, Timing
 from pass_runtime.serve.options import ServeOptions
+from pass_runtime.serve.prometheus import Prometheus
 
 COUNTED = {
     "vllm:prompt_tokens_total": 5,
@@ -119,6 +122,18 @@ def test_an_app_below_a_path_keeps_its_keys(session):
             assert 'path="/v1/models",status="401"} 1.0' in counted
 
     asyncio.run(main())
+
+
+def test_what_nobody_read_was_written_all_the_same(session):
+    """As where a client reads slower than tokens come, until it gives up."""
+    generation = session.generate("The", GenerateOptions(8, ignore_eos=True))
+    assert generation._sequence.ended.wait(60)
+    next(generation)
+    figures = Prometheus(session, "mine")
+    Metrics(figures, "mine").ended(generation, Timing(generation.submitted))
+    left = generation.stats.generated_tokens - len(generation.tokens)
+    assert 0 < left < 8
+    assert f'vllm:generation_tokens_total{{model_name="mine"}} {left}.0' in figures.text().decode()
 
 
 def test_apps_are_independent_of_a_server_and_of_each_other(apps, session):

@@ -119,6 +119,7 @@ class Metrics:
         self._record(END_TO_END, time.perf_counter() - timing.arrived)
         self._record(PROMPT_SIZES, stats.prompt_tokens)
         self._record(WRITTEN_SIZES, stats.generated_tokens)
+        self._record(WRITTEN, stats.generated_tokens - len(generation.tokens))  # what its reader did not wait for
         if timing.first is not None:
             prefill = timing.first - generation.submitted - stats.queue_seconds
             decode = timing.last - timing.first
