@@ -21,24 +21,22 @@ class Prometheus:
     def __init__(self, session: Session, model: str) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Now(session, model))
-        self._counters: dict[Figure, Counter] = {}
-        self._histograms: dict[Figure, Histogram] = {}
+        self._made: dict[Figure, Counter | Histogram] = {}
         self._labelled = cache(self._with_labels)
         for figure in (*COUNTED, RESPONSES):
             names = ("model_name", *figure.labels)
+            what = (figure.name, figure.told, names)
             if figure.kind == "counter":
-                self._counters[figure] = Counter(figure.name, figure.told, names, registry=self._registry)
+                self._made[figure] = Counter(*what, registry=self._registry)
             else:
-                made = Histogram(figure.name, figure.told, names, buckets=figure.buckets, registry=self._registry)
-                self._histograms[figure] = made
+                self._made[figure] = Histogram(*what, registry=self._registry, buckets=figure.buckets)
 
     def record(self, figure: Figure, value: float, *labels: object) -> None:
         self._labelled(figure, *labels)(value)
 
     def _with_labels(self, figure: Figure, *labels: object) -> Callable[[float], None]:
-        if figure in self._counters:
-            return self._counters[figure].labels(*labels).inc
-        return self._histograms[figure].labels(*labels).observe
+        labelled = self._made[figure].labels(*labels)
+        return labelled.inc if isinstance(labelled, Counter) else labelled.observe
 
     def text(self) -> bytes:
         """What /metrics says."""
