@@ -1,10 +1,10 @@
-"""Tokens per pass through the runtime, on the prompts of `pass-train evaluate`, beside what that expects.
+"""Tokens per pass of the runtime on the prompts of `pass-train evaluate`, beside the tau that it predicts.
 
     pass-train evaluate WEIGHTS --model smollm2-135m --json > figures.json
     python scripts/acceptance.py build/smollm2-135m --weights-figures figures.json
 
-Prompts, seeds, temperatures, the places that count and the loops that are left out are the same, so the two differ by
-near-ties alone, where one text goes on in another way. A bundle of other numbers (int4, w8a8) writes other texts.
+Prompts, seeds, temperatures and the places that count are the same, so the two differ only where a near-tie makes one
+text continue differently. A quantized bundle (int4, w8a8) writes other texts.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from rich.table import Table
 
 from pass_runtime import load
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.tables import show_table
+from pass_runtime.measuring.real_use import ALL, KINDS, MARGIN, Passes, Prompt, count_passes, read_use, stretches
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
-from pass_runtime.testing.real_use import ALL, KINDS, MARGIN, Passes, Prompt, count_passes, read_use, stretches
 
 PROMPTS = Path(__file__).parents[1] / "exporter" / "pass_trainer" / "prompts" / "evaluation.jsonl"
 PLANS = ("two-pass", "fused")
@@ -33,14 +34,14 @@ Taus = dict[str, dict[str, Passes]]
 
 
 def encode(session: Session, prompt: Prompt) -> list[int]:
-    """As the trainer does."""
+    """Tokenize a prompt as the trainer does."""
     if prompt.kind == "chat" and session.chat_template is not None:
         return session.encode_chat([{"role": "user", "content": prompt.text}])
     return session.encode(prompt.text)
 
 
 def passes_of(session: Session, prompt: Prompt, options: GenerateOptions, tokens: int) -> tuple[Passes, Passes]:
-    """Of one answer: where it counts, and in its loop."""
+    """Return the passes of one answer: where they count, and where the answer repeats itself."""
     written: list[int] = []
     sizes = []
     for emitted in session.generate_ids(encode(session, prompt), options):
@@ -59,7 +60,7 @@ def measure(
     tokens: int,
     shown: Callable[[Sequence[Prompt]], Iterator[Prompt]] = iter,
 ) -> tuple[Taus, Taus]:
-    """Passes where they count, and in loops."""
+    """Return the sums over prompts: passes that count, and passes where answers repeat themselves."""
     kinds = [kind for kind in KINDS if any(prompt.kind == kind for prompt in prompts)]
     main, looping = ({kind: dict.fromkeys(PLANS, Passes()) for kind in (*kinds, ALL)} for _ in range(2))
     for prompt in shown(prompts):
@@ -75,7 +76,7 @@ def measure(
 
 
 def table(found: dict[str, tuple[Taus, Taus]], expected: dict[str, Any]) -> Table:
-    """Tau of every plan: through the runtime, and as `pass-train evaluate` expects it."""
+    """Return the table of tau by plan: the runtime's, and the prediction of `pass-train evaluate`."""
     shown = Table()
     for heading in ("temperature", "prompts", *(f"tau {plan}{of}" for plan in PLANS for of in ("", ", expected"))):
         shown.add_column(heading, no_wrap=True)
@@ -96,13 +97,15 @@ def table(found: dict[str, tuple[Taus, Taus]], expected: dict[str, Any]) -> Tabl
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", type=click.Path(path_type=Path), default=PROMPTS, help="JSON lines: id, kind, prompt.")
-@click.option("--tokens", type=click.IntRange(min=2), default=128, show_default=True, help="After each prompt.")
+@click.option(
+    "--tokens", type=click.IntRange(min=2), default=128, show_default=True, help="The longest answer that counts."
+)
 @click.option("--temperatures", default="0,0.8,1.0", show_default=True)
 @click.option("--top-k", default=0, show_default=True)
 @click.option("--lookahead", default=4, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--threads", default=0, show_default=True)
-@click.option("--weights-figures", type=click.Path(exists=True, path_type=Path), help="What evaluate --json printed.")
+@click.option("--weights-figures", type=click.Path(exists=True, path_type=Path), help="The output of evaluate --json.")
 @one_line_errors
 def main(
     bundle: Path,
@@ -116,16 +119,15 @@ def main(
     weights_figures: Path | None,
 ) -> None:
     """Print tau by temperature and kind of prompt."""
-    interrupt_on_signals()
-    asked, console = read_use(prompts), Console(stderr=True)
+    texts, console = read_use(prompts), Console(stderr=True)
     expected = json.loads(weights_figures.read_text())["temperatures"] if weights_figures is not None else {}
     found = {}
     with load(bundle, device, threads=threads) as session:
         for temperature in map(float, temperatures.split(",")):
             name = f"{temperature:g}"
             shown = lambda prompts, name=name: track(prompts, f"temperature {name}", console=console, transient=True)  # noqa: E731
-            found[name] = measure(session, asked, temperature, top_k, lookahead, tokens, shown)
-    Console().print(table(found, expected))
+            found[name] = measure(session, texts, temperature, top_k, lookahead, tokens, shown)
+    show_table(Console(), table(found, expected))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The C++ runtime from nothing on a Debian machine: what it needs, the build in build/cpp, ctest. Again is incremental.
+# Builds the C++ runtime on a Debian machine in build/cpp: installs what it needs, compiles, and runs ctest.
 #
 #     scripts/build_cpp.sh                        # build/cpp/release
 #     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; address, undefined, or both with a comma
-#     scripts/build_cpp.sh --no-tests             # build only; --target NAME: that alone; --into DIRECTORY: there
-#     scripts/build_cpp.sh -- -DPASS_X=Y          # what follows goes to cmake
+#     scripts/build_cpp.sh --no-tests             # no ctest; --target NAME: one target; --into DIRECTORY
+#     scripts/build_cpp.sh -- -DPASS_X=Y          # arguments of cmake
 #
-# PYTHON: whose onnxruntime to use. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: another one, as of a release archive.
+# PYTHON: the interpreter whose onnxruntime is used. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: another onnxruntime.
 # TENSORRT_INCLUDE, TENSORRT_RTX_INCLUDE: headers, for --device tensorrt (default: TensorRT 10.14's, which a Python package
-# has) and tensorrt-rtx (no package has them). CPP_JOBS: how many compilers at a time (2).
+# has) and tensorrt-rtx (no package has them). CPP_JOBS: the number of compilers that run at a time (2).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -84,7 +84,7 @@ headers() {
     done
     die "no headers of ONNX Runtime found; name a release's include directory: ONNXRUNTIME_INCLUDE=... $0"
 }
-fetch_headers() { # suite, directory: unpack the package, from where this system takes its own; nothing is installed
+fetch_headers() { # suite, directory: unpack the package from this system's mirror, without installing it
     local root=$2 mirror keys=/usr/share/keyrings/debian-archive-keyring.gpg
     mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 2>/dev/null | awk '$1 == "Debian" { print $2; exit }')
     [ -n "$mirror" ] || return 1
@@ -118,7 +118,7 @@ tensorrt() {
     if [ -e "$target/done" ]; then echo "$PWD/$target/kernel_lens/include/tensorrt"; else say "that failed; see $target.log"; fi
 }
 
-genai() { # for text; without it everything else works
+genai() { # for text input; everything else works without it
     local beside
     beside=$(dirname "$(dirname "$(dirname "$1")")")/onnxruntime_genai/libonnxruntime-genai.so
     if [ -e "$beside" ]; then echo "$beside"; fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What is not compiling and testing: form, habits, and bytes that are no manifest. See build_cpp.sh for the rest.
+# Checks of the C++ sources besides building and testing: clang-format, clang-tidy, fuzzing. build_cpp.sh builds.
 #
 #     scripts/check_cpp.sh format           # clang-format; --fix writes
 #     scripts/check_cpp.sh tidy [FILE...]   # clang-tidy, on what build_cpp.sh built; default: all sources (minutes, once:
@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 die() { echo "check_cpp: $*" >&2; exit 2; }
-included() { # the files of ours that a source is made of, as the compiler told ninja
+included() { # the project's own files that a source includes, from ninja's dependencies
     awk -v object="/${1#runtime/cpp/}.o:" '/^[^ ]/ { it = index($1, object) } it && /\/runtime\/cpp\// { print $1 }' \
         build/cpp/tidy/included
 }
@@ -35,18 +35,18 @@ tidy)
     [ -e build/cpp/release/compile_commands.json ] || die "nothing is built yet; run: scripts/build_cpp.sh"
     mkdir -p build/cpp/tidy
     ninja -C build/cpp/release -t deps >build/cpp/tidy/included
-    [ $# -gt 0 ] || set -- runtime/cpp/src/*.cpp runtime/cpp/cli/*.cpp
+    [ $# -gt 0 ] || set -- $(find runtime/cpp/src runtime/cpp/cli -name "*.cpp" | sort)
     printf '%s\0' "$@" | xargs -0 -n 1 -P "${CPP_JOBS:-2}" bash scripts/check_cpp.sh tidy-one ;;
-tidy-one) # a file; build/cpp/tidy has what decided the result of those that were clean
+tidy-one) # a file; build/cpp/tidy has a hash of everything that the result of a clean file depended on
     clean=build/cpp/tidy/${1//\//-}
     decides=$({ clang-tidy --version; cat runtime/cpp/.clang-tidy; cat "$1" $(included "$1"); } | sha256sum)
     [ "$(cat "$clean" 2>/dev/null)" != "$decides" ] || exit 0
     found=$(clang-tidy --quiet -p build/cpp/release "$1" 2>&1) || { echo "$found"; exit 1; }
     echo "$decides" >"$clean" ;;
 fuzz)
-    # Without clang: the target's own mutations under the sanitizers of the compiler there is.
+    # Without clang: the target's own mutations, under the sanitizers of the default compiler.
     fuzzer=build/cpp/fuzz
-    if command -v clang++ >/dev/null; then export CC=clang CXX=clang++; fi # which it keeps once it was configured
+    if command -v clang++ >/dev/null; then export CC=clang CXX=clang++; fi # a configured build directory keeps its compiler
     scripts/build_cpp.sh --no-tests --into "$fuzzer" --sanitize address,undefined --target manifest_fuzz -- \
         -DPASS_FUZZ=ON -DPASS_TESTS=OFF
     mkdir -p "$fuzzer/corpus"

@@ -1,12 +1,12 @@
-"""The toolkit's plans against onnxruntime-genai: same weights, prompts, machine and run.
+"""Compares the toolkit's plans with onnxruntime-genai: same weights, prompts, machine and run.
 
     pip install -e '.[export,peers]'
     python scripts/compare_genai.py build/smollm2-135m --int4 build/smollm2-135m-int4 --w8a8 build/smollm2-135m-w8a8
 
-Greedy, the same prompt tokens, the same number of forced tokens. Each contestant is a process of its own, and they
-take turns, so that nobody's threads are awake while another is timed; every round gives one ratio to
-onnxruntime-genai's plain fp32 decoding, the median counts. Each toolkit makes its own int4
-file, so those texts differ; w8a8 has no counterpart and is compared with fp32 text.
+Decoding is greedy, with the same prompt tokens and as many forced tokens. Each contestant is a process of its own. They
+take turns, so that no other threads spin while one is timed. Every round gives one ratio to onnxruntime-genai's plain
+fp32 decoding, and the median is printed. Each toolkit makes its own int4 file, so those texts differ; w8a8 has no
+counterpart and is compared with fp32 text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Measure = Callable[[list[int], int], tuple[float, list[int]]]
 
 def run_pass(bundle: str, plan: str, threads: int, pipe: Any) -> None:
     from pass_runtime import GenerateOptions, load
-    from pass_runtime.testing.lossless import run_tokens
+    from pass_runtime.measuring.lossless import run_tokens
 
     session = load(bundle, "cpu", threads=threads)
 
@@ -81,14 +81,14 @@ def run_genai(directory: str, ngram: bool, threads: int, pipe: Any) -> None:
 
 
 def serve(measure: Callable[..., Any], pipe: Any) -> None:
-    """Answer what comes through the pipe, until that is None."""
+    """Call `measure` with every request from the pipe and send back the result, until a request is None."""
     pipe.send("ready")
     while (request := pipe.recv()) is not None:
         pipe.send(measure(*request))
 
 
 def build_genai(bundle: Path, directory: Path, precision: str) -> str:
-    """onnxruntime-genai's own CPU export of the bundle's base model."""
+    """Return the directory of onnxruntime-genai's own CPU export of the bundle's base model, made if necessary."""
     if not (directory / "genai_config.json").is_file():
         os.environ["TQDM_DISABLE"] = "1"
         from pass_exporter.model.load import load_model
@@ -109,7 +109,7 @@ def build_genai(bundle: Path, directory: Path, precision: str) -> str:
 @click.option(
     "--int4", type=click.Path(exists=True, path_type=Path), help="The same model exported with --weights int4."
 )
-@click.option("--w8a8", type=click.Path(exists=True, path_type=Path), help="And with --weights w8a8.")
+@click.option("--w8a8", type=click.Path(exists=True, path_type=Path), help="The same with --weights w8a8.")
 @click.option("--prompt-file", type=click.Path(exists=True, path_type=Path), help='.jsonl with {"prompt": text}.')
 @click.option("--genai", type=click.Path(path_type=Path), default=Path("build/genai"), show_default=True)
 @click.option("--tokens", default=128, show_default=True)
@@ -125,10 +125,11 @@ def main(
     rounds: int,
     threads: int,
 ) -> None:
-    """Print tokens/s of each contestant and its ratio to onnxruntime-genai, medians over rounds."""
+    """Print tokens per second of each contestant and the ratio to onnxruntime-genai, medians over rounds."""
+    from pass_runtime.cli.prompts import read_prompts
+
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
-    lines = prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else []
-    texts = [json.loads(line)["prompt"] for line in lines if line.strip()] or [PROMPT]
+    texts = read_prompts(prompt_file) if prompt_file else [PROMPT]
     prompts = [tokenizer.encode(text).ids[:64] for text in texts]
     targets: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {}
     for precision, ours in (("fp32", bundle), ("int4", int4)):
@@ -145,12 +146,12 @@ def main(
 def compare(
     targets: dict[str, tuple[Callable[..., None], tuple[Any, ...]]], prompts: list[list[int]], tokens: int, rounds: int
 ) -> dict[str, tuple[list[float], list[list[int]]]]:
-    """By contestant: tokens/s of every round, and the last round's texts. Round 0 warms up."""
+    """Return by contestant the tokens per second of every round, and the last round's texts. Round 0 warms up."""
     spawn, pipes = multiprocessing.get_context("spawn"), {}
     for name, (target, arguments) in targets.items():
         pipes[name], there = spawn.Pipe()
         spawn.Process(target=target, args=(*arguments, there), daemon=True).start()
-        pipes[name].recv()  # one after the other: loading all at once would need more memory
+        pipes[name].recv()  # so that they load one after the other, which needs less memory
     found: dict[str, tuple[list[float], list[list[int]]]] = {name: ([], []) for name in targets}
     for number in range(rounds + 1):
         for name, pipe in pipes.items():

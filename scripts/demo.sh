@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 . scripts/environment.sh
 environment export
 
-# Products of 8-bit numbers: with them w8a8 reads several rows for little more than one, without them it is inexact.
+# With 8-bit dot products, a w8a8 pass over several rows takes little longer than over one; without them it is inexact.
 if grep -qE 'avx512_vnni|avx_vnni|amx_int8|asimddp' /proc/cpuinfo 2>/dev/null; then best=w8a8; else best=int4; fi
 weights=${PASS_WEIGHTS:-$best}
 bundle=build/smollm2-135m-$weights
@@ -14,7 +14,7 @@ printf 'weights: %s (fastest on this CPU: %s)\n' "$weights" "$best"
 if [ ! -f "$bundle/pass_config.json" ]; then
     mkdir -p build
     cat docs/*.md >build/demo-text.md
-    printf 'what it costs in quality is measured on the text of docs/\n'
+    printf 'the loss of quality is measured on the text of docs/\n'
     pass-export --model smollm2-135m --lookahead 4 --weights "$weights" --verify build/demo-text.md --output "$bundle"
 fi
 

@@ -1,9 +1,10 @@
-"""docs/windows.svg: the windows of `ar`, two-pass and fused plans as `pass_runtime.bundle.plan` lays them out.
+"""Draws docs/windows.svg: the windows of `ar`, two-pass and fused plans as `pass_runtime.bundle.plan` lays them out.
 
     python scripts/draw_windows.py            # draw it again
-    python scripts/draw_windows.py --check    # is the committed file what would be drawn?
+    python scripts/draw_windows.py --check    # compare the committed file with what would be drawn
 
-Rows, masks and what follows what are read off the plans. The same matplotlib draws the same bytes.
+Rows, masks and the order of plans come from the plans themselves. A given version of matplotlib always writes the same
+bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pass_runtime.bundle.plan import Plan, RowKind, make_cycle
 PICTURE = Path(__file__).parent.parent / "docs" / "windows.svg"
 LOOKAHEAD = 2
 WIDTH, HEIGHT, INCHES = 27.0, 21.9, 0.325
-"""Of the picture in cells, and of a cell: a README shows it at its own size."""
+"""The size of the picture in cells, and of a cell in inches, at which a README shows it."""
 PITCH, LINE, STEP, MASK = 1.12, 1.4, 2.5, 0.75
 """In cells: from a position to the next, from a line to the next, from a window to the next, an entry of a mask."""
 PAPER, PANEL, INK, FAINT, UNSEEN = "#ffffff", "#f3f5f8", "#1f2328", "#59636e", "#e3e7ec"
@@ -43,7 +44,7 @@ Point = tuple[float, float]
 
 
 class Canvas:
-    """Words, cells and arrows; x to the right and y downwards, in cells."""
+    """Draws text, cells and arrows. Coordinates are in cells, x to the right and y downwards."""
 
     def __init__(self, axes: Axes) -> None:
         self._axes = axes
@@ -59,7 +60,7 @@ class Canvas:
         self.text((at[0] + 1.2 + 0.33 * len(title), at[1] + 0.95), note, 8, FAINT, va="baseline")
 
     def cell(self, at: Point, kind: RowKind, label: str, *, outlined: bool = False) -> None:
-        """A row of a window; only outlined where the window is one that follows."""
+        """Draw one row of a window; the rows of a following window are outlined."""
         style, colour = "round,pad=0,rounding_size=0.16", COLOURS[kind]
         shape = FancyBboxPatch((at[0] + 0.05, at[1] + 0.05), 0.9, 0.9, boxstyle=style, linewidth=1.4, zorder=2)
         shape.set(edgecolor=colour, facecolor=PAPER if outlined else colour)
@@ -74,7 +75,7 @@ class Canvas:
         self._axes.plot(*zip(*points, strict=True), color=FAINT, linewidth=1.1, zorder=1)
 
     def arrow(self, start: Point, end: Point) -> None:
-        """From a cell to one in a lower line."""
+        """Draw an arrow from a cell to one in a lower line."""
         style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 7, "linewidth": 1, "linestyle": (0, (2, 1.5))}
         self._axes.add_patch(FancyArrowPatch(start, end, color=INK, shrinkA=0, shrinkB=0, zorder=4, **style))
 
@@ -146,7 +147,7 @@ def draw_steps(canvas: Canvas, plans: Sequence[Plan], origin: Point, left: float
 
 
 def draw_mask(canvas: Canvas, plan: Plan, at: Point) -> None:
-    """What every row (from top to bottom) sees of the window (from left to right), in the colour of what is seen."""
+    """Draw the mask of a window: which columns each row sees, in the colour of the column."""
     x, y = at
     canvas.text((x - 1.3, y - 1.0), f"what rows of {plan.name} see", 7.5, FAINT)
     for i, (label, seen) in enumerate(zip(labels(plan), plan.window_mask, strict=True)):
@@ -157,14 +158,14 @@ def draw_mask(canvas: Canvas, plan: Plan, at: Point) -> None:
 
 
 def draw_groups(canvas: Canvas, plan: Plan, origin: Point) -> None:
-    """Beside each group of a fused plan: when it is the one that counts."""
+    """Write beside each group of a fused plan after how many accepted drafts it is used."""
     for accepted, size in enumerate(plan.groups):
         at = (origin[0] + PITCH * (accepted + size + 1) + 0.2, origin[1] + LINE * accepted + 0.5)
         canvas.text(at, f"{accepted} accepted: the next drafts", 7.5, FAINT)
 
 
 def draw_legend(canvas: Canvas, at: Point) -> None:
-    """What the colours and the arrows mean."""
+    """Draw the legend of colours and arrows."""
     x, y = at
     for kind, words in MEANING.items():
         canvas.cell((x, y), kind, "")
@@ -176,7 +177,7 @@ def draw_legend(canvas: Canvas, at: Point) -> None:
 
 
 def draw() -> Figure:
-    """The whole picture."""
+    """Return the whole picture."""
     (ar,), (draft, verify), (fused,) = (make_cycle(mode, LOOKAHEAD).plans for mode in ("ar", "two-pass", "fused"))
     figure = Figure((WIDTH * INCHES, HEIGHT * INCHES), facecolor=PAPER)
     axes = figure.add_axes((0, 0, 1, 1))
@@ -198,7 +199,7 @@ def draw() -> Figure:
 
 
 def render() -> str:
-    """The picture as SVG, the same every time."""
+    """Return the picture as SVG, without dates and random ids."""
     with matplotlib.rc_context(STYLE):
         text = io.StringIO()
         draw().savefig(text, format="svg", metadata={"Date": None})
@@ -206,13 +207,13 @@ def render() -> str:
 
 
 def drawn_by(svg: str) -> str:
-    """The matplotlib that wrote it."""
+    """Return the version of matplotlib that wrote an SVG."""
     found = re.search(r"<dc:title>Matplotlib v([^,<]+)", svg)
     return found[1] if found else "unknown"
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Write nothing; status 1 where the committed file is another picture.")
+@click.option("--check", is_flag=True, help="Write nothing; status 1 if the committed file differs.")
 @click.option("--png", type=click.Path(path_type=Path), help="Also as PNG, to look at.")
 def main(check: bool, png: Path | None) -> None:
     """Draw docs/windows.svg."""

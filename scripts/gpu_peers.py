@@ -1,9 +1,9 @@
-"""What torch makes of the same model on the same GPU: Hugging Face's `generate`, and a compiled loop.
+"""The speed of the same model in torch on the same GPU: Hugging Face's `generate`, and a compiled loop.
 
     python scripts/gpu_peers.py --model smollm2-135m --prompt-file prompts.jsonl -o gpu_peers.json
 
-Greedy, the prompts of `pass-run bench` and as many forced tokens, end-of-sequence ignored. Prefill, which gives the
-first token, is not timed, nor is compiling. The contenders take turns; medians over rounds.
+Decoding is greedy, with the prompts of `pass-run bench` and as many tokens, ignoring end tokens. Prefill, which gives
+the first token, and compiling are not timed. The contenders take turns, and medians over rounds are printed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pass_runtime.cli.bench import PROMPTS
-from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.prompts import read_prompts
+from pass_runtime.cli.tables import show_table
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -37,7 +39,7 @@ Decode = Callable[[list[int], int], tuple[float, list[int]]]
 
 @dataclass
 class Peer:
-    """A contender: tokens/s of every round, and what it wrote. error: why it dropped out."""
+    """A contender: tokens per second of every round, and its texts. error: why it dropped out."""
 
     name: str
     decode: Decode
@@ -46,7 +48,7 @@ class Peer:
     error: str | None = None
 
     def as_dict(self, first: Peer) -> dict[str, Any]:
-        """first: the measure of ratio and same_tokens."""
+        """Return its results. first: the peer to which ratio and same_tokens refer."""
         if self.error is not None:
             return {"name": self.name, "error": self.error}
         pairs = [pair for texts in zip(self.texts, first.texts, strict=True) for pair in zip(*texts, strict=True)]
@@ -60,7 +62,7 @@ class Peer:
 
 
 class Stopwatch:
-    """A streamer: `generate` hands it the prompt, then every token as it is there."""
+    """A streamer: `generate` passes it the prompt, then every token as soon as it is known."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -74,8 +76,8 @@ class Stopwatch:
 
 
 def generate(model: Any) -> Decode:
-    """transformers' own loop with its own growing cache."""
-    model.generation_config.eos_token_id = None  # every token asked for is written
+    """Return the decoding of transformers' own loop with its growing cache."""
+    model.generation_config.eos_token_id = None  # so that no text ends early
 
     def decode(ids: list[int], count: int) -> tuple[float, list[int]]:
         watch = Stopwatch()
@@ -88,11 +90,11 @@ def generate(model: Any) -> Decode:
 
 
 def compiled(model: Any, capacity: int) -> Decode:
-    """One token after another through torch.compile and a static cache: on a GPU, a CUDA graph for each pass."""
+    """Return plain decoding with torch.compile and a static cache: on a GPU, one CUDA graph per pass."""
     cache = transformers.StaticCache(config=model.config, max_cache_len=capacity)
 
     def step(token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """[1,Q] ids at [1,Q] positions -> [1,1], the token after them."""
+        """Map ids [1,Q] at positions [1,Q] to the next token [1,1]."""
         logits = model(input_ids=token, position_ids=position, past_key_values=cache, use_cache=True).logits
         return logits[:, -1:].argmax(-1)
 
@@ -101,7 +103,7 @@ def compiled(model: Any, capacity: int) -> Decode:
 
     def advance(token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         try:
-            return chosen[0](token, position).clone()  # the next replay writes over it
+            return chosen[0](token, position).clone()  # the next replay overwrites it
         except torch._dynamo.exc.TorchDynamoException:
             if chosen[0] is parts:
                 raise
@@ -130,7 +132,7 @@ def _synchronize(model: Any) -> None:
 
 
 def compare(peers: Sequence[Peer], prompts: Sequence[list[int]], count: int, rounds: int) -> None:
-    """Fills the peers; round 0 warms up, and compiles. Whoever fails is out."""
+    """Run the rounds; round 0 warms up and compiles. A peer that fails is left out of the later ones."""
     for number in range(rounds + 1):
         for peer in peers:
             if peer.error is not None:
@@ -138,21 +140,12 @@ def compare(peers: Sequence[Peer], prompts: Sequence[list[int]], count: int, rou
             try:
                 with torch.no_grad():
                     answers = [peer.decode(ids, count) for ids in prompts]
-            except Exception as error:  # whatever a compiler raises
+            except Exception as error:  # a compiler can raise anything
                 peer.error = (" ".join(str(error).split()) or type(error).__name__)[:400]
                 continue
             if number:
                 peer.rates.append(len(prompts) * (count - 1) / sum(seconds for seconds, _ in answers))
             peer.texts = [tokens for _, tokens in answers]
-
-
-def read_prompts(path: Path | None) -> list[str]:
-    if path is None:
-        return list(PROMPTS)
-    try:
-        return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (ValueError, KeyError, TypeError):
-        raise PassError(f'{path}: every line must be a JSON object with a "prompt"') from None
 
 
 @click.command()
@@ -162,20 +155,19 @@ def read_prompts(path: Path | None) -> list[str]:
 @click.option("--prompt-file", type=click.Path(exists=True, path_type=Path), help='.jsonl with {"prompt": text}.')
 @click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="For each prompt.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the figures here, as JSON.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
 @one_line_errors
 def main(
     model: str, dtype: str, device: str, prompt_file: Path | None, tokens: int, rounds: int, output: Path | None
 ) -> None:
-    """Print tokens/s of each contender. Status 1 where one of them failed."""
-    interrupt_on_signals()
+    """Print tokens per second of each contender. Status 1 if one of them failed."""
     if device == "cuda" and not torch.cuda.is_available():
         raise PassError(f"torch {torch.__version__} sees no CUDA device; install a CUDA build of it, or --device cpu")
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
 
     loaded = load_model(resolve(model), dtype)
-    prompts = [loaded.tokenizer(text).input_ids for text in read_prompts(prompt_file)]
+    prompts = [loaded.tokenizer(text).input_ids for text in (read_prompts(prompt_file) if prompt_file else PROMPTS)]
     network: Any = loaded.model.to(device)
     capacity = -(-(max(map(len, prompts)) + tokens) // 64) * 64
     peers = [Peer("generate", generate(network)), Peer("compiled", compiled(network, capacity))]
@@ -208,7 +200,7 @@ def print_table(report: dict[str, Any]) -> None:
         if "error" not in peer:
             figures = [f"{peer[key]:.2f}" for key in ("tokens_per_second", "ratio", "milliseconds_per_pass")]
             table.add_row(peer["name"], *figures, f"{peer['same_tokens']:.0%}")
-    Console().print(table)
+    show_table(Console(), table)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What formats cost in quality: perplexity of bundles, and of onnxruntime-genai's exports, on the same text.
+"""The quality of weight formats: perplexity of bundles, and of onnxruntime-genai's exports, on the same text.
 
     python scripts/fetch_corpus.py build/corpus
     python scripts/perplexity.py build/fp32 build/int4 build/w8a8 --genai build/genai/int4 \\
         --text build/corpus/held-out/wikipedia.jsonl --text build/corpus/held-out/python.jsonl
 
-The first bundle is what the others are compared with. Each text is cut into windows of 256 tokens, spread over its
+The others are compared with the first bundle. Each text is cut into windows of 256 tokens, spread over its
 documents; every window is one pass over an empty cache, and its first token is not scored. A text is a .jsonl file with
-`text` in every line, or plain text. The held-out half of the corpus was seen neither by training nor, if --calibrate
-was given text of the other half, by calibration.
+`text` in every line, or plain text. The held-out part of the corpus is not trained on, nor calibrated on if --calibrate
+has text of the other part.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from pass_exporter.checks.perplexity import WINDOW, score, scorer
-from pass_runtime.bundle.manifest import TOKENIZER_FILE, read_manifest
+from pass_runtime.bundle.manifest import TOKENIZER_FILE
+from pass_runtime.bundle.read import read_manifest
 
 Ids = npt.NDArray[np.int64]
 Score = Callable[[Ids], npt.NDArray[np.float32]]
-"""[WINDOW] ids -> logits [WINDOW,V]."""
+"""Maps ids [WINDOW] to logits [WINDOW,V]."""
 
 
 def genai_scorer(directory: Path) -> Score:
@@ -46,9 +47,10 @@ def genai_scorer(directory: Path) -> Score:
 
 
 def windows(path: Path, tokenizer: Tokenizer, count: int) -> Ids:
-    """[count,WINDOW] at most: from every document in turn, so that no long one is all there is."""
+    """Return at most `count` windows, [n,WINDOW], from every document in turn, so that no long one dominates."""
     text = path.read_text(encoding="utf-8")
-    documents = [json.loads(line)["text"] for line in text.splitlines()] if path.suffix == ".jsonl" else [text]
+    lines = [line for line in text.split("\n") if line.strip()]
+    documents = [json.loads(line)["text"] for line in lines] if path.suffix == ".jsonl" else [text]
     cut = []
     for document in documents:
         ids = tokenizer.encode(document, add_special_tokens=False).ids

@@ -1,4 +1,4 @@
-"""A Llama of any size with random weights, written shard by shard: what an export of a large model takes.
+"""Writes a Llama of any size with random weights, shard by shard, to measure the export of a large model.
 
 python scripts/random_llama.py build/random-7b --layers 32 --hidden 4096 --intermediate 11008 --heads 32
 /usr/bin/time -v pass-export --model build/random-7b --dtype fp16 --lookahead 4
@@ -80,7 +80,7 @@ def main(
 def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) == 1:
         return np.ones(shape, np.float16)
-    spread = 1.7 * shape[1] ** -0.5  # logits far enough apart to have few near-ties
+    spread = 1.7 * shape[1] ** -0.5  # this spreads logits, so that near-ties are few
     return (rng.random(shape, np.float32) * np.float32(2 * spread) - np.float32(spread)).astype(np.float16)
 
 

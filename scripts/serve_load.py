@@ -1,12 +1,12 @@
-"""Load on `pass-run serve`, by NVIDIA's aiperf: time to first token, inter-token latency and tokens per second for so
-many clients at a time, with and without speculation; and what HTTP costs beside the same session without a server.
+"""Load test of `pass-run serve` with NVIDIA's aiperf: time to first token, inter-token latency and tokens per second by
+the number of clients, with and without speculation; and the overhead of HTTP over a session without a server.
 
     python scripts/serve_load.py build/smollm2-135m-w8a8 --threads 2
 
-Prompts are the chat prompts of `pass-train evaluate`, greedy, streamed; every client sends its next request when it has
-the answer to the last one. aiperf is installed into build/aiperf, an environment of its own. For the cost of HTTP, the
-server and a session in this process take turns at every prompt, one client, plain decoding (`ar`), whole answers
-timed, prompt included; of the ratios the median counts. Nothing else should run meanwhile.
+Prompts are the chat prompts of `pass-train evaluate`, greedy, streamed; every client sends its next request after the
+answer to the last one. aiperf is installed into build/aiperf, an environment of its own. For the overhead of HTTP, the
+server and a session in this process take turns at every prompt, with one client and plain decoding (`ar`). Whole
+answers are timed, prompt included, and the median of the ratios is printed. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from acceptance import PROMPTS
 
 from pass_runtime import GenerateOptions, load
 from pass_runtime.errors import PassError
-from pass_runtime.testing.real_use import read_use
+from pass_runtime.measuring.real_use import read_use
 
 AIPERF = "aiperf==0.13.0"
 HOME = Path(__file__).parents[1] / "build" / "aiperf"
@@ -49,7 +49,7 @@ def install_aiperf() -> Path:
 
 @contextmanager
 def serving(bundle: Path, threads: int, slots: int) -> Iterator[tuple[str, str]]:
-    """The URL of a server, and what its model is called."""
+    """Start a server and yield its URL and the name of its model."""
     line = ["serve", str(bundle), "--port", "0", "--threads", str(threads), "--max-batch-size", str(slots)]
     process = subprocess.Popen(
         [sys.executable, "-m", "pass_runtime.cli.main", *line], stderr=subprocess.PIPE, text=True, bufsize=1
@@ -70,7 +70,7 @@ def serving(bundle: Path, threads: int, slots: int) -> Iterator[tuple[str, str]]
 def load_of(
     program: Path, place: Path, url: str, model: str, clients: int, plan: str, requests: int, tokens: int
 ) -> Any:
-    """aiperf's figures of one run; place: a directory with its prompts and tokenizer."""
+    """Return aiperf's report of one run. place: a directory with prompts and tokenizer."""
     results = place / f"{clients}-{plan}"
     flags: dict[str, object] = {
         "model": model,
@@ -106,7 +106,7 @@ def row(clients: int, speculation: str, found: Any) -> tuple[object, ...]:
 
 
 def ask(url: str, model: str, prompt: str, tokens: int) -> float:
-    """Seconds of a streamed answer."""
+    """Return the seconds of a streamed answer."""
     body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
     body |= {"temperature": 0, "plan": "ar", "stream": True, "ignore_eos": True}
     started = time.perf_counter()
@@ -119,22 +119,24 @@ def ask(url: str, model: str, prompt: str, tokens: int) -> float:
 
 
 def cost_of_http(bundle: Path, url: str, model: str, prompts: list[str], threads: int, tokens: int) -> list[float]:
-    """Server by session, seconds of whole answers, of every prompt but the first, which warms both up."""
+    """Return the ratio of seconds, server over session, for every prompt but the first, which warms both up."""
     options, ratios = GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True), []
     with load(bundle, threads=threads) as session:
         for prompt in prompts:
             there = ask(url, model, prompt, tokens)
             started = time.perf_counter()
-            session.chat([{"role": "user", "content": prompt}], options).run()
+            session.chat([{"role": "user", "content": prompt}], options).result()
             ratios.append(there / (time.perf_counter() - started))
     return ratios[1:]
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path, exists=True))
-@click.option("--clients", default="1,4,16", show_default=True, help="At a time.")
-@click.option("--requests", type=int, default=24, show_default=True, help="Of a run; at least two for each client.")
-@click.option("--tokens", type=int, default=64, show_default=True, help="Of an answer, at most.")
+@click.option("--clients", default="1,4,16", show_default=True, help="Concurrent clients.")
+@click.option(
+    "--requests", type=int, default=24, show_default=True, help="Requests of a run; at least two for each client."
+)
+@click.option("--tokens", type=int, default=64, show_default=True, help="The longest answer.")
 @click.option("--threads", type=int, default=0, help="Of the server.  [default: the engine's choice]")
 @click.option("--slots", type=int, default=16, show_default=True, help="Sequences that the server decodes at a time.")
 @click.option("--prompts", "count", type=int, default=12, show_default=True, help="Different prompts.")

@@ -3,9 +3,9 @@
     pip install 'pass-toolkit[serve,ray]'
     python scripts/serve_ray.py build/smollm2-135m --replicas 2 --max-replicas 8
 
-Every replica is the whole app over a session of its own, with its own slots, queue and metrics. It joins the cluster
-that RAY_ADDRESS names, or starts one here; the bundle has to be at the same path on every node. A replica that dies is
-replaced; what it was answering fails with status 500, which clients repeat (the openai package does so by itself).
+Every replica is the whole app over a session of its own, with its own slots, queue and metrics. The script joins the
+cluster that RAY_ADDRESS names, or starts one; the bundle must be at the same path on every node. A replica that dies is
+replaced. The requests that it was answering fail with status 500, and clients repeat them (the openai package does).
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeOptions, scaling: dict[str, int]) -> Any:
-    """A Ray Serve deployment. engine: the engine options of the command line. scaling: min_replicas, max_replicas."""
+    """Return a Ray Serve deployment. engine: the engine options of the command line. scaling: min_replicas,
+    max_replicas."""
     from ray import serve
 
     def app() -> Any:
-        """Called in each replica."""
+        """Make the app of one replica, in its process."""
         from pass_runtime.serve.app import make_app
 
         session = opts.open_bundle(bundle, dict(engine), max_batch_size=slots, max_queue=slots + allowed.max_queue)
@@ -54,7 +55,7 @@ def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeO
     @serve.ingress(app)
     class Replica:
         def check_health(self) -> None:
-            """Ray replaces a replica where this raises."""
+            """Ray replaces a replica if this raises."""
             if self.app.state.service.session.closed:  # type: ignore[attr-defined]
                 raise RuntimeError("the session is closed")
 
@@ -68,8 +69,8 @@ def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeO
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line, that clients have to show.")
 @click.option("--allow-no-key", is_flag=True, help="Serve more than this machine without keys.")
 @click.option("--served-model-name", "model_name", help="What clients call the model.  [default: the bundle's name]")
-@click.option("--replicas", type=int, default=1, show_default=True, help="At least.")
-@click.option("--max-replicas", type=int, help="At most; more where requests wait.  [default: --replicas]")
+@click.option("--replicas", type=int, default=1, show_default=True, help="The fewest.")
+@click.option("--max-replicas", type=int, help="The most, while requests wait.  [default: --replicas]")
 @click.option("--max-batch-size", type=int, default=DEFAULT_BATCH, show_default=True, help="Sequences at a time, each.")
 @click.option("--max-queue", type=int, default=64, show_default=True, help="Sequences that may wait, in each replica.")
 @click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
@@ -78,7 +79,7 @@ def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeO
 def main(
     bundle: Path, host: str, port: int, api_key_file: Path | None, allow_no_key: bool, replicas: int, **options: Any
 ) -> None:
-    """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each takes --threads CPUs (1), and a GPU where --device names
+    """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each takes --threads CPUs (1), and a GPU if --device names
     one."""
     most, slots = options.pop("max_replicas") or replicas, options.pop("max_batch_size")
     if not 1 <= replicas <= most or slots < 1:
@@ -96,13 +97,13 @@ def main(
         from ray import serve
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
-    opts.open_bundle(bundle, dict(options)).close()  # what is wrong with it is told here, not in a replica's log
+    opts.open_bundle(bundle, dict(options)).close()  # errors of the bundle appear here, not in the log of a replica
     made = deployment(bundle.absolute(), options, slots, allowed, {"min_replicas": replicas, "max_replicas": most})
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": host, "port": port})
         serve.run(made.bind(), name="pass", route_prefix="/")
-        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has put its own in place
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers
             signal.signal(number, signal.default_int_handler)
         click.echo(f"served at http://{host}:{port}/v1 by {replicas} to {most} replicas", err=True)
         while True:
@@ -111,7 +112,7 @@ def main(
         click.echo("shutting down", err=True)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # it takes a second or two
+            signal.signal(number, signal.SIG_IGN)  # shutting down takes a second or two
         serve.shutdown()
         ray.shutdown()
 

@@ -1,13 +1,13 @@
-"""Speed on what people type: `auto` against plain decoding, and both against onnxruntime-genai, prompt by prompt.
+"""Speed in real use: `auto` against plain decoding, and both against onnxruntime-genai, prompt by prompt.
 
     pip install -e '.[export,peers]'
     python scripts/speed_in_use.py build/smollm2-135m-w8a8 --prompts 12 --genai build/genai/int4
 
-The first so many chat, text and code prompts of `pass-train evaluate`, chat through the chat template; every contestant
-writes up to --tokens tokens or to the end token, and they take turns at every prompt. A kind's figure is its tokens
-over its seconds of decoding, and what counts is the ratio to plain decoding (`ar`) of the same bundle. The first
-prompt of every kind is run once before, for `auto` times its passes then. onnxruntime-genai decodes its own int4 file
-of the same model greedily (compare_genai.py makes it), so its texts differ.
+It runs the first chat, text and code prompts of `pass-train evaluate`, chat through the chat template. Every contestant
+writes up to --tokens tokens or to the end token, and they take turns at every prompt. The result for a kind of prompt
+is its tokens over its seconds of decoding, and the ratio of that to plain decoding (`ar`) of the same bundle. The first
+prompt of every kind is run once before, because `auto` then times its passes. onnxruntime-genai decodes its own int4
+file of the same model greedily (compare_genai.py makes it), so its texts differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import click
 from acceptance import PROMPTS, encode
 from compare_genai import NGRAM, open_genai, serve
 
-from pass_runtime.testing.real_use import KINDS, Prompt, read_use
+from pass_runtime.measuring.real_use import KINDS, Prompt, read_use
 
 OURS = {
     "ar": {"plan": "ar"},
@@ -35,7 +35,7 @@ Spent = tuple[int, float, int]
 
 
 def run_ours(bundle: str, threads: int, pipe: Any) -> None:
-    """Answers (contestant, prompt, tokens, temperature) with (Spent, prompt ids)."""
+    """Serve requests (contestant, prompt, tokens, temperature) with (Spent, prompt ids)."""
     from pass_runtime import GenerateOptions, SamplingParams, load
 
     session = load(bundle, "cpu", threads=threads)
@@ -51,7 +51,7 @@ def run_ours(bundle: str, threads: int, pipe: Any) -> None:
 
 
 def run_genai(directory: str, threads: int, pipe: Any) -> None:
-    """Answers (contestant, prompt ids, tokens, temperature 0)."""
+    """Serve requests (contestant, prompt ids, tokens, temperature 0) with (Spent, prompt ids)."""
     import onnxruntime_genai as og
 
     model = open_genai(directory, threads)
@@ -67,7 +67,7 @@ def run_genai(directory: str, threads: int, pipe: Any) -> None:
         while count < tokens and not generator.is_done():
             generator.generate_next_token()
             count += len(generator.get_next_tokens())
-        return (count, time.perf_counter() - started, 0), ids  # passes are not told
+        return (count, time.perf_counter() - started, 0), ids  # genai does not report passes
 
     serve(measure, pipe)
 
@@ -94,7 +94,7 @@ def start(target: Callable[..., None], path: Path, threads: int, names: list[str
 
 @click.command()
 @click.argument("bundle", type=click.Path(exists=True, path_type=Path))
-@click.option("--prompts", default=12, show_default=True, help="Of each kind.")
+@click.option("--prompts", default=12, show_default=True, help="Prompts of each kind.")
 @click.option("--tokens", default=128, show_default=True)
 @click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
 @click.option("--genai", type=click.Path(exists=True, path_type=Path), help="An int4 model of onnxruntime-genai.")
@@ -105,10 +105,10 @@ def main(
     """Print tokens/s by kind of prompt, and the ratio to plain decoding."""
     ours = start(run_ours, bundle, threads, [*OURS])
     theirs = start(run_genai, genai, threads, ["genai int4", "genai int4, n-gram"]) if genai else []
-    asked = read_use(PROMPTS)
+    available = read_use(PROMPTS)
     for temperature in temperatures:
         for kind in KINDS:
-            first = [prompt for prompt in asked if prompt.kind == kind][:prompts]
+            first = [prompt for prompt in available if prompt.kind == kind][:prompts]
             spent = run_kind(ours, theirs if temperature == 0 else [], first, tokens, temperature)
             report(f"{kind}, T={temperature:g}", spent)
 
@@ -116,7 +116,7 @@ def main(
 def run_kind(
     ours: list[Contestant], theirs: list[Contestant], prompts: list[Prompt], tokens: int, temperature: float
 ) -> dict[str, list[Spent]]:
-    """By contestant, what each prompt took."""
+    """Return by contestant the tokens, seconds and passes of each prompt."""
     found: dict[str, list[Spent]] = defaultdict(list)
     for number, prompt in enumerate([prompts[0], *prompts]):
         ids: list[int] = []

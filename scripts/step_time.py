@@ -1,11 +1,12 @@
-"""What a pass over several rows costs on a 7B-shaped model, and how near it comes to the memory's bandwidth.
+"""The time of a pass over several rows of a 7B-shaped model, and how near it comes to the bandwidth of the memory.
 
     python scripts/step_time.py --engine tensorrt --keep build/step-time -o step_time.json
 
-Drafting pays where a pass over a few rows costs about as much as one over a single row, since both read every weight
-once. This times the trunk of a Llama with random fp16 weights (nothing is fetched; sizes are flags) by rows and KV
-capacity: milliseconds (medians), the ratio to the pass with the fewest rows, and the fraction of the bandwidth bound:
-(weights read + KV cache of that capacity) / copy bandwidth measured in the same run, over the time of the pass.
+Drafting pays if a pass over a few rows takes about as long as one over a single row, since both read every weight once.
+This script needs no model and no bundle: it times the trunk of a Llama with random fp16 weights, whose sizes are flags,
+by rows and KV capacity. It prints milliseconds (medians), the ratio to the pass with the fewest rows, and the fraction
+of the bandwidth bound: the time that reading the weights and the KV cache takes at the copy bandwidth measured in the
+same run, over the time of the pass. For a bundle, `pass-run bench --rows` has the times.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from pass_runtime.backends.cuda import ON_DEVICE, Cuda, call, find_device, impor
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
-from pass_runtime.bundle.bindings import COLUMNS
 from pass_runtime.bundle.manifest import (
     EngineFile,
     EngineSet,
@@ -45,7 +45,9 @@ from pass_runtime.bundle.manifest import (
     Tensor,
 )
 from pass_runtime.bundle.plan import prefill_plan
-from pass_runtime.cli.errors import interrupt_on_signals, one_line_errors
+from pass_runtime.bundle.tensors import COLUMNS
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.tables import show_table
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -57,16 +59,17 @@ if TYPE_CHECKING:
 TRUNK, GRAPH = "trunk.onnx", "graph.json"
 WARM_UP, COPY_ROUNDS, COPIES = 3, 10, 5
 STD, FP16 = 0.02, 2
-"""Of the weights; bytes."""
+"""The standard deviation of the weights; the bytes of a number."""
 COPIED = {"gpu": 1 << 30, "cpu": 1 << 28}
-"""Bytes of a copy: more than a cache holds."""
+"""Bytes of a copy: more than the caches of a processor hold."""
 LOOKAHEAD, MAX_CAPACITY = 4, 1 << 20
-"""What the trunk says of itself."""
+"""What the manifest of the trunk states."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Llama whose embeddings and LM head are two tensors, in Hugging Face's words; LLaMA-7B's by default."""
+    """The sizes of a Llama, named as in Hugging Face's configuration; the defaults are LLaMA-7B's. The embeddings and
+    the LM head are separate tensors."""
 
     hidden_size: int = 4096
     intermediate_size: int = 11008
@@ -78,26 +81,27 @@ class Shape:
 
     @property
     def weight_bytes(self) -> int:
-        """What a pass reads of the weights: all but the embeddings, of which it reads a few rows."""
+        """The bytes of weights that a pass reads: all but the embeddings, of which it reads a few rows."""
         attention = 2 * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
         layer = self.hidden_size * (attention + 3 * self.intermediate_size + 2)
         return FP16 * (self.num_hidden_layers * layer + self.hidden_size * (1 + self.vocab_size))
 
     @property
     def model(self) -> ModelInfo:
-        """As a manifest says it, as far as a backend asks."""
+        """The fields of a manifest that a backend reads."""
         heads = {"heads": self.num_attention_heads, "kv_heads": self.num_key_value_heads, "head_dim": self.head_dim}
         sizes = {"vocab_size": self.vocab_size, "hidden_size": self.hidden_size, "layers": self.num_hidden_layers}
         numbers = {"dtype": "float16", "weights": "full", "max_capacity": MAX_CAPACITY}
         return ModelInfo.model_construct(**heads, **sizes, **numbers)
 
     def cache_bytes(self, capacity: int) -> int:
-        """Keys and values of one sequence."""
+        """Return the bytes of the keys and values of one sequence."""
         return FP16 * 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * capacity
 
 
 def write_trunk(keep: Path, shape: Shape) -> Path:
-    """The directory under `keep` with the trunk of that shape, traced and saved where it is not there yet."""
+    """Return the directory under `keep` with the trunk of this shape, which is traced and saved if it does not
+    exist."""
     directory = keep / "-".join(["llama", *map(str, astuple(shape))])
     if not (directory / GRAPH).is_file():
         import torch
@@ -110,7 +114,7 @@ def write_trunk(keep: Path, shape: Shape) -> Path:
 
         with staged_directory(directory, force=False) as staging:
             lookahead = Lookahead(torch.zeros(LOOKAHEAD, shape.hidden_size), False, "random")
-            graph = trace_trunk(random_llama(shape), lookahead)
+            graph, _ = trace_trunk(random_llama(shape), lookahead)
             describe(graph, shape.model, LOOKAHEAD, "match")
             save(graph, staging / TRUNK)
             (staging / GRAPH).write_text(graph_info(graph, TRUNK).model_dump_json(), encoding="utf-8")
@@ -118,7 +122,8 @@ def write_trunk(keep: Path, shape: Shape) -> Path:
 
 
 def random_llama(shape: Shape) -> PreTrainedModel:
-    """fp16. Every weight is a view into one pool of random numbers at a place of its own, so that 7B need 0.3 GB."""
+    """Return a model in fp16. Every weight is a view at a random place of one pool of numbers, so that 7B need 0.3
+    GB."""
     import torch
     from transformers import AutoConfig, LlamaForCausalLM
 
@@ -131,17 +136,18 @@ def random_llama(shape: Shape) -> PreTrainedModel:
     for name, parameter in list(model.named_parameters()):
         if parameter.ndim == 1:
             weight = torch.ones(parameter.shape, dtype=torch.float16)
-        else:  # stored as MatMul reads it, so that saving need not transpose
+        else:  # stored as MatMul reads it, so that saving does not transpose
             start = int(torch.randint(largest, (1,), generator=generator))
             weight = pool[start : start + parameter.numel()].view(*reversed(parameter.shape)).t()
         module, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(module), attribute, torch.nn.Parameter(weight, requires_grad=False))
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are no parameters
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are not parameters
     return model.eval()
 
 
 def engine_source(directory: Path, graph: Graph, rows: Sequence[int], capacities: Sequence[int], least: int) -> Source:
-    """One profile for every cell. The cache has the largest capacity, of which a pass reads the first columns."""
+    """Return what an engine is built from, with one profile per cell of the table. The cache has the largest capacity,
+    and a pass reads its first columns."""
     from pass_exporter.engines.builder import Source
     from pass_exporter.engines.graph import aliases, trunk_for_tensorrt
 
@@ -165,7 +171,7 @@ def _static(tensors: Sequence[Tensor], capacity: int) -> tuple[Tensor, ...]:
 def build_engine(
     directory: Path, source: Source, library: Library, targets: tuple[str, ...], capacities: tuple[int, ...]
 ) -> EngineSet:
-    """A set with the trunk's engine alone, in `directory`, built where it is not there yet."""
+    """Return a set with the trunk's engine alone, in `directory`; the engine is built if it does not exist."""
     from pass_exporter.engines.builder import EngineBuilder
 
     builder = EngineBuilder(library, targets if library.builds_ahead else ())
@@ -193,10 +199,11 @@ def build_engine(
 def open_backend(
     directory: Path, shape: Shape, engine: str, rows: Sequence[int], capacities: tuple[int, ...]
 ) -> Backend:
-    """The runtime's own backend, over a bundle that is nothing but a trunk."""
+    """Return the runtime's own backend over a bundle that has only a trunk."""
     graph = Graph.model_validate_json((directory / GRAPH).read_text(encoding="utf-8"))
     lookahead = LookaheadInfo.model_construct(length=LOOKAHEAD)
-    nothing: dict[str, Any] = {"plans": (), "feeds": {}, "derived": ()}
+    empty = Graph(file="", inputs=(), outputs=())
+    nothing: dict[str, Any] = {"plans": (), "feeds": {}, "derived": (), "logprobs": empty}
     manifest = Manifest.model_construct(trunk=graph, model=shape.model, lookahead=lookahead, rule="match", **nothing)
     if engine not in LIBRARIES:
         return OrtBackend(directory, manifest, engine)
@@ -211,16 +218,16 @@ def open_backend(
 
 
 def measure(backend: Backend, rows: Sequence[int], capacity: int, rounds: int) -> list[float]:
-    """Seconds of a pass over each of `rows`; all columns of the cache are filled but those of the widest window."""
+    """Return the seconds of a pass for each of `rows`. The cache is full up to the columns of the widest window."""
     backend.resize(capacity, [0])
     plans = [prefill_plan(q) for q in rows]
-    for plan in plans:  # a chain of which every row gives logits
-        backend.enter(0, plan, capacity - max(*rows, 2), 1, [1] * plan.drafts)
+    for plan in plans:  # all rows of these windows give logits
+        backend.stage(0, plan, capacity - max(*rows, 2), 1, [1] * plan.drafts)
     return median_seconds([partial(backend.run_trunk, plan, 1) for plan in plans], rounds)
 
 
 def median_seconds(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Of each of `calls`, which take turns; the first rounds warm up."""
+    """Return the median seconds of each call. The calls take turns, and the first rounds warm up."""
     seconds: list[list[float]] = [[] for _ in calls]
     for number in range(WARM_UP + rounds):
         for run, values in zip(calls, seconds, strict=True):
@@ -232,7 +239,8 @@ def median_seconds(calls: Sequence[Callable[[], object]], rounds: int) -> list[f
 
 
 def copy_bandwidth(api: Any | None, size: int) -> float:
-    """Bytes read and written per second by copies of `size` bytes in the GPU's memory; None: in ours, by one thread."""
+    """Return the bytes read and written per second by copies of `size` bytes: in GPU memory, or without `api` in host
+    memory by one thread."""
     if api is None:
         there, here = np.ones(size, np.uint8), np.zeros(size, np.uint8)
         return 2 * size / median_seconds([lambda: np.copyto(here, there)], COPY_ROUNDS)[0]
@@ -251,7 +259,7 @@ def copy_bandwidth(api: Any | None, size: int) -> float:
 
 
 def shape_options(command: Any) -> Any:
-    """A flag for every size."""
+    """Add a flag for every size."""
     for size in reversed(fields(Shape)):
         flag = f"--{size.name.replace('_', '-')}"
         command = click.option(flag, type=click.IntRange(1), default=size.default, show_default=True)(command)
@@ -262,14 +270,13 @@ def shape_options(command: Any) -> Any:
 @click.option("--engine", type=click.Choice(("cpu", "cuda", *LIBRARIES)), required=True)
 @click.option("--rows", multiple=True, type=click.IntRange(1), default=(1, 5, 9, 25, 41), show_default=True)
 @click.option("--capacity", "capacities", multiple=True, type=int, default=(512, 2048, 8192), show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Every round runs every width.")
-@click.option("--keep", type=click.Path(path_type=Path), help="Keep what is exported and built, for the next run.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the figures here, as JSON.")
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Rounds; each runs every width.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep trunk and engines here, for the next run.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
 @shape_options
 @one_line_errors
 def main(engine: str, rounds: int, keep: Path | None, output: Path | None, **options: Any) -> None:
     """Print a table of milliseconds, ratio to the narrowest pass, and share of the bandwidth bound."""
-    interrupt_on_signals()
     rows, capacities = (tuple(sorted({*options.pop(name)})) for name in ("rows", "capacities"))
     shape = Shape(**options)
     if capacities[0] <= max(*rows, 2):
@@ -289,7 +296,7 @@ def main(engine: str, rounds: int, keep: Path | None, output: Path | None, **opt
                 for q, s in zip(rows, seconds, strict=True):
                     cell = {"rows": q, "capacity": capacity, "milliseconds": 1e3 * s, "ratio": s / seconds[0]}
                     report["cells"].append(cell | {"bound_fraction": bound / s})
-                if output is not None:  # now, beside and renamed: a run that is cut off keeps what it has
+                if output is not None:  # after every capacity, so that an interrupted run keeps its results
                     write_whole(output, json.dumps(report, indent=1) + "\n")
     print_table(report)
 
@@ -303,7 +310,7 @@ def print_table(report: dict[str, Any]) -> None:
         row = [cell for cell in report["cells"] if cell["rows"] == rows]
         figures = [f"{c['milliseconds']:.2f}  {c['ratio']:.2f}  {c['bound_fraction']:.0%}" for c in row]
         table.add_row(str(rows), *figures)
-    Console().print(table)
+    show_table(Console(), table)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The paper's study on SmolLM2: what do trained look-ahead rows gain, by look-ahead length, text and sampling?
+"""The paper's study on SmolLM2: the gain of trained look-ahead rows by look-ahead length, text and sampling.
 
     python scripts/study.py --corpus build/corpus/held-out --weights models/smollm2-135m --output models/smollm2-135m
 
 Two-pass and fused decoding (with full groups) against plain decoding of the same bundle, L = 1..8, on held-out
 Wikipedia and HumanEval prompts, greedy and with top-k 10 at T = 0.8; the embeddings alone, and with their adapter and
-head. Every figure is `pass-run bench`'s; its plans run in alternation. Writes study.json, study.png, and the model
-card.
+head. `pass-run bench` measures everything, with plans in alternation. The script writes study.json, study.png,
+and the model card.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import click
 import matplotlib
 
+from pass_runtime.cli.prompts import read_lines
 from pass_trainer.report import with_section
 
 matplotlib.use("agg")
@@ -39,7 +40,9 @@ PROMPT_CHARACTERS = 400
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True)
 @click.option("--work", type=click.Path(path_type=Path), default=Path("build/study"), show_default=True)
-@click.option("--kind", "kinds", multiple=True, type=click.Choice([*KINDS]), help="Of weights.  [default: all]")
+@click.option(
+    "--kind", "kinds", multiple=True, type=click.Choice([*KINDS]), help="The kind of weights.  [default: all]"
+)
 @click.option("--format", "weight_format", default="w8a8", show_default=True, help="As pass-export --weights; or fp32.")
 @click.option("--prompts", default=12, show_default=True, help="For each kind of text.")
 @click.option("--tokens", default=32, show_default=True, help="For each prompt.")
@@ -55,7 +58,7 @@ def main(
     tokens: int,
     repeat: int,
 ) -> None:
-    """Export, measure, draw, write. Measurements that are in WORK already are kept."""
+    """Export, measure, draw and write. Measurements that exist in WORK are not repeated."""
     work.mkdir(parents=True, exist_ok=True)
     files = {name: write_prompts(corpus / file, work / f"{name}.jsonl", prompts) for name, file in TEXTS.items()}
     results: dict[str, Any] = {}
@@ -83,8 +86,8 @@ def run(*arguments: object) -> str:
 
 
 def write_prompts(source: Path, target: Path, count: int) -> Path:
-    """The beginnings of `count` documents, spread over the file."""
-    texts = [json.loads(line)["text"] for line in source.read_text(encoding="utf-8").splitlines()]
+    """Write the beginnings of `count` documents, spread over the file, as prompts."""
+    texts = [line.object()["text"] for line in read_lines(source)]
     chosen = [texts[i * len(texts) // count] for i in range(count)]
     target.write_text("".join(json.dumps({"prompt": text[:PROMPT_CHARACTERS].rstrip()}) + "\n" for text in chosen))
     return target
@@ -107,7 +110,7 @@ def bench(bundle: Path, prompts: Path, flags: list[str], tokens: int, repeat: in
 
 
 def lengths_of(cycle: str, report: dict[str, Any]) -> list[dict[str, Any]]:
-    """L = 1..8."""
+    """Return the results of one cycle for L = 1..8."""
     return [plan for plan in report["plans"] if plan["plan"].startswith(cycle)]
 
 
@@ -151,16 +154,16 @@ def table(results: dict[str, Any]) -> str:
 
 
 def held_out(corpus: Path) -> str:
-    """The names of everything that was kept out of training."""
+    """Return the names of all documents that were not trained on."""
     lines = []
     for file in sorted(corpus.glob("*.jsonl")):
-        names = [json.loads(line)["name"] for line in file.read_text(encoding="utf-8").splitlines()]
+        names = [line.object()["name"] for line in read_lines(file)]
         lines += ["<details>", f"<summary>{file.stem}: {len(names)}</summary>", "", ", ".join(names), "", "</details>"]
     return "\n".join(lines)
 
 
 def write_card(card: Path, sections: dict[str, str]) -> None:
-    """Put every section into its place in the model card."""
+    """Replace every section of the model card by its new content."""
     text = card.read_text(encoding="utf-8")
     for name, content in sections.items():
         written = with_section(text, name, content)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The C++ runtime: its build and its own tests, then against the Python runtime (tests/cpp), form and habits; with
+# The C++ runtime: its build and its own tests, tests/cpp against the Python runtime, clang-format and clang-tidy; with
 # --sanitizers its own tests again under AddressSanitizer and UBSan, and under ThreadSanitizer. (check_cpp.sh fuzz takes
 # minutes, and is run by hand.)
 set -euo pipefail
@@ -9,19 +9,19 @@ test_environment
 
 status=0
 bash scripts/build_cpp.sh || status=$?
-if [ "$status" = 2 ]; then # it said what is missing on this machine
+if [ "$status" = 2 ]; then # its message names what this machine lacks
     echo "NOT TESTED: the C++ runtime" >&2
     exit 0
 fi
 [ "$status" = 0 ]
 for tool in clang-format clang-tidy; do
-    if bash scripts/check_cpp.sh get $tool && [[ $($tool --version) == *"version 14."* ]]; then # others have other taste
+    if bash scripts/check_cpp.sh get $tool && [[ $($tool --version) == *"version 14."* ]]; then # other versions format differently
         bash scripts/check_cpp.sh "${tool#clang-}"
     else
         echo "NOT CHECKED: the C++ runtime by $tool 14" >&2
     fi
 done
-export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles} # what they export of the default model is kept
+export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles} # keeps exports of the default model
 pytest -n "${PYTEST_WORKERS:-2}" --dist loadfile tests/cpp
 if [ "${1:-}" = --sanitizers ]; then
     for kinds in address,undefined thread; do

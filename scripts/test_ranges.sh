@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The runtime with the oldest versions that pyproject.toml allows, and no torch: .venv-oldest runs bundles that .venv
-# exported, has to write the tokens that .venv wrote, and passes the tests of the runtime and its commands.
-# Python 3.11 or 3.12, for which numpy 1.26 was built; name it with OLDEST_PYTHON=... where it is not on the PATH.
+# Tests the runtime with the oldest versions that pyproject.toml allows, and without torch: .venv-oldest runs bundles that
+# .venv exported, must write the same tokens, and must pass the tests of the runtime and its commands.
+# It needs Python 3.11 or 3.12, for which numpy 1.26 was built: set OLDEST_PYTHON=... if it is not on the PATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -26,7 +26,7 @@ for requirement in tomllib.load(open("pyproject.toml", "rb"))["project"]["depend
     print(f"{name}=={bound}")
 E2
 grep -E '^(hypothesis|jsonschema|psutil|pytest|pytest-timeout|pytest-xdist)==' constraints.txt >build/ranges/tools.txt
-echo "scipy==1.16.3" >>build/ranges/tools.txt # the last one that takes the oldest numpy
+echo "scipy==1.16.3" >>build/ranges/tools.txt # the last version that works with the oldest numpy
 stamp="$("$oldest_python" -c 'import sys; print(sys.version)') $(cat pyproject.toml build/ranges/*.txt | cksum)"
 if [ "$(cat .venv-oldest/pass-stamp 2>/dev/null)" != "$stamp" ]; then
     echo "installing into .venv-oldest: $(paste -sd' ' build/ranges/oldest.txt)" >&2
@@ -40,7 +40,7 @@ echo "exporting and decoding with the newest versions" >&2
 export PASS_RANGES=$PWD/build/ranges
 pytest -q tests/ranges/record.py
 echo "the same, and the tests of the runtime, with $(paste -sd' ' build/ranges/oldest.txt)" >&2
-cd tests # plugins are looked up here
+cd tests # pytest looks for plugins here
 PYTHONPATH=$PWD:$PWD/ranges ../.venv-oldest/bin/python -m pytest -q -n "${PYTEST_WORKERS:-2}" --dist loadfile \
     --noconftest -p without_exporter ranges/compare.py runtime cli \
     --ignore cli/test_gpu_check.py --ignore cli/test_measuring_scripts.py `# scripts, which need the exporter` \

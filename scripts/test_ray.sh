@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests that need Ray, in .venv-ray: ray and what it wants are 38 packages that no other test has to wait for.
+# The tests that need Ray, in .venv-ray, because no other test needs its 38 packages.
 # Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -15,20 +15,18 @@ import onnxruntime
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from pass_exporter.config import ExportConfig
 from pass_exporter.model.families import Geometry
 from pass_exporter.model.head import DraftHead
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import Lookahead
-from pass_exporter.model.registry import Source
-from pass_exporter.quantize.spec import Grid
-from pass_exporter.quantize.weights import Quantized, layer_name
+from pass_exporter.model.registry import ModelSource
+from pass_exporter.quantize.spec import WeightScheme
+from pass_exporter.quantize.weights import QuantizedModel, layer_name
 from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.bundle import head as heads
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.consistency import fed_by
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import (
     CHAT_TEMPLATE_FILE,
@@ -37,7 +35,6 @@ from pass_runtime.bundle.manifest import (
     DerivedTrunk,
     FileInfo,
     Graph,
-    GridInfo,
     HeadInfo,
     LookaheadInfo,
     Manifest,
@@ -47,11 +44,13 @@ from pass_runtime.bundle.manifest import (
     PlanConstants,
     PlanInfo,
     QuantizationInfo,
+    SchemeInfo,
     Tensor,
 )
 from pass_runtime.bundle.metadata import METADATA, metadata
 from pass_runtime.bundle.plan import Plan, bundle_plans
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
+from pass_runtime.bundle.tensors import fed_by
 
 LOGPROBS_FILE = "tail.logprobs.onnx"
 MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
@@ -65,9 +64,9 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "tokenizer
 def write_tails(
     directory: Path, lookahead: int, vocab_size: int, rule: Rule, draft_head: DraftHead | None = None
 ) -> tuple[PlanInfo, ...]:
-    """tail.<plan>.<sampler>.onnx for every plan that has its own.
+    """Write tail.<plan>.<sampler>.onnx for every plan that has tails of its own.
 
-    The random tables are in one file that all sampling tails share, the draft head in one of all that draft.
+    All sampling tails share a file with the random tables; all drafting tails share one with the draft head.
     """
     places = _write_noise_tables(directory, vocab_size)
     head = None
@@ -78,7 +77,7 @@ def write_tails(
 
 
 def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str, int]]:
-    """Name in the tails -> file and offset."""
+    """Returns each table's place, by its name in the tails: file and offset."""
     places, offset = {}, 0
     with (directory / noise.TABLES_FILE).open("wb") as file:
         for name, table in zip(noise.TABLES, noise.noise_tables(vocab_size), strict=True):
@@ -88,7 +87,7 @@ def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str
 
 
 def _write_head(directory: Path, draft_head: DraftHead) -> tuple[heads.Head, dict[str, tuple[str, int]]]:
-    """The arrays as tails read them, and as above."""
+    """Returns the arrays that the tails read, and their places as `_write_noise_tables` does."""
     head = draft_head.arrays()
     places = heads.layout(len(head.table), len(head.hidden), draft_head.rank, draft_head.width)
     with (directory / heads.FILE).open("wb") as file:
@@ -132,7 +131,7 @@ def write_logprobs(directory: Path, vocab_size: int) -> Graph:
 
 
 def _share(model: ir.Model, directory: Path, shared: Mapping[str, tuple[str, int]]) -> None:
-    """Constants that are in a file of `directory` already are read from there."""
+    """Let `model` read the constants that are in a file of `directory` from there."""
     for name, (file, offset) in shared.items():
         value = model.graph.initializers.get(name)
         tensor = None if value is None else value.const_value
@@ -175,22 +174,20 @@ def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None
 
 def write_manifest(
     directory: Path,
-    source: Source,
-    loaded: LoadedModel,
+    model: ModelInfo,
+    rule: Rule,
     lookahead: Lookahead,
-    quantized: Quantized,
-    config: ExportConfig,
     trunk: Graph,
     derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
-    """pass_config.json, last: it carries the hash of every other file."""
+    """Write pass_config.json, which comes last because it holds the hash of every other file."""
     record = lookahead.record
     manifest = Manifest(
         format="pass-bundle",
         version=3,
-        model=model_info(source, loaded, quantized),
-        rule=config.rule,
+        model=model,
+        rule=rule,
         lookahead=LookaheadInfo(
             length=lookahead.length,
             trained=lookahead.trained,
@@ -203,9 +200,9 @@ def write_manifest(
         trunk=trunk,
         derived=derived,
         plans=plans,
-        logprobs=write_logprobs(directory, loaded.geometry.vocab_size),
+        logprobs=write_logprobs(directory, model.vocab_size),
         feeds=feeds(trunk, plans),
-        noise=NoiseInfo(scheme=noise.SCHEME, members=noise.MEMBERS, row=noise.ROW, bits=noise.BITS),
+        noise=NoiseInfo(scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW, bits=noise.BITS),
         files=_hash_files(directory),
         tools=_tools(),
         engines=(),
@@ -215,23 +212,26 @@ def write_manifest(
 
 
 def _head_info(head: DraftHead | None) -> HeadInfo | None:
-    return None if head is None else HeadInfo(rank=head.rank, width=head.width, blocks=heads.BLOCKS)
+    return None if head is None else HeadInfo(rank=head.rank, width=head.width, blocks=heads.CANDIDATE_BLOCKS)
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
-    """Output -> the input of the next graph or pass whose memory it is."""
+    """Output -> the input of the next graph, or of the next pass, that has the same memory."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_by(output)) is not None}
 
 
 def describe(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
-    """Write into the graph's metadata what it is, so that a manifest of another model does not pass for its own."""
+    """Describe the trunk in its metadata, so that the manifest of another model does not pass for its own."""
     trunk.metadata_props[METADATA] = json.dumps(metadata(model, lookahead, rule), sort_keys=True)
 
 
 def _tools() -> dict[str, str]:
-    """Versions of what made the bundle. (onnxruntime has other names on GPU machines; a checkout has no version.)"""
+    """The versions of the tools that made the bundle.
+
+    onnxruntime's package has other names on GPU machines, and a checkout of this project has no version.
+    """
     found = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     for name in RECORDED_TOOLS:
         with suppress(PackageNotFoundError):
@@ -239,7 +239,7 @@ def _tools() -> dict[str, str]:
     return found
 
 
-def model_info(source: Source, loaded: LoadedModel, quantized: Quantized) -> ModelInfo:
+def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedModel) -> ModelInfo:
     sizes: Geometry = loaded.geometry
     return ModelInfo(
         name=source.name,
@@ -260,26 +260,31 @@ def model_info(source: Source, loaded: LoadedModel, quantized: Quantized) -> Mod
     )
 
 
-def _quantization(quantized: Quantized) -> QuantizationInfo | None:
+def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
     spec = quantized.spec
-    if spec.grid is None:
+    if spec.scheme is None:
         return None
-    found = {layer_name(name): _grid(packed.grid, packed.sums > 0) for name, packed in quantized.weights.items()}
-    lm_head = found.pop("lm_head", None if spec.lm_head is None else _grid(spec.lm_head))
-    decoder = {name: grid for name, grid in found.items() if name is not None}
-    usual = Counter(decoder.values()).most_common(1)[0][0] if decoder else _grid(spec.grid)
+    found = {
+        layer_name(name): _scheme_info(packed.scheme, packed.offsets is not None)
+        for name, packed in quantized.weights.items()
+    }
+    lm_head = found.pop("lm_head", None if spec.lm_head is None else _scheme_info(spec.lm_head))
+    decoder = {name: scheme for name, scheme in found.items() if name is not None}
+    usual = Counter(decoder.values()).most_common(1)[0][0] if decoder else _scheme_info(spec.scheme)
     return QuantizationInfo(
         grid=usual,
         lm_head=lm_head,
-        layers={name: grid for name, grid in decoder.items() if grid != usual},
+        layers={name: scheme for name, scheme in decoder.items() if scheme != usual},
         calibration=quantized.calibration,
         activations="full" if spec.activations is None else "static_int8",
         weight_only=quantized.weight_only,
     )
 
 
-def _grid(grid: Grid, offsets: bool = False) -> GridInfo:
-    return GridInfo(numbers=grid.numbers, block_size=grid.block, zero_points=grid.zero_points, offsets=offsets)
+def _scheme_info(scheme: WeightScheme, offsets: bool = False) -> SchemeInfo:
+    return SchemeInfo(
+        numbers=scheme.code_type, block_size=scheme.block_size, zero_points=scheme.zero_points, offsets=offsets
+    )
 
 
 def _hash_files(directory: Path) -> dict[str, FileInfo]:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from pass_exporter.config import DTYPES, WEIGHTS, EngineConfig, ExportConfig
 from pass_exporter.engines.target import choose_targets
+from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime.backends.capabilities import DEFAULT_BATCH
@@ -23,7 +24,7 @@ from pass_runtime.backends.open import DEVICES
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
-from pass_runtime.cli.errors import OneLineGroup, interrupt_on_signals, one_line_errors
+from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def _engine_options(command: Any) -> Any:
 
 @click.group(cls=_ExportOrBuild, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
+@model_flags
 @click.option("--lookahead", type=int, default=4, show_default=True, help=f"L, drafts per round: 1..{MAX_LOOKAHEAD}.")
 @click.option(
     "--lookahead-weights",
@@ -97,13 +99,12 @@ def _engine_options(command: Any) -> Any:
 @one_line_errors
 def main(**options: Any) -> None:
     """Export a frozen decoder with look-ahead embeddings into a bundle for pass-run, or build engines for a bundle."""
-    interrupt_on_signals()
     context = click.get_current_context()
     given = [name for name in options if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if context.invoked_subcommand is not None:
         if given:
             raise PassError(
-                f"--{given[0].replace('_', '-')} belongs behind `{context.invoked_subcommand}`, or to no command"
+                f"--{given[0].replace('_', '-')} belongs after `{context.invoked_subcommand}`, or to no command"
             )
         return
     engine = _engine_config(options)
@@ -114,7 +115,7 @@ def main(**options: Any) -> None:
     if engine is not None:
         options["zero_points"] = _zero_points_for_engines(options["zero_points"])
         _check_engine(engine)  # before the model is looked for
-    options["dtype"] = options["dtype"] or _default_dtype(options["model"], engine)
+    options["dtype"] = options["dtype"] or _default_dtype(options["model"], options["revision"], engine)
     config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_FIELDS})
     _export(config, engine)
 
@@ -125,18 +126,19 @@ def _check_engine(engine: EngineConfig) -> None:
     choose_targets(find_library(engine.engine), engine, find_device())
 
 
-def _default_dtype(model: str, engine: EngineConfig | None) -> str:
+def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None) -> str:
     """GPUs have kernels for what models are published in; ONNX Runtime's CPU provider has them for fp32."""
     if engine is None:
         return "fp32"
-    from pass_exporter.model.load import stored_dtype
-    from pass_exporter.model.registry import resolve
+    with importing():
+        from pass_exporter.model.load import stored_dtype
+        from pass_exporter.model.registry import resolve
 
-    return stored_dtype(resolve(model))
+    return stored_dtype(resolve(model, revision))
 
 
-def _zero_points_for_engines(asked: bool | None) -> bool:
-    if asked:
+def _zero_points_for_engines(wanted: bool | None) -> bool:
+    if wanted:
         raise PassError("TensorRT multiplies symmetric integers only: leave out --zero-points, or --engine")
     return False
 
@@ -167,8 +169,8 @@ def build(bundle: Path, **options: Any) -> None:
 
 
 def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
-    from pass_exporter.engines.build import build_engines
-
+    with importing():
+        from pass_exporter.engines.build import build_engines
     with Terminal(console) as progress:
         report = build_engines(bundle, config, progress)
     engines = report.engines
@@ -188,7 +190,10 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Model repository, old or new.")
-@click.option("--served-model-name", help="What clients call it.  [default: the bundle's name; -tokens behind it]")
+@click.option(
+    "--served-model-name",
+    help="What clients call it.  [default: the bundle's name, with -tokens appended for --tokens]",
+)
 @click.option("--text/--tokens", "text", default=True, help="Text in and out (the default), or token ids.")
 @click.option("--reference/--copy", "reference", default=True, help="Name the bundle's path (the default), or copy it.")
 @click.option("--instances", type=int, default=1, show_default=True, help="Processes, each with the whole bundle.")
@@ -219,18 +224,26 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     # torch takes seconds to import: --help and bad options should not wait for it.
     with Terminal(console) as progress:
         progress.phase("importing torch")
-        from pass_exporter.export import export
-
+        with importing():
+            from pass_exporter.export import export
         report = export(config, progress)
-    _print_report(console, report)
+    _print_report(console, config, report)
     if engine is not None:
         _build(report.output, engine, console)
+    elif config.dtype == "bf16":
+        console.print(
+            f"[yellow]ONNX Runtime cannot run bf16: build engines next (pass-export build {report.output} --engine "
+            f"{' or '.join(LIBRARIES)}), or export with --dtype fp16 or fp32[/]",
+            soft_wrap=True,
+        )
     click.echo(report.output)
 
 
-def _print_report(console: Console, report: ExportReport) -> None:
+def _print_report(console: Console, config: ExportConfig, report: ExportReport) -> None:
     lookahead = report.manifest.lookahead
     console.print(f"look-ahead embeddings   {lookahead.source}")
+    if not lookahead.trained and config.lookahead_weights is None:
+        console.print("[yellow]  no trained ones are shipped for this model: pass-train makes them[/]")
     if not lookahead.trained:
         console.print(
             "[yellow]  drafts will rarely be accepted until they are trained; the text is exact either way[/]"

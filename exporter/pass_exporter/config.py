@@ -1,4 +1,4 @@
-"""What an export is asked to do."""
+"""The options of an export and of an engine build."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
 MAX_BATCH = 256
 WEIGHTS = tuple(SPECS)
 NO_TEXT = "none"
-"""In place of a file to calibrate on."""
+"""Given instead of a file to calibrate on: quantize without text."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """engine: a name of `backends.trt.library.LIBRARIES`. compute_capability: GPUs to build for, as 8.9 or sm89; ()
-    is the GPU at hand.
+    means the GPU of this machine.
 
-    max_seq_len: prompt and output tokens of the longest sequence; capacity: S itself, in its place. workspace: MiB that
-    kernels may use. device_memory: GiB of the target, None asks the GPU at hand. timing_cache: read and written.
-    verify: compare logits with ONNX Runtime's afterwards.
+    max_seq_len: prompt and output tokens of the longest sequence; capacity: S itself, instead of max_seq_len.
+    workspace: MiB that kernels may use. device_memory: GiB of the target; None means those of this machine's GPU.
+    timing_cache: a file that is read and written. verify: compare logits with ONNX Runtime's afterwards.
     """
 
     engine: str
@@ -54,7 +54,8 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """model: registry name, hub id, local directory or .gguf file. lookahead: L, the most drafts per round.
+    """model: registry name, hub id, local directory or .gguf file. revision: of a hub id, its branch, tag or commit.
+    lookahead: L, the most drafts per round.
 
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
     takes the weights that are shipped for the model, else the baseline.
@@ -62,7 +63,7 @@ class ExportConfig:
     zero_points: integers get a zero point for every block: nearer to the weights, but not for TensorRT. None: int4 has
     them in fp32, which is for CPUs.
     calibrate: a text file that int4 weights are rounded on, and w8a8's activations measured; None lets the model write.
-    Path(NO_TEXT) rounds int4 to the nearest numbers, for large models on few cores.
+    Path(NO_TEXT) rounds int4 to the nearest codes instead, for large models on few cores.
     rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
     "rejection" is the paper's: it accepts more sampled drafts, and only the distribution stays the same.
     verify: a text file to measure perplexity and greedy agreement with the full-precision model on.
@@ -80,6 +81,7 @@ class ExportConfig:
     rule: Rule = "match"
     verify: Path | None = None
     force: bool = False
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
@@ -94,12 +96,13 @@ class ExportConfig:
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
         if self.calibrate is not None and not SPECS[self.weights].reads_text:
             raise PassError(f"--calibrate is for --weights int4 and w8a8: {self.weights} is made without any text")
-        if self._to_nearest and not SPECS[self.weights].compensated:
+        if self._to_nearest and not SPECS[self.weights].gptq:
             raise PassError(f"--calibrate {NO_TEXT} is for --weights int4: {self.weights} cannot do without text")
 
     @property
     def spec(self) -> QuantSpec:
-        spec = replace(SPECS[self.weights], compensated=SPECS[self.weights].compensated and not self._to_nearest)
+        spec = SPECS[self.weights]
+        spec = replace(spec, gptq=spec.gptq and not self._to_nearest)
         by_default = self.weights == "int4" and self.dtype == "fp32"
         return spec.with_zero_points() if (by_default if self.zero_points is None else self.zero_points) else spec
 
@@ -108,11 +111,11 @@ class ExportConfig:
         return self.calibrate == Path(NO_TEXT)
 
     def verification_text(self) -> str | None:
-        """What `verify` holds; PassError where that cannot be read, or is nothing to measure on."""
+        """The text of `verify`, or None; PassError if it cannot be read or is empty."""
         return None if self.verify is None else _text_of(self.verify, "--verify")
 
     def calibration_text(self) -> str | None:
-        """What `calibrate` holds, in the same way."""
+        """The text of `calibrate`, or None; PassError if it cannot be read or is empty."""
         return None if self.calibrate is None or self._to_nearest else _text_of(self.calibrate, "--calibrate")
 
 

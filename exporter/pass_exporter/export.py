@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pass_exporter import bundle as files
+from pass_exporter.checks.opens import check_opens
 from pass_exporter.checks.perplexity import Quality, measure_quality, reference
 from pass_exporter.checks.rounded import check_rounded, rounded_cases, without_rounding
 from pass_exporter.checks.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
@@ -14,8 +15,9 @@ from pass_exporter.checks.widen import runnable
 from pass_exporter.config import ExportConfig
 from pass_exporter.derived.cpu import write_trunk_for_cpu
 from pass_exporter.model.load import LoadedModel, load_model
-from pass_exporter.model.lookahead import BASELINE, FILE_NAME, Lookahead, mean_embedding, read_lookahead
-from pass_exporter.model.registry import models_directory, resolve
+from pass_exporter.model.lookahead import BASELINE, Lookahead, mean_embedding, read_lookahead
+from pass_exporter.model.registry import resolve
+from pass_exporter.model.shipped import shipped_weights
 from pass_exporter.progress import Progress
 from pass_exporter.quantize.rewrite import rewrite
 from pass_exporter.quantize.run import quantize
@@ -23,17 +25,17 @@ from pass_exporter.quantize.source import check_source
 from pass_exporter.staging import staged_directory
 from pass_exporter.threads import one_thread
 from pass_exporter.trunk.graph import save
-from pass_exporter.trunk.pad_queries import pad_queries
+from pass_exporter.trunk.pad_queries import pad_trunk
 from pass_exporter.trunk.trace import trace_trunk
 from pass_runtime.bundle.manifest import Manifest
-from pass_runtime.testing.lossless import Difference
+from pass_runtime.measuring.lossless import Difference
 
 TRUNK_FILE = "trunk.onnx"
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written and what the checks found."""
+    """The bundle that was written, and the results of its checks."""
 
     output: Path
     manifest: Manifest
@@ -45,17 +47,17 @@ class ExportReport:
 
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
-    """Write a bundle and check it. Raises PassError and leaves nothing behind where anything is wrong."""
+    """Write a bundle and check it. On PassError nothing is left of it."""
     text, calibration = config.verification_text(), config.calibration_text()
     progress.phase("finding the model")
-    source = resolve(config.model)
+    source = resolve(config.model, config.revision)
     if config.spec.keeps_source:
         check_source(source)
     output = config.output or Path(f"{source.name}-pass{config.lookahead}")
     with staged_directory(output, force=config.force) as directory:
         progress.phase(f"loading {source.name}")
         loaded = load_model(source, config.dtype)
-        lookahead = _lookahead(config, source.name, loaded)
+        lookahead = _lookahead(config, loaded)
         expected = None
         if text is not None:
             progress.phase("running torch on the text")
@@ -65,20 +67,22 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         cases = torch_cases(loaded.model, lookahead)
         rounded = rounded_cases(loaded.model, lookahead, quantized)
         progress.phase("tracing the trunk")
-        graph = trace_trunk(loaded.model, lookahead)
-        rewrite(graph, quantized)
-        if quantized.spec.rounds_activations:
-            pad_queries(graph)
-        files.describe(graph, files.model_info(source, loaded, quantized), config.lookahead, config.rule)
+        graph, weight_parts = trace_trunk(loaded.model, lookahead)
+        rewrite(graph, weight_parts, quantized)
+        info = files.model_info(source, loaded, quantized)
+        files.describe(graph, info, config.lookahead, config.rule)
+        path = directory / TRUNK_FILE
         with one_thread():
-            save(graph, directory / TRUNK_FILE, progress.phase("writing the trunk"))
-        trunk = files.graph_info(graph, TRUNK_FILE)
+            save(graph, path, progress.phase("writing the trunk"))
+        trunk, spare_rows = files.graph_info(graph, TRUNK_FILE), quantized.spec.rounds_activations
+        derived = (write_trunk_for_cpu(path, spare_rows=spare_rows),) if config.dtype == "fp32" else ()
+        if spare_rows:
+            pad_trunk(path)
         progress.phase("writing tails, tokenizer and manifest")
-        plans = files.write_tails(directory, config.lookahead, loaded.geometry.vocab_size, config.rule, lookahead.head)
-        derived = (write_trunk_for_cpu(directory / TRUNK_FILE),) if config.dtype == "fp32" else ()
+        plans = files.write_tails(directory, config.lookahead, info.vocab_size, config.rule, lookahead.head)
         files.write_tokenizer(directory, loaded.tokenizer)
-        manifest = files.write_manifest(directory, source, loaded, lookahead, quantized, config, trunk, derived, plans)
-        del loaded, graph, quantized  # the checks hold the weights once more, in ONNX Runtime
+        manifest = files.write_manifest(directory, info, config.rule, lookahead, trunk, derived, plans)
+        del loaded, graph, quantized  # because ONNX Runtime loads the weights again for the checks
         gc.collect()
         quality, limit = None, RELATIVE_ERROR_LIMIT[manifest.model.dtype]
         with runnable(directory, manifest) as checked:
@@ -91,15 +95,14 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
             if expected is not None:
                 progress.phase("running the bundle on the text")
                 quality = measure_quality(directory, checked, expected)
+            progress.phase("opening the bundle")
+            check_opens(directory, checked)
     return ExportReport(output, manifest, error, limit, tokens, near_tie, quality)
 
 
-def _lookahead(config: ExportConfig, name: str, loaded: LoadedModel) -> Lookahead:
-    """The file asked for, else the weights shipped for this model, else the untrained baseline."""
-    path = config.lookahead_weights
-    shipped = models_directory() / name / FILE_NAME
-    if path is None and shipped.is_file():
-        path = shipped
+def _lookahead(config: ExportConfig, loaded: LoadedModel) -> Lookahead:
+    """The file that the user named, else the weights shipped for this model, else the untrained baseline."""
+    path = config.lookahead_weights or shipped_weights(loaded.model)
     if path is None or str(path) == BASELINE:
         return mean_embedding(loaded.model, config.lookahead)
     return read_lookahead(path, config.lookahead, loaded.model)

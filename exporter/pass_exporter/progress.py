@@ -1,4 +1,4 @@
-"""How long work tells what it is doing."""
+"""How long work reports its progress."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 Step = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
+"""Called with the number of steps that are done, and of all steps."""
 
 
 class NotedStep(Protocol):
-    """A Step that takes a note for the user too, such as the loss."""
+    """A Step that also takes a note for the user, such as the loss."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
 class Progress(Protocol):
-    """Told when a phase starts; `step(done, total)` inside a phase whose length is known."""
+    """`phase` is called when a phase starts. If its length is known, the returned Step is called during it."""
 
     def phase(self, name: str) -> Step: ...

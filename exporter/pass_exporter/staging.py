@@ -1,8 +1,11 @@
-"""A directory that appears whole or not at all: built beside its destination, then renamed."""
+"""A directory that appears whole or not at all: built beside its destination, then renamed.
+
+One export at a time writes to a destination, because it holds a lock on a file beside it. Any other files beside the
+destination when an export begins were left by an export that was killed.
+"""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +13,7 @@ from pathlib import Path
 
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.errors import PassError
+from pass_runtime.files import locked
 
 
 @contextmanager
@@ -23,29 +27,44 @@ def staged_directory(
 ) -> Iterator[Path]:
     """Yields an empty directory that becomes `destination` when the block succeeds; otherwise nothing is left.
 
-    force: replace a directory of the same kind, which one is that has the file `mark`. elsewhere: what names another
-    destination.
+    force: replace an existing directory of the same kind. kind: a word for messages; directories of the kind have the
+    file `mark`. elsewhere: the option with which a user names another destination, for messages.
     """
     destination = destination.absolute()
-    _recover(destination)
     _check(destination, force, kind, mark, elsewhere)
-    staging = _sibling(destination, "partial", os.getpid())
     try:
-        staging.mkdir(parents=True)
-        yield staging
-        _check(destination, force, kind, mark, elsewhere)
-        if destination.exists():
-            old = _sibling(destination, "replaced", os.getpid())
-            destination.rename(old)
-            staging.rename(destination)
-            shutil.rmtree(old)
-        else:
-            staging.rename(destination)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        busy = f"another pass-export is writing {destination}; wait for it, or use {elsewhere}"
+        with locked(_sibling(destination, "lock"), busy):
+            _recover(destination)
+            _check(destination, force, kind, mark, elsewhere)
+            with _staging(destination) as staging:
+                yield staging
+                _check(destination, force, kind, mark, elsewhere)
+                _put_in_place(staging, destination)
     except OSError as error:
         reason = error.strerror or f"{error} (is the disk full?)"
         raise PassError(f"cannot write {destination}: {reason}") from None
+
+
+@contextmanager
+def _staging(destination: Path) -> Iterator[Path]:
+    staging = _sibling(destination, "partial")
+    try:
+        staging.mkdir()
+        yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _put_in_place(staging: Path, destination: Path) -> None:
+    if not destination.exists():
+        staging.rename(destination)
+        return
+    old = _sibling(destination, "replaced")
+    destination.rename(old)
+    staging.rename(destination)
+    shutil.rmtree(old)
 
 
 def _check(destination: Path, force: bool, kind: str, mark: str, elsewhere: str) -> None:
@@ -57,23 +76,16 @@ def _check(destination: Path, force: bool, kind: str, mark: str, elsewhere: str)
         raise PassError(f"{destination} is not a {kind}, so --force will not replace it")
 
 
-def _sibling(destination: Path, kind: str, pid: int | str) -> Path:
-    return destination.with_name(f".{destination.name}.{kind}-{pid}")
+def _sibling(destination: Path, kind: str) -> Path:
+    return destination.with_name(f".{destination.name}.{kind}")
 
 
 def _recover(destination: Path) -> None:
-    """Put right what a killed export left: a bundle it had set aside goes back, unless a new one stands."""
-    for path in _abandoned(destination, "replaced"):
-        if destination.exists():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.rename(destination)
-    for path in _abandoned(destination, "partial"):
+    """Remove the files of an export that was killed; the caller holds the lock. A bundle that had been set aside goes
+    back to the destination, unless a new one is there.
+    """
+    old = _sibling(destination, "replaced")
+    if old.exists() and not destination.exists():
+        old.rename(destination)
+    for path in (old, _sibling(destination, "partial")):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _abandoned(destination: Path, kind: str) -> list[Path]:
-    """Siblings whose process is gone."""
-    found = destination.parent.glob(_sibling(destination, kind, "*").name)
-    pids = {path: path.name.rpartition("-")[2] for path in found}
-    return [path for path, pid in pids.items() if pid.isdigit() and not Path(f"/proc/{pid}").exists()]

@@ -14,16 +14,16 @@ from rich.text import Text
 from pass_exporter.progress import NotedStep
 
 SECONDS = 10
-"""The least between two lines about one phase, where stderr is no terminal."""
+"""The least time between two lines about one phase if stderr is not a terminal."""
 
 
 def silence_libraries() -> None:
-    """Our lines are the only ones: transformers and the hub's client draw with tqdm, which reads this when imported."""
+    """Disable tqdm, with which transformers and the hub's client draw. It reads this variable when it is imported."""
     os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 class Terminal:
-    """`pass_exporter.progress.Progress`, and pass_trainer's, on a console. show: False prints nothing."""
+    """The Progress of pass-export and pass-train on a console. show: False prints nothing."""
 
     def __init__(self, console: Console, *, show: bool = True) -> None:
         self._console, self._show = console, show
@@ -50,14 +50,14 @@ class Terminal:
 
 
 class _Bars:
-    """A spinner or a bar while a phase runs, a check mark and its time when it is done."""
+    """Shows a spinner or a bar while a phase runs, and a check mark and its time when it is done."""
 
     def __init__(self, console: Console) -> None:
         columns = (
             SpinnerColumn(finished_text="[green]✓[/]"),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            _Figures(),
+            _PhaseStatus(),
         )
         self._progress = Progress(*columns, console=console)
         self._task: TaskID | None = None
@@ -66,7 +66,7 @@ class _Bars:
         self._progress.start()
 
     def end(self, *, finished: bool) -> None:
-        """finished: the last phase came to its end."""
+        """finished: the last phase was completed."""
         if finished:
             self._finish()
         self._progress.stop()
@@ -88,8 +88,8 @@ class _Bars:
             self._progress.stop_task(self._task)
 
 
-class _Figures(ProgressColumn):
-    """Time, steps done and to do, the note, and the time that is left."""
+class _PhaseStatus(ProgressColumn):
+    """The time, the steps that are done and all steps, the note, and the remaining time."""
 
     def render(self, task: Task) -> Text:
         parts = [_clock(task.finished_time if task.finished else task.elapsed)]
@@ -107,7 +107,7 @@ def _clock(seconds: float | None) -> str:
 
 
 def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
-    """A line when another tenth is done, unless one was just printed, and one at the end."""
+    """Prints a line for every tenth that is done, at most one in SECONDS, and one at the end."""
     printed, at = 0, time.monotonic()
 
     def step(done: int, total: int, note: str = "") -> None:
@@ -121,4 +121,4 @@ def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
 
 
 def _nothing(_: str) -> None:
-    """Prints no line."""
+    """Prints nothing."""

@@ -1,4 +1,4 @@
-"""How many threads torch uses."""
+"""The number of threads that torch uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For many short operations: threads that wait for one another made them 20 times slower on a busy machine."""
+    """For many short operations: with several threads they were 20 times slower on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

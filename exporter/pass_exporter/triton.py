@@ -11,13 +11,13 @@ from pathlib import Path
 from pass_exporter.staging import staged_directory
 from pass_runtime.backends.open import check_wanted
 from pass_runtime.bundle.integrity import verify_files
-from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 from pass_runtime.serve.triton.fields import Field, inputs, outputs
 from pass_runtime.serve.triton.settings import make_settings
 
 COPY = "1/bundle"
-"""Where a copied bundle lies in its model's directory."""
+"""The place of a copied bundle in its model's directory."""
 MODEL = '''\
 """Written by `pass-export triton`: everything is in pass_runtime, which has to be installed where Triton runs."""
 
@@ -32,16 +32,17 @@ class TritonPythonModel(Model):
 
 
 NO_CACHE = """\
-A file of this name keeps Python from writing a directory of this name: Triton takes whatever changes beside model.py
-for a new model, and loads it a second time.
+A file of this name keeps Python from writing a directory of this name. Triton takes any change beside model.py for a
+new version of the model, and would load it a second time.
 """
 
 
 @dataclass(frozen=True)
 class RepositoryConfig:
-    """What pass-export triton is asked for. output: the repository, to which a model is added. tokens: token ids in
-    and out, else text. copy: take the bundle along, else name where it is. instances: processes, each with a session
-    of its own. The rest is None where the model decides, see `pass_runtime.serve.triton.settings`."""
+    """The options of pass-export triton. output: the repository, to which a model is added. tokens: the model takes and
+    returns token ids, not text. copy: the bundle is copied into the model, not referred to. instances: processes, each
+    with its own session. The others are None for the model's default, see `pass_runtime.serve.triton.settings`.
+    """
 
     bundle: Path
     output: Path
@@ -63,7 +64,7 @@ class RepositoryConfig:
 
     @property
     def chosen(self) -> dict[str, str | int | float | bool]:
-        """The parameters that are not left to the model."""
+        """The parameters that are not None."""
         names = ("device", "max_batch_size", "threads", "capacity", "max_queue", "max_prompt_tokens")
         limits = ("max_output_tokens", "request_seconds", "drain_seconds")
         values = {name: getattr(self, name) for name in (*names, *limits)}
@@ -72,7 +73,7 @@ class RepositoryConfig:
 
 
 def write_model(config: RepositoryConfig) -> Path:
-    """Add a model to a repository, whole or not at all; returns its directory."""
+    """Add a model to a repository, completely or not at all; returns its directory."""
     manifest = read_manifest(config.bundle)
     verify_files(config.bundle, manifest, hashes=False)
     name = config.served_model_name or _name(manifest.model.name, tokens=config.tokens)
@@ -80,7 +81,7 @@ def write_model(config: RepositoryConfig) -> Path:
         raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
     if config.instances < 1:
         raise PassError(f"instances must be at least 1, not {config.instances}")
-    check_wanted(manifest, config.device, config.capacity)
+    check_wanted(config.bundle, manifest, config.device, config.capacity)
     make_settings(COPY, tokens=config.tokens, **config.chosen)
     _check_repository(config.output)
     model = config.output / name
@@ -92,12 +93,14 @@ def write_model(config: RepositoryConfig) -> Path:
             shutil.copytree(config.bundle, directory / COPY)
         (directory / "1" / "model.py").write_text(MODEL, encoding="utf-8")
         (directory / "1" / "__pycache__").write_text(NO_CACHE, encoding="utf-8")
-        (directory / "config.pbtxt").write_text(config_pbtxt(name, config), encoding="utf-8")  # last: then it is one
+        (directory / "config.pbtxt").write_text(
+            config_pbtxt(name, config), encoding="utf-8"
+        )  # last: it makes the directory a model
     return model
 
 
 def config_pbtxt(name: str, config: RepositoryConfig) -> str:
-    """The model's configuration. Triton batches nothing: the session does."""
+    """The model's configuration. Triton does not batch requests, because the session does."""
     bundle = COPY if config.copy else str(config.bundle.resolve())
     values = {"bundle": bundle, "tokens": config.tokens} | config.chosen
     lines = [
@@ -114,7 +117,7 @@ def config_pbtxt(name: str, config: RepositoryConfig) -> str:
 
 
 def _name(model: str, *, tokens: bool) -> str:
-    """What clients call it where nobody says."""
+    """The name of the model if --served-model-name does not give one."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + ("-tokens" if tokens else "")
 
 
@@ -126,7 +129,7 @@ def _check_repository(path: Path) -> None:
 
 
 def _kind(device: str) -> str:
-    """Of the instances: where the session decides, or is told, Triton does not."""
+    """The kind of the instances. KIND_MODEL leaves the choice of a device to the session."""
     return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
 
 
@@ -143,5 +146,5 @@ def _value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """In protobuf's text format, which takes JSON's escapes but for characters beyond ASCII: those are itself."""
+    """A string in protobuf's text format: as in JSON, but characters beyond ASCII are not escaped."""
     return json.dumps(text, ensure_ascii=False)

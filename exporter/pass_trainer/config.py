@@ -1,7 +1,8 @@
-"""What a training run is asked to do."""
+"""The settings of a training run."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +23,17 @@ TRAIN_DTYPES: tuple[TrainDtype, ...] = ("bf16", "fp32")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """model: as for pass-export. data: files, directories or JSON lines with text to take prompts from, or `self`.
+    """model, revision: as for pass-export.
 
-    lookahead: L, embeddings to train. adapter: low-rank adapters of `rank` on look-ahead rows, or none; from layer
-    `adapter_from` on.
-    head: also a draft head, with a table of `head_rank` numbers by token and `head_width` in its state.
-    start: a weights file to go on from; its adapter is cut down to `rank`. write_with: who writes the training text.
-    steps: optimizer steps. batch: sequences per step and process. anchors: places per sequence to draft from.
-    lr: of the adapter; the embeddings learn ten times as fast. decay: weight of a draft against the one before it.
-    dtype: of the frozen model; what is trained stays in fp32. checkpoint_minutes: between checkpoints.
+    data: files, directories or JSON lines with text from which prompts are taken, or `self`.
+    lookahead: L, the number of embeddings. adapter: `lora` trains low-rank adapters of `rank` that act on look-ahead
+    rows, in the layers from `adapter_from` on.
+    head: also train a draft head, with `head_rank` numbers per token in its table and `head_width` in its state.
+    start: a weights file to start from; its adapter is truncated to `rank`. write_with: what writes the training text.
+    steps: optimizer steps. batch: sequences per step and process. anchors: places per sequence from which drafts are
+    made. lr: the adapter's learning rate; the embeddings' is ten times as high.
+    decay: the weight of a draft relative to the one before it.
+    dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two checkpoints.
     """
 
     model: str
@@ -56,6 +59,7 @@ class TrainConfig:
     resume: bool = False
     checkpoint_minutes: float = 5.0
     recipe: Recipe = field(default_factory=Recipe)
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
@@ -63,15 +67,25 @@ class TrainConfig:
         for name in ("rank", "head_rank", "head_width", "steps", "batch", "anchors"):
             if getattr(self, name) < 1:
                 raise PassError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        if not self.lr > 0:
+        if not self.adapter_from >= 0:
+            raise PassError(f"--adapter-from must be 0 or more, not {self.adapter_from}")
+        if not 0 <= self.seed < 2**32:
+            raise PassError(f"--seed must be 0 to {2**32 - 1}, not {self.seed}")
+        if not 0 < self.lr < math.inf:
             raise PassError(f"--lr must be greater than 0, not {self.lr}")
+        if not self.checkpoint_minutes >= 0:
+            raise PassError(f"--checkpoint-minutes must be 0 or more, not {self.checkpoint_minutes}")
+        if self.start is not None and not self.start.is_file():
+            raise PassError(f"--start {self.start}: there is no such file")
         if not 0 < self.decay <= 1:
             raise PassError(f"--decay must be above 0 and at most 1, not {self.decay}")
 
     def what_is_trained(self) -> dict[str, Any]:
-        """The settings that decide the result, as JSON has them; a resumed run must have the same."""
+        """Return the settings on which the result depends, as JSON; a resumed run must have the same."""
         values = asdict(self)
         for name in ("data", "output", "device", "resume", "checkpoint_minutes", "write_with"):
             del values[name]
+        if self.revision is None:
+            del values["revision"]
         values["start"] = None if self.start is None else self.start.name
         return values

@@ -1,4 +1,4 @@
-"""Text to take prompts from: plain files, directories of them, or JSON lines."""
+"""Text from which prompts are taken: plain files, directories of them, or JSON lines."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pass_runtime.errors import PassError
+from pass_runtime.json_lines import Line
 
 SELF = "self"
-"""In place of a path: prompts that the model writes itself."""
+"""The value of --data for prompts that the model writes itself."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
-"""What is read out of a directory."""
+"""The files that are read in a directory."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """One `--data` argument: its documents. Sources are drawn from equally often, documents by their length."""
+class TextSource:
+    """The documents of one `--data` argument. Each source gives equally many prompts; in a source a document's chance
+    is proportional to its length."""
 
     name: str
     documents: tuple[str, ...]
@@ -32,7 +35,8 @@ class Source:
         return list(itertools.accumulate(len(text) for text in self.documents))
 
     def excerpt(self, rng: random.Random, characters: int) -> str:
-        """Up to `characters` from a random place, from the start of a line if one is near."""
+        """Return up to `characters` characters from a random place; they begin with a line, or else a word, if one is
+        near."""
         at = rng.randrange(self._ends[-1])
         text = self.documents[bisect.bisect_right(self._ends, at)]
         start = rng.randrange(max(1, len(text) - characters))
@@ -43,23 +47,25 @@ class Source:
         return text[start : start + characters].lstrip("\n")
 
 
-def read_sources(paths: Sequence[Path]) -> list[Source | None]:
-    """Read every path, None for SELF; PassError names the first file that is not usable text."""
+def read_sources(paths: Sequence[Path]) -> list[TextSource | None]:
+    """Read every path; SELF gives None. PassError names the first file that is not usable text."""
     if not paths:
         raise PassError("say where prompts come from: --data FILE, DIR, FILE.jsonl or self")
     return [None if str(path) == SELF else _read_source(path) for path in paths]
 
 
-def digest(sources: Sequence[Source | None]) -> str:
-    """SHA-256 of all text, for caches and model cards."""
+def digest(sources: Sequence[TextSource | None]) -> str:
+    """Return the SHA-256 of all text and of its division into sources, for the names of caches and for model cards."""
     total = hashlib.sha256()
     for source in sources:
+        if len(sources) > 1:
+            total.update(str(1 if source is None else len(source.documents)).encode())
         for text in (SELF,) if source is None else source.documents:
             total.update(hashlib.sha256(text.encode()).digest())
     return total.hexdigest()
 
 
-def _read_source(path: Path) -> Source:
+def _read_source(path: Path) -> TextSource:
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         if not files:
@@ -70,7 +76,7 @@ def _read_source(path: Path) -> Source:
     documents = [text for text in documents if text.strip()]
     if not documents:
         raise PassError(f"{path} is empty: there is nothing to train on")
-    return Source(path.name, tuple(documents))
+    return TextSource(path.name, tuple(documents))
 
 
 def _read_file(path: Path) -> Iterator[str]:
@@ -81,7 +87,7 @@ def _read_file(path: Path) -> Iterator[str]:
     if b"\0" in data:
         raise PassError(f"{path} is binary, not text")
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PassError(
             f"{path} is not UTF-8 text (byte {error.start}); convert it first, for example with iconv"
@@ -93,11 +99,20 @@ def _read_file(path: Path) -> Iterator[str]:
 
 
 def _json_lines(path: Path, text: str) -> Iterator[str]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-            yield str(value["text"] if "text" in value else value["prompt"])
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise PassError(f'{path} line {number}: expected {{"text": ...}} or {{"prompt": ...}}') from None
+    """Yield "text", or else "prompt", of every line that is not blank. Only a line feed ends a line, because strings in
+    JSON may contain other line separators unescaped."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield _text_of(Line(number, line).object())
+            except PassError as error:
+                raise PassError(f"{path} line {number}: {error}") from None
+
+
+def _text_of(value: dict[str, Any]) -> str:
+    name = next((name for name in ("text", "prompt") if name in value), None)
+    if name is None:
+        raise PassError('expected {"text": ...} or {"prompt": ...}')
+    if not isinstance(value[name], str):
+        raise PassError(f'"{name}" must be a string, not {json.dumps(value[name])[:40]}')
+    return str(value[name])

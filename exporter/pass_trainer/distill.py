@@ -1,8 +1,8 @@
-"""Self-distillation data: prompts by the model or from a corpus, completions by the model, kept on disk.
+"""Self-distillation data: prompts from the model or a corpus, continued by the model and kept on disk.
 
-A draft is right when it is what the model would write, so the model's own writing is the text to train on.
-Shards are written once under a directory that is named after everything they depend on; a run that was cut off
-goes on with the next shard, and one with more sequences takes those that are there.
+A draft is accepted if the model would have written it, so the model's own text is the right text for training.
+The directory of the shards is named after everything that they depend on. An interrupted run continues with the next
+missing shard, and a run with more sequences reuses the existing ones.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from transformers import PreTrainedTokenizerFast
 from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
-from pass_runtime.testing.loops import loop_start
-from pass_trainer.continuing import chat_prompt, plain_ids
-from pass_trainer.corpus import Source, digest
+from pass_runtime.measuring.loops import loop_start
+from pass_trainer.corpus import TextSource, digest
 from pass_trainer.self_prompts import SelfPrompts
-from pass_trainer.writer import Writer
+from pass_trainer.text_writer import TextWriter
+from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 SHARD = 64
-"""Sequences that are generated together, and kept in one file; the last file has the rest."""
+"""Sequences that are written together and kept in one file; the last file has the rest."""
 MAX_CHARACTERS_PER_TOKEN = 12
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How sequences are made. temperatures: cycled through by shard, 0 is greedy.
+    """How sequences are made. temperatures: shards use them in turn; 0 is greedy.
 
-    length: N, tokens of a sequence, prompt included. prompt: fewest and most tokens of a prompt from a corpus.
-    chat: the share of those prompts that are put to the model as a chat message, where it has a chat template.
+    length: N, tokens of a sequence, prompt included. prompt: the fewest and most tokens of a prompt from a corpus.
+    chat: the share of those prompts that become a chat message, if the model has a chat template.
     """
 
     sequences: int = 1024
@@ -62,7 +62,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Sequences:
-    """tokens [n,N] int64; rows are valid up to `lengths` [n]; the model's own writing starts at `prompts` [n]."""
+    """tokens [n,N] int64. Row i is valid up to lengths[i]; its first prompts[i] tokens are the prompt."""
 
     tokens: torch.Tensor
     prompts: torch.Tensor
@@ -77,12 +77,13 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Distiller:
-    """Writes and reads the shards of one (model, sources, recipe). sources: None is the model itself."""
+    """Writes and reads the shards for one writer, list of sources and recipe. A source that is None is the model
+    itself."""
 
-    writer: Writer
+    writer: TextWriter
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: tuple[int, ...]
-    sources: Sequence[Source | None]
+    sources: Sequence[TextSource | None]
     recipe: Recipe
 
     @property
@@ -91,13 +92,19 @@ class Distiller:
 
     @property
     def name(self) -> str:
-        """Of the directory for exactly this writer, these sources and this recipe (but for the number of sequences)."""
+        """The name of the directory. It depends on everything in the recipe but the number of sequences."""
         recipe = asdict(self.recipe) | {"sequences": None}
         key = json.dumps([self.writer.name, digest(self.sources), recipe, SHARD])
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
+    def check(self) -> None:
+        """Raise PassError if a source contains no prompt: this is cheap to find out before the model writes text."""
+        for source in self.sources:
+            if source is not None:
+                self._excerpt(random.Random(self.recipe.seed), source)
+
     def generate(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
-        """Write those of `shards` that are not there yet; `progress(sequences done, of all)` after each."""
+        """Write the missing ones of `shards`, and call `progress(sequences done, sequences in all)` after each."""
         directory.mkdir(parents=True, exist_ok=True)
         done, total = 0, sum(self._size(shard) for shard in shards)
         for shard in shards:
@@ -108,7 +115,7 @@ class Distiller:
             progress(done, total)
 
     def read(self, directory: Path) -> Sequences:
-        """All sequences of the recipe, which must have been generated."""
+        """Return all sequences of the recipe, whose shards must exist."""
         try:
             shards = [load_file(self._path(directory, i)) for i in range(self.shards)]
         except (OSError, SafetensorError) as error:
@@ -120,12 +127,13 @@ class Distiller:
         return min(SHARD, self.recipe.sequences - shard * SHARD)
 
     def _path(self, directory: Path, shard: int) -> Path:
-        """A part of a shard is a file of its own, so that what is read does not depend on earlier runs."""
+        """An incomplete shard has a name of its own, so that the sequences do not depend on earlier, longer runs."""
         part = "" if self._size(shard) == SHARD else f"-first-{self._size(shard)}"
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _complete(self, shard: int) -> dict[str, torch.Tensor]:
-        """tokens [n,N] int32, prompts [n], lengths [n] (an end token included); a text ends where it begins to loop."""
+        """Return tokens [n,N] int32, prompts [n] and lengths [n], which count the end token. A text is cut where it
+        begins to repeat itself."""
         rng, recipe = random.Random(f"{self.recipe.seed} {shard}"), self.recipe
         prompts = self._prompts(rng, shard * SHARD, self._size(shard))
         temperature = recipe.temperatures[shard % len(recipe.temperatures)]
@@ -140,14 +148,14 @@ class Distiller:
         return {"tokens": tokens, "prompts": torch.tensor([*map(len, prompts)], dtype=torch.int32), "lengths": lengths}
 
     def _prompts(self, rng: random.Random, first: int, count: int) -> list[list[int]]:
-        """Those of the sequences `first`.. of the run: the sources take turns."""
+        """Return the prompts of the run's sequences `first`, `first + 1`, ...: the sources take turns."""
         sources = [self.sources[index % len(self.sources)] for index in range(first, first + count)]
         wanted = sum(source is None for source in sources)
         by_model = SelfPrompts(self.tokenizer, self.eos_token_ids, self.writer, self.recipe.length // 2)
         own = iter(by_model.write(wanted, rng) if wanted else ())
         return [next(own) if source is None else self._excerpt(rng, source) for source in sources]
 
-    def _excerpt(self, rng: random.Random, source: Source) -> list[int]:
+    def _excerpt(self, rng: random.Random, source: TextSource) -> list[int]:
         as_chat = bool(self.tokenizer.chat_template) and rng.random() < self.recipe.chat
         size = rng.randint(*self.recipe.prompt)
         for _ in range(200):

@@ -13,25 +13,26 @@ from pass_trainer.windows import Windows
 
 
 class Drafter(torch.nn.Module):
-    """Holds what is trained, in fp32: `lookahead` [L,H], `adapter`, `head`. The base model is none of its parameters.
+    """Holds the trained parts in fp32: `lookahead` [L,H], `adapter`, `head`. The base model's weights are not among its
+    parameters.
 
-    Tokens pass through the frozen model alone; look-ahead rows then attend to the cache that the tokens left, with
-    the adapter attached. So token rows cannot see the adapter, and need no gradient.
+    The tokens run through the frozen model first. The look-ahead rows run afterwards, with the adapter attached, and
+    attend to the tokens' KV cache. So the adapter cannot change token rows, and these need no gradient.
     """
 
     def __init__(
         self, base: PreTrainedModel, lookahead: torch.Tensor, adapter: Adapter | None, head: DraftHead | None = None
     ) -> None:
         super().__init__()
-        self._base = (base,)  # a tuple, so that torch does not register it
+        self._base = (base,)  # a tuple, so that torch does not register its parameters
         self.lookahead = torch.nn.Parameter(lookahead.float().clone())
         self.adapter, self.head = adapter, head
 
     def forward(self, tokens: torch.Tensor, windows: Windows) -> torch.Tensor:
-        """Mean over sequences of the rows' losses, in nats by anchor. tokens [B,N].
+        """Return the loss in nats per anchor, a mean over sequences. tokens [B,N].
 
-        A row's loss is KL(model || draft), and with a head its cross-entropy besides: the head is told the token that
-        truly stands before, since drafts behind a wrong one are lost whatever they are.
+        A row's loss is KL(model || draft). With a head, the cross-entropy of the head's logits is added. The head reads
+        the true previous token, because a draft that follows a wrong draft is rejected in any case.
         """
         hidden, drafts, targets = self.rows(tokens, windows)
         target = targets.float().log_softmax(-1)
@@ -46,8 +47,10 @@ class Drafter(torch.nn.Module):
         return ((loss * valid).sum(-1) / anchors).mean()
 
     def log_probs(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the drafts, told the tokens before where there is a head, and of the frozen model at the same places: both
-        [B,R,V] float32."""
+        """Return the log-probabilities of the drafts and of the frozen model at the same places, both [B,R,V] float32.
+
+        With a head, the drafts are those given the true previous tokens.
+        """
         hidden, drafts, targets = self.rows(tokens, windows)
         drafts = drafts.float()
         if self.head is not None:
@@ -56,8 +59,8 @@ class Drafter(torch.nn.Module):
         return drafts.log_softmax(-1), targets.float().log_softmax(-1)
 
     def rows(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the look-ahead rows: hidden states [B,R,H] and logits [B,R,V], without the head; and the frozen model's
-        logits at the same places [B,R,V]."""
+        """Return the look-ahead rows' hidden states [B,R,H] and logits [B,R,V] without the head, and the frozen model's
+        logits [B,R,V] at the same places."""
         (base,) = self._base
         hidden, drafts, states = self.drafts(tokens, windows)
         with torch.no_grad():
@@ -66,7 +69,8 @@ class Drafter(torch.nn.Module):
         return hidden, drafts, targets
 
     def drafts(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the look-ahead rows as in `rows`, and the frozen model's hidden states of all tokens [B,N,H]."""
+        """Return the look-ahead rows' hidden states and logits as `rows` does, and the frozen model's hidden states
+        [B,N,H] of all tokens."""
         (base,) = self._base
         with torch.no_grad():
             out = base.model(input_ids=tokens, past_key_values=DynamicCache(), use_cache=True)
@@ -74,7 +78,7 @@ class Drafter(torch.nn.Module):
         return hidden, base.lm_head(hidden), out.last_hidden_state
 
     def _draft(self, base: PreTrainedModel, windows: Windows, cache: DynamicCache) -> torch.Tensor:
-        """Hidden states [B,R,H] of the look-ahead rows."""
+        """Return the hidden states [B,R,H] of the look-ahead rows."""
 
         def run() -> torch.Tensor:
             hidden: torch.Tensor = base.model(
@@ -93,8 +97,8 @@ class Drafter(torch.nn.Module):
 
 
 ADAPTED = ("o_proj", "down_proj")
-"""The layers that write to the residual stream. At equal size they drafted as well as all seven of a Llama layer,
-and cost the trunk a third of the extra nodes."""
+"""The linear layers that write to the residual stream. With equally many parameters their drafts were as good as those
+of adapters on all seven linear layers of a Llama layer, with a third of the extra nodes in the trunk."""
 
 
 def layer_of(name: str) -> int:
@@ -103,7 +107,8 @@ def layer_of(name: str) -> int:
 
 
 def new_adapter(base: PreTrainedModel, rank: int, generator: torch.Generator, first: int = 0) -> Adapter:
-    """LoRA's start: A random, B zero, so that training begins at the frozen model. first: the first layer with one."""
+    """Return an adapter as LoRA initializes it: A random, B zero, so that it changes nothing yet. first: the lowest
+    layer that has one."""
     factors = {}
     for name, layer in linear_layers(base).items():
         if name.rpartition(".")[2] in ADAPTED and layer_of(name) >= first:

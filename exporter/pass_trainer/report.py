@@ -1,4 +1,4 @@
-"""What a run leaves beside its weights: metrics.json, curves.png, and a model card."""
+"""The files beside the weights of a run: metrics.json, curves.png and the model card."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 
 from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord
 from pass_runtime.files import replacing, write_whole
-from pass_trainer.evaluate import Acceptance
-from pass_trainer.trainer import History
+from pass_trainer.checkpoint import History
+from pass_trainer.held_out import Agreement
 
 METRICS_FILE, CURVES_FILE, CARD_FILE = "metrics.json", "curves.png", "README.md"
 SMOOTHING = 0.98
 
 
-def write_report(directory: Path, record: TrainingRecord, history: History, acceptance: Acceptance) -> None:
-    """Write all three; each appears whole."""
+def write_report(directory: Path, record: TrainingRecord, history: History, agreement: Agreement) -> None:
+    """Write the three files, each beside its place and renamed."""
     metrics = {
         "training": record.model_dump(),
-        "held_out": acceptance.as_json(),
+        "held_out": agreement.as_json(),
         "evaluations": history.evaluations,
         "loss": [round(loss, 4) for loss in history.loss],
     }
     write_whole(directory / METRICS_FILE, json.dumps(metrics) + "\n")
     draw_curves(directory / CURVES_FILE, history)
-    write_whole(directory / CARD_FILE, card(record, acceptance))
+    write_whole(directory / CARD_FILE, card(record, agreement))
 
 
 def draw_curves(path: Path, history: History) -> None:
-    """Loss, and held-out greedy agreement by distance, over optimizer steps."""
+    """Draw the loss, and the agreement on held-out sequences by distance, over optimizer steps."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -54,7 +54,7 @@ def draw_curves(path: Path, history: History) -> None:
 
 
 def smooth(values: list[float]) -> list[float]:
-    """Exponential moving average, without the bias of its start."""
+    """Return the exponential moving average, corrected for the bias of its first values."""
     mean, weight, out = 0.0, 0.0, []
     for value in values:
         mean = SMOOTHING * mean + (1 - SMOOTHING) * value
@@ -64,21 +64,23 @@ def smooth(values: list[float]) -> list[float]:
 
 
 def with_section(text: str, name: str, content: str) -> str | None:
-    """A card's text with `content` between <!-- name --> and the next <!-- end -->; None where it has no such place."""
+    """Return `text` with `content` between <!-- name --> and the next <!-- end -->, or None without these marks."""
     pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
     text, found = re.subn(pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S)
     return text if found else None
 
 
-def card(record: TrainingRecord, acceptance: Acceptance) -> str:
-    """The model card, in Markdown. `pass-train evaluate --record` fills its first section (`with_section`)."""
+def card(record: TrainingRecord, agreement: Agreement) -> str:
+    """Return the model card in Markdown. `pass-train evaluate --record` fills its first section (`with_section`)."""
     recipe = record.recipe
     kind = "embeddings only" if record.adapter == "none" else f"embeddings and {record.adapter} rank {record.rank}"
     rows = "\n".join(
-        f"| {i + 1} | {match:.3f} | {top4:.3f} | {chain:.3f} |"
-        for i, (match, top4, chain) in enumerate(zip(acceptance.match, acceptance.top4, acceptance.chain, strict=True))
+        f"| {i + 1} | {match:.3f} | {top4:.3f} | {all_right:.3f} |"
+        for i, (match, top4, all_right) in enumerate(
+            zip(agreement.match, agreement.top4, agreement.cumulative, strict=True)
+        )
     )
-    tau = acceptance.tau()
+    tau = agreement.tau()
     return f"""# Look-ahead weights for {record.base}
 
 `{FILE_NAME}`: {record.lookahead} look-ahead rows, {kind}, {record.steps} steps. The base model is frozen; output with
@@ -93,11 +95,11 @@ here.
 
 ## Held-out sequences
 
-Greedy agreement with the base model on {acceptance.places} places of sequences that were not trained on
-(their documents may have been), which loop as small models' greedy text does. "Chain" is the share of places where this
-draft and all before it are right.
+Greedy agreement with the base model at {agreement.places} places of sequences that were not trained on
+(their documents may have been). Small models' greedy text repeats itself, which makes drafting easy. "Cumulative" is
+the share of places where this draft and all before it are right.
 
-| distance | top-1 | top-4 | chain |
+| distance | top-1 | top-4 | cumulative |
 |---|---|---|---|
 {rows}
 

@@ -1,4 +1,4 @@
-"""One training run, start to end: load, distill, train, write."""
+"""One training run from start to end: load the model, distill text, train, write the weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,52 +17,59 @@ from accelerate import Accelerator
 from pass_exporter.model.fingerprint import base_sample
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord, write_lookahead
-from pass_exporter.model.registry import Source as ModelSource
-from pass_exporter.model.registry import cache_directory, resolve
+from pass_exporter.model.registry import ModelSource, resolve
 from pass_exporter.progress import NotedStep
+from pass_runtime.bundle.remembered import cache_directory
 from pass_runtime.errors import PassError
+from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, History, find
 from pass_trainer.config import TrainConfig
-from pass_trainer.corpus import Source, digest, read_sources
+from pass_trainer.corpus import TextSource, digest, read_sources
 from pass_trainer.distill import Distiller, Sequences
 from pass_trainer.drafter import Drafter
-from pass_trainer.evaluate import Acceptance, measure
+from pass_trainer.held_out import Agreement, measure
+from pass_trainer.initial_drafter import make_drafter
 from pass_trainer.report import write_report
-from pass_trainer.start import make_drafter
-from pass_trainer.trainer import CHECKPOINT, History, Hooks, train
-from pass_trainer.writer import BundleWriter, TorchWriter, Writer
+from pass_trainer.text_writer import BundleTextWriter, TextWriter, TorchTextWriter
+from pass_trainer.trainer import Hooks, train
 
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 MOST_HELD_OUT = 32
-"""Sequences that are measured while training goes on."""
+"""The most sequences that are held out and measured during training."""
 
 
-class Progress(Protocol):
-    """Told when a phase starts; `step(done, total, note)` inside a phase whose length is known."""
+class TrainProgress(Protocol):
+    """Shows the phases of a run. The returned function reports `(done, total, note)` within a phase of known length."""
 
     def phase(self, name: str) -> NotedStep: ...
 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a run wrote, and how its drafts do on sequences it was not trained on."""
+    """The weights of a run, its history, and the agreement on its held-out sequences."""
 
     weights: Path
     history: History
-    acceptance: Acceptance
+    agreement: Agreement
 
 
-def run(config: TrainConfig, progress: Progress) -> TrainReport:
-    """Train look-ahead weights. Raises PassError for what the user can mend; finished work stays for --resume."""
-    prepare_output(config)
+def run(config: TrainConfig, progress: TrainProgress) -> TrainReport:
+    """Train look-ahead weights. Raises PassError for what the user can mend; --resume continues from finished work."""
+    check_output(config)
     sources = read_sources(config.data)
     accelerator = make_accelerator(config.device)
-    source = resolve(config.model)
+    text = digest(sources)
+    settings = config.what_is_trained() | {"data_sha256": text, "write_with": writer_name(config, accelerator)}
+    checkpoint = Checkpoint(config.output, settings, accelerator, config.checkpoint_minutes)
+    checkpoint.check()
+    source = resolve(config.model, config.revision)
     progress.phase(f"loading {source.name}")
     loaded = load_model(source, config.dtype)
     check_length(config.recipe.length, source.name, loaded)
+    drafter = make_drafter(config, loaded)  # before hours of writing text, since it refuses what does not fit the model
     loaded.model.to(accelerator.device)
+    make_output(config)
     data, held_out = split(distill(config, loaded, sources, accelerator, progress))
-    drafter = make_drafter(config, loaded).to(accelerator.device)
+    drafter.to(accelerator.device)
     steps_done = progress.phase("training")
 
     def on_step(step: int, loss: float) -> None:
@@ -71,21 +78,29 @@ def run(config: TrainConfig, progress: Progress) -> TrainReport:
     def on_evaluate(current: Drafter, step: int) -> dict[str, Any]:
         return {"step": step} | measure(current, held_out, config.lookahead).as_json()
 
-    history = train(config, accelerator, drafter, data, Hooks(on_step, on_evaluate))
-    acceptance = measure(drafter, held_out, config.lookahead)
+    history = train(config, accelerator, drafter, data, Hooks(on_step, on_evaluate), checkpoint)
+    agreement = measure(drafter, held_out, config.lookahead)
     weights = config.output / FILE_NAME
     if accelerator.is_main_process:
-        record = make_record(config, source, digest(sources), accelerator.num_processes, acceptance)
+        record = make_record(config, source, settings, history, accelerator.num_processes, agreement)
         write_lookahead(weights, drafter.lookahead, drafter.adapter, drafter.head, base_sample(loaded.model), record)
-        write_report(config.output, record, history, acceptance)
+        write_report(config.output, record, history, agreement)
     accelerator.wait_for_everyone()
-    return TrainReport(weights, history, acceptance)
+    return TrainReport(weights, history, agreement)
 
 
-def prepare_output(config: TrainConfig) -> None:
-    """Refuse to train over another run."""
-    if not config.resume and any((config.output / name).exists() for name in (FILE_NAME, CHECKPOINT)):
+def check_output(config: TrainConfig) -> None:
+    """Raise PassError if `output` holds another run, or no run that could be resumed."""
+    trained = (config.output / FILE_NAME).exists()
+    known = find(config.output / CHECKPOINT) is not None
+    if not config.resume and (trained or known):
         raise PassError(f"{config.output} holds a training run; continue it with --resume, or give another -o")
+    if config.resume and trained and not known:
+        weights = config.output / FILE_NAME
+        raise PassError(f"{config.output} has no checkpoint to resume from; use --start {weights}, and another -o")
+
+
+def make_output(config: TrainConfig) -> None:
     try:
         config.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,14 +108,14 @@ def prepare_output(config: TrainConfig) -> None:
 
 
 def check_length(length: int, name: str, loaded: LoadedModel) -> None:
-    """Refuse sequences that are longer than the model's."""
+    """Raise PassError for sequences that are longer than the model allows."""
     longest = loaded.geometry.max_capacity
     if length > longest:
         raise PassError(f"--sequence-length must be at most {longest}, the longest sequence of {name}, not {length}")
 
 
 def make_accelerator(device: str) -> Accelerator:
-    """auto: the GPU where there is one; under torchrun every process gets its own."""
+    """auto: the GPU if there is one; under torchrun each process gets its own."""
     if device not in ("auto", "cpu", "cuda"):
         raise PassError(f"--device must be auto, cpu or cuda, not {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
@@ -111,14 +126,16 @@ def make_accelerator(device: str) -> Accelerator:
 def distill(
     config: TrainConfig,
     loaded: LoadedModel,
-    sources: Sequence[Source | None],
+    sources: Sequence[TextSource | None],
     accelerator: Accelerator,
-    progress: Progress,
+    progress: TrainProgress,
 ) -> Sequences:
-    """The run's sequences; processes share the work, what is in the cache is not made again."""
+    """Return the sequences of the run. Processes share the shards among them, and cached shards are not written
+    again."""
     cache = cache_directory() / "distilled" / fingerprint(loaded.model)
     writer = make_writer(config, loaded, cache, accelerator, progress)
     distiller = Distiller(writer, loaded.tokenizer, loaded.eos_token_ids, sources, config.recipe)
+    distiller.check()
     directory = cache / distiller.name
     mine = range(accelerator.process_index, distiller.shards, accelerator.num_processes)
     distiller.generate(directory, mine, progress.phase("writing training text"))
@@ -127,34 +144,45 @@ def distill(
 
 
 def make_writer(
-    config: TrainConfig, loaded: LoadedModel, cache: Path, accelerator: Accelerator, progress: Progress
-) -> Writer:
-    """auto: the w8a8 bundle on a CPU, torch on a GPU, and with several processes, which would export it all at once."""
+    config: TrainConfig, loaded: LoadedModel, cache: Path, accelerator: Accelerator, progress: TrainProgress
+) -> TextWriter:
+    if writer_name(config, accelerator) == TorchTextWriter.name:
+        return TorchTextWriter(loaded.model, loaded.eos_token_ids)
+    return BundleTextWriter(config.model, cache, config.recipe.length, progress, revision=config.revision)
+
+
+def writer_name(config: TrainConfig, accelerator: Accelerator) -> str:
+    """auto: the w8a8 bundle on a CPU; torch on a GPU, and with several processes, since each would export the
+    bundle."""
     by_torch = accelerator.device.type != "cpu" or accelerator.num_processes > 1
-    if config.write_with == "torch" or (config.write_with == "auto" and by_torch):
-        return TorchWriter(loaded.model, loaded.eos_token_ids)
-    return BundleWriter(config.model, cache, config.recipe.length, progress)
+    chosen = config.write_with
+    return TorchTextWriter.name if chosen == "torch" or (chosen == "auto" and by_torch) else BundleTextWriter.name
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """Names the cache of a model's writing."""
+    """Return a name for the cache of the text that a model writes."""
     sample = base_sample(model).bfloat16().float().numpy()
     return hashlib.sha256(sample.tobytes()).hexdigest()[:16]
 
 
 def split(sequences: Sequences) -> tuple[Sequences, Sequences]:
-    """(training, held out): the first sixteenth, at most MOST_HELD_OUT, is never trained on."""
+    """Return (training, held out): the first sixteenth, at most MOST_HELD_OUT sequences, is held out."""
     count = min(max(len(sequences) // 16, 1), MOST_HELD_OUT)
     return sequences.part(slice(count, None)), sequences.part(slice(count))
 
 
 def make_record(
-    config: TrainConfig, source: ModelSource, text: str, processes: int, acceptance: Acceptance
+    config: TrainConfig,
+    source: ModelSource,
+    settings: dict[str, Any],
+    history: History,
+    processes: int,
+    agreement: Agreement,
 ) -> TrainingRecord:
-    recipe = config.what_is_trained() | {
+    recipe = settings | {
         "data": [path.name for path in config.data],
-        "data_sha256": text,
         "processes": processes,
+        "stages": [asdict(stage) for stage in history.stages],
     }
     return TrainingRecord(
         base=source.description,
@@ -166,10 +194,10 @@ def make_record(
         steps=config.steps,
         recipe=recipe,
         tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},
-        acceptance=tuple(round(share, 4) for share in acceptance.chain),
+        acceptance=tuple(round(share, 4) for share in agreement.cumulative),
     )
 
 
 def is_main() -> bool:
-    """Whether this process talks to the terminal (torchrun starts several)."""
+    """Return whether this process writes to the terminal: torchrun starts several."""
     return os.environ.get("RANK", "0") == "0"

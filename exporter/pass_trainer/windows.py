@@ -1,7 +1,7 @@
 """Training windows: look-ahead groups at many places (anchors) of one sequence share a forward pass.
 
-A sequence with look-ahead groups is a plan like any other: its tokens are the root and a chain of drafts, group a
-follows the first a of them. Masks and positions come from `pass_runtime.bundle.plan`, as they do in export and runtime.
+A sequence with look-ahead groups is laid out as a plan: its first token is the root, the others are drafts, and group a
+follows the first a drafts. So masks and positions come from `pass_runtime.bundle.plan`, as in export and runtime.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pass_runtime.bundle.plan import Plan
 
 @dataclass(frozen=True)
 class Windows:
-    """The look-ahead rows of B sequences of N tokens; R rows, padded where a sequence has fewer.
+    """The look-ahead rows of B sequences of N tokens, padded to R rows.
 
-    index [B,R] which look-ahead embedding; depth [B,R] the row's position, which is also the token row whose
-    next-token distribution it should reproduce; mask [B,1,R,N+R] bool; valid [B,R] bool, False for padding.
+    index [B,R]: the number of a row's look-ahead embedding. depth [B,R]: the row's position; the row should reproduce
+    the next-token distribution of the token at this position. mask [B,1,R,N+R] bool. valid [B,R] bool: False for
+    padding.
     """
 
     index: torch.Tensor
@@ -35,10 +36,10 @@ class Windows:
 def sample_groups(
     rng: np.random.Generator, prompt: int, length: int, anchors: int, lookahead: int, decay: float
 ) -> tuple[int, ...]:
-    """Group sizes by anchor for one sequence: groups [length], 0 where nothing is drafted.
+    """Return the size of the group at every token of one sequence, 0 where there is no anchor: [length].
 
-    A group has more than i rows with probability decay**i: its rows are weighted by depth, without computing the
-    ones that would hardly count. Anchors stand in the model's own writing, from the prompt's last token on.
+    A group has more than i rows with probability decay**i. On average this weights rows by decay**i, and most rows that
+    hardly count are not computed. Anchors lie in the model's own text, from the prompt's last token on.
     """
     groups = np.zeros(length, np.int64)
     places = np.arange(max(prompt - 1, 0), length - 1)
@@ -49,7 +50,7 @@ def sample_groups(
 
 
 def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> tuple[int, ...]:
-    """For evaluation: a whole group at every `stride`-th place that has room for it."""
+    """Return groups for measuring: a whole group at every `stride`-th place with enough tokens after it."""
     groups = [0] * length
     for anchor in range(max(prompt - 1, 0), length - lookahead, stride):
         groups[anchor] = lookahead
@@ -57,13 +58,13 @@ def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> tuple[
 
 
 def pack(groups: Sequence[Sequence[int]], width: int) -> Windows:
-    """Windows of sequences that are padded to `width` tokens; groups[b] has at most `width` sizes."""
+    """Return the windows of sequences that are padded to `width` tokens; groups[b] has at most `width` sizes."""
     plans = [Plan("train", width - 1, tuple(sizes)) for sizes in groups]
     rows = max(max(plan.width for plan in plans) - width, 1)
     index = torch.zeros(len(plans), rows, dtype=torch.long)
     depth, valid = torch.zeros_like(index), torch.zeros_like(index, dtype=torch.bool)
     mask = torch.zeros(len(plans), 1, rows, width + rows, dtype=torch.bool)
-    mask[:, 0, :, 0] = True  # padding has to see something, or its softmax is not a number
+    mask[:, 0, :, 0] = True  # a padding row must attend to something, or its softmax is NaN
     for b, plan in enumerate(plans):
         used = plan.width - width
         index[b, :used] = torch.from_numpy(plan.lookahead_ids(0))

@@ -2,4 +2,4 @@
 
 
 class PassError(Exception):
-    """Something the caller can mend. The message is one line and says what to do next."""
+    """An error that the caller can mend. Its message is one line and says what to do next."""

@@ -1,7 +1,8 @@
-"""Reading and writing what a user names."""
+"""Reading and writing files that a user names: whole or not at all, and under locks."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from pass_runtime.errors import PassError
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 text file, with or without a byte order mark; PassError where it cannot be read or is something else."""
+    """The text of a UTF-8 file, without a byte order mark; PassError where it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -22,16 +23,18 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Whoever reads `path` finds the old file or the new one. PassError where it fails."""
+    """Replace the file `path` in one step, so that readers find the old content or the new one. PassError on
+    failure."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends, and vanishes where it fails.
+    """A file that replaces `path` when the block ends, and is removed where the block fails.
 
-    It is written beside and renamed; links are followed. Devices and pipes cannot be replaced: they are written to.
+    It is written beside `path` and renamed; links are followed. Devices and pipes cannot be replaced and are written
+    to.
     """
     try:
         if path.exists() and not path.is_file():
@@ -52,3 +55,39 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
     except OSError as error:
         raise PassError(f"cannot write {path}: {error.strerror}") from None
+
+
+def open_locked(path: Path, *, wait: bool = False) -> int:
+    """A descriptor of the file `path`, which is created where it is missing, under an exclusive lock.
+
+    The operating system holds the lock: it ends with the process, however that ends, and also works between containers
+    that share a host's volume. BlockingIOError where another process holds it, unless `wait`.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # The previous holder has removed or replaced the file: try again.
+
+
+@contextmanager
+def locked(path: Path, busy: str, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of the file `path` while the block runs; the file exists only for that time. PassError(busy) where
+    another process holds it, unless `wait`; OSError where the file cannot be created.
+    """
+    try:
+        fd = open_locked(path, wait=wait)
+    except BlockingIOError:
+        raise PassError(busy) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # Removed while the lock is held, so that no other process holds it yet.
+        os.close(fd)

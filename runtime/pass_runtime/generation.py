@@ -1,51 +1,47 @@
-"""What `generate`, `chat`, `generate_ids` and `submit` return: a request under way, to be read by one reader."""
+"""What `generate`, `chat` and `generate_ids` return: a request under way, which one reader iterates over.
+
+A second reader, in another thread or task, is refused while the first one waits for a piece: each would see only a part
+of the text. Any thread may wait for the end with `result`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from collections.abc import Sequence as Items
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, Self, TypeVar
 
-from pass_runtime.decode.sequence import Chunk, End, FinishReason, Sequence, Token
+from pass_runtime.decode.sequence import End, FinishReason, Piece, Sequence, Token
 from pass_runtime.decode.stats import Stats
+from pass_runtime.decode.worker import check_process
 from pass_runtime.errors import PassError
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Text that is final, and the tokens read since the last piece (either may be empty)."""
-
-    text: str
-    tokens: tuple[Token, ...]
-    written: float = field(default=0.0, compare=False)
-    """`time.perf_counter` behind the pass that it came of."""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(token.id for token in self.tokens)
-
-
 class Stream(Generic[T]):
-    """One-shot: iterate (or `async for`) for what comes; breaking out and iterating on continues where it was.
+    """A request's pieces as they come, with `for` or `async for`. A stream is read once; a loop that was left can be
+    continued by another one.
 
-    `tokens`, `token_ids` and `text` are what was read so far. Once it ended, `finish_reason` is "stop" (`stop_reason`
-    then holds the token or string), "length" or "cancelled"; what failed raises PassError where it is read.
-    `stats` counts along. A stream that nobody holds any more is cancelled.
+    `tokens`, `token_ids` and `text` hold what was read so far; `stats` counts every pass. After the end
+    `finish_reason` is "stop" (`stop_reason` then holds the token or string), "length" or "cancelled"; a request that
+    failed raises PassError from the loop. A stream to which no reference is left is cancelled.
     """
 
     def __init__(self, sequence: Sequence, owner: object) -> None:
-        """owner: what must not be closed while somebody reads: the session."""
+        """owner: the session, which is kept from being closed by the garbage collector while the stream is in use."""
         self._sequence, self._owner = sequence, owner
         self._end: End | None = None
-        self._told_end = False
+        self._read_to_end = False
+        self._reader = threading.Lock()  # held by the reader while it waits for a piece
+        self._taking = threading.Lock()  # held while an event is taken; a synchronous reader holds it while it waits
+        self._process = os.getpid()
         self.tokens: list[Token] = []
         self.text = ""
         weakref.finalize(self, setattr, sequence, "cancelled", True).atexit = False
@@ -56,7 +52,7 @@ class Stream(Generic[T]):
 
     @property
     def token_ids(self) -> list[int]:
-        """Every token kept, a stop token included."""
+        """Ids of the tokens read so far, a stop token included."""
         return [token.id for token in self.tokens]
 
     @property
@@ -73,32 +69,30 @@ class Stream(Generic[T]):
 
     @property
     def seed(self) -> int:
-        """What sampling was seeded with: with it the text can be had again."""
+        """The seed of the sampling, with which the same text can be generated again."""
         return self._sequence.request.sampling.seed or 0
 
     @property
     def submitted(self) -> float:
-        """`time.perf_counter` when it was put into the queue."""
+        """`time.perf_counter` when the request was put into the queue."""
         return self._sequence.submitted
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, read or not."""
+        """Whether the request has ended, whether or not its pieces were read."""
         return self._sequence.finished is not None
 
     def cancel(self) -> None:
-        """End it as soon as the pass in progress is done; what was written until then can still be read."""
+        """End the request after the pass in progress; what was written until then can still be read."""
         self._sequence.cancelled = True
 
-    def run(self) -> Self:
-        """Wait for the end without looking at the pieces. Raises PassError where the request failed."""
-        return self.result()
-
     def result(self, timeout: float | None = None) -> Self:
-        """`run`, for `timeout` seconds at most: then TimeoutError, and it goes on."""
+        """Wait for the end, for `timeout` seconds at most, and return this stream. Raises TimeoutError where it goes on
+        after that, and PassError where the request failed. It takes what another reader has not read yet."""
+        check_process(self._process)
         try:
             self._sequence.ended.wait(timeout)
-        finally:  # an interrupt, too, leaves what was written until then
+        finally:  # also after an interrupt, so that the text until then is there
             self._take_all()
         if self._end is None:
             raise TimeoutError(f"the request has not ended within {timeout} seconds")
@@ -106,7 +100,7 @@ class Stream(Generic[T]):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """What a finished request did, for JSON."""
+        """The result of a finished request, for JSON."""
         found: dict[str, Any] = {
             "prompt_ids": self.prompt_ids,
             "token_ids": self.token_ids,
@@ -118,23 +112,24 @@ class Stream(Generic[T]):
         }
         if self._sequence.request.logprobs is not None:
             found["logprobs"] = [
-                {"token": token.id, "logprob": told.logprob, "top": [list(pair) for pair in told.top]}
+                {"token": token.id, "logprob": logprobs.logprob, "top": [list(pair) for pair in logprobs.top]}
                 for token in self.tokens
-                if (told := token.logprobs) is not None
+                if (logprobs := token.logprobs) is not None
             ]
         return found
 
     def __iter__(self) -> Iterator[T]:
-        if self._told_end:
+        if self._read_to_end:
             raise PassError("this generation was read to its end; what it wrote is in its text and token_ids")
         return self
 
     def __next__(self) -> T:
-        while self._end is None:
-            event = self._sequence.events.get()
-            self._take(event)
-            if isinstance(event, Chunk):
-                return self._item(event)
+        with _reading([self]), self._taking:
+            while self._end is None:
+                event = self._sequence.events.get()
+                self._take(event)
+                if isinstance(event, Piece):
+                    return self._item(event)
         self._close()
         raise StopIteration
 
@@ -143,19 +138,34 @@ class Stream(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        news = _news_of([self])
-        while self._end is None:
-            event = self._poll()
-            if isinstance(event, Chunk):
-                return self._item(event)
-            if event is None:
-                await news.wait()
-                news.clear()
+        with _reading([self]):
+            signal = _event_signal([self])
+            while (event := self._poll()) is None:
+                await signal.wait()
+                signal.clear()
+        if isinstance(event, Piece):
+            return self._item(event)
         self._close()
         raise StopAsyncIteration
 
-    def _poll(self) -> Chunk | End | None:
-        """The next event, taken; None where there is none yet."""
+    def _poll(self) -> Piece | End | None:
+        """Take the next event; the end can be taken any number of times. None where there is no event yet."""
+        with self._taking:
+            return self._next_event()
+
+    def _take_all(self) -> None:
+        """Take all events that are there, unless a reader is waiting for one. After the end, let that reader take it
+        first."""
+        if self._taking.acquire(blocking=self._sequence.ended.is_set()):
+            try:
+                while isinstance(self._next_event(), Piece):
+                    pass
+            finally:
+                self._taking.release()
+
+    def _next_event(self) -> Piece | End | None:
+        if self._end is not None:
+            return self._end
         try:
             event = self._sequence.events.get_nowait()
         except queue.Empty:
@@ -163,12 +173,7 @@ class Stream(Generic[T]):
         self._take(event)
         return event
 
-    def _take_all(self) -> None:
-        """Everything that is there."""
-        while self._end is None and self._poll() is not None:
-            pass
-
-    def _take(self, event: Chunk | End) -> None:
+    def _take(self, event: Piece | End) -> None:
         if isinstance(event, End):
             self._end = event
         else:
@@ -176,7 +181,7 @@ class Stream(Generic[T]):
             self.text += event.text
 
     def _close(self) -> None:
-        self._told_end = True
+        self._read_to_end = True
         self._raise_error()
 
     def _raise_error(self) -> None:
@@ -187,57 +192,74 @@ class Stream(Generic[T]):
             raise error
 
     @abstractmethod
-    def _item(self, chunk: Chunk) -> T:
-        """What a reader is given for one pass."""
+    def _item(self, piece: Piece) -> T:
+        """What the loop yields for one pass."""
 
 
 class Generation(Stream[Piece]):
-    """A request as text: iterate for pieces.
+    """A request as text: the loop yields pieces.
 
-    `text` is the pieces joined. Bytes of a character that was never completed are left out of it; they are in
-    `token_ids`. Special tokens are in `token_ids` but not in `text`.
+    `text` is the text of all pieces, without special tokens and without the bytes of a character that was never
+    completed; both are in `token_ids`.
     """
 
-    def _item(self, chunk: Chunk) -> Piece:
-        return Piece(chunk.text, chunk.tokens, chunk.written)
+    def _item(self, piece: Piece) -> Piece:
+        return piece
 
 
 class TokenStream(Stream[list[int]]):
-    """A request as token ids: iterate for those of each pass (at least one)."""
+    """A request as token ids: the loop yields those of each pass, at least one."""
 
-    def _item(self, chunk: Chunk) -> list[int]:
-        return [token.id for token in chunk.tokens]
+    def _item(self, piece: Piece) -> list[int]:
+        return [token.id for token in piece.tokens]
 
 
 async def merged(streams: Items[Stream[T]]) -> AsyncGenerator[tuple[int, T | None], None]:
-    """What comes of several streams as it comes, with its stream's place among them; None behind a stream's last.
+    """Pieces of several streams as they come, each with the index of its stream. (index, None) ends a stream.
 
-    Raises what failed in any of them, PassError most of the time.
+    Raises the error of any stream that fails, mostly a PassError.
     """
     for stream in streams:
-        aiter(stream)  # refuses one that was read
-    news, left = _news_of(streams), dict(enumerate(streams))
+        aiter(stream)  # raises for a stream that was read to its end
+    with _reading(streams):
+        signal, left = _event_signal(streams), dict(enumerate(streams))
     while left:
-        news.clear()
-        events = [(place, event) for place, stream in left.items() if (event := stream._poll()) is not None]
+        with _reading(left.values()):
+            while not (events := [(place, got) for place, s in left.items() if (got := s._poll()) is not None]):
+                await signal.wait()
+                signal.clear()
         for place, event in events:
-            if isinstance(event, Chunk):
+            if isinstance(event, Piece):
                 yield place, streams[place]._item(event)
             else:
                 left.pop(place)._close()
                 yield place, None
-        if not events:
-            await news.wait()
 
 
-def _news_of(streams: Items[Stream[T]]) -> asyncio.Event:
-    """Set in the running loop at every event of these from now on."""
-    news, loop = asyncio.Event(), asyncio.get_running_loop()
+@contextmanager
+def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
+    """Hold the streams as their only reader. PassError where one has a reader, or was opened before a fork."""
+    held: list[Stream[T]] = []
+    try:
+        for stream in streams:
+            check_process(stream._process)
+            if not stream._reader.acquire(blocking=False):
+                raise PassError("somebody else is reading this generation; give every reader a request of its own")
+            held.append(stream)
+        yield
+    finally:
+        for stream in held:
+            stream._reader.release()
 
-    def tell() -> None:
-        with suppress(RuntimeError):  # the loop is gone, and so is the reader
-            loop.call_soon_threadsafe(news.set)
+
+def _event_signal(streams: Items[Stream[T]]) -> asyncio.Event:
+    """A signal that is set in the running loop at every event of these streams from now on."""
+    signal, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def notify() -> None:
+        with suppress(RuntimeError):  # the loop was closed, so nobody reads any more
+            loop.call_soon_threadsafe(signal.set)
 
     for stream in streams:
-        stream._sequence.on_event = tell
-    return news
+        stream._sequence.on_event = notify
+    return signal

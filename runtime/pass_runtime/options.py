@@ -1,38 +1,42 @@
-"""What a request may ask for, and how a bundle is opened."""
+"""The options of a request, and those of opening a bundle."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pass_runtime.bundle.plan import MODES, make_cycle
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, SamplingParams
+from pass_runtime.bundle.values import flag, shown, text, whole, whole_numbers
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
 
 PLANS = (*MODES, "fused:G0,G1,...", "auto")
-"""What `plan` may be; the sizes G0, G1, ... are those of a fused plan's look-ahead groups."""
+"""The values of `plan`; G0, G1, ... are the sizes of a fused plan's look-ahead groups."""
 
+MAX_SLOTS = 1024
+"""The most sequences that a session decodes together."""
 MAX_QUEUE = 1024
-"""Requests that may wait, where nobody says otherwise."""
+"""The default number of requests that may wait."""
 MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
-"""More threads than this make ONNX Runtime hang rather than faster."""
+"""With more threads than this ONNX Runtime hangs."""
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Everything a request may ask for.
+    """The options of a request.
 
-    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": whatever is fastest here. A
-    pass runs one plan for all sequences of a batch: the oldest request that names one decides.
-    lookahead: drafts per round, at most the bundle's L (None: all of them; 0: plain decoding).
+    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (the sizes of its groups), or "auto": whatever is fastest on this
+    machine. A pass runs one plan for all sequences of a batch, that of the oldest request that names one.
+    lookahead: drafts per step, at most the bundle's L (None: all of them; 0: plain decoding).
     draft: where drafts come from, one of `pass_runtime.decode.draft_policy.DRAFTS` (None: "both" for auto, else
     "lookahead").
     stop: strings that end the text and are not part of it (one string is one stop). stop_token_ids: tokens that end it
     besides the model's own, which ignore_eos turns off.
-    reuse_prefix: keep the K/V that an earlier request on this session has in common with this one.
-    logprobs: tell of every token its log-probability, and those of so many of the most likely ones (0 to 20).
+    reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
+    logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
     """
 
     max_new_tokens: int = 128
@@ -47,19 +51,36 @@ class GenerateOptions:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.max_new_tokens < 1:
             raise PassError(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
         if self.plan != "auto":
-            make_cycle(self.plan, 1)  # refuses what is no plan
+            make_cycle(self.plan, 1)  # raises PassError for an unknown plan
         if self.draft not in (None, *DRAFTS):
             raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFTS)}")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise PassError(f"logprobs must be 0 to {MAX_LOGPROBS}, not {self.logprobs}")
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(stop, str) for stop in stops):
+
+    def _check_types(self) -> None:
+        """PassError where a field has the wrong type. numpy's numbers become Python's."""
+        keep = partial(object.__setattr__, self)  # a frozen dataclass sets its own fields like this
+        keep("max_new_tokens", whole("max-new-tokens", self.max_new_tokens))
+        if not isinstance(self.sampling, SamplingParams):
+            raise PassError(f"sampling must be SamplingParams(...), not {shown(self.sampling)}")
+        text("plan", self.plan)
+        if self.lookahead is not None:
+            keep("lookahead", whole("lookahead", self.lookahead))
+        if self.draft is not None:
+            text("draft", self.draft)
+        if self.logprobs is not None:
+            keep("logprobs", whole("logprobs", self.logprobs))
+        keep("ignore_eos", flag("ignore-eos", self.ignore_eos))
+        keep("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
             raise PassError("stop must be a string or a list of strings; tokens go into stop_token_ids")
-        object.__setattr__(self, "stop", stops)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        keep("stop", tuple(stops))
+        keep("stop_token_ids", whole_numbers("stop-token-ids", self.stop_token_ids))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -73,9 +94,9 @@ class LoadOptions:
 
     device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto: the bundle's engines
     where they fit this machine, else ONNX Runtime on CUDA, else on the CPU.
-    threads: of the CPU, 0 is the engine's choice. max_batch_size: sequences that decode together (None: as many as
-    engines were built for, else DEFAULT_BATCH); others wait, at most max_queue of them. capacity: the longest sequence
-    in tokens (None: the model's), which bounds the KV cache.
+    threads: CPU threads, 0 for the engine's choice. max_batch_size: the sequences that decode together (None: as many
+    as the engines were built for, else DEFAULT_BATCH). max_queue: the sequences that may wait besides. capacity: the KV
+    capacity in tokens, which bounds the length of a sequence (None: the model's).
     """
 
     device: str = "auto"
@@ -85,10 +106,15 @@ class LoadOptions:
     capacity: int | None = None
 
     def __post_init__(self) -> None:
+        text("device", self.device)
+        for name in ("threads", "max_batch_size", "max_queue", "capacity"):
+            value = getattr(self, name)
+            if value is not None or name in ("threads", "max_queue"):
+                object.__setattr__(self, name, whole(name.replace("_", "-"), value))
         if not 0 <= self.threads <= MAX_THREADS:
             raise PassError(f"threads must be 0 (the engine's choice) to {MAX_THREADS}, not {self.threads}")
-        if self.max_batch_size is not None and not 1 <= self.max_batch_size <= 1024:
-            raise PassError(f"max-batch-size must be 1 to 1024, not {self.max_batch_size}")
+        if self.max_batch_size is not None and not 1 <= self.max_batch_size <= MAX_SLOTS:
+            raise PassError(f"max-batch-size must be 1 to {MAX_SLOTS}, not {self.max_batch_size}")
         if self.max_queue < 1:
             raise PassError(f"max-queue must be at least 1, not {self.max_queue}")
         if self.capacity is not None and (self.capacity < 4 or self.capacity % 4):

@@ -1,19 +1,23 @@
-"""A loaded bundle: `load(path)`, then `generate`, `chat`, or `submit` for many requests at once."""
+"""A loaded bundle: `load(path)`, then `generate` or `chat`, for one request or for many at once."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.backends.open import open_backend
 from pass_runtime.bundle.integrity import verify_files
-from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest, read_manifest
+from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.values import whole_numbers
 from pass_runtime.decode.draft_policy import Mode, make_mode
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
@@ -24,9 +28,12 @@ from pass_runtime.errors import PassError
 from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template
+from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning.tuner import PlanTuner
 from pass_runtime.tuning.tuners import Tuners
+
+T = TypeVar("T")
 
 
 class Session:
@@ -50,7 +57,7 @@ class Session:
         self._finalizer = weakref.finalize(self, _close, self._worker, backend)
 
     def close(self) -> None:
-        """Cancel what is under way and give the device's memory back; the session cannot be used afterwards."""
+        """Cancel all requests and free the device's memory. The session cannot be used afterwards."""
         self._finalizer()
 
     def __enter__(self) -> Session:
@@ -60,7 +67,7 @@ class Session:
         self.close()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids with the tokenizer's own special tokens; an empty text becomes the model's start token."""
+        """Token ids of `text`, with the special tokens that the tokenizer adds. An empty text is the start token."""
         ids = list(self.tokenizer.encode(_valid(text)).ids)
         if ids:
             return ids
@@ -70,30 +77,42 @@ class Session:
             raise PassError("the prompt is empty and the model has no start token; give it some text")
         return [start]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The chat template's prompt for the assistant's next turn."""
-        if self.chat_template is None:
+    def encode_chat(self, messages: Sequence[Message], *, allow_special_tokens: bool = False) -> list[int]:
+        """The chat template's prompt for the assistant's next turn.
+
+        Messages are plain text, even where they spell a special token such as `<|im_end|>`. allow_special_tokens: such
+        text becomes the token, as in Hugging Face; use it only for messages that no user wrote.
+        """
+        template = self.chat_template
+        if template is None:
             raise PassError(f"{self.manifest.model.name} has no chat template; use plain prompts")
         if not messages:
             raise PassError("a conversation needs at least one message")
-        return list(self.tokenizer.encode(_valid(self.chat_template.render(messages)), add_special_tokens=False).ids)
+        if allow_special_tokens:
+            return list(self.tokenizer.encode(_valid(template.render(messages)), add_special_tokens=False).ids)
+        return self._chat_encoder.encode(messages, lambda texts: _valid(template.render(texts)))
 
-    def submit(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
-        """Begin to write behind `prompt` (a string, or token ids), or wait in the queue for a free slot.
+    @cached_property
+    def _chat_encoder(self) -> ChatEncoder:
+        return ChatEncoder(self.tokenizer)
 
-        Raises `QueueFull` where too many are waiting. The text is the same whatever else is under way.
+    def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
+        """Continue `prompt`, a string or token ids. Returns at once: the request decodes, or waits for a free slot.
+
+        Raises `QueueFull` where too many are waiting. The text does not depend on the other requests under way.
         """
-        return self.submit_all(prompt, [options or GenerateOptions()])[0]
+        return self.generate_all(prompt, [options or GenerateOptions()])[0]
 
-    def submit_all(self, prompt: str | Sequence[int], asked: Sequence[GenerateOptions]) -> list[Generation]:
-        """Several texts behind one prompt, which is read once: the others begin from a copy of its K/V.
+    def generate_all(self, prompt: str | Sequence[int], choices: Sequence[GenerateOptions]) -> list[Generation]:
+        """Several continuations of one prompt. The prompt is read once; the others begin from a copy of its K/V.
 
-        Raises as `submit` does; what had begun by then is cancelled.
+        Raises as `generate` does; the continuations that had begun by then are cancelled.
         """
-        ids = (*(self.encode(prompt) if isinstance(prompt, str) else prompt),)  # a new one: see Request
+        ids = self.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        ids = (*ids,)  # a tuple of its own: sequences share K/V where they hold the very same tuple (see Request)
         begun: list[Generation] = []
         try:
-            for options in asked:
+            for options in choices:
                 reader = TextStream(self.tokenizer, ids, options.stop_strings)
                 begun.append(Generation(self._submit(ids, options, reader), self))
         except BaseException:
@@ -102,43 +121,45 @@ class Session:
             raise
         return begun
 
-    def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
-        """Text for `prompt`: `submit` under the name that people look for."""
-        return self.submit(prompt, options)
-
-    def chat(self, messages: Sequence[Message], options: GenerateOptions | None = None) -> Generation:
-        """The assistant's next turn."""
-        return self.submit(self.encode_chat(messages), options)
+    def chat(
+        self,
+        messages: Sequence[Message],
+        options: GenerateOptions | None = None,
+        *,
+        allow_special_tokens: bool = False,
+    ) -> Generation:
+        """The assistant's next turn; `allow_special_tokens` as in `encode_chat`."""
+        return self.generate(self.encode_chat(messages, allow_special_tokens=allow_special_tokens), options)
 
     def generate_ids(self, prompt_ids: Sequence[int], options: GenerateOptions | None = None) -> TokenStream:
-        """Tokens without text. Stop strings need `generate`."""
+        """`generate` without text: a stream of token ids. Stop strings need `generate`."""
         options = options or GenerateOptions()
         if options.stop_strings:
             raise PassError("stop strings need text: use generate, or stop_token_ids")
-        return TokenStream(self._submit(list(prompt_ids), options, None), self)
+        return TokenStream(self._submit((*_token_ids(prompt_ids),), options, None), self)
 
     def mode(self, options: GenerateOptions) -> Mode:
-        """How `options` are decoded on this bundle."""
+        """The mode that `options` mean on this bundle. PassError where the bundle cannot run it."""
         available = self.manifest.lookahead.length
         lookahead = available if options.lookahead is None else options.lookahead
         if not 0 <= lookahead <= available:
             raise PassError(
                 f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with"
             )
-        exactly = self.backend.capabilities.lookahead
-        if exactly is not None and (options.plan.startswith("fused:") or lookahead not in (0, exactly)):
+        only = self.backend.capabilities.lookahead
+        if only is not None and (options.plan.startswith("fused:") or lookahead not in (0, only)):
             raise PassError(
-                f"the engines are for look-ahead {exactly} with full groups: use --plan fused, and "
-                f"--lookahead {exactly} or 0"
+                f"the engines are for look-ahead {only} with full groups: use --plan fused, and --lookahead {only} or 0"
             )
         mode = make_mode(options.plan, lookahead, options.draft)
-        if max(mode.lookahead, mode.text_drafts) > available:
+        if max(mode.lookahead, mode.ngram_drafts) > available:
             raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
         return mode
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
-        """What `options` ask of the scheduler behind `prompt_ids`, for those that drive one themselves."""
+        """The request that `generate` would submit, for callers that run a scheduler themselves."""
         model, capacity = self.manifest.model, self.backend.capabilities.max_capacity
+        prompt_ids = _token_ids(prompt_ids)
         if not prompt_ids:
             raise PassError("the prompt has no tokens")
         for token in (*prompt_ids, *options.stop_token_ids):
@@ -150,12 +171,12 @@ class Session:
             )
         mode = self.mode(options)
         return Request(
-            prompt_ids=tuple(prompt_ids),
+            prompt_ids=prompt_ids,
             sampling=options.sampling.seeded(),
             max_new_tokens=options.max_new_tokens,
             cycle=mode.cycle,
             lookahead=mode.lookahead,
-            text_drafts=mode.text_drafts,
+            ngram_drafts=mode.ngram_drafts,
             stop_token_ids=frozenset(options.stop_token_ids)
             | (frozenset() if options.ignore_eos else frozenset(model.eos_token_ids)),
             reuse_prefix=options.reuse_prefix,
@@ -164,24 +185,35 @@ class Session:
         )
 
     def tuner(self, sampling: SamplingParams) -> PlanTuner:
-        """What `auto` knows of requests like this. The first of a kind (greedy, sampled, truncated) times passes for a
-        second."""
-        return self._worker.call(lambda: self._tuners.get(sampling.sampler))
+        """The tuner that `auto` uses for requests with this kind of sampling (greedy, sampled or truncated). The first
+        call for a kind times passes, for about a second. PassError where the KV cache has no room for that."""
+        tuner = self._worker.call(lambda: self._tuners.get(sampling.sampler))
+        if tuner is None:
+            raise PassError(
+                f"the KV capacity of {self.backend.capabilities.max_capacity} has no room to time passes in, so plan "
+                "auto decodes plainly: raise the capacity, or wait for requests that fill it"
+            )
+        return tuner
 
     def warm_up(self, *samplings: SamplingParams) -> None:
-        """Time what `auto` wants to know of such requests (of greedy and sampled ones where none are given) and of
-        every batch size, rather than while the first ones wait."""
+        """Time the passes that `auto` needs for requests with these samplings (None given: greedy and sampled) and for
+        every batch size, so that the first requests need not wait for it. Where running requests fill the KV cache,
+        timing is put off."""
         for sampling in samplings or (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)):
             for batch in self.backend.capabilities.batch_sizes:
                 self._worker.call(partial(self._tuners.get, sampling.sampler, batch))
 
+    def call(self, task: Callable[[Runner], T]) -> T:
+        """Run `task(runner)` on the thread that owns runner and backend, between two steps. This is for benches."""
+        return self._worker.call(lambda: task(self._scheduler.runner))
+
     @property
     def closed(self) -> bool:
-        """Whether it takes no more requests: it was closed, or its worker failed."""
-        return self._worker.closed
+        """Whether the session takes no more requests: it was closed, or its worker or its device has failed."""
+        return self._worker.closed or self.backend.failure is not None
 
     def usage(self) -> Usage:
-        """How many are running and waiting right now, and how much of the KV cache they take."""
+        """How many sequences run and wait right now, and how much of the KV cache they take."""
         return self._scheduler.usage()
 
     def _submit(self, ids: Sequence[int], options: GenerateOptions, reader: TextStream | None) -> Decoding:
@@ -194,8 +226,13 @@ def _close(worker: Worker, backend: Backend) -> None:
     worker.close(backend.close)
 
 
+def _token_ids(prompt: object) -> tuple[int, ...]:
+    """Token ids as a tuple of ints; the very same object where it is one already."""
+    return whole_numbers("the prompt's token ids", prompt)
+
+
 def _valid(text: str) -> str:
-    """Python strings can hold halves of characters, for instance from an argument that was not UTF-8."""
+    """PassError where `text` has lone surrogates, which Python makes of arguments that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -220,19 +257,22 @@ def load(
     max_queue: int = MAX_QUEUE,
     capacity: int | None = None,
 ) -> Session:
-    """Open a bundle; see `LoadOptions`. verify: check the hashes of its files."""
+    """Open a bundle; see `LoadOptions`. verify: compare the hashes of its files with the manifest's; a file that was
+    verified before and has not changed is not read again."""
     options = LoadOptions(device, threads, max_batch_size, max_queue, capacity)
     path = Path(bundle)
     manifest = read_manifest(path)
-    verify_files(path, manifest, hashes=verify)
+    remembered = Remembered()
+    verify_files(path, manifest, hashes=verify, remembered=remembered)
+    remembered.save()
     return open_session_of(path, manifest, options, verify=verify)
 
 
 def open_session_of(
     path: Path, manifest: Manifest, options: LoadOptions, *, verify: bool = False, backend: Backend | None = None
 ) -> Session:
-    """`load` with a manifest that was read, and its bundle's files verified, before. verify: engines' hashes. backend:
-    one that is there already."""
+    """`load` where the manifest was read and the bundle's files were verified before. verify: check the hashes of
+    engines. backend: an open backend to use; None opens one."""
     tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
     bos, eos = manifest.model.bos_token_id, manifest.model.eos_token_ids
     template = load_chat_template(

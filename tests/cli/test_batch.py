@@ -34,7 +34,7 @@ def test_every_line_is_answered_in_order(tiny_bundle: Path, tmp_path: Path):
     assert [result["id"] for result in results] == [f"r{i}" for i in range(9)]
     session = load(tiny_bundle, "cpu", threads=1)
     for prompt, result in zip(prompts, results, strict=True):
-        alone = session.generate(prompt, GenerateOptions(max_new_tokens=6, ignore_eos=True)).run()
+        alone = session.generate(prompt, GenerateOptions(max_new_tokens=6, ignore_eos=True)).result()
         assert (result["text"], result["token_ids"]) == (alone.text, alone.token_ids)
         assert result["finish_reason"] == "length" and result["stats"]["generated_tokens"] == 6
 
@@ -61,7 +61,7 @@ def test_a_line_overrides_the_flags(random_bundle: Path, tmp_path: Path):
         chat
         == load(random_bundle, "cpu", threads=1)
         .chat([{"role": "user", "content": "fox"}], GenerateOptions(max_new_tokens=6, ignore_eos=True))
-        .run()
+        .result()
         .token_ids
     )
 

@@ -1,4 +1,4 @@
-"""A stopped batch continues where it was, and never behind results that are not its own."""
+"""A stopped batch continues where it was, and never continues results that are not its own."""
 
 from __future__ import annotations
 

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pass_run import output, process, refusal
 
 from pass_runtime import SamplingParams, load
+from pass_runtime.cli import bench
 from pass_runtime.cli.bench import BenchOptions, Contender, run_bench
 from pass_runtime.cli.bench_rows import windows
+from pass_runtime.cli.main import main
 from pass_runtime.tuning.tuners import Tuners
 
 QUICK = ("--max-new-tokens", "8", "--repeat", "2")
@@ -69,6 +72,40 @@ def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.Mon
         options = {"max_new_tokens": 8, "plans": ("ar", "auto"), "batches": (4,), "repeat": 1}
         run_bench(session, BenchOptions(sampling, **options))
     assert done == [("truncated", 1), ("truncated", 2), ("truncated", 4), *["round"] * 4]
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+@pytest.mark.parametrize("sampling", [(), ("--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--seed", "1")])
+def test_breakdown(tiny_bundle: Path, batch: int | None, sampling: tuple[str, ...]):
+    """Trunk, tail and loop of fixed plans, and the speed that follows; plans without fixed passes have none."""
+    plans = ("--plan", "ar", "--plan", "two-pass", "--plan", "fused:2,1,1", "--plan", "auto")
+    flags = ("--lookahead", "2", "--repeat", "1", "--max-new-tokens", "8", "--breakdown", *sampling)
+    batches = () if batch is None else ("--batch", str(batch))
+    report = json.loads(output("bench", tiny_bundle, *plans, *flags, *batches, "--json"))
+    *fixed, auto = report["plans"]
+    for plan in fixed:
+        assert plan["trunk_milliseconds"] > 0 and plan["tail_milliseconds"] > 0 and plan["cost"] > 0
+        assert plan["host_milliseconds_per_pass"] > 0
+        seconds = 1e-3 * (plan["trunk_milliseconds"] + plan["tail_milliseconds"])
+        assert plan["predicted_tokens_per_second_each"] == pytest.approx(plan["tau"] / seconds)
+    assert fixed[0]["cost"] == 1.0 and fixed[0]["plan"].startswith("ar")
+    assert auto["predicted_tokens_per_second_each"] is None and auto["cost"] is None
+
+
+def test_breakdown_in_the_table(tiny_bundle: Path):
+    table = output("bench", tiny_bundle, *QUICK, "--plan", "ar", "--draft", "ngram", "--plan", "fused", "--breakdown")
+    for word in ("trunk", "tail", "cost", "measured", "predicted"):
+        assert word in table
+
+
+@pytest.mark.parametrize("flags", [("--plan", "ar"), ("--rows", "2", "--cached", "20")])
+def test_the_report_is_written_after_every_round(tiny_bundle: Path, tmp_path: Path, monkeypatch, flags):
+    """What an interrupted run has measured is not lost."""
+    written: list[int] = []
+    monkeypatch.setattr(bench, "write_whole", lambda _path, text: written.append(json.loads(text)["repeat"]))
+    command = ["bench", str(tiny_bundle), "--repeat", "3", "--max-new-tokens", "4", *flags, "-o", str(tmp_path / "out")]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    assert written == [1, 2, 3]
 
 
 def test_prompt_file(tiny_bundle: Path, tmp_path: Path):
@@ -135,7 +172,7 @@ ROWS = ("--repeat", "1", "--trust-bundle")
 
 
 def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
-    """Each width has its windows, once; the measure is one row, asked for or not."""
+    """Each width has its windows, once; ratios are to one row, requested or not."""
     report = json.loads(output("bench", tiny_bundle, *ROWS, "--rows", "2,7,9,9,49", "--cached", "20", "--json"))
     rows = [(row["rows"], row["window"], row["lookahead_rows"]) for row in report["rows"]]
     assert rows == [
@@ -183,6 +220,7 @@ def test_windows_have_the_rows_that_were_asked_for():
         (("--rows", "5", "--cached", "800"), "lower --cached or raise --capacity"),
         (("--rows", "5", "--plan", "ar"), "leave out --plan"),
         (("--cached", "20"), "add them"),
+        (("--rows", "5", "--breakdown"), "leave out --breakdown"),
     ],
 )
 def test_refused_rows(tiny_bundle: Path, flags: tuple[str, ...], expected: str):

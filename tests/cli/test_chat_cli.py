@@ -26,7 +26,7 @@ def test_turns_build_on_each_other(tiny_bundle: Path):
     expected = ""
     for line in ("hello", "again", "hello"):
         messages.append({"role": "user", "content": line})
-        answer = session.chat(messages, GenerateOptions(max_new_tokens=12, ignore_eos=True)).run().text
+        answer = session.chat(messages, GenerateOptions(max_new_tokens=12, ignore_eos=True)).result().text
         messages.append({"role": "assistant", "content": answer})
         expected += answer + "\n"
     assert said(tiny_bundle, "hello", "again", "hello", flags=(*FLAGS, "--system", "short")) == expected
@@ -75,10 +75,11 @@ def test_refused_flags(tiny_bundle: Path, flags: list[str]):
 
 
 def commands(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> tuple[str, list[str]]:
-    """Answers, and the lines on stderr."""
+    """Answers, and the lines on stderr. The status says whether an error is among these."""
     done = pass_run("chat", bundle, *flags, stdin="".join(f"{line}\n" for line in lines))
-    assert done.exit_code == 0, done.stderr
-    return done.stdout, done.stderr.splitlines()
+    errors = done.stderr.splitlines()
+    assert done.exit_code == (2 if any(line.startswith("error: ") for line in errors) else 0), done.stderr
+    return done.stdout, errors
 
 
 LONG = "12 " * 800
@@ -92,7 +93,7 @@ def test_a_message_that_is_too_long_costs_only_itself(tiny_bundle: Path):
 
 def test_a_line_that_is_not_utf8_costs_only_itself(tiny_bundle: Path):
     done = pass_run("chat", tiny_bundle, *FLAGS, stdin=b"\xef\xbb\xbfhello\r\nStra\xdfe\nagain\n")
-    assert done.exit_code == 0 and done.stdout == said(tiny_bundle, "hello", "again")
+    assert done.exit_code == 2 and done.stdout == said(tiny_bundle, "hello", "again")
     assert done.stderr == "error: a line that is not UTF-8 text was not read\n"
 
 
@@ -151,6 +152,24 @@ def test_an_answer_may_not_take_more_than_half_of_the_context(tiny_bundle: Path)
     flags = ("--max-new-tokens", "5000", "--context-overflow", "stop")
     answers, notes = commands(tiny_bundle, "hello", flags=flags)
     assert answers.strip() and notes == []
+
+
+@pytest.mark.parametrize("capacity", [4, 24, 32])
+def test_tiny_capacities_answer_or_refuse_in_one_line(tiny_bundle: Path, capacity: int):
+    """Messages that do not fit, then ever shorter ones: the first prompt that is answered fills the capacity."""
+    lines = ["12" * count for count in range(15, 0, -1)]
+    session = load(tiny_bundle, "cpu", threads=1)
+    lengths = [len(session.encode_chat([{"role": "user", "content": line}])) for line in lines]
+    assert capacity in lengths or capacity < min(lengths)
+    answers, notes = commands(tiny_bundle, *lines, flags=("--ignore-eos", "--capacity", str(capacity)))
+    refused = [note for note in notes if note.startswith("error: ")]
+    assert refused == [
+        f"error: the message makes a prompt of {length} tokens, more than the context of {capacity}; shorten it"
+        for length in lengths
+        if length > capacity
+    ]
+    assert all("oldest exchange" in note for note in notes if note not in refused)
+    assert len(answers.splitlines()) >= len(lines) - len(refused)
 
 
 def test_save_and_load(tiny_bundle: Path, tmp_path: Path):

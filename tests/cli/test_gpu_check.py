@@ -48,10 +48,8 @@ def load_script(name: str) -> ModuleType:
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = load_script("gpu_check")
-    monkeypatch.setattr(module, "interrupt_on_signals", lambda: None)
-    return module
+def check() -> ModuleType:
+    return load_script("gpu_check")
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -197,7 +195,6 @@ def test_ctrl_c_keeps_what_is_written(tmp_path: Path):
 def step_time(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Path]:
     """The script, with nothing that outlives a test, and a directory with a tiny trunk."""
     module, keep = load_script("step_time"), tmp_path_factory.mktemp("keep")
-    module.interrupt_on_signals = lambda: None
     module.COPIED = {"gpu": 1 << 20, "cpu": 1 << 20}
     module.write_trunk(keep, module.Shape(**TINY))
     return module, keep

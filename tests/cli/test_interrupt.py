@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from changed_pass_run import held_pass_run
+from changed_pass_run import held_pass_run, pass_run_after
 from pass_run import SLOW_PASS_RUN, output
 
 
@@ -33,6 +33,24 @@ def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
     text = first + rest
     assert len(text) < len(whole) - 100
     assert whole.startswith(text)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_long_generation_as_json(tiny_bundle: Path, tmp_path: Path, number: signal.Signals):
+    """What was written by then is printed."""
+    passes = tmp_path / "passes"
+    slow = pass_run_after(f"Path({str(passes)!r}).open('a').write('.')", "time.sleep(0.05)")
+    flags = ("generate", tiny_bundle, "-p", "The quick brown fox", "--ignore-eos", "--max-new-tokens", "300")
+    with started(*flags, "--plan", "ar", "--json", command=slow) as running:
+        while not passes.is_file() or passes.stat().st_size < 8:
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(number)
+        printed, errors = running.communicate(timeout=30)
+    assert (running.returncode, errors.decode()) == (130, "interrupted\n")
+    found, whole = json.loads(printed), json.loads(output(*flags, "--json"))
+    assert found["finish_reason"] == "cancelled" and 1 < len(found["token_ids"]) < 300
+    assert whole["token_ids"][: len(found["token_ids"])] == found["token_ids"] and found["text"]
 
 
 def test_chat_stops_the_answer_and_goes_on(tiny_bundle: Path):

@@ -139,7 +139,8 @@ def test_a_system_message(tiny_bundle: Path):
 
 
 REFUSED_FLAGS = {
-    "unknown plan": (["--plan", "warp"], "ar, two-pass, fused"),
+    "empty stop": (["--stop", "a", "--stop", ""], "--stop is empty"),
+    "unknown plan": (["--plan", "AR"], "unknown plan 'AR': choose one of ar, two-pass, fused, auto, or fused:"),
     "lookahead beyond the bundle": (["--lookahead", "7"], "0 to 6"),
     "negative lookahead": (["--lookahead", "-1"], "0 to 6"),
     "negative temperature": (["--temperature", "-1"], "temperature"),
@@ -170,6 +171,18 @@ def test_refused_prompts(tiny_bundle: Path, tmp_path: Path):
     assert "missing.txt" in refusal("generate", tiny_bundle, "--prompt-file", tmp_path / "missing.txt")
     assert str(tmp_path) in refusal("generate", tiny_bundle, "--prompt-file", tmp_path)
     assert "more than the KV capacity of 768" in refusal("generate", tiny_bundle, "-p", "12 " * 800)
+
+
+@pytest.mark.parametrize("explain", [(), ("--explain",)], ids=["", "explained"])
+def test_a_prompt_that_fills_the_capacity_has_one_answer(tiny_bundle: Path, explain: tuple[str, ...]):
+    """With the default plan, which would time passes after the first token."""
+    ids = len(json.loads(output("generate", tiny_bundle, "--json", "--max-new-tokens", 1, "-p", PROMPT))["prompt_ids"])
+    prompt = PROMPT + "1" * (-ids % 4)  # a digit is a token, and capacities are multiples of 4
+    capacity = ids + -ids % 4
+    flags = ("--capacity", capacity, "--ignore-eos", "-p", prompt)
+    found = json.loads(output("generate", tiny_bundle, "--json", *flags, *explain))
+    assert len(found["prompt_ids"]) == capacity
+    assert (len(found["token_ids"]), found["finish_reason"]) == (1, "length")
 
 
 def test_non_utf8_standard_input(tiny_bundle: Path):

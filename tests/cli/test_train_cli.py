@@ -80,6 +80,15 @@ def trained(tiny_model: Path, text: Path, cache: str, tmp_path_factory: pytest.T
     return output / "lookahead.safetensors"
 
 
+def test_a_resumed_run_keeps_its_steps(tiny_model: Path, text: Path, trained: Path, cache: str, tmp_path: Path):
+    """Where nobody says how many: the default is for new runs."""
+    shutil.copytree(trained.parent, tmp_path / "run")
+    flags = [*("--lookahead", 2, "--adapter", "lora", "--rank", 2, "--resume"), *SMALL]
+    done = pass_train(cache, "--model", tiny_model, "--data", text, "-o", tmp_path / "run", *flags)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["training"]["steps"] == 5
+
+
 def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path: Path):
     command = [*(sys.executable, "-m", "pass_exporter.cli", "--model", tiny_model, "--lookahead", 2)]
     command += ["--lookahead-weights", trained, "-o", tmp_path / "bundle"]
@@ -205,6 +214,9 @@ def test_wrong_data(tiny_model: Path, tmp_path: Path, content: bytes, reason: st
         (["--lookahead", "17"], "1 to 16"),
         (["--rank", "0"], "--rank"),
         (["--lr", "0"], "--lr"),
+        (["--seed", "-1"], "--seed"),
+        (["--adapter", "lora", "--adapter-from", "2"], "--adapter-from must be 0 to 1"),
+        (["--start", "nowhere.safetensors"], "--start nowhere.safetensors"),
         (["--decay", "1.5"], "--decay"),
         (["--prompt-tokens", "8", "4"], "--prompt-tokens"),
         (["--prompt-tokens", "8", "100"], "--prompt-tokens"),

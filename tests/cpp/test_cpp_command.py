@@ -8,12 +8,17 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from cpp_programs import program_at
+from cpp_programs import BUILD, ROOT, program_at
 
+from pass_runtime import load
+from pass_runtime.bundle import integrity, remembered
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.cli.prompts import read_prompt
 from pass_runtime.errors import PassError
 
@@ -63,6 +68,38 @@ def refusal(program: Path, *arguments: object, stdin: bytes = b"") -> str:
     line = done.stderr.decode()
     assert line.startswith("error: ") and line.count("\n") == 1 and line.endswith("\n")
     return line.removeprefix("error: ").removesuffix("\n")
+
+
+def test_files_are_hashed_once(program: Path, random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each runtime believes what the other one remembers; what nobody remembers is read."""
+    monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
+    bundle, kept = tmp_path / "bundle", tmp_path / "cache" / "hashes.txt"
+    shutil.copytree(random_bundle, bundle)
+    flags = ("generate", bundle, "--prompt-ids", IDS, "--max-new-tokens", 2, "--plan", "ar")
+    assert run(program, *flags).returncode == 0
+    assert not kept.exists()  # the files are too young
+    monkeypatch.setattr(remembered, "SETTLED", 0)
+    load(bundle, "cpu").close()
+    lines = kept.read_text()
+    assert len(lines.splitlines()) == len(read_manifest(bundle).files)
+
+    changed = bundle / "chat_template.jinja"
+    before = remembered._identity(changed)
+    changed.write_bytes(changed.read_bytes()[:-1] + b" ")
+    assert "chat_template.jinja does not match its SHA-256" in refusal(program, *flags)
+    kept.write_text(lines.replace(before, remembered._identity(changed)))
+    assert run(program, *flags).returncode == 0
+    kept.write_bytes(b"\xff no such line\n\n")
+    assert "chat_template.jinja does not match its SHA-256" in refusal(program, *flags)
+
+
+def test_hashes_that_were_read_are_kept(program: Path, random_bundle: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
+    time.sleep(2.1)  # the files have settled
+    assert run(program, "generate", random_bundle, "--prompt-ids", IDS, "--max-new-tokens", 2).returncode == 0
+    monkeypatch.setattr(integrity, "file_info", None)  # reading any would fail
+    load(random_bundle, "cpu").close()
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["hashes.txt"]
 
 
 def complaint(prompt: str | None, file: Path | None, *, keep_newline: bool = False) -> str:
@@ -166,3 +203,82 @@ def test_a_trunk_that_cannot_be_loaded(program: Path, tiny_bundle: Path, tmp_pat
     trunk.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
     told = refusal(program, "generate", bundle, "--prompt-ids", IDS, "--threads", 4, "--trust-bundle")
     assert told.startswith(f"onnxruntime cannot load {trunk}: ")
+
+
+NUMBERS = ("--max-new-tokens", "--threads", "--capacity", "--lookahead", "--stop-token-id", "--logprobs", "--top-k")
+OTHERS = ("--temperature", "--seed", "--stop", "--plan", "--draft", "--device", "--onnxruntime", "--prompt-ids")
+
+
+@pytest.mark.parametrize("flag", (*NUMBERS, *OTHERS))
+def test_empty_values_are_refused(program: Path, tiny_bundle: Path, flag: str):
+    """CLI11 by itself takes them for 0."""
+    assert refusal(program, "generate", tiny_bundle, flag, "").startswith(f"{flag}: the value is empty")
+
+
+@pytest.mark.parametrize("value", ["12abc", "0x10", "1e1", "1_0", "99999999999999999999", "+", "-", "1 2"])
+def test_what_is_no_number_is_refused(program: Path, tiny_bundle: Path, value: str):
+    for flag in NUMBERS:
+        assert f"'{value}' is not a whole number" in refusal(program, "generate", tiny_bundle, flag, value)
+    assert "max-new-tokens must be at least 1" in refusal(program, "generate", tiny_bundle, "--max-new-tokens", "-3")
+    for text in ("0x1p3", "1e999", "0.8x"):
+        assert f"'{text}' is not a number" in refusal(program, "generate", tiny_bundle, "--temperature", text)
+
+
+def test_numbers_are_decimal(program: Path, tiny_bundle: Path):
+    """As for pass-run, and not octal."""
+    flags = ("--prompt-ids", IDS, "--ignore-eos", "--plan", "ar", "--max-new-tokens")
+    assert len(output(program, "generate", tiny_bundle, *flags, "010").split()) == 10
+
+
+@pytest.mark.parametrize("ids", ["1,,2", ",", "1,2,", ",1", "1;2", "1,x", " ", "1.5"])
+def test_prompt_ids_that_are_no_list(program: Path, tiny_bundle: Path, ids: str):
+    expected = f"--prompt-ids must list token ids, as in 1,2,3, not '{ids}'"
+    if ids.strip():
+        assert refusal(program, "generate", tiny_bundle, "--prompt-ids", ids) == expected
+        assert refusal(program, "bench", tiny_bundle, "--prompt-ids", ids) == expected
+    else:
+        assert "--prompt-ids must list token ids" in refusal(program, "generate", tiny_bundle, "--prompt-ids", ids)
+
+
+@pytest.mark.parametrize("sizes", ["1,,2", "0", "2,-1", "1,x", "99999999999"])
+def test_batches_that_are_no_list(program: Path, tiny_bundle: Path, sizes: str):
+    line = refusal(program, "bench", tiny_bundle, "--prompt-ids", IDS, "--batch", sizes)
+    assert line == f"--batch must list numbers of sequences, as in 1,2,4,8, not '{sizes}'"
+
+
+def test_an_interrupted_generation_as_json(program: Path, tiny_bundle: Path):
+    """What was written by then is printed."""
+    flags = ("--prompt-ids", IDS, "--ignore-eos", "--plan", "ar", "--json", "--max-new-tokens", 760)
+    command = [program, "generate", tiny_bundle, *map(str, flags)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        status = Path(f"/proc/{running.pid}/status")
+        while running.poll() is None and not _handles(status.read_text(), signal.SIGTERM):
+            time.sleep(0.001)
+        running.send_signal(signal.SIGINT)
+        printed, errors = running.communicate(timeout=60)
+    assert (running.returncode, errors) in [(130, "interrupted\n"), (0, "")]  # it may have been done
+    found, whole = json.loads(printed), json.loads(output(program, "generate", tiny_bundle, *flags))
+    assert found["finish_reason"] == ("length" if len(found["token_ids"]) == 760 else "cancelled")
+    assert whole["token_ids"][: len(found["token_ids"])] == found["token_ids"]
+
+
+def _handles(status: str, number: int) -> bool:
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", status)
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def test_the_example_of_the_readme(program: Path, tmp_path: Path):
+    """It compiles, and where something is wrong it says so in one line."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no compiler")
+    page = (ROOT / "runtime/cpp/README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```cpp\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "example.cpp").write_text(code)
+    flags = ("-std=c++20", "-Wall", "-Wextra", "-Werror", "-I", ROOT / "runtime/cpp/include")
+    link = ("-L", BUILD, f"-Wl,-rpath,{BUILD}", "-lpass")
+    command = [compiler, *flags, tmp_path / "example.cpp", "-o", tmp_path / "example", *link]
+    subprocess.run(command, check=True, timeout=120)
+    done = subprocess.run([tmp_path / "example"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (0, 2) and done.stdout == ""
+    assert done.stderr.startswith("error: build/smollm2-135m is not a bundle") and done.stderr.count("\n") == 1

@@ -16,7 +16,8 @@ from cpp_programs import golden_traces, program_at
 from engine_sessions import Gpu, with_engines
 
 from conftest import export_bundle, make_model
-from pass_runtime.bundle.manifest import FILE_NAME, read_manifest
+from pass_runtime.bundle.manifest import FILE_NAME
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 
 LOOKAHEAD, SLOTS = 4, 4
@@ -128,6 +129,21 @@ def test_whatever_fails_leaves_a_session_that_works(
     assert all(any(words in error for words in told) for error in report["errors"])
     assert report["differences"] == ""
     assert report["empty"]
+
+
+@pytest.mark.parametrize("code", [700, 719, 46])
+def test_an_error_that_stays_closes_the_session(
+    code: int, engines: Path, fake_gpu: Callable[..., Any], golden: ModuleType, tmp_path: Path
+) -> None:
+    """Behind 46 (a device that is busy) the next request is served."""
+    request = {"prompt_ids": golden.Prompts(99, (0, 1, 2)).of(20), "max_new_tokens": 9, "plan": "ar"}
+    scene = {"name": "sticky", "slots": 1, "requests": [request]}
+    errors = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), "sticky", code)["errors"]
+    if code == 46:
+        assert all("failed to run" in error or "CUDA error 46" in error for error in errors[:2]) and errors[2] == ""
+    else:
+        lost = f"the GPU works no more for this process (CUDA error {code}, an error); start it again"
+        assert errors == [lost] * 3
 
 
 def test_engines_that_do_not_fit_are_refused_in_the_words_of_python(

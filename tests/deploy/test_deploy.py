@@ -117,7 +117,7 @@ def test_a_pod_has_time_to_drain():
     grace = pods("triton.yaml")["spec"]["terminationGracePeriodSeconds"]
     assert grace > triton["lifecycle"]["preStop"]["sleep"]["seconds"] + exit_timeout
     assert exit_timeout >= DRAIN_SECONDS + 5  # in which models are unloaded
-    assert commands("Dockerfile.triton", "ENTRYPOINT")[0][:3] == ["tini", "-g", "--"]  # models hear of it
+    assert commands("Dockerfile.triton", "ENTRYPOINT")[0][:3] == ["tini", "-g", "--"]  # models get the signal too
 
 
 @pytest.mark.parametrize("name", ["deployment.yaml", "triton.yaml"])
@@ -148,7 +148,7 @@ def test_the_names_fit_together():
 
 @pytest.mark.serve
 def test_the_paths_and_metrics_are_served(session):
-    """Probes, and the metric that the autoscaler asks for by way of the adapter."""
+    """Probes, and the metric that the autoscaler reads through the adapter."""
     from starlette.testclient import TestClient
 
     from pass_runtime.serve.app import make_app
@@ -162,5 +162,5 @@ def test_the_paths_and_metrics_are_served(session):
     (metric,) = read("autoscaler.yaml")[0]["spec"]["metrics"]
     (rule,) = read("prometheus-adapter.yaml")[0]["rules"]["custom"]
     assert rule["name"]["as"] == metric["pods"]["metric"]["name"]
-    (asked,) = re.findall(r'__name__="([^"]+)"', rule["seriesQuery"])
-    assert re.search(rf"(?m)^{asked}\{{", client.get("/metrics").text)
+    (series,) = re.findall(r'__name__="([^"]+)"', rule["seriesQuery"])
+    assert re.search(rf"(?m)^{series}\{{", client.get("/metrics").text)

@@ -86,8 +86,8 @@ class Driver:
             array[slot] = self.buffers[name][slot]
             self.buffers[name] = array
 
-    def enter(self, windows: dict[int, list[int]], plan: str) -> None:
-        """Windows for slots with these tokens, every draft missing; the other slots are parked."""
+    def stage(self, windows: dict[int, list[int]], plan: str) -> None:
+        """Windows for slots with these tokens, every draft missing; the other slots are masked."""
         constants, drafts = self.constants(plan), self.plans[plan]["drafts"]
         ids = np.zeros((self.slots, len(constants["row_position"])), np.int64)
         for slot, tokens in windows.items():
@@ -121,7 +121,7 @@ def expected(bundle):
         return {
             name: [
                 session.generate_ids(prompt, GenerateOptions(TOKENS, params, plan="ar", ignore_eos=True))
-                .run()
+                .result()
                 .token_ids
                 for prompt in PROMPTS
             ]
@@ -139,10 +139,10 @@ def test_a_bundle_driven_by_its_manifest(bundle, expected, first, sampler):
     if sampler == "truncated":
         for name, value in {"top_k": 40, "top_p": 0.95, "min_p": 0.01}.items():
             driver.buffers[name][:] = value
-    texts = {0: list(PROMPTS[0]), 2: list(PROMPTS[1])}  # slot 1 is parked
+    texts = {0: list(PROMPTS[0]), 2: list(PROMPTS[1])}  # slot 1 is masked
     for slot, prompt in texts.items():
         driver.prefill(slot, prompt[:-1])
-    driver.enter(texts, first)
+    driver.stage(texts, first)
     plan, passes, emitted = first, 0, {slot: [] for slot in texts}
     while min(map(len, emitted.values())) < TOKENS:
         found = driver.step(plan, sampler)
@@ -152,7 +152,7 @@ def test_a_bundle_driven_by_its_manifest(bundle, expected, first, sampler):
             emitted[slot] += found[slot]
         plan, passes = driver.plans[plan]["next"], passes + 1
         if passes == 3:  # another plan may follow at any time
-            driver.enter({slot: texts[slot] + emitted[slot] for slot in texts}, first)
+            driver.stage({slot: texts[slot] + emitted[slot] for slot in texts}, first)
             plan = first
     assert [tokens[:TOKENS] for tokens in emitted.values()] == expected[sampler]
     driver.run(driver.manifest["logprobs"], {})

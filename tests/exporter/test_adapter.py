@@ -17,11 +17,11 @@ from pass_exporter.model.fingerprint import base_sample, same_base
 from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import read_lookahead
 from pass_exporter.model.registry import resolve
-from pass_exporter.trunk.trace import kv_names
 from pass_runtime import PassError, load
 from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, prefill_plan, verify_plan
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.tensors import PAST, cache_names
 
 WINDOWS = [ar_plan(), verify_plan(4), draft_plan(1), draft_plan(6), prefill_plan(16), Plan("fused", 2, (2, 2, 2))]
 
@@ -39,7 +39,7 @@ def run_trunk(bundle: Path, plan: Plan) -> list[np.ndarray]:
         "logit_rows": plan.logit_rows,
         "lookahead_rows": plan.lookahead_rows,
     }
-    for name in kv_names("past", model.layers):
+    for name in cache_names(PAST, model.layers):
         feed[name] = rng.standard_normal((1, model.kv_heads, 48, model.head_dim)).astype(np.float32)
     session = open_session(bundle / manifest.trunk.file, "cpu")
     names = {value.name for value in session.get_inputs()}

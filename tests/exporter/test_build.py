@@ -14,14 +14,17 @@ from onnx import TensorProto, helper
 from conftest import SilentProgress
 from pass_exporter.cli import main
 from pass_exporter.config import EngineConfig
+from pass_exporter.engines import staging as engine_staging
 from pass_exporter.engines.build import build_engines, graph_sources
 from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.memory import check_fits, estimate
 from pass_exporter.engines.target import check_dtype, choose_capacity, choose_targets
 from pass_runtime.backends.cuda import DeviceInfo
 from pass_runtime.backends.trt.library import LIBRARIES
-from pass_runtime.bundle.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor, read_manifest
+from pass_runtime.bundle.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
+from pass_runtime.files import open_locked
 
 pytestmark = pytest.mark.tensorrt
 pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt-rtx]'")
@@ -83,6 +86,31 @@ def test_engines_are_replaced_only_when_asked_for(bundle: Path):
     assert not first.path(bundle).exists()
     other = build_engines(bundle, replace(CONFIG, compute_capability=("sm120",)), SilentProgress()).engines
     assert read_manifest(bundle).engines == (second, other)
+
+
+def test_a_set_is_made_by_one_build_at_a_time(bundle: Path):
+    with engine_staging.staging(bundle, "of-one-gpu"):
+        with (
+            pytest.raises(PassError, match=r"another pass-export build is making the engines of-one-gpu .*wait for it"),
+            engine_staging.staging(bundle, "of-one-gpu"),
+        ):
+            pytest.fail("the second build began")
+        with engine_staging.staging(bundle, "of-another-gpu"):
+            pass
+    assert {path.name for path in (bundle / "engines").iterdir()} == {".of-one-gpu.partial", ".of-another-gpu.partial"}
+
+
+def test_the_manifest_is_changed_by_one_build_at_a_time(bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two that end together would each list their own set alone."""
+
+    def read(path: Path) -> Manifest:
+        with pytest.raises(BlockingIOError):
+            open_locked(path / "engines" / ".manifest.lock")
+        return read_manifest(path)
+
+    monkeypatch.setattr(engine_staging, "read_manifest", read)
+    built = build_engines(bundle, CONFIG, SilentProgress()).engines
+    assert read_manifest(bundle).engines == (built,)
 
 
 def source_of(node: onnx.NodeProto, dtype: str = "float32") -> Source:
@@ -221,7 +249,7 @@ def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
             "leave out --timing-cache",
         ),
         (["--model", "x", "--capacity", "512"], "--capacity is about engines: add --engine"),
-        (["--force", "build", "{bundle}", "--engine", "tensorrt"], "--force belongs behind `build`"),
+        (["--force", "build", "{bundle}", "--engine", "tensorrt"], "--force belongs after `build`"),
         (["--lookahead", "4"], "name the model"),
         (["--model", "x", "--engine", "tensorrt"], "pip install 'pass-toolkit[tensorrt]'"),
     ],

@@ -10,10 +10,10 @@ import onnxruntime as ort
 import pytest
 
 from conftest import export_bundle, make_model
-from pass_exporter.trunk.trace import ROWS_INPUT, kv_names
 from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
 
 LENGTHS = (9, 30)
 
@@ -60,7 +60,7 @@ def run(bundle: Path, file: str, plan: Plan, batch: int = 1, capacity: int = 64)
     }
     if manifest.lookahead.adapter_rank:
         feed[ROWS_INPUT] = plan.lookahead_rows
-    for name in kv_names("past", model.layers):
+    for name in cache_names(PAST, model.layers):
         past = rng.standard_normal((len(LENGTHS), model.kv_heads, 64, model.head_dim), np.float32)
         feed[name] = np.zeros((batch, model.kv_heads, capacity, model.head_dim), model.dtype)
         feed[name][:, :, :40] = past[:batch, :, :40]

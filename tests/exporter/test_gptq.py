@@ -1,4 +1,4 @@
-"""Rounding that makes up for itself: nearer in a layer's output than plain rounding, on the same grids."""
+"""GPTQ: a layer's output is nearer to what it was than with plain rounding in the same scheme."""
 
 from __future__ import annotations
 
@@ -13,44 +13,47 @@ from hypothesis import strategies as st
 from conftest import make_model
 from pass_exporter.model.adapter import linear_layers
 from pass_exporter.model.families import SUPPORTED
-from pass_exporter.quantize.gptq import compensate, hessian, inverse_factor, round_while_reading
-from pass_exporter.quantize.grid import round_to
-from pass_exporter.quantize.spec import INT4, SPECS, Grid
+from pass_exporter.quantize.gptq import gptq_model, gptq_weight, hessian, inverse_factor
+from pass_exporter.quantize.rounding import round_to
+from pass_exporter.quantize.spec import INT4, SPECS, QuantSpec, WeightScheme
 
-FREE = SPECS["int4"].with_zero_points().grid
-assert FREE is not None
-GRIDS = {"symmetric": INT4, "zero points": FREE}
+ASYMMETRIC = SPECS["int4"].with_zero_points().scheme
+assert ASYMMETRIC is not None
+SCHEMES = {"symmetric": INT4, "zero points": ASYMMETRIC}
 
 
 def make_rows(rng: torch.Generator, count: int, inputs: int) -> torch.Tensor:
-    """[count,in] of which the inputs follow one another, as those of a model do."""
+    """[count,in], whose inputs depend on one another, as those of a model do."""
     return torch.randn(count, inputs // 4, generator=rng) @ torch.randn(inputs // 4, inputs, generator=rng) + 0.1 * (
         torch.randn(count, inputs, generator=rng)
     )
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", SCHEMES)
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(data=st.data())
 def test_outputs_are_nearer_than_by_plain_rounding(name, data):
-    grid, rng = GRIDS[name], torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    scheme, rng = SCHEMES[name], torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     inputs = 32 * data.draw(st.integers(2, 5))
     weight = torch.randn(24, inputs, generator=rng) * 10.0 ** data.draw(st.integers(-4, 4))
     x = make_rows(rng, 400, inputs)
-    packed = compensate(grid, weight, inverse_factor(hessian(x)))
+    packed = gptq_weight(scheme, weight, inverse_factor(hessian(x)))
     assert packed.restored().shape == weight.shape and packed.scales.shape == (24, inputs // 32)
-    errors = [((found.restored() - weight) @ x.T).square().sum() for found in (packed, round_to(grid, weight))]
+    errors = [((found.restored() - weight) @ x.T).square().sum() for found in (packed, round_to(scheme, weight))]
     assert errors[0] < errors[1] * 0.7
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_what_is_on_the_grid_stays(name: str, dtype: torch.dtype):
-    rng, grid = torch.Generator().manual_seed(0), Grid("int4", zero_points=GRIDS[name].zero_points)
+def test_weights_that_are_codes_stay(name: str, dtype: torch.dtype):
+    rng, scheme = torch.Generator().manual_seed(0), WeightScheme("int4", zero_points=SCHEMES[name].zero_points)
     integers = torch.randint(-7, 8, (16, 96), generator=rng)
-    integers[:, ::32], integers[:, 1::32] = -7, 7 if not grid.zero_points else 8  # every block spans the grid
+    integers[:, ::32], integers[:, 1::32] = (
+        -7,
+        7 if not scheme.zero_points else 8,
+    )  # every block has the least and the largest code
     weight = (integers * 0.125).to(dtype)
-    packed = compensate(grid, weight, inverse_factor(hessian(make_rows(rng, 200, 96))))
+    packed = gptq_weight(scheme, weight, inverse_factor(hessian(make_rows(rng, 200, 96))))
     assert packed.scales.dtype == dtype
     assert torch.equal(packed.restored(), weight)
 
@@ -60,7 +63,7 @@ def test_inputs_that_are_never_used_are_rounded_all_the_same():
     weight, x = torch.randn(4, 64, generator=rng), make_rows(rng, 100, 64)
     x[:, 5:40] = 0
     for rows in (x, torch.zeros_like(x)):
-        restored = compensate(FREE, weight, inverse_factor(hessian(rows))).restored()
+        restored = gptq_weight(ASYMMETRIC, weight, inverse_factor(hessian(rows))).restored()
         assert ((restored - weight).abs() < 1).all()
 
 
@@ -72,7 +75,7 @@ def test_every_layer_is_rounded_once_and_in_its_place(family: str, tmp_path: Pat
     model = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32").model
     steps: list[tuple[int, int]] = []
     ids = torch.randint(0, model.config.vocab_size, (3, 40), generator=torch.Generator().manual_seed(0))
-    packed = round_while_reading(model, lambda _: FREE, INT4, ids, lambda *step: steps.append(step))
+    packed = gptq_model(model, QuantSpec("int4", ASYMMETRIC, INT4), ids, lambda *step: steps.append(step))
     layers = linear_layers(model) | {"lm_head": model.lm_head}
     assert set(packed) == set(layers)
     assert all(torch.equal(layers[name].weight, part.restored()) for name, part in packed.items())

@@ -13,8 +13,12 @@ import pytest
 import torch
 
 from conftest import export_bundle, make_model
-from pass_runtime.bundle.manifest import read_manifest
+from pass_exporter.model.load import load_model
+from pass_exporter.model.lookahead import mean_embedding
+from pass_exporter.model.registry import resolve
+from pass_exporter.trunk.trace import trace_trunk
 from pass_runtime.bundle.metadata import METADATA, trunk_metadata
+from pass_runtime.bundle.read import read_manifest
 
 LAYERS = 2
 HIDDEN, VOCAB = 64, 320
@@ -150,6 +154,17 @@ def test_weights_are_stored_as_matmul_reads_them(trunk: onnx.ModelProto):
     shapes = Counter(tuple(weights[n.input[1]].dims) for n in trunk.graph.node if n.op_type == "MatMul")
     qkv = (64, 64 + 32 + 32)
     assert shapes == {qkv: LAYERS, (64, 64): LAYERS, (64, 96): 2 * LAYERS, (96, 64): LAYERS, (64, 320): 1}
+
+
+def test_every_weight_of_a_product_names_the_models_weights_in_it(tiny_model: Path):
+    model = load_model(resolve(str(tiny_model)), "fp32").model
+    graph, parts = trace_trunk(model, mean_embedding(model, 1))
+    own = {f"model.{name}": weight.detach().numpy() for name, weight in model.named_parameters()}
+    products = [node.inputs[1] for node in graph.graph if node.op_type == "MatMul"]
+    for weight in products:
+        stored = np.concatenate([own[name] for name in parts[weight.name]]).T
+        np.testing.assert_array_equal(weight.const_value.numpy(), stored)
+    assert Counter(len(parts[weight.name]) for weight in products) == {3: LAYERS, 1: 4 * LAYERS + 1}
 
 
 def test_the_lookahead_rows_are_in_the_file(random_bundle: Path):

@@ -21,7 +21,8 @@ from pass_exporter.model.lookahead import read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 from pass_runtime.bundle.head import FILE, PREFIX, adjusted_logits, head_drafts, layout, map_head
-from pass_runtime.bundle.manifest import HeadInfo, read_manifest
+from pass_runtime.bundle.manifest import HeadInfo
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 
 HIDDEN = 48

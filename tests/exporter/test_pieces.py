@@ -9,10 +9,10 @@ import pytest
 
 from pass_exporter.checks import pieces
 from pass_exporter.checks.pieces import run_in_pieces
-from pass_exporter.trunk.trace import ROWS_INPUT, kv_names
 from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.bundle.plan import fused_plan
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
 
 
 @pytest.mark.parametrize("size", [1, 20_000, 1 << 30])
@@ -31,7 +31,7 @@ def test_a_trunk_in_pieces(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch
             ROWS_INPUT: plan.lookahead_rows,
         }
         shape = (1, model.kv_heads, 32, model.head_dim)
-        feeds.append(feed | {n: rng.standard_normal(shape, np.float32) for n in kv_names("past", model.layers)})
+        feeds.append(feed | {n: rng.standard_normal(shape, np.float32) for n in cache_names(PAST, model.layers)})
     before = set(adapter_bundle.iterdir())
     found = run_in_pieces(adapter_bundle / file, feeds)
     assert set(adapter_bundle.iterdir()) == before

@@ -1,4 +1,4 @@
-"""Weights on a grid: how far rounding moves them, what is kept of them, and what a quantized bundle is."""
+"""Quantized weights: how far rounding moves them, what is stored, and what a quantized bundle holds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from conftest import export_bundle
 from pass_exporter.config import ExportConfig
 from pass_exporter.engines.target import check_dtype
-from pass_exporter.quantize.grid import round_to
-from pass_exporter.quantize.spec import FP8, INT4, INT8, LARGEST, LEVELS, SPECS, Grid
+from pass_exporter.quantize.rounding import round_to
+from pass_exporter.quantize.spec import FP8, INT4, INT8, LARGEST, LEVELS, SPECS, WeightScheme
 from pass_runtime import GenerateOptions, PassError, SamplingParams, load, read_manifest
-from pass_runtime.testing.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 
-BY_OUTPUT = Grid("int8", block=None)
-FREE4 = SPECS["int4"].with_zero_points().grid
-FREE8 = SPECS["int8"].with_zero_points().grid
-assert FREE4 is not None and FREE8 is not None
-GRIDS = {"int8": INT8, "int4": INT4, "int8 by output": BY_OUTPUT, "uint4": FREE4, "uint8": FREE8}
+BY_OUTPUT = WeightScheme("int8", block_size=None)
+ASYMMETRIC4 = SPECS["int4"].with_zero_points().scheme
+ASYMMETRIC8 = SPECS["int8"].with_zero_points().scheme
+assert ASYMMETRIC4 is not None and ASYMMETRIC8 is not None
+SCHEMES = {"int8": INT8, "int4": INT4, "int8 by output": BY_OUTPUT, "uint4": ASYMMETRIC4, "uint8": ASYMMETRIC8}
 
 
 def make_weight(rng: torch.Generator, outputs: int, inputs: int) -> torch.Tensor:
@@ -34,49 +34,50 @@ def make_weight(rng: torch.Generator, outputs: int, inputs: int) -> torch.Tensor
     return weight
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", SCHEMES)
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(data=st.data())
 def test_a_weight_moves_by_half_a_step_at_most(name, data):
-    grid, rng = GRIDS[name], torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    scheme, rng = SCHEMES[name], torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     blocks, outputs = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
     weight = make_weight(rng, outputs, blocks * 32) * 10.0 ** data.draw(st.integers(-6, 6))
-    packed = round_to(grid, weight)
-    numbers, restored = packed.numbers(), packed.restored()
-    count = 1 if grid.block is None else blocks
-    assert numbers.shape == restored.shape == weight.shape and packed.scales.shape == (outputs, count)
-    low, high = (0, LEVELS[grid.numbers]) if grid.zero_points else (-LARGEST[grid.numbers] - 1, LARGEST[grid.numbers])
-    assert numbers.min() >= low and numbers.max() <= high
+    packed = round_to(scheme, weight)
+    codes, restored = packed.codes(), packed.restored()
+    count = 1 if scheme.block_size is None else blocks
+    assert codes.shape == restored.shape == weight.shape and packed.scales.shape == (outputs, count)
+    largest = LARGEST[scheme.code_type]
+    low, high = (0, LEVELS[scheme.code_type]) if scheme.zero_points else (-largest - 1, largest)
+    assert codes.min() >= low and codes.max() <= high
     steps = packed.scales.repeat_interleave(weight.shape[1] // count, 1)
-    inside = (numbers > low) & (numbers < high)
+    inside = (codes > low) & (codes < high)
     assert ((restored - weight).abs()[inside] <= 0.5001 * steps[inside]).all()
-    covering = round_to(Grid(grid.numbers, grid.block, grid.zero_points), weight).restored()
+    covering = round_to(WeightScheme(scheme.code_type, scheme.block_size, scheme.zero_points), weight).restored()
     assert ((restored - weight) ** 2).sum() <= ((covering - weight) ** 2).sum() * 1.0001, "worse than without a search"
-    if not grid.zero_points:
-        assert ((covering - weight).abs() <= 0.5001 * weight.abs().amax() / LARGEST[grid.numbers]).all()
+    if not scheme.zero_points:
+        assert ((covering - weight).abs() <= 0.5001 * weight.abs().amax() / largest).all()
     assert not restored[0].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("grid", [Grid("int4"), INT8, BY_OUTPUT, FP8], ids=str)
-def test_a_symmetric_grid_keeps_what_it_has_made(grid: Grid, dtype: torch.dtype):
-    packed = round_to(grid, make_weight(torch.Generator().manual_seed(0), 5, 64).to(dtype))
+@pytest.mark.parametrize("scheme", [WeightScheme("int4"), INT8, BY_OUTPUT, FP8], ids=str)
+def test_a_symmetric_scheme_keeps_its_own_values(scheme: WeightScheme, dtype: torch.dtype):
+    packed = round_to(scheme, make_weight(torch.Generator().manual_seed(0), 5, 64).to(dtype))
     assert packed.scales.dtype == packed.restored().dtype == dtype
-    again = round_to(packed.grid, packed.restored()).restored()
+    again = round_to(packed.scheme, packed.restored()).restored()
     assert torch.allclose(again.float(), packed.restored().float(), rtol=2e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
 def test_zero_points_are_nearer_to_weights_that_are_not_symmetric():
     weight = torch.rand(8, 64, generator=torch.Generator().manual_seed(0))
-    errors = [(round_to(grid, weight).restored() - weight).square().sum() for grid in (FREE4, INT4)]
+    errors = [(round_to(scheme, weight).restored() - weight).square().sum() for scheme in (ASYMMETRIC4, INT4)]
     assert errors[0] < errors[1] / 2
 
 
 def test_rows_are_rounded_alone():
     """Large weights are rounded a part at a time."""
     weight = torch.randn(300, 1024, generator=torch.Generator().manual_seed(0))
-    for grid in (*GRIDS.values(), FP8):
-        whole, last = round_to(grid, weight), round_to(grid, weight[299:])
+    for scheme in (*SCHEMES.values(), FP8):
+        whole, last = round_to(scheme, weight), round_to(scheme, weight[299:])
         assert torch.equal(whole.restored()[299:], last.restored())
 
 
@@ -148,9 +149,9 @@ def test_zero_points_are_for_integers(tiny_model: Path, tmp_path: Path):
 
 
 def test_int4_has_zero_points_where_cpus_run_it():
-    assert ExportConfig("model", weights="int4").spec.grid == FREE4
+    assert ExportConfig("model", weights="int4").spec.scheme == ASYMMETRIC4
     for options in ({"dtype": "fp16"}, {"dtype": "bf16"}, {"zero_points": False}):
-        assert ExportConfig("model", weights="int4", **options).spec.grid == INT4
+        assert ExportConfig("model", weights="int4", **options).spec.scheme == INT4
 
 
 def test_calibration_is_for_int4(tiny_model: Path, tmp_path: Path):
@@ -164,12 +165,13 @@ def test_tied_embeddings_stay_exact(tmp_path: Path):
     from conftest import make_model
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
-    from pass_exporter.quantize.weights import quantize_model
+    from pass_exporter.quantize.weights import QuantizedModel, quantize_model
 
     model = load_model(resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32").model
     before = model.get_input_embeddings().weight.clone()
     assert model.lm_head.weight is model.get_input_embeddings().weight
-    quantized = quantize_model(model, None, SPECS["int8"], lambda _done, _total: None)
+    quantized = QuantizedModel(SPECS["int8"])
+    quantize_model(model, None, quantized, lambda _done, _total: None)
     assert torch.equal(model.get_input_embeddings().weight, before)
     assert torch.equal(model.lm_head.weight, quantized.weights["model.lm_head.weight"].restored())
 
@@ -209,7 +211,7 @@ def test_verify_needs_text(tiny_model: Path, tmp_path: Path):
 
 
 def test_int4_without_text(tiny_model: Path, tmp_path: Path):
-    """Rounded to the nearest, on the same grids as with text: q, k and v in int8."""
+    """Rounded to the nearest codes, in the same schemes as with text: q, k and v in int8."""
     bundles = {
         str(text): read_manifest(export_bundle(tiny_model, tmp_path / str(text), weights="int4", calibrate=text))
         for text in (None, Path("none"))
@@ -232,5 +234,5 @@ def test_engines_are_in_the_dtype_of_the_model(tmp_path: Path, stored: str):
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[stored]
     AutoConfig.for_model("llama", dtype=dtype).save_pretrained(tmp_path)
-    assert _default_dtype(str(tmp_path), EngineConfig("tensorrt-rtx")) == stored
-    assert _default_dtype(str(tmp_path), None) == "fp32"
+    assert _default_dtype(str(tmp_path), None, EngineConfig("tensorrt-rtx")) == stored
+    assert _default_dtype(str(tmp_path), None, None) == "fp32"

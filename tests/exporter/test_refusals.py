@@ -20,7 +20,7 @@ from pass_exporter.config import ExportConfig
 from pass_exporter.model.families import SUPPORTED
 from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import read_lookahead
-from pass_exporter.model.registry import Source, registry, resolve
+from pass_exporter.model.registry import ModelSource, registry, resolve
 from pass_runtime import PassError
 
 
@@ -125,7 +125,7 @@ def test_corrupt_gguf(tmp_path: Path, content: bytes):
 def test_hub_offline():
     """The tests run with HF_HUB_OFFLINE: this is what somebody without a network sees, and at once."""
     started = time.monotonic()
-    text = message(lambda: load_model(Source("x", "nobody/no-such-model", "hub:nobody/no-such-model"), "fp32"))
+    text = message(lambda: load_model(ModelSource("x", "nobody/no-such-model", "hub:nobody/no-such-model"), "fp32"))
     assert time.monotonic() - started < 5
     assert "nobody/no-such-model" in text and "local directory" in text
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,9 +27,26 @@ def write(destination: Path, content: str = "new", *, force: bool = False) -> No
         (directory / "pass_config.json").write_text(content)
 
 
-def dead_process() -> int:
-    with subprocess.Popen(["true"]) as process:
-        return process.pid
+EXPORT = """
+import os, sys
+from pathlib import Path
+from pass_exporter.staging import staged_directory
+
+os.getpid = lambda: 1 << 30  # /proc does not show it, as it does not show processes of other containers
+with staged_directory(Path(sys.argv[1]), force=True) as directory:
+    (directory / "pass_config.json").write_text("half")
+    print("begun", flush=True)
+    (directory / "pass_config.json").write_text(sys.stdin.read())
+"""
+
+
+@contextmanager
+def export_elsewhere(destination: Path) -> Iterator[subprocess.Popen[str]]:
+    """An export that has begun, and ends when it has read what it writes from standard input."""
+    command = [sys.executable, "-c", EXPORT, str(destination)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stdout.readline() == "begun\n"
+        yield running
 
 
 def test_it_appears_whole(tmp_path: Path):
@@ -97,24 +118,49 @@ def test_an_output_that_appeared_meanwhile_is_kept(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [destination]
 
 
-def test_leftovers_of_dead_processes_are_removed(tmp_path: Path):
-    leftover = tmp_path / f".bundle.partial-{dead_process()}"
-    leftover.mkdir()
-    (leftover / "trunk.onnx.data").write_text("half")
+@pytest.mark.parametrize("force", [False, True])
+def test_two_exports_to_one_place(tmp_path: Path, force: bool):
+    """The second is refused before any work, wherever the first one runs; nothing of the first is lost."""
+    destination = tmp_path / "bundle"
+    with export_elsewhere(destination) as running:
+        busy = r"another pass-export is writing .*bundle; wait for it, or use another --output"
+        with pytest.raises(PassError, match=busy), staged_directory(destination, force=force):
+            pytest.fail("the work began")
+        write(tmp_path / "other")
+        running.communicate("whole")
+    assert running.returncode == 0
+    assert (destination / "pass_config.json").read_text() == "whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "other"]
+
+
+def test_what_a_killed_export_left_is_removed(tmp_path: Path):
+    with export_elsewhere(tmp_path / "bundle") as running:
+        running.kill()
+    assert (tmp_path / ".bundle.partial" / "pass_config.json").read_text() == "half"
     write(tmp_path / "bundle")
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert (tmp_path / "bundle" / "pass_config.json").read_text() == "new"
 
 
-@pytest.mark.parametrize("name", [f".bundle.partial-{os.getppid()}", ".bundle.partial-mine", ".other.partial-1"])
-def test_what_may_be_in_use_is_kept(tmp_path: Path, name: str):
+@pytest.mark.parametrize("name", ["bundle.partial", ".other.partial", ".bundle.partial-mine"])
+def test_what_is_not_its_own_is_kept(tmp_path: Path, name: str):
     (tmp_path / name).mkdir()
     write(tmp_path / "bundle")
     assert (tmp_path / name).is_dir()
 
 
+def test_where_nothing_can_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(PassError, match=r"cannot write .*bundle: No locks available"):
+        write(tmp_path / "bundle")
+
+
 def test_an_old_bundle_that_a_killed_export_moved_away_is_not_lost(tmp_path: Path):
-    """Killed between its two renames: the old bundle is only in `.replaced-`. The next export puts it back first."""
-    bundle_at(tmp_path / f".bundle.replaced-{dead_process()}")
+    """Killed between its two renames: the old bundle is only in `.replaced`. The next export puts it back first."""
+    bundle_at(tmp_path / ".bundle.replaced")
     with pytest.raises(RuntimeError), staged_directory(tmp_path / "bundle", force=True):
         raise RuntimeError
     assert [path.read_text() for path in tmp_path.rglob("pass_config.json")] == ["old"]
@@ -124,7 +170,7 @@ def test_an_old_bundle_that_a_killed_export_moved_away_is_not_lost(tmp_path: Pat
 
 
 def test_a_moved_away_bundle_is_removed_once_the_new_one_stands(tmp_path: Path):
-    bundle_at(tmp_path / f".bundle.replaced-{dead_process()}")
+    bundle_at(tmp_path / ".bundle.replaced")
     write(tmp_path / "bundle", force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
     assert (tmp_path / "bundle" / "pass_config.json").read_text() != "old"

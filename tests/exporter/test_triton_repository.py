@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from conftest import export_bundle
 from pass_exporter import triton
 from pass_exporter.cli import main
+from pass_runtime import PassError, load, read_manifest
+from pass_runtime.bundle.manifest import FILE_NAME, EngineSet
 
 
 def run(*arguments: object) -> str:
@@ -98,6 +102,46 @@ def test_a_failure_leaves_nothing(tiny_bundle: Path, tmp_path: Path, monkeypatch
 def test_what_cannot_be_is_refused(tiny_bundle: Path, tmp_path: Path, arguments: list[str], message: str):
     assert message in run(tiny_bundle, "-o", tmp_path / "models", *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_without_engines_is_refused(tiny_bundle: Path, tmp_path: Path):
+    said = run(tiny_bundle, "-o", tmp_path / "models", "--device", "tensorrt")
+    assert f"has no tensorrt engines; run: pass-export build {tiny_bundle} --engine tensorrt" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def bf16_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_bundle(tiny_model, tmp_path_factory.mktemp("bundles") / "bf16", lookahead=1, dtype="bf16")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "auto"])
+def test_what_onnx_runtime_does_not_run_is_refused(bf16_bundle: Path, tmp_path: Path, device: str):
+    said = run(bf16_bundle, "-o", tmp_path / "models", "--device", device)
+    assert f"run pass-export build {bf16_bundle} --engine tensorrt; for ONNX Runtime export with --dtype fp16" in said
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(PassError) as refused:
+        load(bf16_bundle, device)
+    assert str(refused.value) in said
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_engines_of_the_present_graphs_are_enough(bf16_bundle: Path, tmp_path: Path, current: bool):
+    """Whether they fit the machine that Triton will run on cannot be known here."""
+    shutil.copytree(bf16_bundle, tmp_path / "bundle")
+    manifest = read_manifest(bf16_bundle)
+    sizes = {"lookahead": 1, "max_batch_size": 1, "capacities": (64,), "prefill_widths": (), "engines": ()}
+    content = manifest.content if current else "0" * 64
+    made = EngineSet(directory="x", library="tensorrt", version="10.16", targets=("sm90",), bundle=content, **sizes)
+    changed = manifest.model_copy(update={"engines": (made,)})
+    (tmp_path / "bundle" / FILE_NAME).write_text(changed.model_dump_json())
+    for device in ("tensorrt", "auto"):
+        said = run(tmp_path / "bundle", "-o", tmp_path / "models", "--served-model-name", device, "--device", device)
+        if current:
+            assert said == str(tmp_path / "models" / device)
+        else:
+            assert f"pass-export build {tmp_path / 'bundle'} --engine tensorrt" in said
+            assert device == "auto" or "were built from other graphs than the bundle has now" in said
 
 
 def test_wrong_places_are_refused(tiny_bundle: Path, tmp_path: Path):

@@ -21,17 +21,17 @@ from pass_exporter.checks.verify import torch_cases
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import Lookahead, read_lookahead
 from pass_exporter.model.registry import resolve
-from pass_exporter.quantize.calibrate import Static, channel_maxima, round_activations, static_scales, too_costly
-from pass_exporter.quantize.grid import round_to
+from pass_exporter.quantize.calibrate import StaticScale, channel_maxima, round_activations, static_scales, too_costly
+from pass_exporter.quantize.points import find_points
+from pass_exporter.quantize.rounding import round_to
 from pass_exporter.quantize.run import quantize
-from pass_exporter.quantize.sites import find_sites
 from pass_exporter.quantize.smooth import smooth
 from pass_exporter.quantize.spec import INT8_BY_OUTPUT, SPECS
 from pass_exporter.quantize.text import file_ids, own_ids
 from pass_runtime import GenerateOptions, PassError, SamplingParams, read_manifest
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 from pass_runtime.options import LoadOptions
 from pass_runtime.session import open_session_of
-from pass_runtime.testing.lossless import first_difference, run_tokens
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2"]
 Loaded = tuple[LoadedModel, Lookahead]
@@ -58,7 +58,7 @@ def no_report(_done: int, _steps: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_smoothing_changes_no_result(families, family):
-    """Of rows with an adapter and without; every site but those of OLMo2 behind no norm has somewhere to put it."""
+    """With and without an adapter. Every point has a producer to divide, but those of OLMo2 that follow no norm."""
     loaded, lookahead = load_tiny(families[family])
     model, random = loaded.model, torch.Generator().manual_seed(0)
     for name, norm in model.named_modules():
@@ -66,19 +66,19 @@ def test_smoothing_changes_no_result(families, family):
             norm.weight.data += torch.randn(norm.weight.shape, generator=random) / 4
     before = torch_cases(model, lookahead)
     weights = {name: weight.clone() for name, weight in model.named_parameters()}
-    sites, ids = find_sites(model), torch.arange(64)[None]
-    assert len(sites) == 8
-    assert sum(site.source is None for site in sites) == (4 if family == "olmo2" else 0)
-    maxima = channel_maxima(model, sites, ids, no_report)
+    points, ids = find_points(model), torch.arange(64)[None]
+    assert len(points) == 8
+    assert sum(point.producer is None for point in points) == (4 if family == "olmo2" else 0)
+    maxima = channel_maxima(model, points, ids, no_report)
     expected = smooth(model, lookahead.adapter, maxima, 0.5)
     assert not all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
     for one, other in zip(before, torch_cases(model, lookahead), strict=True):
         assert np.abs(one.logits - other.logits).max() <= 1e-4 * np.abs(one.logits).max()
-    after = channel_maxima(model, sites, ids, no_report)
-    for site in sites:
-        assert torch.allclose(after[site], expected[site], rtol=1e-3, atol=1e-4), site
-        if site.source is not None and site.kind != "attention_out":  # whose heads share rows
-            assert after[site].std() / after[site].mean() <= maxima[site].std() / maxima[site].mean() * 1.01
+    after = channel_maxima(model, points, ids, no_report)
+    for point in points:
+        assert torch.allclose(after[point], expected[point], rtol=1e-3, atol=1e-4), point
+        if point.producer is not None and point.kind != "attention_out":  # whose heads share rows
+            assert after[point].std() / after[point].mean() <= maxima[point].std() / maxima[point].mean() * 1.01
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,8 +114,8 @@ def test_one_pair_of_int8_nodes_for_all_that_read_the_same(w8a8_bundle: Path):
             zero = numpy_helper.to_array(values[rows.input[2]])
             assert zero.shape == () and zero.dtype == np.int8 and zero == 0
             assert numpy_helper.to_array(values[rows.input[1]]).shape == ()
-            numbers, scales = (numpy_helper.to_array(values[name]) for name in weight.input)
-            assert numbers.dtype == np.int8 and scales.shape == (numbers.shape[1],)
+            codes, scales = (numpy_helper.to_array(values[name]) for name in weight.input)
+            assert codes.dtype == np.int8 and scales.shape == (codes.shape[1],)
             assert {attribute.name: attribute.i for attribute in weight.attribute} == {"axis": 1}
             pairs[rows.output[0]] += 1
             static += 1
@@ -169,15 +169,15 @@ def test_calibration_is_the_same_every_time(families):
 
 
 def test_the_predicted_loss_is_near_the_real_one(families):
-    """The divergence from the model before, with every site and its weights rounded, on the text itself."""
+    """The divergence from the unrounded model, with every point and its weights rounded, on the same text."""
     loaded, _ = load_tiny(families["qwen3"])
-    model, sites = loaded.model, find_sites(loaded.model)
+    model, points = loaded.model, find_points(loaded.model)
     ids = own_ids(model, loaded.tokenizer, 128)
-    maxima = channel_maxima(model, sites, ids, no_report)
+    maxima = channel_maxima(model, points, ids, no_report)
     found = static_scales(model, maxima, INT8_BY_OUTPUT, ids, no_report)
     before, layers = model(input_ids=ids).logits.log_softmax(-1), dict(model.model.named_modules())
-    for site, static in found.items():
-        for name in site.readers:
+    for point, static in found.items():
+        for name in point.readers:
             layer = layers[name]
             layer.weight.data = round_to(INT8_BY_OUTPUT, layer.weight).restored()
             layer.forward = lambda x, layer=layer, s=static.scale: torch.nn.functional.linear(
@@ -190,19 +190,19 @@ def test_the_predicted_loss_is_near_the_real_one(families):
 
 
 def test_the_worst_are_left_out_until_the_rest_fits():
-    sites = find_sites_of(8)
-    found = {site: Static(1.0, loss) for site, loss in zip(sites, (5, 1, 30, 2, 1, 1, 20, 1), strict=True)}
+    points = points_of(8)
+    found = {point: StaticScale(1.0, loss) for point, loss in zip(points, (5, 1, 30, 2, 1, 1, 20, 1), strict=True)}
     assert too_costly(found, 100) == []
     assert too_costly(found, 61) == []
-    assert too_costly(found, 31) == [sites[2]]
-    assert too_costly(found, 30) == [sites[2], sites[6]]
-    assert set(too_costly(found, 0)) == set(sites)
+    assert too_costly(found, 31) == [points[2]]
+    assert too_costly(found, 30) == [points[2], points[6]]
+    assert set(too_costly(found, 0)) == set(points)
 
 
-def find_sites_of(count: int):
-    from pass_exporter.quantize.sites import Site
+def points_of(count: int):
+    from pass_exporter.quantize.points import QuantPoint
 
-    return [Site("mlp_out", (f"layers.{i}.mlp.down_proj",), None) for i in range(count)]
+    return [QuantPoint("mlp_out", (f"layers.{i}.mlp.down_proj",), None) for i in range(count)]
 
 
 def test_a_wrong_scale_is_found_out(w8a8_bundle: Path, tiny_model: Path, adapter_weights: Path):

@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.testing.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +38,7 @@ def test_requests_side_by_side(random_bundle: Path):
     ]
     with load(random_bundle, "cuda", max_batch_size=4) as cuda:
         streams = [cuda.generate_ids(*one) for one in asked]
-        written = [stream.run().token_ids for stream in streams]
+        written = [stream.result().token_ids for stream in streams]
     for (prompt, options), tokens in zip(asked, written, strict=True):
         alone = GenerateOptions(options.max_new_tokens, options.sampling, plan="ar", ignore_eos=True)
         expected = run_tokens(cpu, prompt, alone).token_ids

@@ -13,7 +13,7 @@ from pass_exporter.config import ExportConfig
 from pass_exporter.export import ExportReport, export
 from pass_exporter.model.families import SUPPORTED
 from pass_runtime import GenerateOptions, load
-from pass_runtime.testing.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 PROMPT = "The quick brown fox"
 RELATIVE_ERROR = 2e-5  # five times under the exporter's own limit; float32 kernels in another order give about 2e-6

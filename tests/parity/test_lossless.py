@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.testing.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 SAMPLING = [(0.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 0.9), (1.0, 50, 0.8)]
 SEEDS = (0, 7, 2**63 + 1)
@@ -142,7 +142,7 @@ def test_a_request_ended_early_leaves_no_trace(session: Session):
         for _, _ in zip(range(passes), stream, strict=False):
             pass
         stream.cancel()
-        assert stream.run().finish_reason in ("cancelled", "length")  # it may have been quicker
+        assert stream.result().finish_reason in ("cancelled", "length")  # it may have been quicker
         assert run_tokens(session, prompt, request).token_ids == expected
 
 

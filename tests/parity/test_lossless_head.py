@@ -9,7 +9,7 @@ import pytest
 
 from conftest import export_bundle
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.testing.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 SAMPLING = [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.8, seed=7)]
 PLANS = [*((mode, n) for mode in ("two-pass", "fused") for n in (1, 2, 4)), ("fused:3,1,0,2", 4), ("auto", None)]

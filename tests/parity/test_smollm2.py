@@ -11,7 +11,7 @@ import pytest
 
 from conftest import SMOLLM2, THREADS
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.testing.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -117,4 +117,4 @@ def test_requests_at_once_write_what_they_write_alone(session: Session, smollm2_
     with load(smollm2_bundle, "cpu", threads=THREADS, verify=False, max_batch_size=slots) as batched:
         streams = [batched.generate_ids(*job) for job in zip(prompts, asked, strict=True)]
         for prompt, options, expected, stream in zip(prompts, asked, alone, streams, strict=True):
-            assert_same(session, prompt, options, expected, stream.run().token_ids)
+            assert_same(session, prompt, options, expected, stream.result().token_ids)

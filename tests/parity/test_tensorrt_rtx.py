@@ -15,11 +15,12 @@ from pass_exporter.engines.profiles import engine_plans, tail_profiles, trunk_pr
 from pass_exporter.engines.target import FIRST_TARGET
 from pass_exporter.tails.match import build_tail
 from pass_runtime.backends.trt.library import LIBRARIES
-from pass_runtime.bundle.bindings import COLUMNS
 from pass_runtime.bundle.integrity import file_info, verify_files
-from pass_runtime.bundle.manifest import Profile, Tensor, read_manifest
+from pass_runtime.bundle.manifest import Profile, Tensor
 from pass_runtime.bundle.plan import fused_plan
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SAMPLERS, Rule
+from pass_runtime.bundle.tensors import COLUMNS
 
 pytestmark = pytest.mark.tensorrt
 pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt-rtx]'")
@@ -114,7 +115,7 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = AutoConfig.for_model("llama", **SMOLLM2_SHAPE)
     model = AutoModelForCausalLM.from_config(config).half().eval().requires_grad_(False)
     adapter = new_adapter(model, 32, torch.Generator())
-    graph = trace_trunk(model, Lookahead(torch.zeros(4, 576), True, "random", adapter))
+    graph, _ = trace_trunk(model, Lookahead(torch.zeros(4, 576), True, "random", adapter))
     path = tmp_path_factory.mktemp("smollm2-shaped") / "trunk.onnx"
     save(graph, path)
     return path

@@ -10,7 +10,7 @@ import pytest
 from decodings import BUNDLES, PROMPT, directory, requests, tokens_file
 
 from pass_runtime import load
-from pass_runtime.testing.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 RECORD = json.loads(tokens_file().read_text(encoding="utf-8"))
 

@@ -12,7 +12,7 @@ from decodings import BUNDLES, PROMPT, directory, requests, tokens_file
 
 from conftest import export_bundle
 from pass_runtime import load
-from pass_runtime.testing.lossless import run_tokens
+from pass_runtime.measuring.lossless import run_tokens
 
 
 def test_record(

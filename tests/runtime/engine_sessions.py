@@ -14,9 +14,10 @@ from tokenizers import Tokenizer
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.backends.trt.library import LIBRARIES
-from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest, read_manifest
+from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.generation import TokenStream
-from pass_runtime.testing.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 CAPACITY = 640
 PROMPT = list(range(2, 40))

@@ -26,7 +26,8 @@ from pass_exporter.engines.build import graph_sources
 from pass_exporter.engines.builder import Source
 from pass_exporter.engines.profiles import column_steps, prefill_widths
 from pass_runtime.bundle.integrity import file_info
-from pass_runtime.bundle.manifest import FILE_NAME, EngineFile, EngineSet, Manifest, read_manifest
+from pass_runtime.bundle.manifest import FILE_NAME, EngineFile, EngineSet, Manifest
+from pass_runtime.bundle.read import read_manifest
 
 VERSION = "10.15.1.fake"
 DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -53,8 +54,18 @@ class Handle:
 class FakeCuda:
     """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters tell what was done.
 
-    fail_malloc: counts down with every allocation; the one that makes it 0 fails.
+    fail_malloc: counts down with every allocation; the one that makes it 0 fails. sticky: once set, every function
+    returns that code and does nothing.
     """
+
+    sticky = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("cuda") and self.sticky:
+            return lambda *_: (
+                (self.sticky,) if name in ("cudaStreamSynchronize", "cudaGetLastError") else (self.sticky, None)
+            )
+        return super().__getattribute__(name)
 
     def __init__(self, limit: int = 1 << 30, target: tuple[int, int] = (9, 0)) -> None:
         self.limit, self.target = limit, target
@@ -298,7 +309,7 @@ class FakeContext:
         assert type(stream) is int and stream in self.cuda.streams and self.scratch
         library = self.engine.trt
         library.fail_run -= 1
-        if library.fail_run == 0:
+        if library.fail_run == 0 or self.cuda.sticky:
             return False
         assert self.cuda.error == 0, "an engine that asks how its launch went is told of an older failure"
         assert set(self.shapes) == set(self.engine.plan["inputs"]), "an input has no shape"

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from pass_runtime.backends.memory import HostMemory
 from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.session import Session
 
 MOMENTS = ("prefill", "run_trunk", "run_tail")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from pass_runtime import GenerateOptions, SamplingParams, Session
-from pass_runtime.testing.lossless import first_difference
+from pass_runtime.measuring.lossless import first_difference
 
 TEXTS = (
     "a",
@@ -88,7 +88,7 @@ class Alone:
 
     def tokens(self, asked: Asked) -> list[int]:
         if asked not in self._texts:
-            self._texts[asked] = self.session.generate(asked.text, asked.options(alone=True)).run().token_ids
+            self._texts[asked] = self.session.generate(asked.text, asked.options(alone=True)).result().token_ids
         return self._texts[asked]
 
     def assert_same(self, asked: Asked, got: Sequence[int], *, whole: bool = True) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from scripted import scripted_backend
 from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
-from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.decode.runner import Runner
 from pass_runtime.session import Session
-from pass_runtime.testing.scripted import scripted_backend
 
 BOS, EOS = 0, 1
 Script = Callable[[int], int]
@@ -33,9 +33,17 @@ def right_unless(misses: Callable[[int], bool]) -> Script:
 
 
 def reciting_session(
-    bundle: Path, target: Script = words, drafter: Script | None = None, *, slots: int = 1, max_queue: int = 1024
+    bundle: Path,
+    target: Script = words,
+    drafter: Script | None = None,
+    *,
+    slots: int = 1,
+    max_queue: int = 1024,
+    capacity: int | None = None,
 ) -> Session:
     manifest = read_manifest(bundle)
+    if capacity is not None:
+        manifest = manifest.model_copy(update={"model": manifest.model.model_copy(update={"max_capacity": capacity})})
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     backend = scripted_backend(bundle, manifest, target, drafter or target, max_batch_size=slots)
     return Session(manifest, backend, tokenizer, max_queue=max_queue)
@@ -46,13 +54,13 @@ def runner_of(session: Session) -> Runner:
     return session._worker._scheduler.runner
 
 
-def watch_columns(backend: Backend) -> None:
-    """Every pass must write within the cache, in parked slots too."""
+def watch_capacity(backend: Backend) -> None:
+    """Every pass must write within the cache, in masked slots too."""
     run = backend.run
 
     def watched(kind):
         lengths = backend.buffers.read("length", (kind.batch,), np.int64)
-        assert lengths.max() + backend.capabilities.columns(kind.plan.width) <= backend.capacity
+        assert lengths.max() + backend.capabilities.padded_width(kind.plan.width) <= backend.capacity
         return run(kind)
 
     backend.run = watched  # type: ignore[method-assign]

@@ -6,16 +6,15 @@ import time
 from dataclasses import replace
 
 import pytest
-from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, words, wrong
+from reciting import plans_run, reciting_session, right_unless, words, wrong
 
-from pass_runtime.backends.base import PassKind
 from pass_runtime.bundle.manifest import LookaheadInfo
-from pass_runtime.bundle.plan import ar_plan, draft_plan, fused_plan, make_cycle, verify_plan
+from pass_runtime.bundle.plan import ar_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import tuner as tuner_module
-from pass_runtime.tuning.group_sizes import chain_of
-from pass_runtime.tuning.pass_times import WIDEST, PassTimes, measure, probe_plans
+from pass_runtime.tuning.group_sizes import cumulative_of
+from pass_runtime.tuning.pass_times import PassTimes
 from pass_runtime.tuning.tuner import PlanTuner
 from pass_runtime.tuning.tuners import Tuners, stated_acceptance
 
@@ -91,96 +90,21 @@ def test_it_stays_with_its_choice_until_another_is_clearly_better():
     tuner = PlanTuner(PassTimes({1: 1.0, 25: 3.0}, {1: 0.0, 9: 0.0}), 4, GOOD)
     first = tuner.decide(4)
     for _ in range(3):
-        tuner.drafts.record(4, 2)
+        tuner.lookahead_drafts.record(4, 2)
         assert tuner.decide(4).cycle.plans[0].is_fused
     for _ in range(400):  # text that cannot be drafted
-        tuner.drafts.record(first.cycle.lookahead, 0)
+        tuner.lookahead_drafts.record(first.cycle.lookahead, 0)
     assert tuner.decide(4).cycle.name == "ar"
     for _ in range(20_000):  # long after, what the bundle states is believed again
-        tuner.drafts.forget()
+        tuner.lookahead_drafts.forget()
     assert tuner.decide(4).cycle.plans[0].is_fused
 
 
 def test_observed_rates_come_to_be_the_true_ones():
-    drafts = PlanTuner(FREE, 4, GOOD).drafts
+    drafts = PlanTuner(FREE, 4, GOOD).lookahead_drafts
     for step in range(3000):
         drafts.record(4, (0, 1, 1, 4)[step % 4])
     assert drafts.rates == pytest.approx([3 / 4, 1 / 3, 1, 1], abs=0.03)
-
-
-def test_probes_leave_no_trace(tiny_bundle):
-    session = reciting_session(tiny_bundle)
-    prompt, asked = [5, 6, 7], GenerateOptions(20, SamplingParams(0.9, seed=3), plan="two-pass", ignore_eos=True)
-    expected = list(session.generate_ids(prompt, asked))
-    assert_idle(session)
-    runner = runner_of(session)
-    times = measure(lambda plan: runner.idle_pass(PassKind(plan, 1, "sample")), probe_plans(6))
-    assert list(session.generate_ids(prompt, asked)) == expected
-    assert set(times.trunk) == set(times.tail) == {1, 2, 5, 7}
-    assert set(times.lookahead) == {2, 7, 16, 49} and set(times.drafting) == {1, 6}
-    curves = (times.trunk, times.tail, times.lookahead, times.drafting)
-    assert all(seconds > 0 for curve in curves for seconds in curve.values())
-
-
-class Timer:
-    """Passes that take their width in seconds, the first one over a plan twice that; `paused` ones ten times."""
-
-    def __init__(self, paused=()):
-        self.count: dict[str, int] = {}
-        self.paused = paused
-
-    def __call__(self, plan):
-        number = self.count[plan.name] = self.count.get(plan.name, 0) + 1
-        seconds = plan.width * (10 if (plan.name, number) in self.paused else 2 if number == 1 else 1)
-        return float(seconds), seconds / 10
-
-
-@pytest.mark.parametrize("paused", [(), (("ar", 2), ("draft-4", 3), ("fused-4", 1)), (("verify-1", 1),)])
-def test_passes_are_timed_until_two_agree(paused):
-    """What disturbs one pass is not in the result, and wide passes are timed twice."""
-    timer, plans = Timer(paused), probe_plans(4)
-    times = measure(timer, plans)
-    assert times.trunk == {1: 1, 2: 2, 5: 5} and times.lookahead == {2: 2, 5: 5, 9: 9, 25: 25}
-    assert times.tail == pytest.approx({1: 0.1, 2: 0.2, 5: 0.5}) and times.drafting == pytest.approx({1: 0.2, 4: 0.5})
-    for plan in plans:
-        disturbed = any(name == plan.name for name, number in paused if number > 1)
-        assert timer.count[plan.name] == (2 if plan.width > 8 else 4 if disturbed else 3)
-
-
-@pytest.mark.parametrize("lookahead", range(1, 17))
-def test_few_passes_show_all_widths(lookahead):
-    plans = probe_plans(lookahead)
-    assert len(plans) <= 8 and plans[0] == ar_plan() and draft_plan(lookahead) in plans
-    full = fused_plan([lookahead] * (lookahead + 1))
-    assert max(plan.width for plan in plans) == (full.width if full.width <= WIDEST else WIDEST)
-    assert probe_plans(lookahead, 100) == [ar_plan()]
-
-
-def test_another_kind_times_narrow_passes_alone(tiny_bundle):
-    """Its trunk is that of the first kind, in proportion to how slow it is now."""
-    asked = []
-
-    def idle_pass(kind):
-        asked.append(kind)
-        row = {"greedy": 0.0, "sample": 0.1, "truncated": 0.2}[kind.sampler]
-        tail = row * (kind.plan.width + 4 * kind.plan.next.drafts)
-        return (kind.plan.width + bool(kind.plan.next.drafts)) * (1.0 if kind.sampler == "greedy" else 3.0), tail
-
-    session = reciting_session(tiny_bundle)
-    tuners = Tuners(session.manifest, session.backend.capabilities, idle_pass, lambda: 1000)
-    first = tuners.get("greedy").times
-    assert first.trunk == {1: 1, 2: 2, 5: 5, 7: 7} and first.lookahead == {2: 3, 7: 8, 16: 17, 49: 50}
-    for sampler, row in (("sample", 0.1), ("truncated", 0.2)):
-        asked.clear()
-        times = tuners.get(sampler).times
-        assert {kind.plan.name for kind in asked} == {"ar", "verify-6", "draft-1", "draft-6"}
-        assert times.trunk == pytest.approx({width: 3 * width for width in first.trunk})
-        assert times.lookahead == pytest.approx({width: 3 * (width + 1) for width in first.lookahead})
-        for plan in (ar_plan(), verify_plan(3), draft_plan(4)):
-            assert times.plan_seconds(plan) == pytest.approx(sum(idle_pass(PassKind(plan, 1, sampler))))
-        fused = fused_plan([2, 1, 0])  # three targets and two drafts, of which each costs five rows
-        assert times.plan_seconds(fused) == pytest.approx(3 * (fused.width + 1) + row * (3 + 5 * 2))
-    assert tuners.get("sample").times is tuners.get("sample").times
 
 
 def test_each_kind_starts_from_what_is_stated_for_it():
@@ -195,8 +119,10 @@ def test_each_kind_starts_from_what_is_stated_for_it():
     assert stated_acceptance(stated, "greedy") == (0.5, 0.4, 0.3)
     assert stated_acceptance(stated, "sample") == stated_acceptance(stated, "truncated") == (0.4, 0.1)
     greedy_alone = stated.model_copy(update={"acceptance_per_position_sampled": ()})
-    derived = PlanTuner(FREE, 4, stated_acceptance(greedy_alone, "sample")).drafts.rates
-    assert derived[:3] == pytest.approx([0.6 * rate for rate in PlanTuner(FREE, 4, (0.5, 0.4, 0.3)).drafts.rates[:3]])
+    derived = PlanTuner(FREE, 4, stated_acceptance(greedy_alone, "sample")).lookahead_drafts.rates
+    assert derived[:3] == pytest.approx(
+        [0.6 * rate for rate in PlanTuner(FREE, 4, (0.5, 0.4, 0.3)).lookahead_drafts.rates[:3]]
+    )
 
 
 def test_a_session_has_a_tuner_for_each_kind_that_starts_so(tiny_bundle):
@@ -205,38 +131,8 @@ def test_a_session_has_a_tuner_for_each_kind_that_starts_so(tiny_bundle):
     lookahead = session.manifest.lookahead.model_copy(update=shares)
     manifest = session.manifest.model_copy(update={"lookahead": lookahead})
     tuners = Tuners(manifest, session.backend.capabilities, lambda kind: (1.0, 1.0), lambda: 1000)
-    assert tuners.get("greedy").drafts.rates[:2] == pytest.approx([0.5, 0.8])
-    assert tuners.get("truncated").drafts.rates[:2] == pytest.approx([0.3, 0.1])
-
-
-def test_a_kind_that_has_more_room_than_the_first_times_all(tiny_bundle):
-    """The first request came near the end of the cache, where wide windows did not fit."""
-    room = [5]
-    session = reciting_session(tiny_bundle)
-    timer = Timer()
-    tuners = Tuners(session.manifest, session.backend.capabilities, lambda kind: timer(kind.plan), lambda: room[0])
-    assert tuners.get("greedy").times.max_width == 5
-    room[0] = 1000
-    assert tuners.get("sample").times.max_width == 49
-
-
-def test_times_between_the_measured_ones():
-    times = PassTimes({1: 1.0, 5: 2.0, 9: 4.0}, {1: 0.5, 9: 0.9})
-    assert times.seconds(3, 1) == pytest.approx(2.0)
-    assert times.seconds(9, 5) == pytest.approx(4.7)
-    assert times.seconds(17, 9) == pytest.approx(4 + 3 + 0.9)
-    assert times.plan_seconds(fused_plan([1, 0])) == times.seconds(3, 3)
-    assert times.plan_seconds(ar_plan()) == pytest.approx(1.5)
-
-
-def test_passes_that_draft_have_curves_of_their_own():
-    times = PassTimes({1: 1.0, 9: 2.0}, {1: 0.1, 9: 0.9}, {2: 3.0, 25: 26.0}, {1: 0.5, 4: 2.0})
-    assert times.plan_seconds(verify_plan(4)) == pytest.approx(1.5 + 0.5)
-    assert times.plan_seconds(draft_plan(4)) == pytest.approx(6.0 + 2.0)
-    assert times.plan_seconds(fused_plan([1, 1])) == pytest.approx(5.0 + 0.5 + 0.1)
-    assert times.plan_seconds(draft_plan(2), batch=2) == pytest.approx(7.0 + 2.0 + 0.1)
-    measured = replace(times, batched={2: FREE})
-    assert measured.plan_seconds(draft_plan(2), batch=2) == FREE.plan_seconds(draft_plan(2))
+    assert tuners.get("greedy").lookahead_drafts.rates[:2] == pytest.approx([0.5, 0.8])
+    assert tuners.get("truncated").lookahead_drafts.rates[:2] == pytest.approx([0.3, 0.1])
 
 
 def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
@@ -244,7 +140,7 @@ def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
     names = plans_run(session)
     tuner = PlanTuner(times, 6, acceptance)
     session._tuners._tuners["greedy"] = tuner
-    stream = session.generate_ids([5, 6], GenerateOptions(tokens, ignore_eos=True, draft=draft)).run()
+    stream = session.generate_ids([5, 6], GenerateOptions(tokens, ignore_eos=True, draft=draft)).result()
     return stream, names, tuner
 
 
@@ -279,7 +175,7 @@ def test_text_that_repeats_is_drafted_from_the_text(tiny_bundle):
     stream, names, tuner = auto_run(session, PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0}), 100, draft="ngram")
     assert stream.token_ids == [10 + position % 9 for position in range(2, 102)]
     assert names[:11] == ["ar"] * 11 and names[-1] == "verify-6"
-    assert stream.stats.tau > 3 and max(tuner.texts[4].rates) > 0.8
+    assert stream.stats.tau > 3 and max(tuner.ngrams[4].rates) > 0.8
 
 
 NARROW = PassTimes({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0}, {1: 0.0, 17: 0.0})
@@ -315,10 +211,10 @@ def test_every_sequence_has_an_acceptance_of_its_own():
     for _ in range(300):
         good.record(4, 4)
         bad.record(4, 0)
-    assert bad.rates[0] < 0.2 < 0.9 < good.rates[0] and tuner.drafts.rates == tuner.new_acceptance().rates
+    assert bad.rates[0] < 0.2 < 0.9 < good.rates[0] and tuner.lookahead_drafts.rates == tuner.new_acceptance().rates
     assert tuner.decide(4, 1, [bad]).cycle.name == "ar"
     assert tuner.decide(4, 1, [good]).cycle.lookahead == 4
-    alone = {c.cycle.name: c.tokens for c in tuner.candidates(4, 2, chain_of(good.rates))}
+    alone = {c.cycle.name: c.tokens for c in tuner.candidates(4, 2, cumulative_of(good.rates))}
     tuner.decide(4, 2, [good, bad])
     assert 1 < tuner.decided.tokens < max(alone.values())
 
@@ -373,9 +269,9 @@ def test_warm_sessions_time_nothing_while_somebody_waits(tiny_bundle):
     for temperature in (0.0, 1.0):
         for count in range(1, 6):
             asked = [GenerateOptions(8, SamplingParams(temperature, seed=1), ignore_eos=True)] * count
-            for generation in session.submit_all([5, 6, 7], asked):
-                generation.run()
+            for generation in session.generate_all([5, 6, 7], asked):
+                generation.result()
     assert timed == []
     asked = GenerateOptions(8, SamplingParams(1.0, top_k=5, seed=1), ignore_eos=True)
-    session.generate([5, 6, 7], asked).run()  # of a kind that is rarer
+    session.generate([5, 6, 7], asked).result()  # of a kind that is rarer
     assert timed

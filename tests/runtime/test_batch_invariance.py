@@ -1,6 +1,6 @@
 """A request's text does not depend on what is decoded beside it, in which slot, when, or with which plan.
 
-The scheduler's rounds are driven by hand, so that every interleaving can be had, and had again.
+The scheduler's steps are driven by hand, so that every interleaving can be had, and had again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked, requests
-from reciting import assert_idle, watch_columns
+from reciting import assert_idle, watch_capacity
 
 from conftest import export_bundle
 from pass_runtime import Session, load
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
-from pass_runtime.decode.sequence import Chunk, Sequence
+from pass_runtime.decode.sequence import Piece, Sequence
 from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.pass_times import PassTimes
@@ -55,7 +55,7 @@ class FixedTuners:
 
 
 class Batches(RuleBasedStateMachine):
-    """Requests come, are decoded some rounds, and are cancelled, in any order."""
+    """Requests come, are decoded some steps, and are cancelled, in any order."""
 
     def __init__(self, sessions: dict[int, Session], alone: Alone) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Batches(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def decode(self, count):
         for _ in range(count):
-            self.scheduler.round()
+            self.scheduler.step()
 
     @rule(data=st.data())
     def cancel(self, data):
@@ -104,7 +104,7 @@ class Batches(RuleBasedStateMachine):
         for _ in range(10_000):
             if self.scheduler.idle:
                 break
-            self.scheduler.round()
+            self.scheduler.step()
         assert self.scheduler.idle and not self.runner.busy
         for asked, sequence in self.asked:
             tokens = sequence.tokens[len(sequence.request.prompt_ids) :]
@@ -120,7 +120,7 @@ class Batches(RuleBasedStateMachine):
         while not sequence.events.empty():
             events.append(sequence.events.get())
         assert events.pop() is sequence.finished
-        assert all(isinstance(event, Chunk) for event in events)
+        assert all(isinstance(event, Piece) for event in events)
         told = [token for event in events for token in event.tokens]
         assert [token.id for token in told] == tokens
         for token in told:
@@ -147,7 +147,7 @@ def alone(bundle: Path) -> Alone:
 def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
     opened = {slots: load(bundle, "cpu", threads=1, max_batch_size=slots, verify=False) for slots in SLOTS}
     for session in opened.values():
-        watch_columns(session.backend)
+        watch_capacity(session.backend)
     yield opened
     for session in opened.values():
         session.close()
@@ -192,11 +192,11 @@ def test_64_requests_from_threads(sessions: dict[int, Session], alone: Alone, sl
     found: dict[int, tuple[str | None, list[int]]] = {}
 
     def ask(numbers: list[int]) -> None:
-        streams = {number: session.submit(asked[number].text, asked[number].options()) for number in numbers}
+        streams = {number: session.generate(asked[number].text, asked[number].options()) for number in numbers}
         for number in numbers[::8]:
             streams[number].cancel()
         for number, stream in streams.items():
-            stream.run()
+            stream.result()
             found[number] = (stream.finish_reason, stream.token_ids)
 
     order = list(range(len(asked)))

@@ -6,14 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
-from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, watch_columns, words
+from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, watch_capacity, words
 
-from pass_runtime.backends.ort.backend import COLUMNS, FIRST_CAPACITY, doubling_capacities, following_capacities
+from pass_runtime.backends.ort.backend import CAPACITY_STEP, FIRST_CAPACITY, doubling_capacities, following_capacities
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.sequence import Sequence
 from pass_runtime.errors import PassError
+from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.session import GenerateOptions, Session, load
-from pass_runtime.testing.lossless import first_difference
 
 CAPACITY = 768  # the tiny model's
 SHAPES = [
@@ -51,15 +51,15 @@ def test_capacities_double_up_to_the_models_own(maximum):
         assert larger == 2 * smaller or (larger == maximum and smaller < larger < 2 * smaller)
 
 
-@pytest.mark.parametrize("maximum", [4, COLUMNS - 4, COLUMNS, COLUMNS + 4, 768, 4096, 131072])
+@pytest.mark.parametrize("maximum", [4, CAPACITY_STEP - 4, CAPACITY_STEP, CAPACITY_STEP + 4, 768, 4096, 131072])
 def test_capacities_on_the_cpu_follow_the_text(maximum):
-    """Whole multiples of 64 columns, so that sums round alike, and at most an eighth of them unused."""
+    """Whole multiples of 64 tokens, so that sums round alike, and at most an eighth of them unused."""
     sizes = following_capacities(maximum)
-    assert sizes[0] == min(COLUMNS, maximum)
+    assert sizes[0] == min(CAPACITY_STEP, maximum)
     assert sizes[-1] == maximum
-    assert not any(size % COLUMNS for size in sizes[:-1])
+    assert not any(size % CAPACITY_STEP for size in sizes[:-1])
     for smaller, larger in itertools.pairwise(sizes):
-        assert 0 < larger - smaller <= max(COLUMNS, smaller // 8)
+        assert 0 < larger - smaller <= max(CAPACITY_STEP, smaller // 8)
 
 
 @pytest.mark.parametrize(("plan", "lookahead"), SHAPES)
@@ -95,7 +95,7 @@ def test_the_last_windows_are_narrower(tiny_bundle):
     session = reciting_session(tiny_bundle)
     names = plans_run(session)
     run(session, [5] * (CAPACITY - 13))
-    # 754 cached entries; a round of L = 6 leads to 762, where a draft and 5 rows to verify fill the last 6.
+    # 754 cached entries; a cycle of L = 6 leads to 762, where a draft and 5 rows to verify fill the last 6.
     assert names == ["draft-6", "verify-6", "draft-4", "verify-4"]
 
 
@@ -141,7 +141,7 @@ def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
         return run(kind)
 
     session.backend.run = watched  # type: ignore[method-assign]
-    session.generate_ids([5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)).run()
+    session.generate_ids([5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)).result()
     assert set(seen) == {small, large}
 
 
@@ -162,7 +162,7 @@ def test_growing_keeps_the_cache(tiny_bundle, temperature):
     wide = load(tiny_bundle, "cpu", threads=1)
     wide.backend.resize(large, [0])
     wide.backend.resize = lambda *_: None  # type: ignore[method-assign]
-    difference = first_difference(session, prompt, asked, grown, wide.generate_ids(prompt, asked).run().token_ids)
+    difference = first_difference(session, prompt, asked, grown, wide.generate_ids(prompt, asked).result().token_ids)
     assert difference is None or difference.is_near_tie, difference
 
 
@@ -172,16 +172,16 @@ def test_capacity_shrinks_after_a_long_prompt(tiny_bundle):
     small, *_, large = session.backend.capabilities.capacities
     middle = session.backend.capabilities.capacity(310)
     for prompt, capacity in ((300, middle), (5, small), (700, large), (300, middle), (2, small)):
-        session.generate_ids([5] * prompt, GenerateOptions(4, plan="two-pass", ignore_eos=True)).run()
+        session.generate_ids([5] * prompt, GenerateOptions(4, plan="two-pass", ignore_eos=True)).result()
         assert session.backend.capacity == capacity, prompt
 
 
 def test_a_prefix_that_is_reused_is_not_shrunk_away(tiny_bundle):
     session = reciting_session(tiny_bundle)
     asked = GenerateOptions(4, plan="ar", reuse_prefix=True, ignore_eos=True)
-    session.generate_ids([5] * 300, asked).run()
-    assert session.generate_ids([5] * 310, asked).run().stats.cached_tokens == 300
-    session.generate_ids([5] * 20, asked).run()
+    session.generate_ids([5] * 300, asked).result()
+    assert session.generate_ids([5] * 310, asked).result().stats.cached_tokens == 300
+    session.generate_ids([5] * 20, asked).result()
     assert session.backend.capacity == session.backend.capabilities.capacities[0]
 
 
@@ -189,7 +189,7 @@ def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
     """A free slot among busy ones keeps 500 tokens. Then a short request joins elsewhere, the cache shrinks, and what
     was kept with it: the windows that the free slot is given must come forward too."""
     session = reciting_session(tiny_bundle, slots=8)
-    watch_columns(session.backend)
+    watch_capacity(session.backend)
     runner, scheduler = runner_of(session), session._worker._scheduler
 
     def join(prompt: int, tokens: int) -> Sequence:
@@ -202,15 +202,15 @@ def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
     long = join(500, 1)
     short += [join(5, 80), join(6, 80), join(7, 80)]
     while long.finished is None:
-        scheduler.round()
-    scheduler.round()
+        scheduler.step()
+    scheduler.step()
     free = next(slot for slot in runner.slots if len(slot.kept) == 500)
-    assert free.parked and free.number < runner.batch(runner.decoding) and session.backend.capacity > 500
+    assert free.masked and free.number < runner.batch(runner.decoding) and session.backend.capacity > 500
     late = join(2, 30)
-    scheduler.round()
+    scheduler.step()
     assert session.backend.capacity < 200
     while not scheduler.idle:
-        scheduler.round()
+        scheduler.step()
     for sequence in (*short, late):
         assert sequence.finished is not None and sequence.finished.reason == "length", sequence.finished
         prompt = len(sequence.request.prompt_ids)

@@ -18,7 +18,8 @@ from pass_runtime import GenerateOptions, Session
 from pass_runtime.backends.cuda import Cuda, import_api
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.ort.engine import open_memory
-from pass_runtime.bundle.manifest import TOKENIZER_FILE, read_manifest
+from pass_runtime.bundle.manifest import TOKENIZER_FILE
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 
 LONG = [2 + i % 300 for i in range(500)]
@@ -42,7 +43,7 @@ def open_on(adapter_bundle: Path) -> Open:
 
 @pytest.fixture(scope="module")
 def expected(adapter_bundle: Path) -> list[list[int]]:
-    return [cpu_session(adapter_bundle).generate_ids(*one).run().token_ids for one in ASKED]
+    return [cpu_session(adapter_bundle).generate_ids(*one).result().token_ids for one in ASKED]
 
 
 def attempt(session: Session, expected: list[list[int]]) -> int:
@@ -50,7 +51,7 @@ def attempt(session: Session, expected: list[list[int]]) -> int:
     failed = 0
     for stream, right in zip(submit_together(session, ASKED), expected, strict=True):
         try:
-            assert stream.run().token_ids == right
+            assert stream.result().token_ids == right
         except PassError as error:
             assert "MiB left" in str(error) and stream.token_ids == right[: len(stream.token_ids)]
             failed += 1
@@ -63,7 +64,7 @@ def test_device_memory_holds_what_the_hosts_does(adapter_bundle: Path, open_on: 
     with open_on(device) as session:
         for _ in range(2):
             for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
-                assert_cpu_writes(adapter_bundle, one, stream.run().token_ids)
+                assert_cpu_writes(adapter_bundle, one, stream.result().token_ids)
         assert device.mallocs > len(device.blocks)  # some were given back
     assert not device.blocks and not device.streams
 
@@ -71,7 +72,7 @@ def test_device_memory_holds_what_the_hosts_does(adapter_bundle: Path, open_on: 
 def test_a_forgotten_session_gives_device_memory_back(open_on: Open):
     device = FakeCuda()
     session = open_on(device)
-    session.generate_ids(*ASKED[0]).run()
+    session.generate_ids(*ASKED[0]).result()
     assert device.blocks
     del session
     gc.collect()
@@ -99,16 +100,16 @@ def test_a_cache_that_cannot_grow_is_what_it_was(open_on: Open, expected: list[l
     """There is room for 256 columns, and not for 256 and 512 at a time."""
     device = FakeCuda()
     with open_on(device) as session:
-        session.generate_ids(*ASKED[0]).run()
+        session.generate_ids(*ASKED[0]).result()
         device.limit = device.used + 450_000
         stream = session.generate_ids(*ASKED[1])
         with pytest.raises(PassError, match=r"GPU has no .* MiB left"):
-            stream.run()
+            stream.result()
         assert 0 < len(stream.token_ids) < 100 and stream.token_ids == expected[1][: len(stream.token_ids)]
         assert session.backend.capacity == 256
-        assert session.generate_ids(*ASKED[2]).run().token_ids == expected[2]
+        assert session.generate_ids(*ASKED[2]).result().token_ids == expected[2]
         device.limit = 1 << 30
-        assert session.generate_ids(*ASKED[1]).run().token_ids == expected[1]
+        assert session.generate_ids(*ASKED[1]).result().token_ids == expected[1]
 
 
 def test_without_cuda_python_the_command_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pass_runtime.backends.capabilities import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
-from pass_runtime.decode.draft_policy import Always, Expected, Judge, View, next_pass
+from pass_runtime.decode.draft_policy import AlwaysTry, DraftPolicy, DraftState, TryWhereFaster, next_pass
 from pass_runtime.tuning.pass_times import PassTimes
 from pass_runtime.tuning.tuner import PlanTuner
 
@@ -34,37 +34,38 @@ def situations(draw: st.DrawFn):
     window: Plan | None = draw(st.sampled_from([None, *(plan for plan in plans if able.allows([plan]))]))
     texts = st.lists(st.integers(0, 319), max_size=L).map(tuple)
     left = window.drafts if window else 0
-    views = draw(
-        st.lists(st.builds(View, st.integers(0, left), texts, st.integers(2, 4)), min_size=1, max_size=4),
+    states = draw(
+        st.lists(st.builds(DraftState, st.integers(0, left), texts, st.integers(2, 4)), min_size=1, max_size=4),
     )
-    judge: Judge = Always()
+    policy: DraftPolicy = AlwaysTry()
     if draw(st.booleans()):
         row = draw(st.sampled_from([0.0, 0.05, 1.0]))
         tuner = PlanTuner(PassTimes({1: 1.0, 65: 1.0 + 64 * row}, {1: 0.0, 9: 0.0}), L, (0.6, 0.4))
-        judge = Expected(tuner, tuner.decide(L), len(views))
-    return cycle, window, draw(st.integers(0, 70)), able, views, judge
+        policy = TryWhereFaster(tuner, tuner.decide(L), len(states))
+    return cycle, window, draw(st.integers(0, 70)), able, states, policy
 
 
 @settings(derandomize=True, deadline=None, max_examples=1500)
 @given(situation=situations())
 def test_the_next_pass(situation):
-    cycle, window, room, able, views, judge = situation
-    found = next_pass(cycle, window, room, able, views, judge)
+    cycle, window, room, able, states, policy = situation
+    found = next_pass(cycle, window, room, able, states, policy)
     if found is None:
-        assert able.columns(ar_plan().width) > room
+        assert able.padded_width(ar_plan().width) > room
         return
-    assert able.columns(found.plan.width) <= room
-    assert able.allows([found.plan])
-    assert len(found.drafts) == len(views)
-    for drafts, view in zip(found.drafts, views, strict=True):
+    plan, drafts_of = found
+    assert able.padded_width(plan.width) <= room
+    assert able.allows([plan])
+    assert len(drafts_of) == len(states)
+    for drafts, state in zip(drafts_of, states, strict=True):
         if drafts is not None:
-            assert 0 < len(drafts) <= found.plan.drafts
-            assert view.text[: len(drafts)] == drafts
-    in_place = found.plan == window
-    if not in_place and all(drafts is None for drafts in found.drafts):
-        # A cycle begins with a plan that needs no drafts, and its round fits as a whole.
-        assert found.plan.width == 1 or found.plan.groups
-        assert found.plan.max_emitted <= max(plan.max_emitted for plan in cycle.plans)
+            assert 0 < len(drafts) <= plan.drafts
+            assert state.ngram[: len(drafts)] == drafts
+    in_place = plan == window
+    if not in_place and all(drafts is None for drafts in drafts_of):
+        # A cycle begins with a plan that needs no drafts, and it fits as a whole.
+        assert plan.width == 1 or plan.groups
+        assert plan.max_emitted <= max(plan.max_emitted for plan in cycle.plans)
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -73,17 +74,17 @@ def test_what_was_drafted_is_verified(mode, lookahead, room):
     """To the end of the capacity: a window with drafts that fits is never thrown away for a new one."""
     able = Capabilities("test", 320, (256,), (64, 1))
     cycle, window = make_cycle(mode, lookahead), None
-    while (found := next_pass(cycle, window, room, able, [View()], Always())) is not None:
+    while (found := next_pass(cycle, window, room, able, [DraftState()], AlwaysTry())) is not None:
         if window is not None and window.drafts and not window.is_fused:
-            assert found.plan == window
-        window, room = found.plan.next, room - 1  # nothing is accepted
+            assert found[0] == window
+        window, room = found[0].next, room - 1  # nothing is accepted
     assert room == 0
 
 
-def test_room_for_a_text_draft_in_a_padded_window():
+def test_room_for_an_ngram_draft_in_a_padded_window():
     """Engines pad narrow windows: a plan of 3 rows that are 16 in memory does not fit in 10 columns."""
     able = Capabilities("test", 320, (256,), (64, 1), least_width=16)
-    view = View(0, (5, 6), 3)
-    assert next_pass(make_cycle("ar", 0), None, 10, able, [view], Always()) is None
-    found = next_pass(make_cycle("ar", 0), None, 16, able, [view], Always())
-    assert found is not None and found.plan == verify_plan(2) and found.drafts == ((5, 6),)
+    state = DraftState(0, (5, 6), 3)
+    assert next_pass(make_cycle("ar", 0), None, 10, able, [state], AlwaysTry()) is None
+    found = next_pass(make_cycle("ar", 0), None, 16, able, [state], AlwaysTry())
+    assert found == (verify_plan(2), ((5, 6),))

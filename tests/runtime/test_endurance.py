@@ -55,8 +55,8 @@ def one_of_each() -> Iterator[Asked]:
 
 def warm_up(session: Session, slots: int) -> None:
     for asked in one_of_each():
-        for stream in [session.submit(asked.text, asked.options()) for _ in range(slots)]:
-            stream.run()
+        for stream in [session.generate(asked.text, asked.options()) for _ in range(slots)]:
+            stream.result()
 
 
 def some_request(chance: random.Random) -> Asked:
@@ -74,14 +74,14 @@ def some_request(chance: random.Random) -> Asked:
 def wave(session: Session, chance: random.Random) -> dict[str, int]:
     """Some requests at once, of which some are cancelled, or dropped unread, or fail."""
     session.backend.fuses["run_trunk"] = Fuse(PassError("out of luck"), chance.randrange(1, 200))  # type: ignore
-    streams = [session.submit((asked := some_request(chance)).text, asked.options()) for _ in range(WAVE)]
+    streams = [session.generate((asked := some_request(chance)).text, asked.options()) for _ in range(WAVE)]
     for stream in chance.sample(streams, 2):
         stream.cancel()
     del streams[chance.randrange(WAVE)]
     ends: dict[str, int] = {}
     for stream in streams:
         try:
-            stream.run()
+            stream.result()
         except PassError as error:
             assert str(error) == "out of luck"
         reason = stream.finish_reason
@@ -107,7 +107,7 @@ def serve_many(tiny_bundle: Path) -> None:
         capacities.add(backend.capacity)
         if number % 4 == 3:
             backend.fuses.clear()
-            session.generate(TEXTS[0], GenerateOptions(1)).run()  # the cache is now as long as for this one
+            session.generate(TEXTS[0], GenerateOptions(1)).result()  # the cache is now as long as for this one
             sizes.append(memory_now())
     assert set(ends) == {"stop", "length", "cancelled", "error"} and min(ends.values()) >= 20, ends
     assert len(capacities) > 1
@@ -118,7 +118,7 @@ def serve_many(tiny_bundle: Path) -> None:
     assert not runner_of(session).busy
     asked = Asked(TEXTS[1], SAMPLING[2], 12, plan="fused")
     alone = Alone(load(tiny_bundle, "cpu", threads=1))
-    alone.assert_same(asked, session.generate(asked.text, asked.options()).run().token_ids)
+    alone.assert_same(asked, session.generate(asked.text, asked.options()).result().token_ids)
     session.close()
     assert_idle(alone.session)
     assert not [thread for thread in threading.enumerate() if thread.name == "pass-decode" and thread.is_alive()]

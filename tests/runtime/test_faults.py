@@ -17,7 +17,8 @@ from reciting import assert_idle, reciting_session, runner_of, words
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
 from pass_runtime.backends.kv_cache import KVCache
 from pass_runtime.backends.memory import HostMemory, out_of_memory
-from pass_runtime.bundle.manifest import read_manifest
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.decode import runner as runner_module
 from pass_runtime.decode.sequence import Sequence
 
 SEEDED = SamplingParams(0.9, seed=1)
@@ -47,7 +48,7 @@ def why(call) -> str | None:
 
 
 def assert_serves(session: Session, alone: Alone) -> None:
-    alone.assert_same(NEXT, session.generate(NEXT.text, NEXT.options()).run().token_ids)
+    alone.assert_same(NEXT, session.generate(NEXT.text, NEXT.options()).result().token_ids)
     assert_idle(session)
 
 
@@ -62,7 +63,7 @@ def test_the_nth_allocation_fails(tiny_bundle: Path, alone: Alone, error: Except
             continue
         asked = [Asked(a.text, a.sampling, a.tokens, plan=plan, logprobs=a.logprobs) for a in REQUESTS[:3]]
         streams = [session.generate(request.text, request.options()) for request in asked]
-        failures = [why(stream.run) for stream in streams]
+        failures = [why(stream.result) for stream in streams]
         for request, stream, failure in zip(asked, streams, failures, strict=True):
             assert failure is None or ("there is no memory" in failure and "--max-batch-size" in failure)
             assert stream.finish_reason == "length" if failure is None else "error"
@@ -89,7 +90,7 @@ def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: b
         failed: list[Sequence] = []
         while not scheduler.idle:
             blown, running = fuse.blown, [s for s in sequences if s.finished is None]
-            scheduler.round()
+            scheduler.step()
             now = [s for s in running if s.finished is not None and s.finished.reason == "error"]
             assert bool(now) == (fuse.blown and not blown)
             assert len(now) <= (1 if moment == "prefill" else len(runner.slots))
@@ -105,6 +106,38 @@ def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: b
             return
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_pass_counts_for_all_of_its_slots_or_for_none(
+    tiny_bundle: Path, alone: Alone, number: int, monkeypatch: pytest.MonkeyPatch
+):
+    """What comes of the sequence `number` of a pass cannot be read. The account is as before, so that the pass can be
+    had again: the texts of all slots are what they would have been."""
+    session = session_of(FaultyBackend(tiny_bundle, slots=3))
+    runner, counted, logprobs = runner_of(session), [], runner_module._logprobs
+    run, fuse = runner.run, Fuse(RuntimeError("not to be read"))
+
+    def logprobs_unless_blown(*given):
+        fuse.count()
+        return logprobs(*given)
+
+    def run_again(plan, drafts):
+        before = [(slot.cached, slot in runner.decoding) for slot in runner.slots]
+        fuse.at = fuse.calls + 1 + min(number, len(runner.decoding) - 1)
+        with pytest.raises(RuntimeError, match="not to be read"):
+            run(plan, drafts)
+        assert [(slot.cached, slot in runner.decoding) for slot in runner.slots] == before
+        counted.append(len(runner.decoding))
+        return run(plan, drafts)
+
+    monkeypatch.setattr(runner_module, "_logprobs", logprobs_unless_blown)
+    monkeypatch.setattr(runner, "run", run_again)
+    asked = [Asked(text, SEEDED, 8, plan="two-pass", logprobs=1) for text in (TEXTS[1], TEXTS[2], TEXTS[3])]
+    streams = session._worker.call(lambda: [session.generate(one.text, one.options()) for one in asked])
+    for one, stream in zip(asked, streams, strict=True):
+        alone.assert_same(one, stream.result().token_ids)
+    assert counted.count(3) > 2
+
+
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_failed_request_raises_where_it_is_read(tiny_bundle: Path, error: Exception):
     backend = FaultyBackend(tiny_bundle)
@@ -117,7 +150,7 @@ def test_a_failed_request_raises_where_it_is_read(tiny_bundle: Path, error: Exce
             pass
     assert (stream.finish_reason, len(stream.token_ids), stream.done) == ("error", 2, True)
     with pytest.raises(expected):
-        stream.run()
+        stream.result()
 
 
 def test_a_text_that_cannot_be_decoded_is_one_requests_fault(tiny_bundle: Path, alone: Alone, monkeypatch):
@@ -131,8 +164,8 @@ def test_a_text_that_cannot_be_decoded_is_one_requests_fault(tiny_bundle: Path, 
         return "", None
 
     monkeypatch.setattr(reader, "read", read)
-    assert why(streams[0].run) == "no such token"
-    alone.assert_same(NEXT, streams[1].run().token_ids)
+    assert why(streams[0].result) == "no such token"
+    alone.assert_same(NEXT, streams[1].result().token_ids)
     assert_serves(session, alone)
 
 
@@ -152,8 +185,8 @@ def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path)
         next(stream)
     timer.join()
     go.set()
-    assert stream.run().token_ids == [words(position) for position in range(1, 13)]
-    again = session.generate_ids([5, 6], GenerateOptions(3, plan="ar")).run()
+    assert stream.result().token_ids == [words(position) for position in range(1, 13)]
+    again = session.generate_ids([5, 6], GenerateOptions(3, plan="ar")).result()
     assert again.token_ids == [words(2), words(3), words(4)]
 
 
@@ -164,7 +197,7 @@ def test_a_cache_that_cannot_grow_is_what_it_was(tiny_bundle: Path):
         memory = FaultyMemory(fuse)
         cache = KVCache(memory, manifest, 3)
         cache.resize(8, [0, 0, 0])
-        size = 3 * manifest.model.kv_heads * 8 * cache.column_bytes
+        size = 3 * manifest.model.kv_heads * 8 * cache.entry_bytes
         contents = [np.random.default_rng(i).integers(0, 255, size, np.uint8) for i in range(len(cache.names))]
         places = list(cache.places())
         for (_, address), content in zip(places, contents, strict=True):

@@ -18,7 +18,7 @@ from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.bundle.head import adjusted_logits, has_subset
 from pass_runtime.bundle.noise import noise_offsets
 from pass_runtime.bundle.plan import Plan, draft_plan, fused_plan
-from pass_runtime.bundle.reference import kept, race_noise, race_scores, two_races
+from pass_runtime.bundle.reference import gumbel_scores, kept, log_exponentials, two_level_scores
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
 VOCABS = (24, 37, 1024, 1501, 2048)  # the candidates are a part of 1024 and of 2048, and else all tokens
@@ -60,7 +60,7 @@ def make_batch(plan: Plan, vocab: int, batch: int, spread: float, rng, *, ties: 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(data=st.data())
 def test_drafts_are_those_of_the_definition(sampler, vocab, data):
-    """Of any request in any batch, some of them parked, and everything else is as without a head."""
+    """Of any request in any batch, some of them masked, and everything else is as without a head."""
     plan = data.draw(st.sampled_from(DRAFTING))
     active = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
     params = [data.draw(sampling_params(sampler)) for _ in active]
@@ -80,7 +80,7 @@ def test_drafts_are_those_of_the_definition(sampler, vocab, data):
         if active[b]:
             length, accepted = int(given["length"][b]), int(out["count"][b]) - 1
             drafts, depth, adjusted = left(plan, given["logits"][b], given["hidden"][b], out, b, accepted)
-            scores = race_scores(adjusted, length + depth, own) if drafts else []
+            scores = gumbel_scores(adjusted, length + depth, own) if drafts else []
             for j, token in enumerate(drafts):
                 assert adjusted[j, token] > -np.inf
                 check_drawn(scores[j], token, (plan.name, j, own))
@@ -107,8 +107,8 @@ def test_by_rejection_q_is_what_drafts_were_chosen_by(params, plan, vocab):
             scaled -= scaled.max(-1, keepdims=True)
             scaled = np.where(kept(scaled, params), scaled, np.float32(-np.inf))
             q[: len(drafts)] = np.exp(scaled) / np.exp(scaled).sum(-1, keepdims=True)
-            noise = race_noise(noise_offsets(params.seed, length + depth, "draft_offsets"), vocab)
-            for scores, token in zip(two_races(scaled, noise), drafts, strict=True):
+            noise = log_exponentials(noise_offsets(params.seed, length + depth, "draft_offsets"), vocab)
+            for scores, token in zip(two_level_scores(scaled, noise), drafts, strict=True):
                 check_drawn(scores, token, (plan.name, b))
         np.testing.assert_allclose(out["next_draft_probs"][b], q, atol=1e-5)
         assert not has_subset(vocab) or (out["next_draft_probs"][b] > 0).sum(-1).max() <= 512

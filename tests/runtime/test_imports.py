@@ -12,7 +12,20 @@ import pytest
 import pass_runtime
 
 FORBIDDEN = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "pass_exporter"}
-SOURCES = sorted(Path(pass_runtime.__file__).parent.rglob("*.py"))
+ROOT = Path(pass_runtime.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+EVERYWHERE = {"errors", "files", "json_lines"}
+PUBLIC = {"options", "generation", "session"}
+SESSION = {"bundle", "backends", "tuning", "decode", "text", *PUBLIC}
+ROOMS = {  # what each room of docs/architecture.md may import, besides EVERYWHERE
+    "bundle": set(),
+    "backends": {"bundle"},
+    "tuning": {"bundle", "backends"},
+    "decode": {"bundle", "backends", "tuning"},
+    "text": {"bundle"},
+    **dict.fromkeys([*PUBLIC, "serve", "measuring"], SESSION),
+    "cli": {*SESSION, "serve", "measuring"},
+}
 
 
 def imported_modules(source: str) -> set[str]:
@@ -27,7 +40,7 @@ def imported_modules(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["", ".cli.main", ".testing.scripted", ".testing.lossless", ".cli.batch", ".cli.bench"]
+    "module", ["", ".cli.main", ".measuring.real_use", ".measuring.lossless", ".cli.batch", ".cli.bench"]
 )
 def test_importing_the_runtime_imports_no_framework(module):
     code = f"import pass_runtime{module}, sys; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
@@ -40,6 +53,19 @@ def test_importing_the_runtime_imports_no_framework(module):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_no_source_imports_a_framework(path):
     assert not imported_modules(path.read_text(encoding="utf-8")) & FORBIDDEN
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Rooms of the runtime that the file imports anywhere."""
+    modules = (n.module for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.ImportFrom))
+    return {module.split(".")[1] for module in modules if module and module.startswith("pass_runtime.")}
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_imports_only_what_the_architecture_says(room):
+    paths = [path for path in SOURCES if path.relative_to(ROOT).parts[0].removesuffix(".py") == room]
+    assert paths
+    assert set().union(*map(imported_rooms, paths)) <= ROOMS[room] | EVERYWHERE | {room}
 
 
 def test_the_scan_sees_every_form_of_import():

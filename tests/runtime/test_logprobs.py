@@ -36,13 +36,13 @@ def test_they_are_the_log_softmax_of_the_logits_for_every_plan(session: Session,
     """Before temperature and truncation."""
     asked = {"sampling": sampling, "logprobs": 5, "ignore_eos": True}
     streams = [
-        session.generate_ids(PROMPT, GenerateOptions(24, plan=plan, draft=draft, **asked)).run()
+        session.generate_ids(PROMPT, GenerateOptions(24, plan=plan, draft=draft, **asked)).result()
         for plan, draft in PLANS
     ]
     written = streams[0].token_ids
     assert all(stream.token_ids == written for stream in streams), "a near-tie: choose another seed"
     for i, token in enumerate(written):
-        session.generate_ids([*PROMPT, *written[:i]], GenerateOptions(1, plan="ar", ignore_eos=True)).run()
+        session.generate_ids([*PROMPT, *written[:i]], GenerateOptions(1, plan="ar", ignore_eos=True)).result()
         expected = log_softmax(session.backend.logits(ar_plan())[0, 0])
         best = np.sort(expected)[::-1][:5]
         for stream in streams:
@@ -59,7 +59,7 @@ def test_they_are_told_to_those_who_asked(session: Session):
         session.generate_ids(PROMPT, GenerateOptions(30, plan="two-pass", logprobs=count, ignore_eos=True))
         for count in (0, None)
     ]
-    asking, silent = (stream.run() for stream in streams)
+    asking, silent = (stream.result() for stream in streams)
     assert asking.token_ids == silent.token_ids
     assert all(token.logprobs is not None and token.logprobs.top == () for token in asking.tokens)
     assert all(token.logprobs is None for token in silent.tokens)
@@ -70,7 +70,7 @@ def test_they_are_told_to_those_who_asked(session: Session):
 def test_where_tokens_come_from(session: Session):
     """Drafts that were right are told from the model's own tokens."""
     loop = [10, 11, 12] * 6
-    stream = session.generate_ids(loop, GenerateOptions(60, plan="two-pass", draft="both", ignore_eos=True)).run()
+    stream = session.generate_ids(loop, GenerateOptions(60, plan="two-pass", draft="both", ignore_eos=True)).result()
     sources = [token.source for token in stream.tokens]
     assert sources.count("model") == stream.stats.passes
     assert len(sources) - sources.count("model") == stream.stats.accepted

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from manifests import at, linked, real_document, refusal, replace
 
 from pass_runtime.bundle.integrity import file_info, verify_files
-from pass_runtime.bundle.manifest import FILE_NAME, Manifest, read_manifest
+from pass_runtime.bundle.manifest import FILE_NAME, Manifest
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.session import load
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)

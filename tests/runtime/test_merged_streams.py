@@ -68,7 +68,7 @@ def test_a_failure_is_raised(tiny_bundle):
 
 def test_one_that_was_read_is_refused(tiny_bundle):
     session = reciting_session(tiny_bundle)
-    stream = session.generate_ids([5], asked(3)).run()
+    stream = session.generate_ids([5], asked(3)).result()
     with pytest.raises(PassError, match="read to its end"):
         asyncio.run(read([stream]))
 

@@ -70,5 +70,5 @@ def test_what_tails_share_is_mapped_once(head_bundle: Path, name: str):
     with load(head_bundle, "cpu", threads=1) as session:
         for sampling in (SamplingParams(0.8, seed=1), SamplingParams(0.8, 50, 0.9, 1)):
             for plan in ("ar", "two-pass", "fused"):
-                session.generate("fox", GenerateOptions(8, sampling, plan=plan, ignore_eos=True)).run()
+                session.generate("fox", GenerateOptions(8, sampling, plan=plan, ignore_eos=True)).result()
         assert mapped() == before + 1

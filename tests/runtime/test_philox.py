@@ -98,11 +98,11 @@ def test_tables_reach_every_number_from_every_offset(vocab_size):
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 128, 129, 320, 1501])
 def test_no_number_is_used_twice(vocab_size):
-    (blocks, count), (members, size) = noise.race_entries(vocab_size)
+    (blocks, count), (tokens, size) = noise.entries_per_position(vocab_size)
     assert size == 8 and count * 8 >= vocab_size > (count - 1) * 8
-    entries = [*range(blocks, blocks + count), *range(members, members + size)]
+    entries = [*range(blocks, blocks + count), *range(tokens, tokens + size)]
     assert len(set(entries)) == len(entries)
-    assert max(entries) < 16 * noise.race_rows(vocab_size)
+    assert max(entries) < 16 * noise.rows_per_position(vocab_size)
 
 
 def test_tables_hold_uniform_30_bit_integers():

@@ -59,7 +59,7 @@ def test_every_token_is_read_and_no_window_is_wider_than_allowed(session: Sessio
 @pytest.mark.parametrize("tokens", [2, 10, 16, 50])
 def test_the_text_is_that_of_single_tokens(tiny_bundle, session: Session, tokens: int, monkeypatch):
     prompt, options = list(range(30, 31 + tokens)), GenerateOptions(8, plan="ar", ignore_eos=True)
-    found = session.generate(prompt, options).run().token_ids
+    found = session.generate(prompt, options).result().token_ids
     monkeypatch.setattr(Runner, "_chunk", lambda *_: (1, 1))
     with load(tiny_bundle, "cpu", threads=1) as one_by_one:
-        assert one_by_one.generate(prompt, options).run().token_ids == found
+        assert one_by_one.generate(prompt, options).result().token_ids == found

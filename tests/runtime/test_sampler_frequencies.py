@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import chi2_contingency, chisquare, norm
 
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.reference import race_noise, sample, two_races
+from pass_runtime.bundle.reference import log_exponentials, sample, two_level_scores
 from pass_runtime.bundle.sampling import SamplingParams
 
 POSITIONS = 400_000
@@ -150,40 +150,40 @@ def tilted(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) ->
     return sample(logits, positions, params)
 
 
-def uniform_race(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """A race of u / p instead of -log(1-u) / p: nearly right for rare tokens only."""
-    exponential = np.exp(race_noise(noise.noise_offsets(params.seed or 0, positions), logits.shape[1]))
-    return raced(logits, params, np.log(-np.expm1(-exponential)))
+def uniform_noise(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Gumbel-max sampling by u / p instead of -log(1-u) / p: nearly right for rare tokens only."""
+    exponential = np.exp(log_exponentials(noise.noise_offsets(params.seed or 0, positions), logits.shape[1]))
+    return sampled_with(logits, params, np.log(-np.expm1(-exponential)))
 
 
-def shared_by_members(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Members i and i + 4 of a block share their noise."""
-    drawn = race_noise(noise.noise_offsets(params.seed or 0, positions), logits.shape[1])
+def shared_by_tokens(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Tokens i and i + 4 of a block share their noise."""
+    drawn = log_exponentials(noise.noise_offsets(params.seed or 0, positions), logits.shape[1])
     drawn[:, 4:8] = drawn[:, :4]
-    return raced(logits, params, drawn)
+    return sampled_with(logits, params, drawn)
 
 
-def shared_by_races(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The race of the members runs on the noise of the blocks."""
-    drawn = race_noise(noise.noise_offsets(params.seed or 0, positions), logits.shape[1])
+def shared_by_levels(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The tokens of a block are drawn with the noise of the blocks."""
+    drawn = log_exponentials(noise.noise_offsets(params.seed or 0, positions), logits.shape[1])
     drawn[:, :3] = drawn[:, 16:19]
-    return raced(logits, params, drawn)
+    return sampled_with(logits, params, drawn)
 
 
-def raced(logits: np.ndarray, params: SamplingParams, log_noise: np.ndarray) -> np.ndarray:
+def sampled_with(logits: np.ndarray, params: SamplingParams, log_noise: np.ndarray) -> np.ndarray:
     scaled = logits / np.float32(params.temperature)
-    return two_races(scaled - scaled.max(), log_noise).argmax(-1)
+    return two_level_scores(scaled - scaled.max(), log_noise).argmax(-1)
 
 
 def test_the_pieces_are_the_sampler():
     """So that what the planted faults change is all there is between them and it."""
     at, params = np.arange(1000), CASES["plain"]
     logits = np.broadcast_to(spread_logits(), (1000, 24))
-    whole = raced(logits, params, race_noise(noise.noise_offsets(params.seed or 0, at), 24))
+    whole = sampled_with(logits, params, log_exponentials(noise.noise_offsets(params.seed or 0, at), 24))
     assert whole.tolist() == sample(logits, at, params).tolist()
 
 
-@pytest.mark.parametrize("fault", [tilted, uniform_race, shared_by_members, shared_by_races])
+@pytest.mark.parametrize("fault", [tilted, uniform_noise, shared_by_tokens, shared_by_levels])
 def test_biased_samplers_are_caught(fault):
     assert frequency_pvalue(fault, spread_logits(), CASES["plain"]) < CAUGHT
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reciting import EOS, plans_run, reciting_session, right_unless, words, wrong
+from scripted import ScriptedBackend
 
-from pass_runtime.bundle.manifest import read_manifest
 from pass_runtime.bundle.plan import RowKind
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
-from pass_runtime.testing.scripted import ScriptedBackend
 from pass_runtime.text.stream import TextStream
 
 LENGTHS = range(1, 7)
@@ -40,16 +40,16 @@ def recited(start: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("lookahead", LENGTHS)
 def test_perfect_drafter(tiny_bundle, lookahead):
-    """A round is two passes: 1 token from the draft pass, L accepted drafts and the bonus from the other."""
-    rounds = 5
-    stream = run(reciting_session(tiny_bundle), [7, 8, 9], options(rounds * (lookahead + 2), lookahead))
+    """A cycle is two passes: 1 token from the draft pass, L accepted drafts and the bonus from the other."""
+    cycles = 5
+    stream = run(reciting_session(tiny_bundle), [7, 8, 9], options(cycles * (lookahead + 2), lookahead))
     stats = stream.stats
-    assert stream.token_ids == recited(3, rounds * (lookahead + 2))
-    assert stats.passes == 2 * rounds
+    assert stream.token_ids == recited(3, cycles * (lookahead + 2))
+    assert stats.passes == 2 * cycles
     assert stats.tau == (1 + lookahead + 1) / 2
     assert stats.draft_acceptance_rate == 1
     assert stats.acceptance_per_position == [1] * lookahead
-    assert stats.acceptance_histogram == [0] * lookahead + [rounds]
+    assert stats.acceptance_histogram == [0] * lookahead + [cycles]
     assert stats.mean_acceptance_length == lookahead + 1
 
 
@@ -96,7 +96,7 @@ def test_a_pruned_group_leaves_fewer_drafts(tiny_bundle, plan, emitted):
 @pytest.mark.parametrize("mode", ["fused", "two-pass"])
 @pytest.mark.parametrize("draft", ["ngram", "both"])
 def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
-    """Nine words over and over: once they have been seen, every text draft is right, whatever the model drafts."""
+    """Nine words over and over: once they have been seen, every n-gram draft is right, whatever the model drafts."""
     session = reciting_session(tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong)
     stream = run(session, [9], GenerateOptions(200, plan=mode, draft=draft))
     assert stream.token_ids == [10 + position % 9 for position in range(1, 201)]
@@ -246,8 +246,8 @@ def test_decoding_time_is_the_engines_or_the_hosts(tiny_bundle, monkeypatch):
     monkeypatch.setattr(session.backend, "prefill", _delayed(0.050, session.backend.prefill))
     monkeypatch.setattr(TextStream, "read", _delayed(0.002, TextStream.read))
     asked = options(50, 0)
-    reading, other = session.submit([7], asked), session.submit([7] * 200, asked)
-    stats, late = reading.run().stats, other.run().stats
+    reading, other = session.generate([7], asked), session.generate([7] * 200, asked)
+    stats, late = reading.result().stats, other.result().stats
     assert stats.passes == late.passes == 50
     assert stats.engine_seconds >= 50 * 0.004 + 3 * 0.050
     assert stats.host_seconds >= 50 * 0.002

@@ -7,6 +7,7 @@ import gc
 import queue
 import threading
 import time
+from contextlib import aclosing
 
 import pytest
 from reciting import BOS, assert_idle, reciting_session, words
@@ -15,10 +16,10 @@ from pass_runtime import QueueFull
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.sequence import End, Sequence, Token
 from pass_runtime.errors import PassError
-from pass_runtime.generation import TokenStream
+from pass_runtime.generation import TokenStream, merged
+from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.options import MAX_THREADS
 from pass_runtime.session import GenerateOptions, load
-from pass_runtime.testing.lossless import first_difference
 
 TWO_PASS = GenerateOptions(12, plan="two-pass", ignore_eos=True)
 ENDLESS = GenerateOptions(700, plan="two-pass", ignore_eos=True)
@@ -83,14 +84,14 @@ def test_dropping_the_last_reference_cancels(tiny_bundle):
     assert tokens_of(session, [5], TWO_PASS) == recited(1, 12)
 
 
-@pytest.mark.parametrize("how", ["iterate", "run"])
+@pytest.mark.parametrize("how", ["iterate", "result"])
 def test_breaking_out_and_going_on(tiny_bundle, how):
     stream = reciting_session(tiny_bundle).generate_ids([5], TWO_PASS)
     for _ in stream:
         break
     assert stream.finish_reason is None
-    if how == "run":
-        assert stream.run() is stream
+    if how == "result":
+        assert stream.result() is stream
     else:
         assert [token for piece in stream for token in piece] == recited(2, 11)
     assert stream.token_ids == recited(1, 12)
@@ -103,11 +104,11 @@ def test_leaving_a_for_loop_with_an_exception(tiny_bundle):
     with pytest.raises(KeyError):
         for _ in stream:
             raise KeyError
-    assert stream.run().token_ids == recited(1, 12)
-    assert len(session.generate([5], TWO_PASS).run().token_ids) == 12
+    assert stream.result().token_ids == recited(1, 12)
+    assert len(session.generate([5], TWO_PASS).result().token_ids) == 12
 
 
-@pytest.mark.parametrize("first", [list, lambda stream: stream.run()], ids=["iterate", "run"])
+@pytest.mark.parametrize("first", [list, lambda stream: stream.result()], ids=["iterate", "result"])
 def test_a_stream_is_read_once(tiny_bundle, first):
     stream = reciting_session(tiny_bundle).generate_ids([5], GenerateOptions(3, plan="ar"))
     first(stream)
@@ -115,7 +116,7 @@ def test_a_stream_is_read_once(tiny_bundle, first):
         iter(stream)
     assert stream.token_ids == recited(1, 3)
     assert (stream.finish_reason, stream.done) == ("length", True)
-    assert stream.run() is stream  # waiting for an end that was is no reading
+    assert stream.result() is stream  # waiting for an end that was is no reading
 
 
 def test_a_newer_request_waits_for_the_slot(stopped):
@@ -124,8 +125,8 @@ def test_a_newer_request_waits_for_the_slot(stopped):
     assert begun.wait(20)
     assert (older.done, newer.done) == (False, False)
     go.set()
-    assert newer.run().token_ids == recited(2, 12)
-    assert older.run().token_ids == recited(1, 12)
+    assert newer.result().token_ids == recited(2, 12)
+    assert older.result().token_ids == recited(1, 12)
     assert older.finish_reason == newer.finish_reason == "length"
 
 
@@ -148,8 +149,8 @@ def test_a_full_queue_refuses_and_recovers(stopped):
     with pytest.raises(QueueFull, match=r"^2 requests are waiting already.*max_queue$"):
         session.generate_ids([5], TWO_PASS)
     go.set()
-    assert [stream.run().token_ids for stream in waiting] == [recited(2, 12)] * 2
-    assert running.run().token_ids == recited(1, 12)
+    assert [stream.result().token_ids for stream in waiting] == [recited(2, 12)] * 2
+    assert running.result().token_ids == recited(1, 12)
     assert tokens_of(session, [5], TWO_PASS) == recited(1, 12)
 
 
@@ -165,10 +166,10 @@ def test_a_cancelled_request_leaves_the_queue(stopped):
     assert (second.done, first.done) == (True, False)
     third = session.generate_ids([5, 6, 7], TWO_PASS)
     go.set()
-    assert second.run().token_ids == [] and second.finish_reason == "cancelled"
-    assert first.run().token_ids == recited(2, 12)
-    assert third.run().token_ids == recited(3, 12)
-    assert running.run().finish_reason == "length"
+    assert second.result().token_ids == [] and second.finish_reason == "cancelled"
+    assert first.result().token_ids == recited(2, 12)
+    assert third.result().token_ids == recited(3, 12)
+    assert running.result().finish_reason == "length"
 
 
 def test_a_result_may_be_waited_for_in_part(stopped):
@@ -195,6 +196,75 @@ def test_what_was_written_until_the_timeout_is_read(stopped):
     assert stream.result(timeout=0).token_ids == [7, 8]
 
 
+READS_ALREADY = "somebody else is reading this generation"
+
+
+@pytest.mark.parametrize("first", ["thread", "task"])
+def test_a_second_reader_is_refused_and_the_first_gets_everything(stopped, first):
+    """Neither waits for ever for what the other one took."""
+    session, go, begun = stopped
+    stream, found = session.generate_ids([5], TWO_PASS), []
+
+    async def read():
+        async for piece in stream:
+            found.extend(piece)
+
+    def reader():
+        if first == "task":
+            asyncio.run(read())
+        else:
+            found.extend(token for piece in stream for token in piece)
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    assert begun.wait(20)
+    while not stream._reader.locked():
+        time.sleep(0.001)
+    with pytest.raises(PassError, match=READS_ALREADY):
+        next(stream)
+    with pytest.raises(PassError, match=READS_ALREADY):
+        asyncio.run(read())
+    with pytest.raises(PassError, match=READS_ALREADY):
+        asyncio.run(_first_of(merged([stream])))
+    with pytest.raises(TimeoutError):
+        stream.result(timeout=0)
+    go.set()
+    thread.join(20)
+    assert not thread.is_alive() and found == recited(1, 12) == stream.token_ids
+    assert stream.result().finish_reason == "length"
+
+
+async def _first_of(items):
+    async with aclosing(items):
+        await anext(items)
+
+
+@pytest.mark.parametrize("reader", ["thread", "task"])
+def test_waiting_for_the_end_beside_a_reader(tiny_bundle, reader):
+    """Both see the end, whoever took it; every token is taken once, in order."""
+    session = reciting_session(tiny_bundle)
+    for _ in range(20):
+        stream, found = session.generate_ids([5], GenerateOptions(60, plan="ar", ignore_eos=True)), []
+
+        async def read(stream=stream, found=found):
+            async for piece in stream:
+                found.extend(piece)
+
+        def iterate(stream=stream, found=found):
+            for piece in stream:
+                found.extend(piece)
+
+        target = (lambda read=read: asyncio.run(read())) if reader == "task" else iterate
+        thread = threading.Thread(target=target)
+        thread.start()
+        while not (found or stream._reader.locked()) and thread.is_alive():
+            time.sleep(0.0001)
+        stream.result(timeout=60)
+        thread.join(20)
+        assert not thread.is_alive()
+        assert stream.token_ids == recited(1, 60) and found == stream.token_ids[: len(found)]
+
+
 def test_passes_do_not_wake_who_waits_for_the_end(stopped):
     class Unwatched(queue.SimpleQueue):
         def get(self, *_: object, **__: object):
@@ -204,7 +274,7 @@ def test_passes_do_not_wake_who_waits_for_the_end(stopped):
     stream = session.generate([5], TWO_PASS)
     stream._sequence.events = Unwatched()
     go.set()
-    assert stream.run().token_ids == recited(1, 12)
+    assert stream.result().token_ids == recited(1, 12)
 
 
 def test_requests_from_many_threads(tiny_bundle):
@@ -212,7 +282,7 @@ def test_requests_from_many_threads(tiny_bundle):
     found: dict[int, list[int]] = {}
 
     def ask(length: int) -> None:
-        found[length] = session.generate_ids([5] * length, TWO_PASS).run().token_ids
+        found[length] = session.generate_ids([5] * length, TWO_PASS).result().token_ids
 
     threads = [threading.Thread(target=ask, args=(length,)) for length in range(1, 13)]
     for thread in threads:
@@ -254,7 +324,7 @@ def test_a_closed_session_refuses(tiny_bundle):
     next(stream)
     session.close()
     session.close()
-    assert stream.run().finish_reason == "cancelled"
+    assert stream.result().finish_reason == "cancelled"
     assert stream.token_ids == recited(1, len(stream.token_ids))
     for call in (lambda: session.generate("x"), lambda: session.tuner(SamplingParams())):
         with pytest.raises(PassError, match=r"^this session is closed; load the bundle again$"):
@@ -276,7 +346,7 @@ def test_closing_from_the_decoding_thread_waits_for_its_pass(tiny_bundle):
     session._finalizer.detach()
     session._finalizer = lambda: session._worker.close(lambda: (events.append("closed"), close()))  # type: ignore
     stream = session.generate_ids([5], ENDLESS)
-    assert stream.run().finish_reason == "cancelled"
+    assert stream.result().finish_reason == "cancelled"
     assert_idle(session)
     assert events == ["pass", "closed"]
 
@@ -307,7 +377,7 @@ def test_prefix_reuse_never_counts_the_root(real):
     prompt = list(range(20, 60))
     options = GenerateOptions(5, plan="ar", reuse_prefix=True, ignore_eos=True)
     tokens_of(real, [2], GenerateOptions(1))  # forget what other tests left
-    streams = [real.generate_ids(prompt, options).run() for _ in range(2)]
+    streams = [real.generate_ids(prompt, options).result() for _ in range(2)]
     assert [stream.stats.cached_tokens for stream in streams] == [0, 39]
     assert streams[0].token_ids == streams[1].token_ids
 
@@ -319,7 +389,7 @@ def test_prefix_reuse_after_an_early_end_and_with_another_plan(real):
     next(running)
     next(running)
     running.cancel()
-    assert running.run().finish_reason == "cancelled"
+    assert running.result().finish_reason == "cancelled"
     options = GenerateOptions(15, plan="ar", reuse_prefix=True, ignore_eos=True)
     stream = real.generate_ids([*prompt[:35], 200, 201], options)
     reused = [token for piece in stream for token in piece]
@@ -334,9 +404,9 @@ def test_prefix_reuse_finds_the_slot_that_holds_it(tiny_bundle):
     session = load(tiny_bundle, "cpu", threads=1, max_batch_size=3)
     beside, prompt = session.generate_ids([5], ENDLESS), list(range(20, 50))
     next(beside)
-    first = session.generate_ids(prompt, GenerateOptions(8, plan="two-pass", ignore_eos=True)).run()
+    first = session.generate_ids(prompt, GenerateOptions(8, plan="two-pass", ignore_eos=True)).result()
     asked = GenerateOptions(8, plan="two-pass", reuse_prefix=True, ignore_eos=True)
-    second = session.generate_ids(prompt, asked).run()
+    second = session.generate_ids(prompt, asked).result()
     assert not beside.done, "the tiny model has become quicker than this test"
     assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 29)
     assert second.token_ids == first.token_ids
@@ -345,7 +415,7 @@ def test_prefix_reuse_finds_the_slot_that_holds_it(tiny_bundle):
 def test_an_empty_prompt_is_the_start_token(tiny_bundle):
     session = reciting_session(tiny_bundle)
     assert session.encode("") == [BOS]
-    assert session.generate("", TWO_PASS).run().token_ids == recited(1, 12)
+    assert session.generate("", TWO_PASS).result().token_ids == recited(1, 12)
 
 
 def test_an_empty_prompt_of_a_model_without_bos(tiny_bundle):
@@ -391,7 +461,7 @@ def test_sizes_out_of_range_are_refused(tiny_bundle, wrong, name):
 
 def test_a_capacity_bounds_the_longest_sequence(tiny_bundle):
     with load(tiny_bundle, "cpu", threads=1, capacity=16) as session:
-        stream = session.generate_ids([5] * 10, ENDLESS).run()
+        stream = session.generate_ids([5] * 10, ENDLESS).result()
         assert (len(stream.token_ids), stream.finish_reason) == (7, "length")
         with pytest.raises(PassError, match=r"17 tokens.* 16"):
             session.generate_ids([5] * 17)

@@ -20,7 +20,7 @@ def asked(n: int, plan: str = "two-pass", new: int = 12) -> list[GenerateOptions
 def alone(tiny_bundle):
     """The texts' tokens, each by a session that does nothing else."""
     with load(tiny_bundle, "cpu", threads=1) as session:
-        return [session.generate(PROMPT, options).run().token_ids for options in asked(5)]
+        return [session.generate(PROMPT, options).result().token_ids for options in asked(5)]
 
 
 def watched(bundle, slots: int):
@@ -41,7 +41,7 @@ def test_one_prompt_is_read_once(tiny_bundle, alone, slots, plan):
     """With fewer slots than texts too: those that begin later find it in a slot that is free or in use."""
     session, chunks = watched(tiny_bundle, slots)
     with session:
-        found = [each.run() for each in session.submit_all(PROMPT, asked(5, plan))]
+        found = [each.result() for each in session.generate_all(PROMPT, asked(5, plan))]
         assert [each.token_ids for each in found] == alone
         assert sum(count for _, count in chunks) == len(PROMPT) - 1
         assert sorted(each.stats.cached_tokens for each in found) == [0] + [len(PROMPT) - 1] * 4
@@ -49,17 +49,17 @@ def test_one_prompt_is_read_once(tiny_bundle, alone, slots, plan):
 
 
 def test_beside_others(tiny_bundle, alone):
-    """Somebody is decoding, so the prompt is read in several rounds; another long prompt is read in between."""
+    """Somebody is decoding, so the prompt is read in several steps; another long prompt is read in between."""
     session, chunks = watched(tiny_bundle, 4)
     with session:
         beside = session.generate([5, 6, 7], OTHER)
         next(beside)
-        first = session.submit_all(PROMPT, asked(2))
-        other = session.submit(PROMPT, asked(1)[0])
-        second = session.submit_all(PROMPT[:-1], asked(2))
-        assert [each.run().token_ids for each in first] == alone[:2]
-        assert other.run().token_ids == alone[0]
-        assert len({tuple(each.run().token_ids) for each in second}) == 2
+        first = session.generate_all(PROMPT, asked(2))
+        other = session.generate(PROMPT, asked(1)[0])
+        second = session.generate_all(PROMPT[:-1], asked(2))
+        assert [each.result().token_ids for each in first] == alone[:2]
+        assert other.result().token_ids == alone[0]
+        assert len({tuple(each.result().token_ids) for each in second}) == 2
         assert not beside.done, "the tiny model has become quicker than this test"
         beside.cancel()
         read = 2 + 2 * (len(PROMPT) - 1) + len(PROMPT) - 2
@@ -71,7 +71,7 @@ def test_the_one_that_reads_is_cancelled(tiny_bundle, alone, chunk):
     """Behind its first chunk or its second: the next one reads what is missing."""
     session, chunks = watched(tiny_bundle, 3)
     with session:
-        beside = session.submit([3, 4], OTHER)  # so that the prompt is read in chunks
+        beside = session.generate([3, 4], OTHER)  # so that the prompt is read in chunks
         next(beside)
         prefill, count = session.backend.prefill, []
 
@@ -82,9 +82,9 @@ def test_the_one_that_reads_is_cancelled(tiny_bundle, alone, chunk):
             prefill(slot, *arguments)
 
         session.backend.prefill = cancelling  # type: ignore[method-assign]
-        first, *others = session.submit_all(PROMPT, asked(3))
-        assert [each.run().token_ids for each in others] == alone[1:3]
-        assert first.run().finish_reason == "cancelled"
+        first, *others = session.generate_all(PROMPT, asked(3))
+        assert [each.result().token_ids for each in others] == alone[1:3]
+        assert first.result().finish_reason == "cancelled"
         assert len(PROMPT) - 1 < sum(number for _, number in chunks) < 2 * (len(PROMPT) - 1)
         beside.cancel()
 
@@ -100,19 +100,19 @@ def test_reading_fails_for_the_first_only(tiny_bundle, alone):
             prefill(*arguments)
 
         session.backend.prefill = broken  # type: ignore[method-assign]
-        first, *others = session.submit_all(PROMPT, asked(3))
+        first, *others = session.generate_all(PROMPT, asked(3))
         with pytest.raises(RuntimeError, match="broken"):
-            first.run()
-        assert [each.run().token_ids for each in others] == alone[1:3]
+            first.result()
+        assert [each.result().token_ids for each in others] == alone[1:3]
 
 
 def test_all_or_none_are_queued(tiny_bundle):
     session = reciting_session(tiny_bundle, max_queue=2)
-    beside = session.submit([5], OTHER)
+    beside = session.generate([5], OTHER)
     next(beside)
     with pytest.raises(QueueFull):
-        session.submit_all([5], asked(3))
+        session.generate_all([5], asked(3))
     beside.cancel()
-    beside.run()
-    assert session.submit([5], asked(1)[0]).result(20).finish_reason == "length"
+    beside.result()
+    assert session.generate([5], asked(1)[0]).result(20).finish_reason == "length"
     assert_idle(session)

@@ -12,7 +12,7 @@ from pass_runtime.decode.stats import Stats
 
 
 def two_pass_stats(accepted: list[int], lookahead: int = 4) -> Stats:
-    """Whole rounds: a draft pass, then a verify pass that accepts so many."""
+    """Whole cycles: a draft pass, then a verify pass that accepts so many."""
     stats = Stats(plan="two-pass", lookahead=lookahead)
     for count in accepted:
         stats.record(0, 1)

@@ -1,4 +1,4 @@
-"""Requests side by side in a batch: parked ones stay as they are, and each is served as if it were alone."""
+"""Requests side by side in a batch: masked ones stay as they are, and each is served as if it were alone."""
 
 from __future__ import annotations
 
@@ -57,24 +57,24 @@ def windows(
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("plan", [*PLANS, *PRUNED], ids=lambda plan: plan.name)
-def test_a_parked_row_stays_and_the_others_do_not_notice(plan, sampler, rule, head):
+def test_a_masked_row_stays_and_the_others_do_not_notice(plan, sampler, rule, head):
     rng = np.random.default_rng(plan.width)
     params = {"greedy": SamplingParams(), "sample": REQUESTS["plain"], "truncated": REQUESTS["all three"]}[sampler]
     batch = windows(plan, [params] * 6, rng, head=head)
     active = np.array([0, 1, 1, 0, 1, 0])
-    parked = active == 0
+    masked = active == 0
     full = run_tail(plan, sampler, params=[params] * 6, rule=rule, **batch)
     out = run_tail(plan, sampler, params=[params] * 6, rule=rule, active=active, **batch)
     assert out["count"].tolist() == (full["count"] * active).tolist()
     assert out["next_length"].tolist() == (batch["length"] + out["count"]).tolist()
     in_place = run_tail(plan, sampler, params=[params] * 6, rule=rule, active=active, run=run_in_place, **batch)
     for name, value in out.items():
-        assert np.array_equal(value[~parked], full[name][~parked]), name
+        assert np.array_equal(value[~masked], full[name][~masked]), name
         assert np.array_equal(value, in_place[name]), name
     if plan.next == plan:
-        assert np.array_equal(out["next_ids"][parked], batch["ids"][parked])
+        assert np.array_equal(out["next_ids"][masked], batch["ids"][masked])
     if plan.next == plan and "next_draft_probs" in out:
-        assert np.array_equal(out["next_draft_probs"][parked], batch["draft_probs"][parked])
+        assert np.array_equal(out["next_draft_probs"][masked], batch["draft_probs"][masked])
 
 
 @pytest.mark.parametrize("head", [False, True], ids=["", "head"])

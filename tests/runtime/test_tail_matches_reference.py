@@ -15,7 +15,7 @@ from tail_runs import PLANS, POSITIONS, PRUNED, run_tail
 
 from pass_exporter.tails.match import build_tail
 from pass_runtime.bundle.plan import Plan, fused_plan, verify_plan
-from pass_runtime.bundle.reference import race_scores
+from pass_runtime.bundle.reference import gumbel_scores
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
 VOCABS = (24, 37, 1501, 2048)  # with and without a last partial block of noise, below and above MAX_CANDIDATES
@@ -39,7 +39,7 @@ def check_request(plan: Plan, out: dict, b: int, logits, ids, length: int, param
     for row, got in drawn.items():
         if got != expected[row]:
             at = np.array([length + plan.rows[row].depth + 1])
-            scores = race_scores(logits[row][None], at, params)[0]
+            scores = gumbel_scores(logits[row][None], at, params)[0]
             margin = abs(float(scores[expected[row]] - scores[got]))
             print(f"row {row}: drew {got}, numpy {expected[row]}, margin {margin:.2g}")
             assert margin < NEAR_TIE, (plan.name, row, params)

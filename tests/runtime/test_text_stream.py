@@ -53,7 +53,7 @@ def test_whole_characters(tiny_bundle, tokenizer, text, plan, lookahead):
 def test_any_text_after_any_prompt(tiny_bundle, tokenizer, text, before, plan):
     """Only the answer is shown, whatever characters the prompt's last tokens are cut from."""
     prompt = [BOS, *tokenizer.encode(before).ids]
-    generation = say(tiny_bundle, tokenizer.encode(text).ids, prompt, *plan).run()
+    generation = say(tiny_bundle, tokenizer.encode(text).ids, prompt, *plan).result()
     assert generation.text == text
 
 
@@ -61,13 +61,13 @@ def test_a_prompt_that_ends_in_half_a_character(tiny_bundle, tokenizer):
     """Given as token ids: the answer completes the character, and the prompt is not shown again."""
     ids = tokenizer.encode("abc😀").ids
     assert tokenizer.decode(ids[:-1]).endswith("\ufffd")
-    generation = say(tiny_bundle, [ids[-1], *tokenizer.encode(" ok").ids], ids[:-1]).run()
+    generation = say(tiny_bundle, [ids[-1], *tokenizer.encode(" ok").ids], ids[:-1]).result()
     assert "abc" not in generation.text
     assert generation.text.endswith(" ok")
 
 
 def test_a_prompt_that_ends_in_a_replacement_character(tiny_bundle, tokenizer):
-    generation = say(tiny_bundle, tokenizer.encode("ok").ids, tokenizer.encode("abc\ufffd").ids).run()
+    generation = say(tiny_bundle, tokenizer.encode("ok").ids, tokenizer.encode("abc\ufffd").ids).result()
     assert generation.text == "ok"
 
 
@@ -76,16 +76,16 @@ def test_incomplete_trailing_bytes_are_left_out(tiny_bundle, tokenizer, kept):
     emoji = tokenizer.encode("😀").ids
     assert len(emoji) == 4
     ids = [*tokenizer.encode("ab").ids, *emoji[:kept]]
-    generation = say(tiny_bundle, ids).run()
+    generation = say(tiny_bundle, ids).result()
     assert generation.text == "ab"
     assert generation.token_ids == [*ids, EOS]
-    cut = say(tiny_bundle, [*tokenizer.encode("ab").ids, *emoji], max_new_tokens=len(ids)).run()
+    cut = say(tiny_bundle, [*tokenizer.encode("ab").ids, *emoji], max_new_tokens=len(ids)).result()
     assert (cut.text, cut.token_ids, cut.finish_reason) == ("ab", ids, "length")
 
 
 def test_special_tokens_are_not_text(tiny_bundle, tokenizer):
     ids = [*tokenizer.encode("a").ids, BOS, *tokenizer.encode("b").ids]
-    generation = say(tiny_bundle, ids).run()
+    generation = say(tiny_bundle, ids).result()
     assert generation.text == "ab"
     assert generation.token_ids == [*ids, EOS]
     assert (generation.finish_reason, generation.stop_reason) == ("stop", EOS)
@@ -129,13 +129,15 @@ def test_stop_strings(tiny_bundle, tokenizer, text, stops, shown, plan, lookahea
 
 def test_a_stop_in_the_prompt_is_none(tiny_bundle, tokenizer):
     """Also where the prompt's end and the answer's beginning form it together."""
-    generation = say(tiny_bundle, tokenizer.encode("D. yes").ids, tokenizer.encode("END. EN").ids, stop=("END.",)).run()
+    generation = say(
+        tiny_bundle, tokenizer.encode("D. yes").ids, tokenizer.encode("END. EN").ids, stop=("END.",)
+    ).result()
     assert generation.text == "D. yes"
 
 
 def test_an_end_of_sequence_before_the_stop_wins(tiny_bundle, tokenizer):
     ids = [*tokenizer.encode("ab").ids, EOS, *tokenizer.encode("STOP").ids]
-    generation = say(tiny_bundle, ids, stop=("STOP",)).run()
+    generation = say(tiny_bundle, ids, stop=("STOP",)).result()
     assert (generation.text, generation.stop_reason) == ("ab", EOS)
 
 
@@ -159,6 +161,6 @@ def test_any_stop_at_any_acceptance(tiny_bundle, tokenizer, text, stop, misses, 
     session = reciting_session(
         tiny_bundle, target, lambda position: 2 if position in misses and target(position) != 2 else target(position)
     )
-    generation = session.generate([BOS], GenerateOptions(200, plan=plan[0], lookahead=plan[1], stop=(stop,))).run()
+    generation = session.generate([BOS], GenerateOptions(200, plan=plan[0], lookahead=plan[1], stop=(stop,))).result()
     assert generation.text == text.partition(stop)[0]
     assert generation.stop_reason == (stop if stop in text else EOS)

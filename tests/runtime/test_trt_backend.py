@@ -31,7 +31,7 @@ from pass_runtime.bundle.manifest import FILE_NAME, Manifest
 from pass_runtime.bundle.plan import ar_plan, make_cycle
 from pass_runtime.bundle.sampling import SAMPLERS
 from pass_runtime.errors import PassError
-from pass_runtime.testing.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 gpu, session = engine_sessions.gpu, engine_sessions.session
 
@@ -84,7 +84,7 @@ def test_every_kind_of_pass_is_captured_once(session: Session, gpu: Gpu):
     kinds = [PassKind(ar_plan(), 1, sampler, told) for sampler in SAMPLERS for told in (False, True)]
     kinds += [PassKind(plan, 1, greedy) for plan in make_cycle("two-pass", 8).plans]
     for kind in kinds:
-        backend.enter(0, kind.plan, 5, 7)
+        backend.stage(0, kind.plan, 5, 7)
         assert runs(lambda kind=kind: backend.run(kind)) == (1, 3), kind
         assert runs(lambda kind=kind: backend.run(kind)) == (0, 5), kind
     assert runs(lambda: backend.run_trunk(ar_plan(), 1)) == (1, 3)
@@ -101,7 +101,7 @@ def test_equal_bindings_are_set_once(session: Session, gpu: Gpu):
     backend = session.backend
     backend.resize(512, [0])
     backend.set_sampling(0, SAMPLINGS[0])
-    backend.enter(0, ar_plan(), 5, 7)
+    backend.stage(0, ar_plan(), 5, 7)
     backend.run_trunk(ar_plan(), 1)
     before = gpu.trt.shapes_set
     backend.run(PassKind(ar_plan(), 1, "greedy"))  # another program, which runs the same trunk
@@ -135,7 +135,7 @@ def test_a_capacity_below_the_engines(gpu: Gpu, capacity: int):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity": CAPACITY + 4}, r"KV cache has 640 columns; use --capacity 640 or less, .*--max-seq-len 644$"),
+        ({"capacity": CAPACITY + 4}, r"KV capacity is 640 tokens; use --capacity 640 or less, .*--max-seq-len 644$"),
         ({"max_batch_size": 2}, r"built with --max-batch-size 1; use that, or build them with --max-batch-size 2$"),
     ],
 )
@@ -282,7 +282,7 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
             for i, plan in enumerate(("ar", "two-pass", "fused", "auto", "two-pass", "ar"))
         ]
         for one, stream in zip(asked, submit_together(session, asked), strict=True):
-            assert_cpu_writes(bundle, one, stream.run().token_ids)
+            assert_cpu_writes(bundle, one, stream.result().token_ids)
     with load(bundle, library) as session:
         tokens(session, count=4)
         free = find_device().free

@@ -54,7 +54,7 @@ def test_requests_side_by_side(gpu: Gpu, slots: int, plans: tuple[str, ...]):
     asked = requests(plans)
     with gpu.open(max_batch_size=slots) as session:
         batches = record_batches(session)
-        written = [stream.run().token_ids for stream in submit_together(session, asked)]
+        written = [stream.result().token_ids for stream in submit_together(session, asked)]
     assert max(batches) == slots
     for one, ids in zip(asked, written, strict=True):
         assert_cpu_writes(gpu.bundle, one, ids)
@@ -64,7 +64,7 @@ def test_requests_side_by_side(gpu: Gpu, slots: int, plans: tuple[str, ...]):
 def test_drafts_from_the_text_and_logprobs_side_by_side(gpu: Gpu):
     asked = requests(("two-pass", "fused"), draft="both") + requests(("fused",), 3, logprobs=2)
     with gpu.open(max_batch_size=MOST) as session:
-        streams = [stream.run() for stream in submit_together(session, asked)]
+        streams = [stream.result() for stream in submit_together(session, asked)]
     for one, stream in zip(asked, streams, strict=True):
         assert_cpu_writes(gpu.bundle, one, stream.token_ids)
         told = [token.logprobs is not None for token in stream.tokens]
@@ -74,11 +74,11 @@ def test_drafts_from_the_text_and_logprobs_side_by_side(gpu: Gpu):
 def test_a_batch_that_has_been_seen_allocates_and_captures_nothing(gpu: Gpu):
     with gpu.open(max_batch_size=MOST) as session:
         asked = requests(("two-pass", "fused", "ar"), 6)
-        # Who gets which slot depends on what the slots kept: it takes some rounds until everybody was everywhere.
-        written = [[stream.run().token_ids for stream in submit_together(session, asked)] for _ in range(10)]
+        # Who gets which slot depends on what the slots kept: it takes some steps until everybody was everywhere.
+        written = [[stream.result().token_ids for stream in submit_together(session, asked)] for _ in range(10)]
         cuda = gpu.cuda
         before = cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), gpu.trt.contexts
         for _ in range(10):
-            assert [stream.run().token_ids for stream in submit_together(session, asked)] == written[0]
+            assert [stream.result().token_ids for stream in submit_together(session, asked)] == written[0]
         assert before == (cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), gpu.trt.contexts)
     assert all(ids == written[0] for ids in written)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from dataclasses import replace
 from pathlib import Path
 
 import engine_sessions
+import httpx
 import numpy as np
 import pytest
 from engine_sessions import CAPACITY, PROMPT, SAMPLINGS, Gpu, cpu_session, submit_together, tokens, with_engines
 from fake_gpu import FakeContext
+from fastapi import FastAPI
 
 from pass_runtime import GenerateOptions, Session
 from pass_runtime.bundle.plan import ar_plan
 from pass_runtime.errors import PassError
+from pass_runtime.serve.app import make_app
 
 gpu, session = engine_sessions.gpu, engine_sessions.session
 
@@ -23,6 +27,7 @@ ASKED = [
     (PROMPT, GenerateOptions(12, SAMPLINGS[1], plan="two-pass", ignore_eos=True)),
     (PROMPT[5:], GenerateOptions(9, SAMPLINGS[2], plan="fused", ignore_eos=True)),
 ]
+LONG = [(PROMPT, GenerateOptions(500, SAMPLINGS[1], plan="ar", ignore_eos=True))] * SLOTS
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def engine_bundle(adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def expected(engine_bundle: Path) -> list[list[int]]:
     cpu = cpu_session(engine_bundle)
-    return [cpu.generate_ids(*one).run().token_ids for one in ASKED]
+    return [cpu.generate_ids(*one).result().token_ids for one in ASKED]
 
 
 def attempt(session: Session, expected: list[list[int]], message: str) -> int:
@@ -41,7 +46,7 @@ def attempt(session: Session, expected: list[list[int]], message: str) -> int:
     failed = 0
     for stream, right in zip(submit_together(session, ASKED), expected, strict=True):
         try:
-            assert stream.run().token_ids == right
+            assert stream.result().token_ids == right
         except PassError as error:
             assert message in str(error) and "\n" not in str(error)
             assert stream.finish_reason == "error" and stream.token_ids == right[: len(stream.token_ids)]
@@ -124,7 +129,7 @@ def test_a_context_that_was_half_bound_is_bound_anew(gpu: Gpu, monkeypatch: pyte
 
         def logits_behind(tokens: list[int]) -> np.ndarray:
             backend.prefill(0, 0, tokens, 32)
-            backend.enter(0, ar_plan(), len(tokens), 7)
+            backend.stage(0, ar_plan(), len(tokens), 7)
             backend.run_trunk(ar_plan(), 1)
             return backend.logits(ar_plan())
 
@@ -142,17 +147,17 @@ def test_memory_that_runs_out_while_a_sequence_grows(session: Session, gpu: Gpu)
     """It ends where it was, and can be had again: more columns need memory of their own."""
     long = [2 + i % 300 for i in range(500)]
     options = GenerateOptions(60, SAMPLINGS[1], plan="two-pass", ignore_eos=True)
-    session.generate_ids(long, replace(options, max_new_tokens=4)).run()
+    session.generate_ids(long, replace(options, max_new_tokens=4)).result()
     assert session.backend.capacity == 512
     session._worker.call(lambda: setattr(gpu.cuda, "fail_malloc", 1))
     stream = session.generate_ids(long, options)
     with pytest.raises(PassError, match="MiB left"):
         list(stream)
     assert stream.token_ids
-    again = session.generate_ids(long, options).run()
+    again = session.generate_ids(long, options).result()
     assert session.backend.capacity == CAPACITY
     assert again.token_ids[: len(stream.token_ids)] == stream.token_ids
-    assert again.token_ids == cpu_session(gpu.bundle).generate_ids(long, options).run().token_ids
+    assert again.token_ids == cpu_session(gpu.bundle).generate_ids(long, options).result().token_ids
 
 
 def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
@@ -163,3 +168,44 @@ def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
         at = number % len(kinds)
         assert tokens(session, *kinds[at], count=4).token_ids == first[at]
     assert before == (gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.trt.contexts)
+
+
+@pytest.mark.parametrize("code", [700, 719])
+def test_an_error_that_stays_closes_the_session(gpu: Gpu, code: int):
+    """Every request says why, and health checks see it; where it only failed once, the session goes on (see above)."""
+    session = gpu.open(max_batch_size=SLOTS)
+    app = make_app(session)
+    assert get(app, "/health") == 200
+    running = [session.generate_ids(*one) for one in LONG]
+    next(running[0])
+    waiting = session.generate_ids(*ASKED[0])
+    gpu.cuda.sticky = code  # of everything from now on
+    lost = rf"^the GPU works no more for this process \(CUDA error {code}, .*\); start it again$"
+    for stream in (*running, waiting):
+        with pytest.raises(PassError, match=lost):
+            stream.result()
+        assert stream.finish_reason == "error"
+    assert session.closed
+    with pytest.raises(PassError, match=lost):
+        session.generate_ids(*ASKED[0])
+    assert get(app, "/health") == get(app, "/ready") == 503
+    session.close()
+    session.close()
+
+
+def get(app: FastAPI, path: str) -> int:
+    async def ask() -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return (await client.get(path)).status_code
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("code", [2, 46, 900])
+def test_other_errors_close_nothing(gpu: Gpu, expected: list[list[int]], code: int):
+    with gpu.open(max_batch_size=SLOTS) as session:
+        gpu.cuda.sticky = code
+        failed = attempt(session, expected, "")
+        gpu.cuda.sticky = 0
+        assert failed == SLOTS and not session.closed
+        assert attempt(session, expected, "") == 0

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tail_runs import open_graph, request_feed, run_graph
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from pass_exporter.tails.sampler import FEW, weights
+from pass_exporter.tails.sampler import SamplerNodes
 from pass_exporter.tails.tape import GraphTape
+from pass_exporter.tails.truncation import FEW
 from pass_runtime.bundle.reference import kept
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, SamplingParams
 
@@ -26,7 +27,7 @@ ROUNDING = 1e-5
 def weights_session(vocab: int, normalized: bool) -> ort.InferenceSession:
     op = GraphTape("weights")
     logits = op.input("logits", np.float32, ["batch", ROWS, vocab])
-    found = weights(op, "truncated", logits, ROWS, vocab, normalized=normalized)
+    found = SamplerNodes(op, "truncated", vocab).weights(logits, ROWS, normalized=normalized)
     return open_graph(op.model({"weights": (found, np.float32, ["batch", ROWS, vocab])}))
 
 

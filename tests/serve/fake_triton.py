@@ -1,4 +1,4 @@
-"""Something like Triton's Python backend around a model, in this process: what no real one does when it is asked to."""
+"""A stand-in for Triton's Python backend around a model, in this process; it also does what no real one does."""
 
 from __future__ import annotations
 

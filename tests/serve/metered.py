@@ -12,7 +12,7 @@ import httpx
 
 
 class Metered:
-    """A server that tells its figures at `metrics_url`."""
+    """A server whose metrics are at `metrics_url`."""
 
     metrics_url: str
 
@@ -30,7 +30,7 @@ class Metered:
         return total
 
     def wait_until(self, name: str, value: float, seconds: float = 20, **labels: str) -> None:
-        """Until a figure is what it should be."""
+        """Wait until a metric has this value."""
         deadline = time.monotonic() + seconds
         while (found := self.metric(name, **labels)) != value:
             assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
@@ -54,5 +54,5 @@ def mixed_requests(client: int, count: int, prompt: str, plans: Sequence[str]) -
 
 
 def given_up(number: int) -> bool:
-    """Whether the client goes away behind the first piece of its request of that number."""
+    """Whether the client disconnects after the first piece of its request of that number."""
     return number % 5 == 4

@@ -74,8 +74,8 @@ class Server(Metered):
 def error(response: httpx.Response, status: int) -> dict:
     """Of a refusal, which has to have OpenAI's shape."""
     assert response.status_code == status, response.text
-    told = response.json()["error"]
-    assert set(told) == {"message", "type", "param", "code"}
-    assert told["message"]
-    assert "\n" not in told["message"]
-    return told
+    problem = response.json()["error"]
+    assert set(problem) == {"message", "type", "param", "code"}
+    assert problem["message"]
+    assert "\n" not in problem["message"]
+    return problem

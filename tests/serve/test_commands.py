@@ -31,9 +31,9 @@ def refused(*arguments: object) -> str:
 
 
 def test_a_network_without_keys_has_to_be_said_twice(random_bundle):
-    told = refused("serve", random_bundle, "--host", "0.0.0.0")
-    assert "--api-key-file" in told
-    assert "--allow-no-key" in told
+    message = refused("serve", random_bundle, "--host", "0.0.0.0")
+    assert "--api-key-file" in message
+    assert "--allow-no-key" in message
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
@@ -60,15 +60,15 @@ def test_keys_are_read(tmp_path):
 
 def test_a_port_that_is_taken(random_bundle):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        told = refused("serve", random_bundle, "--port", taken.getsockname()[1])
-        assert "Address already in use; choose another with --host and --port" in told
+        message = refused("serve", random_bundle, "--port", taken.getsockname()[1])
+        assert "Address already in use; choose another with --host and --port" in message
 
 
 def test_a_server_that_chooses_how_to_decode(random_bundle, tmp_path):
     with Server(random_bundle, tmp_path / "log", "--no-client-plan", "--max-batch-size", 2) as server:
         for fields, param in (({"plan": "ar"}, "plan"), ({"speculative": False}, "speculative")):
-            told = error(server.complete(max_tokens=2, **fields), 400)
-            assert (told["param"], told["code"]) == (param, "unsupported_parameter")
+            problem = error(server.complete(max_tokens=2, **fields), 400)
+            assert (problem["param"], problem["code"]) == (param, "unsupported_parameter")
         assert error(server.complete(max_tokens=2, lookahead=0), 400)["param"] == "lookahead"
         for fields in ({}, {"plan": "auto"}, {"speculative": True}, {"lookahead": 2}, {"draft": "ngram"}):
             assert server.complete(max_tokens=2, **fields).status_code == 200, fields
@@ -102,7 +102,7 @@ def test_ctrl_c_ends_it_with_status_0(random_bundle, tmp_path):
 def test_a_chat_with_a_server(server, session, tmp_path):
     done = run("chat", "--server", server.url, "--max-new-tokens", 12, stdin="Hello\n/save %s\n" % (tmp_path / "said"))
     assert done.returncode == 0, done.stderr
-    expected = session.chat([{"role": "user", "content": "Hello"}], GenerateOptions(max_new_tokens=12)).run().text
+    expected = session.chat([{"role": "user", "content": "Hello"}], GenerateOptions(max_new_tokens=12)).result().text
     assert done.stdout == expected + "\n"
     assert [turn["content"] for turn in json.loads((tmp_path / "said").read_text())] == ["Hello", expected]
     again = run("chat", "--server", f"{server.url}/v1/", "--max-new-tokens", 12, stdin="Hello\nfor\n")
@@ -118,7 +118,7 @@ def test_a_chat_that_grows_too_long_forgets(server):
     assert "error" not in done.stderr
     kept = run("chat", "--server", server.url, "--context-overflow", "stop", stdin=f"{line}\n" * 4)
     assert "context" in kept.stderr
-    assert "error: the server refuses" in kept.stderr
+    assert "error: the server refuses" in kept.stderr and kept.returncode == 2
 
 
 def test_a_chat_with_a_key_and_a_server_that_dies(random_bundle, tmp_path):
@@ -127,9 +127,9 @@ def test_a_chat_with_a_key_and_a_server_that_dies(random_bundle, tmp_path):
     others.write_text("guess\n")
     with Server(random_bundle, tmp_path / "log", "--api-key-file", keys, command=slow_pass_run(0.05)) as server:
         assert "wants an API key: name a file that has one with --api-key" in refused("chat", "--server", server.url)
-        told = refused("chat", "--server", server.url, "--api-key-file", others)
-        assert "does not know the API key" in told
-        assert "guess" not in told
+        message = refused("chat", "--server", server.url, "--api-key-file", others)
+        assert "does not know the API key" in message
+        assert "guess" not in message
         chat = ("chat", "--server", server.url, "--api-key-file", keys)
         done = run(*chat, "--max-new-tokens", 4, stdin="Hello\n")
         assert done.returncode == 0, done.stderr
@@ -138,7 +138,7 @@ def test_a_chat_with_a_key_and_a_server_that_dies(random_bundle, tmp_path):
         done = run(*chat, "--max-new-tokens", 500, "--ignore-eos", "--plan", "ar", stdin="Hello\n")
         killing.join()
         assert done.stdout
-        assert "went away in the middle of its answer" in done.stderr
+        assert "went away in the middle of its answer" in done.stderr and done.returncode == 2
 
 
 def test_chats_that_cannot_be(random_bundle):

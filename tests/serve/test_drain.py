@@ -1,4 +1,4 @@
-"""SIGTERM: nothing new is taken, what is under way may finish, or is told; the exit status is 0."""
+"""SIGTERM: new requests are refused, those under way may finish or get an error; the exit status is 0."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ASKED = {"prompt": "a", "stream": True, "plan": "ar", "ignore_eos": True, "tempe
 
 
 def begin(client, server, **fields):
-    asked = ASKED | {"model": server.model} | fields
-    request = client.build_request("POST", f"{server.url}/v1/completions", json=asked)
+    body = ASKED | {"model": server.model} | fields
+    request = client.build_request("POST", f"{server.url}/v1/completions", json=body)
     lines = client.send(request, stream=True).iter_lines()
     return lines, [next(lines)]
 
@@ -51,7 +51,7 @@ def test_answers_under_way_are_finished(random_bundle, tmp_path):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_those_that_take_too_long_are_told(random_bundle, tmp_path, again):
+def test_those_that_take_too_long_get_an_error(random_bundle, tmp_path, again):
     """After the time for it, or at a second signal."""
     seconds = 60 if again else 0.5
     with (

@@ -1,4 +1,4 @@
-"""A pass that fails: whoever was in it is told, whole or in the stream, and the server goes on."""
+"""A pass that fails: all requests in it get an error, whole or in the stream, and the server goes on."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def failing_pass_run(marker: object) -> list[str]:
 
 def test_a_pass_that_fails(random_bundle, tmp_path):
     marker = tmp_path / "marker"
-    asked = {"prompt": "a", "max_tokens": 500, "plan": "ar", "ignore_eos": True}
+    fields = {"prompt": "a", "max_tokens": 500, "plan": "ar", "ignore_eos": True}
     with Server(random_bundle, tmp_path / "log", command=failing_pass_run(marker)) as server:
-        body = asked | {"model": server.model, "stream": True}
+        body = fields | {"model": server.model, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
             read = [next(lines)]
@@ -38,8 +38,8 @@ def test_a_pass_that_fails(random_bundle, tmp_path):
             "param": None,
             "code": None,
         }
-        error(server.complete(**asked), 500)
-        error(server.complete(**asked, stream=True), 500)  # before anything was written
+        error(server.complete(**fields), 500)
+        error(server.complete(**fields, stream=True), 500)  # before anything was written
         with pytest.raises(openai.InternalServerError):
             server.client().completions.create(model=server.model, prompt="a")
         assert "the device is on fire" in server.said  # for whoever runs it

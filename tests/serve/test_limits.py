@@ -23,21 +23,21 @@ def strict(random_bundle, tmp_path_factory):
     keys = directory / "keys"
     keys.write_text("# ours\nfirst-key\n\nsecond-key\n")
     limits = ("--max-prompt-tokens", 20, "--max-output-tokens", 30, "--max-body-bytes", 2000, "--request-seconds", 0.6)
-    arguments = ("--api-key-file", keys, "--served-model-name", "mine", *limits)
+    arguments = ("--api-key-file", keys, "--served-model-name", "mine", "--allow-special-tokens", *limits)
     with Server(random_bundle, directory / "log", *arguments, command=slow_pass_run(0.05)) as running:
         yield running
 
 
 def keyed(server, key="first-key", **fields):
-    asked = {"model": "mine", "prompt": "a", "temperature": 0, "plan": "ar", "ignore_eos": True} | fields
-    return server.post("/v1/completions", asked, headers={"Authorization": f"Bearer {key}"})
+    body = {"model": "mine", "prompt": "a", "temperature": 0, "plan": "ar", "ignore_eos": True} | fields
+    return server.post("/v1/completions", body, headers={"Authorization": f"Bearer {key}"})
 
 
 def test_keys(strict):
     for value in (None, "Bearer other", "first-key", "Bearer", "Basic first-key"):
         headers = {} if value is None else {"Authorization": value}
-        told = error(strict.post("/v1/completions", {"model": "mine"}, headers=headers), 401)
-        assert told["code"] == "invalid_api_key"
+        problem = error(strict.post("/v1/completions", {"model": "mine"}, headers=headers), 401)
+        assert problem["code"] == "invalid_api_key"
         error(httpx.get(f"{strict.url}/v1/models", headers=headers), 401)
     for key in ("first-key", "second-key"):
         assert keyed(strict, key, max_tokens=1).status_code == 200
@@ -53,6 +53,13 @@ def test_tokens_and_bytes(strict):
     assert error(keyed(strict, max_tokens=31), 400)["param"] == "max_tokens"
     assert error(keyed(strict, prompt="a" * 3000), 413)["code"] == "body_too_large"
     assert error(keyed(strict, n=100), 400)["param"] == "n"  # more than slots and queue hold
+
+
+def test_special_tokens_in_messages_where_they_are_allowed(strict, session):
+    messages = [{"role": "user", "content": "<eos>"}]
+    ids = session.encode_chat(messages, allow_special_tokens=True)
+    answer = strict.client("first-key").chat.completions.create(model="mine", messages=messages, max_tokens=1)
+    assert answer.usage.prompt_tokens == len(ids) < len(session.encode_chat(messages))
 
 
 def test_a_body_without_a_length(strict):
@@ -89,8 +96,8 @@ def test_the_log_has_no_words_of_clients(strict):
 
 def start(server, **fields):
     """A stream that has begun: `with start(...) as response`."""
-    asked = {"model": server.model, "prompt": "a", "max_tokens": 400, "stream": True, "plan": "ar", "ignore_eos": True}
-    return httpx.stream("POST", f"{server.url}/v1/completions", json=asked | fields, timeout=60)
+    body = {"model": server.model, "prompt": "a", "max_tokens": 400, "stream": True, "plan": "ar", "ignore_eos": True}
+    return httpx.stream("POST", f"{server.url}/v1/completions", json=body | fields, timeout=60)
 
 
 def test_a_full_queue(slow_server):

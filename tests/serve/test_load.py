@@ -19,9 +19,9 @@ def requests_of(client: int) -> list[dict]:
     return mixed_requests(client, REQUESTS, "prompt", PLANS)
 
 
-def send(client: httpx.Client, server, number: int, asked: dict) -> str | None:
+def send(client: httpx.Client, server, number: int, wanted: dict) -> str | None:
     """The text; None where it was given up."""
-    body = asked | {"model": server.model}
+    body = wanted | {"model": server.model}
     if given_up(number):
         with client.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200
@@ -30,7 +30,7 @@ def send(client: httpx.Client, server, number: int, asked: dict) -> str | None:
         return None
     response = client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
-    if not asked["stream"]:
+    if not wanted["stream"]:
         return response.json()["choices"][0]["text"]
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert events.pop() == "[DONE]"
@@ -62,11 +62,11 @@ def test_sixteen_clients(server, session):
     assert server.metric("vllm:request_success_total") - before == CLIENTS * REQUESTS
     left = 0
     for number, texts in enumerate(map(list.__add__, begun, ended)):
-        for asked, text in zip(requests_of(number), texts, strict=True):
+        for wanted, text in zip(requests_of(number), texts, strict=True):
             if text is None:
                 left += 1
                 continue
-            sampling = SamplingParams(temperature=asked["temperature"], seed=asked["seed"])
-            options = GenerateOptions(max_new_tokens=asked["max_tokens"], sampling=sampling, plan="ar")
-            assert text == session.generate(asked["prompt"], options).run().text, asked
+            sampling = SamplingParams(temperature=wanted["temperature"], seed=wanted["seed"])
+            options = GenerateOptions(max_new_tokens=wanted["max_tokens"], sampling=sampling, plan="ar")
+            assert text == session.generate(wanted["prompt"], options).result().text, wanted
     assert left == CLIENTS * REQUESTS // 5

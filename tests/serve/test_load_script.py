@@ -1,4 +1,4 @@
-"""scripts/serve_load.py with a stand-in for aiperf, which asks the server once and reports what it was told to do."""
+"""scripts/serve_load.py with a stand-in for aiperf, which asks the server once and reports the flags it was given."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_row_for_every_load(script, random_bundle, tmp_path, monkeypatch):
     assert cells[0][2] == "6 ms"  # a pass for each token
 
 
-def test_what_aiperf_says_is_told(script, random_bundle, tmp_path, monkeypatch):
+def test_what_aiperf_says_is_shown(script, random_bundle, tmp_path, monkeypatch):
     program = tmp_path / "aiperf"
     program.write_text("#!/bin/sh\necho no such flag\nexit 3\n")
     program.chmod(0o755)

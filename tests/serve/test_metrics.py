@@ -1,4 +1,4 @@
-"""The figures of /metrics, and that each app has its own."""
+"""The metrics of /metrics, and that each app has its own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from starlette.routing import Mount
 
 from pass_runtime import GenerateOptions
 from pass_runtime.serve.app import make_app
-from pass_runtime.serve.metrics import Metrics, Timing
+from pass_runtime.serve.metrics import RequestMetrics, Timing
 from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.prometheus import Prometheus
+from pass_runtime.serve.prometheus import PrometheusSink
 
-COUNTED = {
+RECORDED = {
     "vllm:prompt_tokens_total": 5,
     "vllm:generation_tokens_total": 20,
     "vllm:request_success_total": 1,
@@ -38,21 +38,21 @@ def test_what_one_request_counts(server):
     def now() -> dict[str, float]:
         return {
             name: server.metric(name, **({"path": "/v1/completions"} if name.startswith("pass:http") else {}))
-            for name in COUNTED
+            for name in RECORDED
         }
 
     names = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
     spec = [f"vllm:spec_decode_num_{name}_total" for name in names]
     before, drafts = now(), [server.metric(name) for name in spec]
-    asked = {"max_tokens": 20, "plan": "fused", "ignore_eos": True, "prompt": [5, 6, 7, 8, 9]}
-    told = server.complete(**asked).json()["choices"][0]["pass"]
-    assert {name: value - before[name] for name, value in now().items()} == COUNTED
+    fields = {"max_tokens": 20, "plan": "fused", "ignore_eos": True, "prompt": [5, 6, 7, 8, 9]}
+    extension = server.complete(**fields).json()["choices"][0]["pass"]
+    assert {name: value - before[name] for name, value in now().items()} == RECORDED
     count, drafted, accepted, by_position = (
         server.metric(name) - then for name, then in zip(spec, drafts, strict=True)
     )
-    assert (drafted, accepted) == (told["drafted"], told["accepted"])
+    assert (drafted, accepted) == (extension["drafted"], extension["accepted"])
     assert by_position == accepted
-    assert 0 < count <= told["passes"]
+    assert 0 < count <= extension["passes"]
 
 
 def test_names_and_gauges(server):
@@ -69,8 +69,8 @@ def test_names_and_gauges(server):
 def test_the_prompt_of_n_choices_is_read_once(server, path):
     names = [f"vllm:prefix_cache_{name}_total" for name in ("queries", "hits")]
     before = [server.metric(name) for name in names]
-    asked = {"n": 4, "max_tokens": 6, "temperature": 1, "seed": 3, "ignore_eos": True}
-    answer = (server.complete if path == "completions" else server.chat)(**asked).json()
+    fields = {"n": 4, "max_tokens": 6, "temperature": 1, "seed": 3, "ignore_eos": True}
+    answer = (server.complete if path == "completions" else server.chat)(**fields).json()
     prompt = answer["usage"]["prompt_tokens"]
     queried, found = (server.metric(name) - then for name, then in zip(names, before, strict=True))
     assert (queried, found) == (4 * prompt, 3 * (prompt - 1))  # the last token of a prompt is the first one's window
@@ -85,8 +85,8 @@ def test_the_times_of_a_sequence_add_up(slow_server):
     seconds += ["vllm:time_to_first_token_seconds_sum", "vllm:e2e_request_latency_seconds_sum"]
     gaps = "vllm:inter_token_latency_seconds"
     before = [slow_server.metric(name) for name in [*seconds, f"{gaps}_count", f"{gaps}_sum"]]
-    asked = {"n": 2, "max_tokens": 8, "plan": "fused", "ignore_eos": True}  # one more than there are slots
-    choices = slow_server.complete(**asked).json()["choices"]
+    fields = {"n": 2, "max_tokens": 8, "plan": "fused", "ignore_eos": True}  # one more than there are slots
+    choices = slow_server.complete(**fields).json()["choices"]
     *found, gap_count, gap_sum = (
         slow_server.metric(name) - then
         for name, then in zip([*seconds, f"{gaps}_count", f"{gaps}_sum"], before, strict=True)
@@ -129,11 +129,11 @@ def test_what_nobody_read_was_written_all_the_same(session):
     generation = session.generate("The", GenerateOptions(8, ignore_eos=True))
     assert generation._sequence.ended.wait(60)
     next(generation)
-    figures = Prometheus(session, "mine")
-    Metrics(figures, "mine").ended(generation, Timing(generation.submitted))
+    sink = PrometheusSink(session, "mine")
+    RequestMetrics(sink, "mine").record_end(generation, Timing(generation.submitted))
     left = generation.stats.generated_tokens - len(generation.tokens)
     assert 0 < left < 8
-    assert f'vllm:generation_tokens_total{{model_name="mine"}} {left}.0' in figures.text().decode()
+    assert f'vllm:generation_tokens_total{{model_name="mine"}} {left}.0' in sink.text().decode()
 
 
 def test_apps_are_independent_of_a_server_and_of_each_other(apps, session):
@@ -145,11 +145,11 @@ def test_apps_are_independent_of_a_server_and_of_each_other(apps, session):
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://a", timeout=60) as client:
                 if name == "one":
-                    asked = {"model": name, "prompt": "The", "temperature": 0, "max_tokens": 8}
-                    answer = (await client.post("/v1/completions", json=asked)).json()
+                    fields = {"model": name, "prompt": "The", "temperature": 0, "max_tokens": 8}
+                    answer = (await client.post("/v1/completions", json=fields)).json()
                     assert (
                         answer["choices"][0]["text"]
-                        == session.generate("The").run().text[: len(answer["choices"][0]["text"])]
+                        == session.generate("The").result().text[: len(answer["choices"][0]["text"])]
                     )
                 texts.append((await client.get("/metrics")).text)
         return texts

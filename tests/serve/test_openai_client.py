@@ -10,6 +10,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from pass_runtime import GenerateOptions, SamplingParams
+from pass_runtime.serve.options import ServeOptions
+from pass_runtime.serve.parsed_request import parse
+from pass_runtime.serve.schemas import ChatRequest
 
 PROMPT = "The quick brown fox"
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]
@@ -17,8 +20,8 @@ TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 
 def written(session, prompt, *, chat=False, new=24, **options):
     sampling = {key: options.pop(key) for key in ("temperature", "top_k", "top_p", "min_p", "seed") if key in options}
-    asked = GenerateOptions(max_new_tokens=new, sampling=SamplingParams(**sampling), **options)
-    return (session.chat if chat else session.generate)(prompt, asked).run()
+    options = GenerateOptions(max_new_tokens=new, sampling=SamplingParams(**sampling), **options)
+    return (session.chat if chat else session.generate)(prompt, options).result()
 
 
 def as_bytes(token: str) -> bytes:
@@ -49,19 +52,19 @@ def test_the_text_is_the_sessions_for_every_plan(server, session, plan, sampling
     assert answer.choices[0].finish_reason == expected.finish_reason
     assert answer.usage.completion_tokens == len(expected.token_ids)
     assert answer.usage.prompt_tokens == len(expected.prompt_ids)
-    told = answer.choices[0].model_extra["pass"]
-    assert told["plan"].startswith(plan.partition(":")[0])
-    assert told["passes"] > 0
-    assert told["accepted"] <= told["drafted"]
+    extension = answer.choices[0].model_extra["pass"]
+    assert extension["plan"].startswith(plan.partition(":")[0])
+    assert extension["passes"] > 0
+    assert extension["accepted"] <= extension["drafted"]
 
 
 def test_chat_whole_and_streamed(server, session):
     expected = written(session, TURNS, chat=True, temperature=0.7, seed=3)
-    asked = {"model": server.model, "messages": TURNS, "temperature": 0.7, "seed": 3, "max_completion_tokens": 24}
-    answer = server.client().chat.completions.create(**asked)
+    fields = {"model": server.model, "messages": TURNS, "temperature": 0.7, "seed": 3, "max_completion_tokens": 24}
+    answer = server.client().chat.completions.create(**fields)
     assert answer.choices[0].message.content == expected.text
     assert answer.choices[0].message.role == "assistant"
-    stream = server.client().chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    stream = server.client().chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
     *chunks, last = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text
@@ -142,13 +145,13 @@ def test_logprobs_of_completions(server, session, stream):
     answer = server.client().completions.create(
         model=server.model, prompt=PROMPT, temperature=0, max_tokens=12, logprobs=3, stream=stream
     )
-    told = [c.logprobs for chunk in (answer if stream else [answer]) for c in chunk.choices if c.logprobs]
-    values = [value for each in told for value in each.token_logprobs]
+    logprobs = [c.logprobs for chunk in (answer if stream else [answer]) for c in chunk.choices if c.logprobs]
+    values = [value for each in logprobs for value in each.token_logprobs]
     assert values == pytest.approx([token.logprobs.logprob for token in expected.tokens], abs=1e-4)
-    spelled = b"".join(as_bytes(token) for each in told for token in each.tokens)
+    spelled = b"".join(as_bytes(token) for each in logprobs for token in each.tokens)
     assert spelled.decode(errors="replace").startswith(expected.text)
-    assert all(len(top) == 3 for each in told for top in each.top_logprobs)
-    offsets = [offset for each in told for offset in each.text_offset]
+    assert all(len(top) == 3 for each in logprobs for top in each.top_logprobs)
+    offsets = [offset for each in logprobs for offset in each.text_offset]
     assert offsets[0] == 0
     assert offsets == sorted(offsets)
 
@@ -207,3 +210,18 @@ def test_errors_are_the_clients_own(server):
         server.client().completions.create(model=server.model, prompt="a", presence_penalty=1.0)
     assert refused.value.param == "presence_penalty"
     assert refused.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize("content", ["a<eos>b", [{"type": "text", "text": "a<eo"}, {"type": "text", "text": "<eos>"}]])
+def test_special_tokens_that_a_message_spells_are_text(server, session, content):
+    """Unless whoever runs the server says otherwise."""
+    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    messages = [{"role": "user", "content": text}]
+    ids = session.encode_chat(messages)
+    assert ids.count(1) == 0
+    fields = {"model": server.model, "messages": [{"role": "user", "content": content}]}
+    answer = server.client().chat.completions.create(**fields, max_tokens=1)
+    assert answer.usage.prompt_tokens == len(ids)
+    trusting = parse(session, ServeOptions(special_tokens=True), ChatRequest(**fields))
+    assert trusting.prompts[0][0] == session.encode_chat(messages, allow_special_tokens=True)
+    assert trusting.prompts[0][0].count(1) == 1

@@ -74,9 +74,9 @@ def content(path: Path) -> list[dict]:
 def test_a_batch_whose_processes_are_killed(random_bundle, tmp_path, environment):
     """First an actor, which is started again; then the run, which another one continues."""
     requests, whole, results = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
-    asked = [{"prompt": f"number {i}", "id": i} for i in range(300)]
-    asked[7] = {"prompt": "wrong", "temperature": -1}
-    requests.write_text("".join(json.dumps(line) + "\n" for line in asked))
+    lines = [{"prompt": f"number {i}", "id": i} for i in range(300)]
+    lines[7] = {"prompt": "wrong", "temperature": -1}
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [*PASS_RUN, "batch", str(random_bundle), str(requests)]
     subprocess.run([*command, str(whole), *FLAGS], check=True, stderr=subprocess.DEVNULL)
 
@@ -147,14 +147,14 @@ def test_replicas_of_which_one_is_killed(random_bundle, session, tmp_path, envir
         assert end(process, signal.SIGTERM) == 0, (tmp_path / "log").read_text()
     for i, text in enumerate(found):
         options = GenerateOptions(max_new_tokens=24, sampling=SamplingParams(1.0, seed=i), ignore_eos=True)
-        assert text == session.generate(f"number {i}", options).run().text
+        assert text == session.generate(f"number {i}", options).result().text
 
 
 def test_wrong_flags(random_bundle, tmp_path):
     """Told in one line, before Ray is started."""
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"prompt": "a"}\n')
-    for line, told in (
+    for line, expected in (
         ([*PASS_RUN, "batch", str(random_bundle), str(requests), str(tmp_path / "out"), "--ray", "0"], "at least 1"),
         ([sys.executable, str(SCRIPT), str(random_bundle), "--host", "0.0.0.0"], "--allow-no-key"),
         ([sys.executable, str(SCRIPT), str(tmp_path / "nothing")], "nothing"),
@@ -162,5 +162,5 @@ def test_wrong_flags(random_bundle, tmp_path):
     ):
         done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2, done.stderr
-        assert told in done.stderr
+        assert expected in done.stderr
         assert done.stderr.count("\n") == 1, done.stderr

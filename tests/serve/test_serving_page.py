@@ -45,10 +45,10 @@ def test_the_python_runs(server, capsys):
 def test_the_metrics_are_those_of_the_table(server):
     server.complete(max_tokens=8, plan="fused", ignore_eos=True)
     table = PAGE[PAGE.index("## Metrics") : PAGE.index("## In another server")]
-    told = {name.removesuffix("_total") for name in re.findall(r"`((?:vllm|pass):\w+)", table)}
+    documented = {name.removesuffix("_total") for name in re.findall(r"`((?:vllm|pass):\w+)", table)}
     found = re.findall(r"^# TYPE (\S+) ", server.metrics(), re.MULTILINE)
     served = {name.removesuffix("_total") for name in found if not name.endswith("_created")}
-    assert told == served
+    assert documented == served
 
 
 def test_the_flags_exist():

@@ -33,7 +33,7 @@ def slow_passes(monkeypatch):
 
 @pytest.mark.usefixtures("slow_passes")
 def test_a_look_that_fails_is_not_the_last_one(random_bundle, tmp_path, session, caplog):
-    """Neither for other requests nor for the same one; and it is told once, not fifty times a second."""
+    """Neither for other requests nor for the same one; and it is logged once, not fifty times a second."""
     with model_of(random_bundle, tmp_path / "model", max_batch_size=2) as model:
         odd, other = request(600), request(600)
         odd.is_cancelled = fail
@@ -55,13 +55,13 @@ def test_a_figure_that_fails_is_not_the_last_one(random_bundle, tmp_path, sessio
         first, second = request(5), request(5)
         model.execute([first])
         first.wait_until_ended()
-        wait_until(lambda: model._figures._told.empty())
+        wait_until(lambda: model._sink._queue.empty())
         Metric.fails = False
         model.execute([second])
         second.wait_until_ended()
     assert Metric.sums["vllm:generation_tokens_total"] == 5
     text = b"".join(response["text_output"][0] for response in second.responses).decode()
-    assert text == session.generate("The quick", GenerateOptions(max_new_tokens=5, ignore_eos=True)).run().text
+    assert text == session.generate("The quick", GenerateOptions(max_new_tokens=5, ignore_eos=True)).result().text
 
 
 def test_a_request_that_is_cancelled_before_it_begins_is_ended(random_bundle, tmp_path, monkeypatch):
@@ -82,7 +82,7 @@ def test_a_request_that_is_cancelled_before_it_begins_is_ended(random_bundle, tm
         assert not model._live
 
 
-def test_one_sequence_may_be_asked_for_as_any_number(random_bundle, tmp_path):
+def test_n_of_one_may_be_any_kind_of_number(random_bundle, tmp_path):
     with model_of(random_bundle, tmp_path / "model") as model:
         one = request(5)
         one.tensors["sampling_parameters"] = np.array([b'{"n": 1.0}'], object)
@@ -97,12 +97,12 @@ def ask_it_to_end() -> None:
 
 
 @pytest.mark.usefixtures("slow_passes")
-@pytest.mark.parametrize(("drain_seconds", "signals", "told"), [(20, 1, False), (0.3, 1, True), (60, 2, True)])
-def test_a_signal_lets_answers_finish_or_tells(random_bundle, tmp_path, drain_seconds, signals, told):
+@pytest.mark.parametrize(("drain_seconds", "signals", "cut_off"), [(20, 1, False), (0.3, 1, True), (60, 2, True)])
+def test_a_signal_lets_answers_finish_or_fails_them(random_bundle, tmp_path, drain_seconds, signals, cut_off):
     """Those that take longer than they may, or that a second signal finds. New ones are refused at once."""
     before = signal.getsignal(signal.SIGTERM)
     with model_of(random_bundle, tmp_path / "model", drain_seconds=drain_seconds, max_batch_size=2) as model:
-        running, late = request(600 if told else 30), request(5)
+        running, late = request(600 if cut_off else 30), request(5)
         model.execute([running])
         wait_until(lambda: len(running.responses) > 3)
         ask_it_to_end()
@@ -114,7 +114,7 @@ def test_a_signal_lets_answers_finish_or_tells(random_bundle, tmp_path, drain_se
         for _ in range(signals - 1):
             ask_it_to_end()
         running.wait_until_ended()
-        if told:
+        if cut_off:
             assert (running.error.code, running.error.message) == ("UNAVAILABLE", "the server is shutting down")
         else:
             assert running.error is None

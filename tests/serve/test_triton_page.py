@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from pass_exporter.cli import main
-from pass_runtime.serve.metrics import COUNTED, GAUGES
+from pass_runtime.serve.metrics import GAUGES, RECORDED
 from pass_runtime.serve.triton.fields import inputs, outputs
 from pass_runtime.serve.triton.settings import KINDS
 
@@ -31,13 +31,13 @@ def test_flags_and_parameters():
     }
     assert {"--text", "--reference"} <= flags
     assert flags - {"--tokens", "--copy"} == there - {"--tokens", "--copy"}
-    told = {flag.removeprefix("--").replace("-", "_") for flag in flags}
-    assert set(KINDS) <= told
+    documented = {flag.removeprefix("--").replace("-", "_") for flag in flags}
+    assert set(KINDS) <= documented
 
 
 def test_tensors():
-    told = first_column("input")
-    assert {field.name for tokens in (False, True) for field in inputs(tokens=tokens)} - told == {
+    documented = first_column("input")
+    assert {field.name for tokens in (False, True) for field in inputs(tokens=tokens)} - documented == {
         "return_cumulative_logprob",
         "return_logprobs",
         "return_num_input_tokens",
@@ -52,4 +52,7 @@ def test_tensors():
 
 
 def test_metrics():
-    assert first_column("metric") == {figure.name for figure in (*COUNTED, *GAUGES)}
+    """The page points to the table of docs/serving.md, whose test compares it with a server's /metrics."""
+    assert "(serving.md#metrics)" in PAGE and "`pass:http_responses_total`" in PAGE
+    listed = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert [metric.name for metric in (*RECORDED, *GAUGES) if metric.name not in listed] == []

@@ -1,4 +1,4 @@
-"""SIGTERM while Triton streams: answers are finished or their clients are told, and the server ends with status 0."""
+"""SIGTERM while Triton streams: answers finish or their clients get an error; the server ends with status 0."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def over_http(server: Triton, tokens: int) -> tuple[str, str | None]:
     url, text = f"{server.http}/v2/models/slow/generate_stream", ""
     with httpx.stream("POST", url, json=ASKED | {"max_tokens": tokens}, timeout=60) as response:
         for line in response.iter_lines():
-            told = json.loads(line.removeprefix("data: ")) if line else {}
-            if "error" in told:
-                return text, told["error"]
-            text += told.get("text_output", "")
+            event = json.loads(line.removeprefix("data: ")) if line else {}
+            if "error" in event:
+                return text, event["error"]
+            text += event.get("text_output", "")
     return text, None
 
 
@@ -64,11 +64,13 @@ def test_sigterm(repository, session, tmp_path, everybody):
         Triton(repository, tmp_path / "log", "--exit-timeout-secs=30") as server,
         ThreadPoolExecutor(2) as pool,
     ):
-        asked = [pool.submit(over, server, tokens) for over in (over_http, over_grpc)]
+        futures = [pool.submit(over, server, tokens) for over in (over_http, over_grpc)]
         server.wait_until("vllm:num_requests_running", 2)
         (os.killpg if everybody else os.kill)(server.process.pid, signal.SIGTERM)
-        whole = session.generate("The", GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True)).run().text
-        for answer in asked:
+        whole = (
+            session.generate("The", GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True)).result().text
+        )
+        for answer in futures:
             text, error = answer.result(timeout=30)
             assert error == ("the server is shutting down" if everybody else None)
             assert text

@@ -1,4 +1,4 @@
-"""What is asked wrongly, or cannot be done, is refused with OpenAI's error object: never ignored, never a 500."""
+"""Requests that are wrong or cannot be honoured are refused in OpenAI's shape: never ignored, never a 500."""
 
 from __future__ import annotations
 
@@ -10,32 +10,58 @@ UNSUPPORTED = {
     "frequency_penalty": 0.5,
     "presence_penalty": -1,
     "logit_bias": {"5": 1},
+    "repetition_penalty": 1.1,
+    "min_tokens": 1,
+    "skip_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "best_of": 2,
+    "echo": True,
+    "store": True,
+    "service_tier": "priority",
+    "response_format": {"type": "json_object"},
+    "guided_json": {"type": "object"},
+    "truncate_prompt_tokens": 5,
 }
-OF_COMPLETIONS = UNSUPPORTED | {"best_of": 2, "echo": True, "suffix": "x"}
+OF_COMPLETIONS = UNSUPPORTED | {"suffix": "x", "add_special_tokens": False}
 OF_CHATS = UNSUPPORTED | {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
-    "response_format": {"type": "json_object"},
     "modalities": ["text", "audio"],
     "audio": {"voice": "alloy", "format": "wav"},
     "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "high",
     "web_search_options": {},
-    "service_tier": "priority",
-    "store": True,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "continue_final_message": True,
+}
+OF_BOTH = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "best_of": 1,
+    "echo": False,
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "top_k": -1,
+    "user": "me",
     "metadata": {"a": "b"},
+    "prompt_cache_key": "a",
+    "safety_identifier": "b",
+    "store": False,
+    "service_tier": "auto",
+    "response_format": {"type": "text"},
 }
 NEUTRAL = {
-    "complete": {"frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "echo": False, "suffix": None, "user": "me"},
-    "chat": {
-        "presence_penalty": 0.0,
+    "complete": OF_BOTH | {"suffix": None, "add_special_tokens": True},
+    "chat": OF_BOTH
+    | {
         "tools": [],
         "tool_choice": "none",
         "parallel_tool_calls": True,
-        "response_format": {"type": "text"},
-        "store": False,
+        "add_generation_prompt": True,
     },
 }
 WRONG = [
@@ -46,6 +72,9 @@ WRONG = [
     ({"temperature": 2.5}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_k": 5000}, "top_k"),
+    ({"top_k": -2}, "top_k"),
+    ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"prompt_cache_key": 1}, "prompt_cache_key"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"stop": ["a"] * 17}, "stop"),
@@ -61,14 +90,14 @@ WRONG = [
 
 @pytest.mark.parametrize("field", OF_COMPLETIONS)
 def test_unsupported_fields_of_completions(server, field):
-    told = error(server.complete(**{field: OF_COMPLETIONS[field]}), 400)
-    assert (told["param"], told["code"]) == (field, "unsupported_parameter")
+    problem = error(server.complete(**{field: OF_COMPLETIONS[field]}), 400)
+    assert (problem["param"], problem["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("field", OF_CHATS)
 def test_unsupported_fields_of_chats(server, field):
-    told = error(server.chat(**{field: OF_CHATS[field]}), 400)
-    assert (told["param"], told["code"]) == (field, "unsupported_parameter")
+    problem = error(server.chat(**{field: OF_CHATS[field]}), 400)
+    assert (problem["param"], problem["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("kind", NEUTRAL)
@@ -82,15 +111,15 @@ def test_neutral_values_are_taken(server, kind):
 @pytest.mark.parametrize("kind", ["complete", "chat"])
 @pytest.mark.parametrize(("fields", "param"), WRONG, ids=lambda value: str(value)[:40])
 def test_wrong_values(server, kind, fields, param):
-    told = error(getattr(server, kind)(**fields), 400)
-    assert told["param"] == param
-    assert told["type"] == "invalid_request_error"
+    problem = error(getattr(server, kind)(**fields), 400)
+    assert problem["param"] == param
+    assert problem["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("kind", ["complete", "chat"])
 def test_unknown_fields_are_named(server, kind):
-    told = error(getattr(server, kind)(colour="red"), 400)
-    assert (told["param"], told["code"]) == ("colour", "unknown_parameter")
+    problem = error(getattr(server, kind)(colour="red"), 400)
+    assert (problem["param"], problem["code"]) == ("colour", "unknown_parameter")
 
 
 @pytest.mark.parametrize("prompt", [[], [[]], [-1], [100000], ["a", 5], [[1], "a"], None, {"a": 1}])
@@ -123,8 +152,8 @@ def test_more_wrong_chats(server):
 def test_what_does_not_fit_the_context(server):
     for prompt in ("word " * 1000, [5] * 767):
         assert error(server.complete(prompt=prompt, max_tokens=9), 400)["code"] == "context_length_exceeded"
-    told = error(server.complete(prompt=[5] * 760, max_tokens=100), 400)
-    assert told["code"] == "context_length_exceeded"
+    problem = error(server.complete(prompt=[5] * 760, max_tokens=100), 400)
+    assert problem["code"] == "context_length_exceeded"
     assert server.complete(prompt=[5] * 760).status_code == 200  # nobody said how much
 
 

@@ -42,7 +42,7 @@ def after(*args):
 
 Backend.run = after
 """
-"""What makes the passes of a model slow, behind its model.py: a tiny one is done before anybody can cancel."""
+"""Appended to model.py: makes passes slow, since a tiny model would be done before anybody can cancel."""
 
 
 def require_triton() -> None:
@@ -125,7 +125,7 @@ class Triton(Metered):
         return httpx.post(f"{self.http}/v2/models/{model}/generate", json=fields, timeout=60)
 
     def give_up(self, model: str, **fields: object) -> None:
-        """Go away behind the first response of a stream. (Not over gRPC in numbers: 2.51 can crash when a stream is
+        """Disconnect after the first response of a stream. (Not over gRPC in numbers: 2.51 can crash when a stream is
         cancelled while a response is sent.)"""
         url = f"{self.http}/v2/models/{model}/generate_stream"
         with httpx.stream("POST", url, json=fields, timeout=60) as response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -41,6 +42,30 @@ def test_json_lines_name_the_line(tmp_path: Path, line: str):
     assert "line 3" in refused(path)
 
 
+@pytest.mark.parametrize("value", ["null", "7", '["a"]', "true", '{"a": 1}'])
+@pytest.mark.parametrize("name", ["text", "prompt"])
+def test_what_is_no_text_is_not_trained_on(tmp_path: Path, name: str, value: str):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "fine"}\n{"' + name + '": ' + value + "}\n")
+    assert f'line 2: "{name}" must be a string, not {value}' in refused(path)
+
+
+def test_half_a_character_is_named(tmp_path: Path):
+    """JSON can name one half of a surrogate pair, which no text has."""
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "\\ud83d"}\n')
+    assert "line 1: not JSON" in refused(path)
+
+
+def test_only_line_feeds_end_json_lines(tmp_path: Path):
+    """U+2028, U+0085 and others may stand in a JSON string as they are; a byte order mark is no part of the text."""
+    texts = ["one\u2028two", "a\u2029b\x85c"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    (tmp_path / "data.jsonl").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
+    (source,) = read_sources([tmp_path / "data.jsonl"])
+    assert source.documents == tuple(texts)
+
+
 def test_missing_and_foreign(tmp_path: Path):
     assert "No such file" in refused(tmp_path / "nothing.txt")
     (tmp_path / "pictures").mkdir()
@@ -61,6 +86,14 @@ def test_a_directory_is_read_whole_and_in_order(tmp_path: Path):
     assert digest([source]) == digest(read_sources([tmp_path]))
     (tmp_path / "a.txt").write_text("other")
     assert digest([source]) != digest(read_sources([tmp_path]))
+
+
+def test_one_source_is_not_two(tmp_path: Path):
+    """Two sources are drawn from equally, two documents of one by their length: the same words, another text."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    apart = digest(read_sources([tmp_path / "a.txt", tmp_path / "b.txt"]))
+    assert apart != digest(read_sources([tmp_path])) != digest(read_sources([tmp_path / "a.txt"]))
 
 
 def test_excerpts_follow_length_and_start_at_lines(tmp_path: Path):

@@ -19,15 +19,16 @@ from pass_exporter.model.registry import resolve
 from pass_runtime import load
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
+from pass_runtime.measuring.lossless import first_difference
+from pass_runtime.measuring.real_use import ALL, KINDS, MARGIN, Passes, Prompt, read_use
 from pass_runtime.options import GenerateOptions
-from pass_runtime.testing.lossless import first_difference
-from pass_runtime.testing.real_use import ALL, KINDS, MARGIN, Passes, Prompt, read_use
-from pass_trainer import held_out, writing
 from pass_trainer.drafter import Drafter
-from pass_trainer.drafts import drafts_of
-from pass_trainer.figures import Figures, by_kind, found_in, fused_sizes, survivors, two_pass_sizes
-from pass_trainer.held_out import PROMPTS, EvaluateConfig, evaluate
-from pass_trainer.tables import HEADINGS, markdown, rows_of
+from pass_trainer.evaluation import answers
+from pass_trainer.evaluation import evaluate as evaluation
+from pass_trainer.evaluation.counts import DraftCounts, by_kind, count_drafts, fused_sizes, right_in_row, two_pass_sizes
+from pass_trainer.evaluation.drafts import drafts_of
+from pass_trainer.evaluation.evaluate import PROMPTS, EvaluateConfig, evaluate
+from pass_trainer.evaluation.table import HEADINGS, markdown, rows_of
 
 TOKENS, LOOKAHEAD = 40, 4
 
@@ -95,10 +96,10 @@ def test_it_expects_what_the_runtime_does_with_a_head(config, subset_bundle, pro
 
 
 def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
-    """Accepted or not: every pass leaves what the trainer drew behind that place."""
+    """Accepted or not: every pass leaves the drafts that the trainer made at that place."""
     seen = []
-    monkeypatch.setattr(held_out, "found_in", lambda drafts, written, tokens: seen.append((drafts, written)))
-    monkeypatch.setattr(held_out, "by_kind", lambda *_: {})
+    monkeypatch.setattr(evaluation, "count_drafts", lambda drafts, written, tokens: seen.append((drafts, written)))
+    monkeypatch.setattr(evaluation, "by_kind", lambda *_: {})
     evaluate(config, Silent())
     greedy, sampled = seen[:6], seen[6:]
     session, asked = load(adapter_bundle), read_use(config.prompts)
@@ -112,16 +113,16 @@ def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
             begin = 0
             for emitted in stream:
                 if begin and begin - 1 < len(drafts):
-                    right = sum(survivors(drafts[begin - 1].tolist(), written[begin:]))
+                    right = sum(right_in_row(drafts[begin - 1].tolist(), written[begin:]))
                     assert len(emitted) == min(1 + right, len(written) - begin)
                 begin += len(emitted)
             assert first_difference(session, ids, options, written, stream.token_ids) is None
     session.close()
 
 
-def test_the_writing_is_made_once(config, monkeypatch, cache):
+def test_answers_are_written_once(config, monkeypatch, cache):
     found = evaluate(config, Silent())
-    monkeypatch.setattr(writing.Writer, "_write", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(answers.AnswerWriter, "_write", lambda *_: pytest.fail("written again"))
     assert evaluate(config, Silent()) == found
     baseline = EvaluateConfig(**{**vars(config), "weights": None})
     assert evaluate(baseline, Silent()) != found
@@ -136,18 +137,18 @@ def test_the_writing_is_made_once(config, monkeypatch, cache):
 def test_batches_do_not_change_what_is_written(config, monkeypatch):
     texts = []
     for size in (40, 4):
-        monkeypatch.setattr(writing, "BATCH", size)
+        monkeypatch.setattr(answers, "BATCH", size)
         loaded = load_model(resolve(config.model), "fp32")
         asked = [
-            writing.Asked(writing.encode(loaded.tokenizer, prompt), SamplingParams(0.8, seed=prompt.seed))
+            answers.SeededPrompt(answers.encode(loaded.tokenizer, prompt), SamplingParams(0.8, seed=prompt.seed))
             for prompt in read_use(config.prompts)
         ]
-        texts.append(writing.Writer(loaded.model, loaded.eos_token_ids, 20, "")._write(asked, lambda *_: None))
+        texts.append(answers.AnswerWriter(loaded.model, loaded.eos_token_ids, 20, "")._write(asked, lambda *_: None))
     assert texts[0] == texts[1] and len(set(map(tuple, texts[0]))) == len(texts[0])
 
 
 def test_with_a_head_a_draft_depends_on_those_before_it(tiny_model: Path):
-    """Drawn one by one, the head told what was drawn: not what the text has there."""
+    """Drafts are sampled one by one, and the head reads the sampled ones, not the tokens of the text."""
     base = load_model(resolve(str(tiny_model)), "fp32").model
     drafter = Drafter(base, torch.randn(3, 64, generator=torch.Generator().manual_seed(2)), None)
     head = new_head(base.get_input_embeddings().weight, 8, 16, torch.Generator().manual_seed(0))
@@ -200,7 +201,7 @@ def test_counts(written, tokens, data):
     """Against counting by hand; figures of texts add up to those of all."""
     places = min(len(written), tokens) - 1
     drafts = np.array([data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3)) for _ in range(places)])
-    found = found_in(drafts, written, tokens)
+    found = count_drafts(drafts, written, tokens)
     both = found.main + found.looping
     for j, (tried, right) in enumerate(itertools.zip_longest(both.tried, both.right)):
         reached = [
@@ -216,11 +217,11 @@ def test_counts(written, tokens, data):
 
 
 def test_figures():
-    figures = Figures((10, 5, 2), (5, 2, 0), Passes(10, 12), Passes(8, 12))
-    assert figures.survival == [0.5, 0.4, 0.0] and figures.chain == [0.5, 0.2, 0.0]
+    figures = DraftCounts((10, 5, 2), (5, 2, 0), Passes(10, 12), Passes(8, 12))
+    assert figures.conditional == [0.5, 0.4, 0.0] and figures.cumulative == [0.5, 0.2, 0.0]
     assert figures.accepted == pytest.approx(0.7) and figures.places == 10
     assert figures.as_json()["tau"] == {"two-pass": 1.2, "fused": 1.5}
-    assert Figures.none(2).chain == [0.0, 0.0]
+    assert DraftCounts.none(2).cumulative == [0.0, 0.0]
 
 
 def test_tables(config):

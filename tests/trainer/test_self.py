@@ -20,14 +20,14 @@ from pass_trainer.corpus import SELF
 from pass_trainer.distill import Distiller, Recipe
 from pass_trainer.run import run
 from pass_trainer.self_prompts import SelfPrompts
-from pass_trainer.writer import BundleWriter, TorchWriter, Writer
+from pass_trainer.text_writer import BundleTextWriter, TextWriter, TorchTextWriter
 
 EGG, POEM = "How do I boil an egg?", "Write a poem about foxes"
 TURNS = [EGG, EGG, "ok", "", "A turn without an end", POEM]
 
 
 class Recites:
-    """A Writer whose users say `turns`, one after another and again; those "without an end" do not end."""
+    """A TextWriter whose users say `turns`, one after another and again; those "without an end" do not end."""
 
     name = "recites"
 
@@ -75,7 +75,7 @@ def test_a_model_that_ends_no_turns_is_told():
     writer = Recites(tokenizer, ["A turn without an end"])
     with pytest.raises(PassError, match=r"hardly ends the user's turns.*--data"):
         SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0))
-    assert len(writer.asked) == self_prompts.ROUNDS
+    assert len(writer.asked) == self_prompts.ATTEMPTS
 
 
 def test_a_base_model_writes_from_its_start_token():
@@ -104,9 +104,9 @@ def test_a_text_ends_where_it_begins_to_loop(tmp_path: Path):
 def test_writers_continue_prompts(tiny_model: Path, tmp_path: Path, kind: str):
     """Greedy and sampled, prompts of several lengths; the same again with the same seed; an end token is the last."""
     loaded = load_model(resolve(str(tiny_model)), "fp32")
-    writer: Writer = TorchWriter(loaded.model, (EOS,))
+    writer: TextWriter = TorchTextWriter(loaded.model, (EOS,))
     if kind == "w8a8":
-        writer = BundleWriter(str(tiny_model), tmp_path, 40, SilentProgress())
+        writer = BundleTextWriter(str(tiny_model), tmp_path, 40, SilentProgress())
     prompts = [[0, 5, 6, 7], [0, 9], [0, 30, 31, 32, 33, 34]] * 12
     for temperature in (0.0, 1.0):
         lines = writer.write(prompts, 40, temperature, 1.0, 3)
@@ -119,7 +119,7 @@ def test_writers_continue_prompts(tiny_model: Path, tmp_path: Path, kind: str):
         assert same == 12 if temperature == 0 else same < 12
     if kind == "w8a8":
         written = (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns
-        again = BundleWriter(str(tiny_model), tmp_path, 40, SilentProgress())
+        again = BundleTextWriter(str(tiny_model), tmp_path, 40, SilentProgress())
         assert again.write(prompts, 40, 0.0, 1.0, 3) == writer.write(prompts, 40, 0.0, 1.0, 3)
         assert (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns == written
 
@@ -148,6 +148,6 @@ class SilentNotes:
 
 def test_top_p_leaves_out_the_unlikely(tiny_model: Path):
     loaded = load_model(resolve(str(tiny_model)), "fp32")
-    writer = TorchWriter(loaded.model, (EOS,))
+    writer = TorchTextWriter(loaded.model, (EOS,))
     wide, narrow = (writer.write([[0, 5]] * 16, 12, 1.0, top_p, 3) for top_p in (1.0, 0.01))
     assert len({tuple(line) for line in narrow}) == 1 < len({tuple(line) for line in wide})

@@ -14,60 +14,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from training import Silent, small_run, weights
 
 from pass_runtime import PassError
 from pass_trainer.config import TrainConfig
-from pass_trainer.distill import Recipe
 from pass_trainer.run import run
-from pass_trainer.trainer import Checkpoint, History
-from pass_trainer.writer import TorchWriter
+from pass_trainer.text_writer import TorchTextWriter
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-class Silent:
-    """pass_trainer.run.Progress for tests."""
-
-    def phase(self, _name: str):
-        return lambda _done, _total, _note="": None
-
-
-class Interrupted(Silent):
-    """Raises KeyboardInterrupt, as Ctrl-C does, after `at` training steps of this process."""
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-
-    def phase(self, name: str):
-        def step(_done: int, _total: int, _note: str = "") -> None:
-            self._at -= name == "training"
-            if self._at < 0:
-                raise KeyboardInterrupt
-
-        return step
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "numbers.txt"
-    path.write_text("".join(f"line {i}: the quick brown fox has {i * i} friends\n" for i in range(400)))
-    return path
-
-
 @pytest.fixture
-def config(tiny_model: Path, text: Path, tmp_path: Path) -> TrainConfig:
-    recipe = Recipe(sequences=64, length=48, prompt=(4, 8), chat=0.0)
-    base = TrainConfig(str(tiny_model), (text,), tmp_path / "run", lookahead=3, adapter="lora", rank=4, steps=30)
-    return replace(base, batch=2, anchors=12, dtype="fp32", device="cpu", write_with="torch", recipe=recipe)
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / "lookahead.safetensors")
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def config(tiny_model: Path, tmp_path: Path) -> TrainConfig:
+    return small_run(tiny_model, tmp_path / "numbers.txt", tmp_path / "run")
 
 
 def test_the_loss_falls_and_everything_is_written(config: TrainConfig):
@@ -77,55 +36,13 @@ def test_the_loss_falls_and_everything_is_written(config: TrainConfig):
     assert statistics.mean(losses[-20:]) < 0.9 * statistics.mean(losses[:20])
     assert report.history.evaluations[-1]["step"] == 120
     metrics = json.loads((config.output / "metrics.json").read_text())
-    assert metrics["held_out"] == report.acceptance.as_json()
+    assert metrics["held_out"] == report.agreement.as_json()
     assert (config.output / "curves.png").read_bytes().startswith(b"\x89PNG")
     card = (config.output / "README.md").read_text()
-    assert "rank 4" in card and "numbers.txt" in card and f"{report.acceptance.tau()['fused']:.2f}" in card
+    assert "rank 4" in card and "numbers.txt" in card and f"{report.agreement.tau()['fused']:.2f}" in card
     assert sorted(path.name for path in config.output.iterdir()) == [
         *("README.md", "checkpoint", "curves.png", "lookahead.safetensors", "metrics.json")
     ]
-
-
-def test_two_interruptions_change_nothing(config: TrainConfig, tmp_path: Path):
-    """A checkpoint after every step; work since the last one is done again."""
-    whole = run(replace(config, checkpoint_minutes=1e9), Silent())
-    often = replace(config, output=tmp_path / "interrupted", checkpoint_minutes=0, resume=True)
-    for at in (9, 12):
-        with pytest.raises(KeyboardInterrupt):
-            run(often, Interrupted(at))
-    state = json.loads((often.output / "checkpoint" / "progress.json").read_text())
-    assert 9 < state["step"] < 30
-    resumed = run(often, Silent())
-    assert resumed.history.loss == whole.history.loss
-    assert resumed.history.evaluations == whole.history.evaluations
-    assert same(weights(config.output), weights(often.output))
-    assert not same(weights(config.output), weights(_other_seed(config, tmp_path)))
-
-
-def _other_seed(config: TrainConfig, tmp_path: Path) -> Path:
-    run(replace(config, seed=1, output=tmp_path / "other"), Silent())
-    return tmp_path / "other"
-
-
-def test_a_save_cut_off_between_its_renames(config: TrainConfig):
-    whole = run(config, Silent())
-    (config.output / "checkpoint").rename(config.output / "checkpoint.old")
-    again = run(replace(config, resume=True), Silent())
-    assert again.history.loss == whole.history.loss
-
-
-@pytest.mark.parametrize("change", [{"rank": 5}, {"steps": 3}, {"lookahead": 2}, {"lr": 1e-3}], ids=str)
-def test_other_settings_do_not_resume(config: TrainConfig, change: dict[str, int]):
-    run(replace(config, steps=2), Silent())
-    with pytest.raises(PassError, match=f"another --{next(iter(change))}"):
-        run(replace(config, **({"steps": 2, "resume": True} | change)), Silent())
-
-
-def test_a_damaged_checkpoint_is_named(config: TrainConfig):
-    run(replace(config, steps=2), Silent())
-    (config.output / "checkpoint" / "progress.json").write_text("{")
-    with pytest.raises(PassError, match=r"cannot resume from .*checkpoint"):
-        run(replace(config, steps=2, resume=True), Silent())
 
 
 def test_a_finished_run_is_not_trained_over(config: TrainConfig):
@@ -136,7 +53,7 @@ def test_a_finished_run_is_not_trained_over(config: TrainConfig):
 
 def test_the_models_writing_is_made_once(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
     run(replace(config, steps=2), Silent())
-    monkeypatch.setattr(TorchWriter, "write", lambda *_: pytest.fail("generated again"))
+    monkeypatch.setattr(TorchTextWriter, "write", lambda *_: pytest.fail("generated again"))
     run(replace(config, steps=2, lr=1e-3, output=config.output / "again"), Silent())
 
 
@@ -147,7 +64,7 @@ def test_as_many_sequences_as_asked(
     """Also where an earlier run wrote more: what a run trains on does not depend on what others left in the cache."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
     seen, steps = [], []
-    write = TorchWriter.write
+    write = TorchTextWriter.write
 
     def counted(writer, prompts, *rest):
         seen.append(len(prompts))
@@ -157,7 +74,7 @@ def test_as_many_sequences_as_asked(
         def phase(self, name: str):
             return lambda done, total, _note="": steps.append((name, done, total))
 
-    monkeypatch.setattr(TorchWriter, "write", counted)
+    monkeypatch.setattr(TorchTextWriter, "write", counted)
     recipe = replace(config.recipe, sequences=asked, length=12)
     run(replace(config, steps=1, recipe=recipe), Counting())
     assert seen == made
@@ -231,30 +148,6 @@ def test_two_processes_average_their_gradients(config: TrainConfig, tmp_path: Pa
     difference = (one["lookahead"].float() - alone["lookahead"].float()).abs().max()
     assert difference > 20 * (one["lookahead"].float() - two["lookahead"].float()).abs().max()
     assert difference > 5e-3
-
-
-class SlowOther:
-    """An accelerator of two processes, as the first sees it: the second writes its part of a checkpoint only just
-    before it meets the first."""
-
-    is_main_process = True
-
-    def __init__(self) -> None:
-        self.owed: list[Path] = []
-
-    def save_state(self, directory: str) -> None:
-        Path(directory).mkdir()
-        self.owed.append(Path(directory, "random_states_1.pkl"))
-
-    def wait_for_everyone(self) -> None:
-        while self.owed:
-            self.owed.pop().touch()
-
-
-def test_a_checkpoint_has_the_part_of_every_process(config: TrainConfig):
-    config.output.mkdir()
-    Checkpoint(config, SlowOther()).save(3, History())
-    assert (config.output / "checkpoint" / "random_states_1.pkl").exists()
 
 
 def test_killed_and_resumed_as_a_command(config: TrainConfig, tmp_path: Path):

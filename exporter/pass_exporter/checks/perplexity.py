@@ -11,19 +11,22 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from pass_exporter.trunk.trace import ROWS_INPUT, kv_names
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import prefill_plan
+from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
 from pass_runtime.errors import PassError
 
 WINDOW = 256
 MAX_WINDOWS = 24
+Logits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
+"""[WINDOW] ids -> [WINDOW,V] logits."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Windows of text [N,WINDOW]; torch's log-likelihood of every next token, and its choice, [N,WINDOW-1] each."""
+    """windows [N,WINDOW]: of the text. likelihood, choice [N,WINDOW-1]: torch's log-likelihood of every next token, and
+    its greedy choice there."""
 
     windows: npt.NDArray[np.int64]
     likelihood: npt.NDArray[np.float64]
@@ -48,8 +51,7 @@ def reference(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: 
     if not count:
         raise PassError(f"the text of --verify has {len(ids)} tokens; give one of at least {WINDOW}")
     windows = np.array(ids[: count * WINDOW], np.int64).reshape(count, WINDOW)
-    scored = [score(model(input_ids=torch.from_numpy(row[None])).logits[0].float().numpy(), row) for row in windows]
-    return Reference(windows, np.stack([s[0] for s in scored]), np.stack([s[1] for s in scored]))
+    return _scores(windows, lambda row: model(input_ids=torch.from_numpy(row[None])).logits[0].float().numpy())
 
 
 def score(
@@ -62,13 +64,10 @@ def score(
     return np.take_along_axis(values, row[1:, None], 1)[:, 0] - total, values.argmax(-1)
 
 
-def scorer(bundle: Path, manifest: Manifest) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]:
-    """[WINDOW] ids -> [WINDOW,V] logits of the trunk, over an empty cache."""
-    session, plan, model = (
-        open_session(bundle / manifest.trunk_file("cpu"), "cpu"),
-        prefill_plan(WINDOW),
-        manifest.model,
-    )
+def scorer(bundle: Path, manifest: Manifest) -> Logits:
+    """The trunk's logits, over an empty cache."""
+    session = open_session(bundle / manifest.trunk_file("cpu"), "cpu")
+    plan, model = prefill_plan(WINDOW), manifest.model
     names = {value.name for value in session.get_inputs()}
     cache = np.zeros((1, model.kv_heads, WINDOW, model.head_dim), model.dtype)
     feed = {
@@ -78,7 +77,7 @@ def scorer(bundle: Path, manifest: Manifest) -> Callable[[npt.NDArray[np.int64]]
         "logit_rows": plan.logit_rows,
     }
     feed |= {ROWS_INPUT: plan.lookahead_rows} if ROWS_INPUT in names else {}
-    feed |= dict.fromkeys(kv_names("past", model.layers), cache)
+    feed |= dict.fromkeys(cache_names(PAST, model.layers), cache)
 
     def logits(row: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         found: npt.NDArray[np.float32] = session.run(["logits"], feed | {"input_ids": row[None]})[0][0]
@@ -90,8 +89,12 @@ def scorer(bundle: Path, manifest: Manifest) -> Callable[[npt.NDArray[np.int64]]
 def measure_quality(bundle: Path, manifest: Manifest, expected: Reference) -> Quality:
     """Run the trunk over the same windows."""
     logits = scorer(bundle, manifest)
-    scored = [score(logits(row), row) for row in expected.windows]
-    likelihood = np.stack([s[0] for s in scored])
-    agreement = float((np.stack([s[1] for s in scored]) == expected.choice).mean())
-    perplexities = [float(np.exp(-values.mean())) for values in (likelihood, expected.likelihood)]
-    return Quality(likelihood.size, perplexities[0], perplexities[1], agreement)
+    found = _scores(expected.windows, logits)
+    agreement = float((found.choice == expected.choice).mean())
+    perplexity, full_perplexity = (float(np.exp(-each.likelihood.mean())) for each in (found, expected))
+    return Quality(found.likelihood.size, perplexity, full_perplexity, agreement)
+
+
+def _scores(windows: npt.NDArray[np.int64], logits: Logits) -> Reference:
+    scored = [score(logits(row), row) for row in windows]
+    return Reference(windows, np.stack([s[0] for s in scored]), np.stack([s[1] for s in scored]))

@@ -1,5 +1,8 @@
-"""A graph run in pieces, one after the other: ONNX Runtime's CPU provider widens fp16 weights and packs others, and a
-model that just fits in memory has no room for such copies of all of it."""
+"""Runs a graph in pieces, one after the other, so that only a piece's weights are copied at a time.
+
+ONNX Runtime's CPU provider widens fp16 weights to float32 and packs others. A model that just fits into memory has no
+room for such copies of all its weights.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ PIECE = 64 << 20
 
 
 def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[list[Array]]:
-    """The outputs of the graph in `path` for each of `feeds`, in the graph's order; exact, as `open_session` says."""
+    """The outputs of the graph in `path` for each of `feeds`, in the graph's order (`exact`: see `open_session`)."""
     model = ir.load(path)
     values = [dict(feed) for feed in feeds]
     for number, nodes in enumerate(_pieces(list(model.graph))):
@@ -31,13 +34,13 @@ def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[list
         read, made = ([value.name for value in ends] for ends in (session.get_inputs(), session.get_outputs()))
         for known in values:
             found = session.run(made, {name: known[name] for name in read})
-            known |= {name: array.copy() for name, array in zip(made, found, strict=True)}  # theirs keep the session's
+            known |= {name: array.copy() for name, array in zip(made, found, strict=True)}  # a copy lets the session go
         del session
     return [[known[str(value.name)] for value in model.graph.outputs] for known in values]
 
 
 def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    """Consecutive nodes whose weights fill a piece, until there are no more."""
+    """Splits `nodes` into runs whose weights have at most PIECE bytes, or that are a single node."""
     started, sizes = 0, dict[ir.Value, int]()
     for at, node in enumerate(nodes):
         new = {value: value.const_value.nbytes for value in node.inputs if value is not None and value.const_value}
@@ -49,12 +52,15 @@ def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
 
 
 def _piece(model: ir.Model, nodes: Sequence[ir.Node], known: Mapping[str, Array]) -> ir.Model:
-    """`nodes`, with what they read from before as inputs and what is read after them, or given, as outputs."""
-    inside, given = set(nodes), set(model.graph.outputs)
+    """The graph of `nodes`. Its inputs come from earlier nodes; its outputs are read by later ones, or are the model's.
+
+    known: the arrays so far, whose dtypes the inputs take.
+    """
+    inside, results = set(nodes), set(model.graph.outputs)
     read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
     inputs = [value for value in read if value.const_value is None and value.producer() not in inside]
     for value in inputs:
         value.dtype = ir.DataType.from_numpy(known[str(value.name)].dtype)
     made = (value for node in nodes for value in node.outputs)
-    outputs = [value for value in made if value in given or any(use.node not in inside for use in value.uses())]
+    outputs = [value for value in made if value in results or any(use.node not in inside for use in value.uses())]
     return ir.Model(ir.convenience.extract(model.graph, inputs, outputs), ir_version=model.ir_version)

@@ -1,8 +1,9 @@
-"""Checks of a trunk that rounds activations, which one limit on its error cannot be.
+"""Checks of a trunk that rounds activations to 8 bits, for which one limit on the error is not enough.
 
-A float that lies between two steps goes one way in torch and the other in ONNX Runtime, where it differs in its last
-bit; more do so in every layer behind it. So the graph is compared twice: without its rounding as closely as any other,
-and with it against torch's emulation, which it must be nearer to, over all layers, than rounding itself moves it.
+A float halfway between two codes may be rounded up in torch and down in ONNX Runtime, where its last bit differs, and
+every later layer adds more such cases. So the graph is compared with torch twice. Without its rounding it must be as
+near as any other graph. With its rounding it is compared with torch's emulation of it: over all layers, the two must
+be nearer to each other than rounding itself moves the results.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from pass_exporter.checks.verify import Case, rows_expected, run_cases, torch_ca
 from pass_exporter.checks.widen import rounds_activations
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.quantize.emulate import rounded_activations
-from pass_exporter.quantize.weights import Quantized
+from pass_exporter.quantize.weights import QuantizedModel
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
 
 PREFIX = "unrounded."
 LIMITS = {"float32": 0.5, "float16": 0.95}
-"""Of what rounding moves the results by, in torch: how far ONNX Runtime's may be from torch's, by dtype. Without
-rounding they would be 1 apart. In float32 they are 0.19 over SmolLM2's 30 layers. float16 is so coarse that one value
-in sixteen falls on another step (0.82 over two random layers), bfloat16 that most do (1.08): there it tells nothing."""
+"""The largest distance between ONNX Runtime's results and torch's by dtype, where 1 is the distance that rounding moves
+torch's results by. A graph that did not round would be at 1. In float32 the distance is 0.19 over SmolLM2's 30 layers.
+In float16 one value in sixteen gets another code (0.82 over two random layers). In bfloat16 most values do (1.08), so
+that the check would show nothing there."""
 
 
-def rounded_cases(model: PreTrainedModel, lookahead: Lookahead, quantized: Quantized) -> list[Case]:
-    """`torch_cases` with activations rounded; none where they are not, or where no limit could be held."""
+def rounded_cases(model: PreTrainedModel, lookahead: Lookahead, quantized: QuantizedModel) -> list[Case]:
+    """`torch_cases` with rounded activations; [] if the model does not round them, or has a dtype without a limit."""
     if not quantized.activations or model.dtype == torch.bfloat16:
         return []
     with rounded_activations(model, quantized):
@@ -43,7 +45,7 @@ def rounded_cases(model: PreTrainedModel, lookahead: Lookahead, quantized: Quant
 
 @contextmanager
 def without_rounding(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """A manifest whose trunks read activations as they are: the same weights file, and the graphs are removed again."""
+    """A manifest of trunks that do not round activations. They use the same weights file and are removed afterwards."""
     if not rounds_activations(manifest):
         yield manifest
         return
@@ -62,21 +64,19 @@ def without_rounding(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def _remove_rounding(model: ir.Model) -> None:
-    for node in list(model.graph.all_nodes()):
+    for node in list(model.graph):
         if node.op_type == "QuantizeLinear" and node.inputs[0] is not None:
             for restored, _ in list(node.outputs[0].uses()):
-                assert restored.graph is not None
                 restored.outputs[0].replace_all_uses_with(node.inputs[0])
-                restored.graph.remove(restored, safe=True)
-            assert node.graph is not None
-            node.graph.remove(node, safe=True)
+                model.graph.remove(restored, safe=True)
+            model.graph.remove(node, safe=True)
 
 
 def check_rounded(bundle: Path, manifest: Manifest, plain: Sequence[Case], rounded: Sequence[Case]) -> float:
-    """Run `rounded` cases through the trunk; PassError where it is not near what torch made of them.
+    """Run the `rounded` cases through the trunk; PassError if its results are too far from torch's.
 
-    plain: the same windows without rounding. Returns the error, relative and over logits and the keys and values of
-    every layer, in parts of what rounding does to them.
+    plain: the same windows in torch without rounding. Returns the distance to torch's results over logits and the keys
+    and values of every layer, as a share of the distance that rounding moves them by.
     """
     if not rounded:
         return 0.0

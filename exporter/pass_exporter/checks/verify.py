@@ -19,25 +19,26 @@ from transformers import DynamicCache, PreTrainedModel
 
 from pass_exporter.checks.pieces import run_in_pieces
 from pass_exporter.model.lookahead import Lookahead
-from pass_exporter.trunk.trace import HIDDEN_OUTPUT, ROWS_INPUT, Trunk, kv_names
+from pass_exporter.trunk.trace import Trunk
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import MODES, Plan, bundle_plans, prefill_plan
+from pass_runtime.bundle.tensors import HIDDEN_OUTPUT, PAST, ROWS_INPUT, cache_names
 from pass_runtime.errors import PassError
+from pass_runtime.measuring.lossless import Difference, first_difference, run_tokens
 from pass_runtime.options import GenerateOptions, LoadOptions
-from pass_runtime.session import open_session_of
-from pass_runtime.testing.lossless import Difference, first_difference, run_tokens
+from pass_runtime.session import Session, open_session_of
 
 RELATIVE_ERROR_LIMIT = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
 """Largest |onnx - torch| over the largest |torch|, for logits and cache, by dtype.
 
-Quantized weights change nothing here: torch's are what the grid kept, and ONNX Runtime multiplies in float32."""
+They hold for quantized weights too: torch has the values of their codes, and ONNX Runtime multiplies in float32."""
 
 GREEDY_TOKENS = 32
 FULL = ("full", "fp8")
 """Weights that ONNX Runtime's CPU kernels hold as float32."""
 LARGE = 300 << 20
-"""Bytes of weights from which there may be no room for ONNX Runtime's packed or widened copies of all of them."""
+"""Bytes of weights above which memory may be too small for ONNX Runtime's packed or widened copies of them."""
 LARGE_TOKENS = 6
 
 Array = npt.NDArray[Any]
@@ -45,7 +46,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One window after `length` committed tokens, and what torch made of it.
+    """One window after `length` committed tokens, and torch's results for it.
 
     past, window: per layer and part (keys first), [1,KVH,length,D] and [1,KVH,Q,D]. logits: [1,Q,V]. hidden: [1,Q,H],
     what the LM head reads.
@@ -128,7 +129,7 @@ def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limit: fl
 
 
 def run_cases(file: Path, manifest: Manifest, cases: Sequence[Case]) -> list[list[Array]]:
-    """Of every case what `rows_expected` lists, and every layer's cache behind it."""
+    """For every case the outputs that `rows_expected` lists, then every layer's cache."""
     return run_in_pieces(file, [_feed(case, manifest) for case in cases])
 
 
@@ -148,12 +149,13 @@ def _feed(case: Case, manifest: Manifest) -> dict[str, Array]:
     }
     if any(tensor.name == ROWS_INPUT for tensor in manifest.trunk.inputs):
         feed[ROWS_INPUT] = case.plan.lookahead_rows
-    names = kv_names("past", manifest.model.layers)
+    names = cache_names(PAST, manifest.model.layers)
     return feed | dict(zip(names, _caches(case), strict=True))
 
 
 def _caches(case: Case, spare: int = 24) -> list[Array]:
-    """Behind `length` is junk, the same every time, which must neither matter nor be lost."""
+    """The cache before the pass. After `length` it holds the same random numbers every time: they must have no effect,
+    and must not be overwritten beyond the window."""
     capacity, random = -(-(case.length + case.plan.width + spare) // 4) * 4, np.random.default_rng(1)
     caches = []
     for past in case.past:
@@ -180,16 +182,14 @@ def _error(actual: Array, expected: Array) -> float:
 def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | None]:
     """Greedy text of every mode: the fewest tokens that agree with `ar`, and a near-tie if one parts from it there.
 
-    0 tokens where ONNX Runtime would have to hold a large model's weights widened to float32.
+    0 tokens where `session_for_checks` finds no room.
     """
-    stored = max(file.stat().st_size for file in bundle.glob("trunk*.data"))
-    large = stored > LARGE and manifest.model.weights in FULL
-    if large and (manifest.model.dtype != "float32" or manifest.model.weights == "fp8"):
+    session = session_for_checks(bundle, manifest)
+    if session is None:
         return 0, None
-    backend = OrtBackend(bundle, manifest, "cpu", exact=True) if large else None
-    session = open_session_of(bundle, manifest, LoadOptions("cpu"), backend=backend)
-    prompt = session.encode("The quick brown fox jumps over")
-    count = LARGE_TOKENS if large else GREEDY_TOKENS
+    capacity = session.backend.capabilities.max_capacity
+    prompt = session.encode("The quick brown fox jumps over")[: capacity // 2]
+    count = min(LARGE_TOKENS if _is_large(bundle, manifest) else GREEDY_TOKENS, capacity - len(prompt))
     same, near_tie = count, None
     plain: list[int] = []
     for plan in MODES:
@@ -202,3 +202,23 @@ def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | No
         if difference is not None and difference.index < same:
             same, near_tie = difference.index, difference
     return same, near_tie
+
+
+def session_for_checks(bundle: Path, manifest: Manifest) -> Session | None:
+    """On the CPU; a large model's without fused kernels, which have copies of the weights.
+
+    None where ONNX Runtime would have to hold a large model's weights widened to float32.
+    """
+    large = _is_large(bundle, manifest)
+    if large and (manifest.model.dtype != "float32" or manifest.model.weights == "fp8"):
+        return None
+    backend = OrtBackend(bundle, manifest, "cpu", exact=True) if large else None
+    return open_session_of(bundle, manifest, LoadOptions("cpu"), backend=backend)
+
+
+def weight_bytes(bundle: Path) -> int:
+    return max(file.stat().st_size for file in bundle.glob("trunk*.data"))
+
+
+def _is_large(bundle: Path, manifest: Manifest) -> bool:
+    return weight_bytes(bundle) > LARGE and manifest.model.weights in FULL

@@ -1,8 +1,8 @@
-"""A trunk as ONNX Runtime's CPU provider runs it, with the same weights, for the exporter's checks.
+"""A trunk with the same weights in a form that ONNX Runtime's CPU provider can run, for the exporter's checks.
 
-bf16 becomes float32: there are no bf16 kernels, and what is checked (masks, positions, weights, the cache) does not
-depend on the width of a number. Static 8-bit activations become uint8 where no derived trunk has them so: only those
-are multiplied as integers, whose sums are exact, so that windows of all widths agree.
+bf16 becomes float32, because there are no bf16 kernels; masks, positions, weights and the cache, which are checked, do
+not depend on the dtype. Static 8-bit activations become uint8 if the bundle has no derived trunk with them. ONNX
+Runtime multiplies only uint8 activations as integers, whose sums are exact, so that windows of all widths agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE = "trunk.check.onnx"
 
 @contextmanager
 def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """A manifest whose trunk ONNX Runtime can run on a CPU; where it is another graph, that is removed again."""
+    """A manifest whose trunk ONNX Runtime can run on a CPU. A graph that is written for it is removed afterwards."""
     wide = manifest.model.dtype == "bfloat16"
     signed = rounds_activations(manifest) and not manifest.derived
     if not wide and not signed:
@@ -40,11 +40,11 @@ def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
         unsigned_activations(model.graph)
     try:
         if wide:
-            widen(model)
+            _widen(model)
             model.metadata_props[METADATA] = json.dumps(trunk_metadata(found))
             save(model, directory / FILE)
         else:
-            ir.save(model, directory / FILE)  # over the trunk's own weights
+            ir.save(model, directory / FILE)  # its weights stay in the trunk's file
         del model
         yield found
     finally:
@@ -57,8 +57,8 @@ def rounds_activations(manifest: Manifest) -> bool:
     return quantization is not None and quantization.activations != "full"
 
 
-def widen(model: ir.Model) -> None:
-    """Every bf16 initializer, input, output and cast becomes float32."""
+def _widen(model: ir.Model) -> None:
+    """Change every bf16 initializer, input, output and cast to float32."""
     for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         if value.dtype == ir.DataType.BFLOAT16:
             value.dtype = ir.DataType.FLOAT

@@ -1,4 +1,4 @@
-"""Engines for a bundle that exists: tails, then the trunk, then the manifest that lists them."""
+"""Builds the engines of a finished bundle: the tails, then the trunk, then the manifest that lists them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,10 @@ from pass_exporter.engines.target import available_memory, check_dtype, choose_c
 from pass_exporter.progress import Progress, Step
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import find_library, import_library
-from pass_runtime.bundle.bindings import COLUMNS
 from pass_runtime.bundle.integrity import verify_files
-from pass_runtime.bundle.manifest import (
-    EngineFile,
-    EngineSet,
-    Manifest,
-    Tensor,
-    read_manifest,
-)
+from pass_runtime.bundle.manifest import EngineFile, EngineSet, Manifest, Tensor
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -43,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """resumed: engines that an earlier, interrupted build had finished. comparisons: by plan, where asked for."""
+    """resumed: engines that an earlier, interrupted build had finished. comparisons: of the plans, with --verify."""
 
     engines: EngineSet
     memory: MemoryEstimate
@@ -57,7 +52,7 @@ class BuildReport:
 
 @dataclass(frozen=True)
 class _Job:
-    """A build that nothing speaks against."""
+    """A build whose settings have been checked."""
 
     manifest: Manifest
     name: str
@@ -69,7 +64,7 @@ class _Job:
 
 
 def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
-    """Build every graph of `bundle`. Raises PassError and leaves the bundle as it was where anything is wrong."""
+    """Build every graph of `bundle`. On PassError the bundle is left as it was."""
     progress.phase("checking the bundle")
     job = _prepare(bundle, config)
     with engine_staging.staging(bundle, job.name) as directory:
@@ -98,7 +93,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
 
 
 def _prepare(bundle: Path, config: EngineConfig) -> _Job:
-    """Everything that can be refused is refused here."""
+    """Check everything before anything is built; raises PassError."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     chosen, device = find_library(config.engine), find_device()
@@ -126,7 +121,7 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
 def _build_all(
     job: _Job, directory: Path, timing_cache: Path | None, progress: Progress
 ) -> tuple[list[EngineFile], int]:
-    """The engines in the order of the sources, and how many of them an earlier build had finished."""
+    """The engines in the order of the graphs, and how many of them an earlier build had finished."""
     *tails, trunk = job.sources
     files: list[EngineFile] = []
     resumed = 0
@@ -153,7 +148,7 @@ def _build_all(
 def graph_sources(
     bundle: Path, manifest: Manifest, columns: Sequence[int], max_batch_size: int = 1, least_width: int = 1
 ) -> list[Source]:
-    """The graphs that engine plans need: tails first, which fail within seconds where a library is too old."""
+    """The graphs that engine plans need. Tails come first: if a library is too old, they fail within seconds."""
     sources, capacity = [], columns[-1]
     for plan in engine_plans(manifest):
         profiles = tail_profiles(plan, capacity, max_batch_size)
@@ -197,7 +192,7 @@ def _file_name(source: Source) -> str:
 
 
 def _key(source: Source, job: _Job) -> str:
-    """Short hash of all that goes into an engine."""
+    """A short hash of everything that an engine is built from."""
     model = hashlib.sha256(source.model).hexdigest()
     settings = (job.manifest.content, job.builder.version, job.builder.workspace, job.targets, source.profiles)
     return _digest([model, *map(repr, settings)])
@@ -208,7 +203,7 @@ def _digest(parts: Iterable[str]) -> str:
 
 
 def _read(path: Path | None) -> bytes:
-    """A timing cache, empty where there is none yet."""
+    """The content of a timing cache; empty if the file does not exist yet."""
     if path is None or not path.exists():
         return b""
     try:

@@ -1,4 +1,4 @@
-"""One ONNX graph -> one serialized TensorRT engine, by either library."""
+"""Builds one serialized engine from one ONNX graph, with TensorRT or TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from pass_runtime.errors import PassError
 
 @dataclass(frozen=True)
 class Source:
-    """A graph to build: its manifest entry, the serialized model, and the path its external data lies beside."""
+    """A graph to build. graph: its manifest entry. model: serialized. path: its external data is beside it.
+
+    aliases: output -> the input whose memory it is written over.
+    """
 
     graph: Graph
     model: bytes
@@ -29,7 +32,7 @@ class Source:
 class EngineBuilder:
     """Builds engines that share settings and a timing cache.
 
-    targets: compute capabilities as `sm89`; () is the GPU of this machine. workspace: bytes, None for no limit.
+    targets: compute capabilities as `sm89`; () means the GPU of this machine. workspace: bytes, None for no limit.
     """
 
     def __init__(
@@ -41,14 +44,14 @@ class EngineBuilder:
         self._logger = make_logger(self._trt, self._errors)
         self._builder = self._trt.Builder(self._logger)
         self.timing_cache = timing_cache
-        """What was learned about kernels; grows with every engine."""
+        """The measured times of kernels, to which every engine adds."""
 
     @property
     def version(self) -> str:
         return str(self._trt.__version__)
 
     def build(self, source: Source, step: Step) -> bytes:
-        """Parse, check against the manifest, build. Raises PassError; an interrupt stops between two tactics."""
+        """Parse, check against the manifest, build. Raises PassError. An interrupt stops it after the current step."""
         self._errors.clear()
         network = self._parse(source)
         self._check_bindings(network, source)
@@ -69,7 +72,9 @@ class EngineBuilder:
 
     def _parse(self, source: Source) -> Any:
         trt, flags = self._trt, 0
-        strongly_typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # elsewhere it always is
+        strongly_typed = getattr(
+            trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None
+        )  # None: the library is always strongly typed
         if strongly_typed is not None:
             flags |= 1 << int(strongly_typed)
         network = self._builder.create_network(flags)
@@ -89,7 +94,7 @@ class EngineBuilder:
         return f"{self.library.name} {self.version} does not take {what}: {' '.join(error.desc().split())}"
 
     def _check_bindings(self, network: Any, source: Source) -> None:
-        """Names, dtypes and static sizes must be the manifest's, and each cache must be updated in place."""
+        """PassError unless names, dtypes and static sizes are the manifest's and every cache is updated in place."""
         inputs = [network.get_input(i) for i in range(network.num_inputs)]
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
         for actual, expected in ((inputs, source.inputs), (outputs, source.outputs)):
@@ -133,13 +138,13 @@ class EngineBuilder:
         return f" for {', '.join(self._targets)}" if self._targets else ""
 
     def _reason(self) -> str:
-        told = [message for message in dict.fromkeys(self._errors) if _NO_DRIVER not in message]
-        return "; ".join(told)[:600] or "it gave no reason"
+        reasons = [message for message in dict.fromkeys(self._errors) if _NO_DRIVER not in message]
+        return "; ".join(reasons)[:600] or "it gave no reason"
 
 
 _NO_DRIVER = "cudaError 35"
-"""What is said besides where a build fails on a machine without a GPU; it is not why."""
-_REDUCE = "CONTRIBUTING.md (Reducing a failing graph) tells how to find the part that fails"
+"""Part of a message that appears on every machine without a GPU, and is not the reason why a build fails."""
+_REDUCE = "CONTRIBUTING.md (Reducing a failing graph) shows how to find the part that fails"
 
 
 def _dtype(dtype: Any) -> str:
@@ -151,7 +156,7 @@ _Described = tuple[str, Sequence[int | str]]
 
 
 def _agree(found: _Described | None, listed: _Described | None) -> bool:
-    """Same dtype and rank, and no static size that contradicts; a size the library did not infer is -1."""
+    """Whether dtype and rank are the same and no static size differs. A size that the library did not infer is -1."""
     if found is None or listed is None or found[0] != listed[0] or len(found[1]) != len(listed[1]):
         return False
     return all(have in (-1, want) or isinstance(want, str) for have, want in zip(found[1], listed[1], strict=True))
@@ -165,7 +170,10 @@ def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
 
 
 def _make_monitor(trt: Any, report: Step) -> Any:
-    """Progress of the outermost phase. What a callback raises (Ctrl-C) must not cross the library: it is kept."""
+    """Reports the progress of the outermost phase.
+
+    An exception in a callback, as from Ctrl-C, must not pass through the library, so it is kept.
+    """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -189,6 +197,6 @@ def _make_monitor(trt: Any, report: Step) -> Any:
             return self.interruption is None
 
         def phase_finish(self, phase_name: str) -> None:
-            """The outermost phase's end is the build's."""
+            """Nothing to do: the build ends with its outermost phase."""
 
     return Monitor()

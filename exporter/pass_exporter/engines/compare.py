@@ -1,4 +1,4 @@
-"""Engines against ONNX Runtime: the logits of every engine plan behind the same prompt, compared by Polygraphy."""
+"""Compares engines with ONNX Runtime: the logits of every engine plan after the same prompt, with Polygraphy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pass_exporter.checks.widen import runnable
 from pass_exporter.engines.profiles import engine_plans
 from pass_runtime.backends.base import Backend, PassKind
 from pass_runtime.backends.open import open_backend
-from pass_runtime.bundle.manifest import Manifest, read_manifest
+from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 
@@ -24,7 +25,7 @@ LIMIT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of one plan: the largest difference of a logit, absolute and as a share of the largest logit, and its limit."""
+    """One plan's largest difference of a logit, absolute and as a share of the largest logit, and the share's limit."""
 
     plan: str
     absolute: float
@@ -52,14 +53,14 @@ def compare_engines(bundle: Path, device: str) -> list[Comparison]:
         if not outcome:
             raise PassError(
                 f"the {device} engines' logits differ from ONNX Runtime's by {worst:.2g} of {largest:.2g} in plan "
-                f"{plan}; CONTRIBUTING.md (Reducing a failing graph) tells how to find the layer"
+                f"{plan}; CONTRIBUTING.md (Reducing a failing graph) shows how to find the layer"
             )
         found.append(Comparison(plan, worst, worst / largest, limit))
     return found
 
 
 def _logits(backend: Backend, manifest: Manifest) -> dict[str, npt.NDArray[np.float32]]:
-    """[Q,V] logits of every engine plan's window, with random drafts, behind a random prompt."""
+    """[Q,V] logits of every engine plan's window, with random drafts, after a random prompt."""
     rng = np.random.default_rng(0)
     tokens = [int(token) for token in rng.integers(0, manifest.model.vocab_size, PROMPT_TOKENS)]
     found = {}
@@ -76,7 +77,7 @@ def _pass(backend: Backend, plan: Plan, tokens: list[int]) -> npt.NDArray[np.flo
     backend.resize(backend.capabilities.capacity(len(tokens) + max(width, plan.width)), [0])
     backend.set_sampling(0, SamplingParams())
     backend.prefill(0, 0, tokens, width)
-    backend.enter(0, plan, len(tokens), tokens[0], tokens[1 : 1 + plan.drafts])
+    backend.stage(0, plan, len(tokens), tokens[0], tokens[1 : 1 + plan.drafts])
     backend.run(PassKind(plan, 1, "greedy"))
     logits: npt.NDArray[np.float32] = backend.logits(plan)[0]
     return logits

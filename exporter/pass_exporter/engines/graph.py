@@ -1,4 +1,4 @@
-"""What TensorRT is given to parse: a bundle's graph with a static cache, of which a pass reads only the first columns.
+"""A bundle's graphs in the form that TensorRT parses: with a static cache, of which a pass reads the first columns.
 
 TensorRT wants the KV cache's capacity S static, and attention over unused capacity is wasted work. So the trunk gets
 one more input, `columns` [s], of which only the length counts: attention and its mask see the cache's first s columns.
@@ -13,9 +13,9 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from pass_runtime.bundle.bindings import COLUMNS, WINDOWS
 from pass_runtime.bundle.manifest import Tensor
 from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.tensors import COLUMNS, WINDOWS
 
 
 def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
@@ -28,7 +28,7 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
 
 
 def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Tensor, ...]:
-    """Inputs or outputs of a tail of `plan`, for engines whose windows have at least `least_width` rows in memory."""
+    """The inputs or outputs of a tail of `plan` where engines keep windows of at least `least_width` rows."""
     widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(
         tensor.model_copy(update={"shape": (tensor.shape[0], max(widths[tensor.name], least_width))})
@@ -39,7 +39,7 @@ def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Te
 
 
 def tail_for_tensorrt(path: Path, plan: Plan, least_width: int) -> bytes:
-    """The tail of a plan with narrower windows than engines have: it reads the front of one, and pads the next."""
+    """The tail of a plan with windows narrower than `least_width`: it reads the first rows and pads the next window."""
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     for value in graph.input:
@@ -72,7 +72,7 @@ def _integers(graph: onnx.GraphProto, name: str, values: Sequence[int]) -> str:
 
 
 def aliases(path: Path) -> dict[str, str]:
-    """present_key.i -> past_key.i and so on: outputs of TensorScatter that are written over its first input."""
+    """present_key.i -> past_key.i and so on: the outputs of TensorScatter, which are written over its first input."""
     graph = onnx.load(path, load_external_data=False).graph
     outputs = {value.name for value in graph.output}
     scatters = (node for node in graph.node if node.op_type == "TensorScatter")
@@ -88,8 +88,8 @@ def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
 
 
 def _read_columns(graph: onnx.GraphProto) -> None:
-    """Attention sees slices of the cache and of the mask. (Building the mask for s columns in the first place, so that
-    nothing is sliced off, made TensorRT-RTX 1.7 fail in fp16.)"""
+    """Let attention read slices of the cache and of the mask. A mask that is built for s columns, which would need no
+    slice, made TensorRT-RTX 1.7 fail in fp16."""
     graph.input.append(helper.make_tensor_value_info(COLUMNS, TensorProto.BOOL, ["columns"]))
     for name, value in {"zero": 0, "cache_axis": 2, "mask_axis": 3}.items():
         graph.initializer.append(helper.make_tensor(f"{COLUMNS}.{name}", TensorProto.INT64, [1], [value]))

@@ -1,4 +1,4 @@
-"""Will it fit? Device memory that decoding needs, estimated before anything is built."""
+"""An estimate of the device memory that decoding needs, made before anything is built."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.errors import PassError
 
 SPARE = 512 << 20
-"""Bytes that the CUDA context, the driver and the tails take."""
+"""Bytes for the CUDA context, the driver and the tails."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes. activations: of the profile that needs most, without what a fused kernel may save."""
+    """All in bytes. activations: of the largest profile, without the savings of fused kernels."""
 
     weights: int
     kv_cache: int
@@ -45,7 +45,8 @@ def estimate(
 
 
 def _activations(manifest: Manifest, profile: Profile, element: int) -> int:
-    """Logits, a layer's rows (hidden states, and an MLP about four times as wide) and attention's scores."""
+    """Bytes of the logits, of a layer's rows (hidden states, and an MLP about four times as wide) and of attention's
+    scores."""
     model, most = manifest.model, {name: sizes[2] for name, sizes in profile.sizes.items()}
     batch, rows = most["batch"], most["width"]
     logits = 2 * 4 * batch * most["logit_rows"] * model.vocab_size
@@ -55,7 +56,7 @@ def _activations(manifest: Manifest, profile: Profile, element: int) -> int:
 
 
 def check_fits(needed: MemoryEstimate, available: int | None, largest_capacity: int) -> None:
-    """Raises PassError where `available` bytes are known and too few. largest_capacity: S, named in the advice."""
+    """PassError if the `available` bytes are known and too few. largest_capacity: S, which the message names."""
     if available is not None and needed.total > available:
         raise PassError(
             f"the engines need about {needed}, and the GPU has {available / 2**30:.2f} GiB; lower --max-seq-len "

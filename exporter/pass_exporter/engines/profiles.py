@@ -1,10 +1,9 @@
-"""Which shapes engines are tuned for: one optimization profile for every window that decoding repeats.
+"""The shapes that engines are tuned for: one optimization profile for every window that decoding repeats.
 
-A window is (width Q, look-ahead rows A). Plans with all of the bundle's drafts and full groups have profiles with their
-exact windows, and no other plan has: fewer rows would save little where rows are nearly free, every profile of SmolLM2
-costs seconds to build, and one profile with ranges instead is refused by TensorRT-RTX 1.7 in fp16. Every profile exists
-for a batch of one and, where asked for, for up to `max_batch_size`, and for every number of cache columns that a pass
-may read.
+A window is (width Q, look-ahead rows A). Only plans with all of the bundle's drafts and full groups have profiles, for
+exactly their windows. Fewer rows would save little where rows are nearly free, every profile of SmolLM2 takes seconds
+to build, and TensorRT-RTX 1.7 refuses one profile with ranges in fp16. Every profile exists for each number of cache
+columns that a pass may read, for a batch of one, and for up to `max_batch_size` if that is larger.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ COLUMNS_FACTOR = 4
 
 
 def column_steps(capacity: int) -> tuple[int, ...]:
-    """How many cache columns a pass may read: 512, 2048, ... and `capacity`, in rising order."""
+    """The numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in rising order."""
     steps, columns = [], FIRST_COLUMNS
     while columns < capacity:
         steps.append(columns)
@@ -30,7 +29,7 @@ def column_steps(capacity: int) -> tuple[int, ...]:
 
 
 def prefill_widths(columns: Sequence[int]) -> tuple[int, ...]:
-    """Chunks of a prompt, in falling order, which fit the fewest columns."""
+    """The sizes of a prompt's chunks that fit the fewest columns, in falling order."""
     return tuple(width for width in PREFILL_WIDTHS if width <= columns[0])
 
 
@@ -74,7 +73,7 @@ def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[P
 
 
 def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Of the graph of log-probabilities: one for every window, and every batch."""
+    """The profiles of the graph of log-probabilities: one for every window and every batch."""
     windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in engine_plans(manifest))
     return tuple(
         Profile(sizes=_exactly(width=width, max_emitted=emitted) | batch)

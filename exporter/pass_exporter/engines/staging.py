@@ -1,4 +1,4 @@
-"""Engines on their way into a bundle: finished ones are kept beside it, and it changes in one step."""
+"""Installs engines: finished ones are kept in a partial directory, and the bundle changes in one step."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pass_runtime.bundle.integrity import file_info
-from pass_runtime.bundle.manifest import ENGINES, FILE_NAME, EngineFile, EngineSet, read_manifest
+from pass_runtime.bundle.manifest import ENGINES, FILE_NAME, EngineFile, EngineSet
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
-from pass_runtime.files import write_whole
+from pass_runtime.files import locked, write_whole
 
 
 @contextmanager
 def staging(bundle: Path, name: str) -> Iterator[Path]:
-    """The directory where the set `name` comes together. It outlives an interruption, for the next build to go on."""
+    """The directory in which the set `name` is collected. After an interruption the next build goes on with it.
+
+    One build at a time uses it, under a lock that ends with its process.
+    """
     directory = bundle / ENGINES / f".{name}.partial"
+    busy = f"another pass-export build is making the engines {name} of {bundle}; wait for it"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        yield directory
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with locked(directory.with_suffix(".lock"), busy):
+            directory.mkdir(exist_ok=True)
+            yield directory
     except OSError as error:
         raise PassError(f"cannot write {directory}: {error.strerror or error} (is the disk full?)") from None
 
 
 def keep(directory: Path, engine: bytes, entry: EngineFile, key: str) -> None:
-    """Write a finished engine, then the note that says it is whole. `key` stands for all that went into it."""
+    """Write a finished engine, then a note that it is complete. key: the hash of everything it was built from."""
     (directory / entry.file).write_bytes(engine)
     write_whole(directory / f"{entry.file}.{key}.json", entry.model_dump_json())
 
@@ -47,15 +54,17 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
     for path in directory.iterdir():  # notes, and what a build with other settings left
         if path.name not in listed:
             path.unlink()
-    destination = engines.path(bundle)
-    if destination.exists():  # the same engines, of a build that ended before it could list them
-        shutil.rmtree(destination)
-    directory.rename(destination)
-    manifest = read_manifest(bundle)  # again: another build may have ended meanwhile
-    replaced = [known for known in manifest.engines if same_place(known, engines)]
-    others = [known for known in manifest.engines if known not in replaced]
-    changed = manifest.model_copy(update={"engines": (*others, engines)})
-    write_whole(bundle / FILE_NAME, changed.model_dump_json(indent=2) + "\n")
+    busy = f"another build is changing the manifest of {bundle}"
+    with locked(bundle / ENGINES / ".manifest.lock", busy, wait=True):
+        destination = engines.path(bundle)
+        if destination.exists():  # the same engines, of a build that ended before it could list them
+            shutil.rmtree(destination)
+        directory.rename(destination)
+        manifest = read_manifest(bundle)  # again: another build may have ended meanwhile
+        replaced = [known for known in manifest.engines if same_place(known, engines)]
+        others = [known for known in manifest.engines if known not in replaced]
+        changed = manifest.model_copy(update={"engines": (*others, engines)})
+        write_whole(bundle / FILE_NAME, changed.model_dump_json(indent=2) + "\n")
     for known in replaced:
         if known.directory != engines.directory:
             shutil.rmtree(known.path(bundle), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What an engine build is for: its GPU targets, the cache's capacity, and the memory it may need."""
+"""The targets of an engine build: GPUs, the cache's capacity, and the available memory."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pass_runtime.errors import PassError
 
 DEFAULT_SEQ_LEN = 4096
 ALIGNMENT = 64
-"""Columns that attention kernels read at once, or a multiple of it."""
+"""A multiple of the columns that attention kernels read at a time."""
 
 
 def choose_targets(chosen: Library, config: EngineConfig, device: DeviceInfo | None) -> tuple[str, ...]:
-    """The compute capabilities to build for, as `sm89`. Asked for as 8.9, 89 or sm89."""
-    asked = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in config.compute_capability)
+    """The compute capabilities to build for, as `sm89`. Users may write 8.9, 89 or sm89."""
+    requested = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in config.compute_capability)
     if not chosen.builds_ahead:
         if device is None:
             raise PassError(f"{chosen.name} builds for the GPU at hand and none is visible; run this where the GPU is")
-        if asked not in ((), (device.target,)):
-            raise PassError(f"{chosen.name} builds for the GPU at hand, which is {device.target}, not {asked[0]}")
+        if requested not in ((), (device.target,)):
+            raise PassError(f"{chosen.name} builds for the GPU at hand, which is {device.target}, not {requested[0]}")
         return (device.target,)
-    if not asked and device is None:
+    if not requested and device is None:
         raise PassError(f"no GPU is visible; name the target: --compute-capability {'|'.join(chosen.targets)}")
-    wanted = set(asked or (device.target,) if device is not None else asked)
+    wanted = set(requested or (device.target,) if device is not None else requested)
     if unknown := sorted(wanted - set(chosen.targets)):
         raise PassError(f"{chosen.name} has no target {unknown[0]}; it has {', '.join(chosen.targets)}")
     return tuple(target for target in chosen.targets if target in wanted)
 
 
 FIRST_TARGET = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
-"""The oldest compute capability that TensorRT-RTX 1.7 multiplies matrices of a format for; found by building."""
+"""The oldest compute capability for which TensorRT-RTX 1.7 multiplies matrices of a format; found by building."""
 
 
 def check_dtype(manifest: Manifest, targets: Sequence[str]) -> None:
-    """Refuses GPUs that cannot compute in the bundle's formats, and weights with zero points."""
+    """PassError for GPUs that cannot compute in the bundle's formats, and for weights with zero points."""
     quantization = manifest.model.quantization
     if quantization is not None and quantization.zero_points:
         again = "export the bundle again with --weights int4 --no-zero-points"
@@ -50,7 +50,7 @@ def check_dtype(manifest: Manifest, targets: Sequence[str]) -> None:
 
 
 def choose_capacity(config: EngineConfig, manifest: Manifest) -> int:
-    """S: room for the longest sequence and the widest window behind it, a multiple of 4."""
+    """S: a multiple of 4 with room for the longest sequence and then the widest window."""
     most, window = manifest.model.max_capacity, widest(manifest).width
     if config.capacity is not None:
         if config.capacity % 4 or not window < config.capacity <= most:
@@ -65,7 +65,7 @@ def choose_capacity(config: EngineConfig, manifest: Manifest) -> int:
 
 
 def available_memory(config: EngineConfig, device: DeviceInfo | None) -> int | None:
-    """Bytes on the target, None where nobody knows."""
+    """Bytes on the target; None if they are unknown."""
     if config.device_memory is not None:
         return int(config.device_memory * 2**30)
     return None if device is None else device.total

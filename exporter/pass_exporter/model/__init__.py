@@ -1,1 +1,1 @@
-"""The frozen model, its look-ahead weights, and where both come from; shared with the trainer."""
+"""The frozen model and its look-ahead weights: finding, loading and checking both. The trainer uses this too."""

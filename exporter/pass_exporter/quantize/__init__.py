@@ -1,1 +1,1 @@
-"""Numbers of fewer bits: which (spec), how weights become them (grid, weights), and the graph over them (rewrite)."""
+"""Quantization: schemes, the codes of weights, static scales of activations, and the graph over them."""

@@ -1,10 +1,10 @@
-"""Static scales for activations: one number for every tensor that linear layers read, measured on some text.
+"""Static scales for activations: one for every quantization point, measured on some text.
 
-What rounding costs is measured where it counts, in the model's own loss: a tensor that moves by d changes the mean
-log-likelihood by about the mean over rows of sum(g^2 d^2) / 2, with g the gradient there (the diagonal of the empirical
-Fisher information). One pass forward and back gives that for every tensor, any number of scales, and what a layer
-writes once its weights are rounded. For SmolLM2 the sum over all static layers was 0.029 nats per token, its real loss
-0.044 on Wikipedia and 0.028 on code; on the text that the channels were measured on, the sum would be half of that.
+The cost of rounding is measured in the model's own loss. Where a tensor changes by d, the mean log-likelihood changes
+by about the mean over rows of sum(g^2 d^2) / 2, where g is the gradient there (the diagonal of the empirical Fisher
+information). One forward and one backward pass give this for every point and any number of scales, and for the outputs
+of layers whose weights are rounded. For SmolLM2 the sum over all static layers was 0.029 nats per token; the real loss
+was 0.044 on Wikipedia and 0.028 on code. Measured on the text that the channels come from, the sum would be half.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ import torch
 from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import linear_layers
-from pass_exporter.quantize.grid import round_to
-from pass_exporter.quantize.sites import Site
-from pass_exporter.quantize.spec import Grid
+from pass_exporter.progress import Step
+from pass_exporter.quantize.points import QuantPoint
+from pass_exporter.quantize.rounding import round_to
+from pass_exporter.quantize.spec import LARGEST, WeightScheme
 
-LARGEST = 127
+MAX_CODE = LARGEST["int8"]
 CLIPS = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.65, 0.5, 0.35)
-"""Scales tried, in parts of the one that covers `channel_maxima`; what lies beyond is clipped. Above 1 because in other
-text an MLP may write values ten times as large as any in thousands of tokens before."""
+"""Scales to try, as factors of the scale that covers `channel_maxima`; larger values are clipped. Some factors are
+above 1, because in other text an MLP may write values ten times as large as any in thousands of tokens before."""
 LOSS_SCALE = 256.0
-"""Gradients are multiplied by it, so that small ones survive in float16."""
+"""Gradients are multiplied by it, so that small ones do not vanish in float16."""
 
-Progress = Callable[[int, int], None]
+Watch = Callable[[QuantPoint, int, torch.Tensor], torch.Tensor | None]
+"""(point, index of the reader, what it reads) -> what it is to read instead, or None for no change."""
 
 
 @dataclass(frozen=True)
-class Static:
-    """scale: of a tensor's 8-bit integers. loss: of rounding it and its readers' weights, in nats per token."""
+class StaticScale:
+    """scale: of a point's int8 codes. loss: in nats per token, of rounding the tensor and its readers' weights."""
 
     scale: float
     loss: float
@@ -41,21 +43,21 @@ class Static:
 
 def round_activations(x: torch.Tensor, scale: float) -> torch.Tensor:
     """DequantizeLinear(QuantizeLinear(x)) with zero point 0."""
-    return (x / scale).round().clamp(-LARGEST - 1, LARGEST) * scale
+    return (x / scale).round().clamp(-MAX_CODE - 1, MAX_CODE) * scale
 
 
 @torch.no_grad()
 def channel_maxima(
-    model: PreTrainedModel, sites: list[Site], ids: torch.Tensor, step: Progress
-) -> dict[Site, torch.Tensor]:
+    model: PreTrainedModel, points: list[QuantPoint], ids: torch.Tensor, step: Step
+) -> dict[QuantPoint, torch.Tensor]:
     """The largest magnitude of every channel [in] on the text ids [N,T]."""
-    found: dict[Site, torch.Tensor] = {}
+    found: dict[QuantPoint, torch.Tensor] = {}
 
-    def record(site: Site, x: torch.Tensor) -> None:
+    def record(point: QuantPoint, x: torch.Tensor) -> None:
         largest = x.abs().flatten(0, -2).amax(0).float()
-        found[site] = torch.maximum(found[site], largest) if site in found else largest
+        found[point] = torch.maximum(found[point], largest) if point in found else largest
 
-    with _watched(model, sites, lambda site, _, x: record(site, x)):
+    with _watched(model, points, lambda point, _, x: record(point, x)):
         for done, row in enumerate(ids):
             model.model(input_ids=row[None])
             step(done + 1, len(ids))
@@ -63,11 +65,15 @@ def channel_maxima(
 
 
 def static_scales(
-    model: PreTrainedModel, maxima: Mapping[Site, torch.Tensor], grid: Grid, ids: torch.Tensor, step: Progress
-) -> dict[Site, Static]:
-    """The scale of every site that costs least on the text ids [N,T], one sequence at a time. grid: of the weights."""
+    model: PreTrainedModel,
+    maxima: Mapping[QuantPoint, torch.Tensor],
+    scheme: WeightScheme,
+    ids: torch.Tensor,
+    step: Step,
+) -> dict[QuantPoint, StaticScale]:
+    """For every point the scale that costs least on the text ids [N,T]. scheme: of the readers' weights."""
     losses = _Losses(maxima)
-    with losses.measured(model, grid):
+    with losses.measured(model, scheme):
         for done, row in enumerate(ids):
             embedded = model.get_input_embeddings()(row[None]).requires_grad_()
             logits = model(inputs_embeds=embedded).logits[0, :-1].float()
@@ -78,97 +84,100 @@ def static_scales(
 
 
 class _Losses:
-    """What rounding costs by site: its tensor at every clip, and its readers' weights; sums over all tokens so far."""
+    """The cost of rounding by point, summed over the tokens so far.
 
-    def __init__(self, maxima: Mapping[Site, torch.Tensor]) -> None:
-        self.covers = {site: max(float(largest.max()), 1e-8) / LARGEST for site, largest in maxima.items()}
-        self.inputs = {site: torch.zeros(len(CLIPS), dtype=torch.float64) for site in maxima}
+    covering: the scale that covers the maxima. inputs: the cost of rounding the tensor, for every entry of CLIPS.
+    weights: the cost of rounding the readers' weights.
+    """
+
+    def __init__(self, maxima: Mapping[QuantPoint, torch.Tensor]) -> None:
+        self.covering = {point: max(float(largest.max()), 1e-8) / MAX_CODE for point, largest in maxima.items()}
+        self.inputs = {point: torch.zeros(len(CLIPS), dtype=torch.float64) for point in maxima}
         self.weights = dict.fromkeys(maxima, 0.0)
 
     @contextmanager
-    def measured(self, model: PreTrainedModel, grid: Grid) -> Iterator[None]:
+    def measured(self, model: PreTrainedModel, scheme: WeightScheme) -> Iterator[None]:
+        """Within the block, every backward pass adds to the sums."""
         layers = linear_layers(model)
-        with _watched(model, list(self.inputs), self._input_watch()), ExitStack() as hooks:
-            for site in self.inputs:
-                for name in site.readers:
-                    hooks.callback(layers[name].register_forward_hook(self._output_hook(site, grid)).remove)
+        with _watched(model, self.inputs, self._input_watch()), ExitStack() as hooks:
+            for point in self.inputs:
+                for name in point.readers:
+                    hooks.callback(layers[name].register_forward_hook(self._output_hook(point, scheme)).remove)
             yield
 
-    def best(self, tokens: int) -> dict[Site, Static]:
-        clips = {site: int(losses.argmin()) for site, losses in self.inputs.items()}
-        return {
-            site: Static(
-                self.covers[site] * CLIPS[clip], (float(self.inputs[site][clip]) + self.weights[site]) / tokens
-            )
-            for site, clip in clips.items()
-        }
+    def best(self, tokens: int) -> dict[QuantPoint, StaticScale]:
+        found = {}
+        for point, losses in self.inputs.items():
+            clip = int(losses.argmin())
+            loss = (float(losses[clip]) + self.weights[point]) / tokens
+            found[point] = StaticScale(self.covering[point] * CLIPS[clip], loss)
+        return found
 
-    def _input_watch(self) -> Callable[[Site, int, torch.Tensor], torch.Tensor]:
-        seen: dict[Site, torch.Tensor] = {}
-        gradients: dict[Site, torch.Tensor] = {}
-        missing: dict[Site, int] = {}
+    def _input_watch(self) -> Watch:
+        seen: dict[QuantPoint, torch.Tensor] = {}
+        gradients: dict[QuantPoint, torch.Tensor] = {}
+        missing: dict[QuantPoint, int] = {}
 
-        def watch(site: Site, reader: int, x: torch.Tensor) -> torch.Tensor:
-            """A view for each reader: the gradient through other readers, as a residual's, is not the site's."""
+        def watch(point: QuantPoint, reader: int, x: torch.Tensor) -> torch.Tensor:
+            """Gives each reader a view of its own: the tensor's gradient would include other users, as the residual."""
             if not reader:
-                seen[site], missing[site], gradients[site] = x.detach(), len(site.readers), torch.zeros_like(x)
+                seen[point], missing[point], gradients[point] = x.detach(), len(point.readers), torch.zeros_like(x)
             view = x.view_as(x)
-            view.register_hook(lambda gradient: collect(site, gradient))  # type: ignore[no-untyped-call]
+            view.register_hook(lambda gradient: collect(point, gradient))  # type: ignore[no-untyped-call]
             return view
 
-        def collect(site: Site, gradient: torch.Tensor) -> None:
-            gradients[site] += gradient
-            missing[site] -= 1
-            if not missing[site]:
-                x, weight = seen.pop(site).float(), _weight(gradients.pop(site))
-                moved = (round_activations(x, self.covers[site] * clip) - x for clip in CLIPS)
-                self.inputs[site] += torch.stack([(weight * d.square()).sum() for d in moved]).double()
+        def collect(point: QuantPoint, gradient: torch.Tensor) -> None:
+            gradients[point] += gradient
+            missing[point] -= 1
+            if not missing[point]:
+                x, weight = seen.pop(point).float(), _fisher(gradients.pop(point))
+                moved = (round_activations(x, self.covering[point] * clip) - x for clip in CLIPS)
+                self.inputs[point] += torch.stack([(weight * d.square()).sum() for d in moved]).double()
 
         return watch
 
-    def _output_hook(self, site: Site, grid: Grid) -> Callable[..., None]:
+    def _output_hook(self, point: QuantPoint, scheme: WeightScheme) -> Callable[..., None]:
         def hook(layer: torch.nn.Linear, inputs: tuple[torch.Tensor], y: torch.Tensor) -> None:
-            error = round_to(grid, layer.weight).restored() - layer.weight
+            error = round_to(scheme, layer.weight).restored() - layer.weight
             moved = torch.nn.functional.linear(inputs[0].detach(), error)
             y.register_hook(lambda gradient: collect(gradient, moved))  # type: ignore[no-untyped-call]
 
         def collect(gradient: torch.Tensor, moved: torch.Tensor) -> None:
-            self.weights[site] += float((_weight(gradient) * moved.float().square()).sum())
+            self.weights[point] += float((_fisher(gradient) * moved.float().square()).sum())
 
         return hook
 
 
-def _weight(gradient: torch.Tensor) -> torch.Tensor:
+def _fisher(gradient: torch.Tensor) -> torch.Tensor:
+    """g^2 / 2: multiplied by a squared change, it is the change's cost."""
     return (gradient.float() / LOSS_SCALE).square() / 2
 
 
-def too_costly(found: Mapping[Site, Static], budget: float) -> list[Site]:
-    """The fewest sites without which all others together cost at most `budget` nats per token."""
+def too_costly(found: Mapping[QuantPoint, StaticScale], budget: float) -> list[QuantPoint]:
+    """The fewest points to leave out so that all others together cost at most `budget` nats per token."""
     rest, left_out = sum(static.loss for static in found.values()), []
-    for site, static in sorted(found.items(), key=lambda item: -item[1].loss):
+    for point, static in sorted(found.items(), key=lambda item: -item[1].loss):
         if rest <= budget:
             break
         rest -= static.loss
-        left_out.append(site)
+        left_out.append(point)
     return left_out
 
 
 @contextmanager
-def _watched(
-    model: PreTrainedModel, sites: Iterable[Site], watch: Callable[[Site, int, torch.Tensor], torch.Tensor | None]
-) -> Iterator[None]:
-    """`watch(site, index of the reader, x)` for everything that a site's readers read; it may return another x."""
+def _watched(model: PreTrainedModel, points: Iterable[QuantPoint], watch: Watch) -> Iterator[None]:
+    """Within the block, `watch` is called for everything that the readers of `points` read."""
 
-    def hook(site: Site, reader: int) -> Callable[..., tuple[torch.Tensor] | None]:
+    def hook(point: QuantPoint, reader: int) -> Callable[..., tuple[torch.Tensor] | None]:
         def call(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
-            changed = watch(site, reader, inputs[0])
+            changed = watch(point, reader, inputs[0])
             return None if changed is None else (changed,)
 
         return call
 
     layers = linear_layers(model)
     with ExitStack() as hooks:
-        for site in sites:
-            for index, name in enumerate(site.readers):
-                hooks.callback(layers[name].register_forward_pre_hook(hook(site, index)).remove)
+        for point in points:
+            for index, name in enumerate(point.readers):
+                hooks.callback(layers[name].register_forward_pre_hook(hook(point, index)).remove)
         yield

@@ -1,4 +1,4 @@
-"""torch's model with activations rounded as the graph rounds them: what the exporter's check compares with."""
+"""torch's model with activations rounded as the graph rounds them, for the exporter's check."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import linear_layers
 from pass_exporter.quantize.calibrate import round_activations
-from pass_exporter.quantize.weights import Quantized, weight_name
+from pass_exporter.quantize.weights import QuantizedModel, weight_name
 
 
 @contextmanager
-def rounded_activations(model: PreTrainedModel, quantized: Quantized) -> Iterator[None]:
-    """Within the block, layers with a static scale read rounded inputs; adapters read what was there before."""
+def rounded_activations(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[None]:
+    """Within the block, layers with a static scale read rounded inputs. Their adapters read the unrounded ones."""
 
     def forward(layer: torch.nn.Linear, scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: torch.nn.functional.linear(round_activations(x, scale), layer.weight, layer.bias)

@@ -1,65 +1,65 @@
-"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): weights are rounded one input after another, and the inputs to come
-make up for what that did to the layer's output.
+"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): weights are rounded one input after another, and the weights of later
+inputs are changed so that they make up for what the rounding did to the layer's output.
 
-How much one input can stand in for another is in the layer's Hessian, the sum of x x^T over the rows x that it reads.
-Text runs through the model once: a layer is rounded when the text arrives there, so it reads what the rounded layers
-before it have made of the text.
+A layer's Hessian, the sum of x x^T over the rows x that it reads, gives how much one input can stand in for another.
+Text runs through the model once. A layer is rounded when the text reaches it, so that its rows come from the rounded
+layers before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import linear_layers
-from pass_exporter.quantize.grid import Packed, fit, nearest, pack
-from pass_exporter.quantize.sites import Site, find_sites
-from pass_exporter.quantize.spec import Grid, Kind
+from pass_exporter.progress import Step
+from pass_exporter.quantize.points import QuantPoint, find_points
+from pass_exporter.quantize.rounding import QuantizedWeight, choose_scales, nearest, pack
+from pass_exporter.quantize.spec import QuantSpec, WeightScheme
 from pass_exporter.threads import one_thread
 
 DAMPING = 0.01
-"""Of the Hessian's mean diagonal, added to its diagonal."""
+"""This share of the mean of the Hessian's diagonal is added to the diagonal."""
 
 OUTPUTS = 2048
-"""Outputs that are rounded at once: a block of their inputs stays in a core's cache."""
+"""Outputs that are rounded at a time, so that a block of their inputs stays in a core's cache."""
 
 
 @torch.no_grad()
-def round_while_reading(
-    model: PreTrainedModel,
-    grids: Callable[[Kind], Grid],
-    head: Grid,
-    ids: torch.Tensor,
-    step: Callable[[int, int], None],
-) -> dict[str, Packed]:
+def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step: Step) -> dict[str, QuantizedWeight]:
     """Rounds the decoder's layers in place, by their names, on the text ids [N,T]; then `lm_head`, as "lm_head".
 
-    grids: of layers by what they read. Layers whose inputs fill no whole blocks are left as they are.
+    Layers whose inputs fill no whole blocks are left as they are.
     """
-    layers, sites, packed = linear_layers(model), find_sites(model), dict[str, Packed]()
+    layers, points, found = linear_layers(model), find_points(model), dict[str, QuantizedWeight]()
+    assert spec.scheme is not None and spec.lm_head is not None
+    others, attention_in = spec.scheme, spec.attention_in or spec.scheme
 
-    def round_all(grid: Grid, names: tuple[str, ...], modules: tuple[torch.nn.Module, ...], x: torch.Tensor) -> None:
-        if grid.fits(x.shape[-1]):
+    def round_readers(scheme: WeightScheme, names: Sequence[str], x: torch.Tensor) -> None:
+        if scheme.fits(x.shape[-1]):
             factor = inverse_factor(hessian(x))
-            for name, module in zip(names, modules, strict=True):
-                packed[name] = compensate(grid, module.get_parameter("weight").detach(), factor)
-                module.weight = torch.nn.Parameter(packed[name].restored(), requires_grad=False)
-        step(len(packed), len(layers) + 1)
+            for name in names:
+                module = model.lm_head if name == "lm_head" else layers[name]
+                found[name] = gptq_weight(scheme, module.get_parameter("weight").detach(), factor)
+                module.weight = torch.nn.Parameter(found[name].restored(), requires_grad=False)
+        step(len(found), len(layers) + 1)
 
-    def hook(site: Site) -> Callable[[torch.nn.Module, tuple[torch.Tensor]], None]:
-        modules = tuple(layers[name] for name in site.readers)
-        return lambda _, inputs: round_all(grids(site.kind), site.readers, modules, inputs[0])
+    def round_at(point: QuantPoint, x: torch.Tensor) -> None:
+        round_readers(attention_in if point.kind == "attention_in" else others, point.readers, x)
 
-    handles = [layers[site.readers[0]].register_forward_pre_hook(hook(site)) for site in sites]
+    handles = [
+        layers[point.readers[0]].register_forward_pre_hook(lambda _, inputs, point=point: round_at(point, inputs[0]))
+        for point in points
+    ]
     try:
         last = model.model(input_ids=ids, use_cache=False).last_hidden_state
     finally:
         for handle in handles:
             handle.remove()
-    round_all(head, ("lm_head",), (model.lm_head,), last)
-    return packed
+    round_readers(spec.lm_head, ("lm_head",), last)
+    return found
 
 
 def hessian(x: torch.Tensor) -> torch.Tensor:
@@ -76,32 +76,36 @@ def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
     return factor
 
 
-def compensate(grid: Grid, weight: torch.Tensor, factor: torch.Tensor) -> Packed:
-    """`round_to` for the output of a layer in place of its weight [out,in]. grid: has blocks; factor: see above."""
+def gptq_weight(scheme: WeightScheme, weight: torch.Tensor, factor: torch.Tensor) -> QuantizedWeight:
+    """Round a weight [out,in] so that the layer's output changes little.
+
+    scheme: has blocks. factor: `inverse_factor` of the layer's Hessian.
+    """
     with one_thread():
-        parts = [_compensate(grid, rows, factor) for rows in torch.split(weight, OUTPUTS)]
+        parts = [_gptq_outputs(scheme, outputs, factor) for outputs in torch.split(weight, OUTPUTS)]
     data, scales, zero_points = (torch.cat([part[i] for part in parts]) for i in range(3))
-    return Packed(grid, data, scales, zero_points if grid.zero_points else None)
+    return QuantizedWeight(scheme, data, scales, zero_points if scheme.zero_points else None)
 
 
-def _compensate(
-    grid: Grid, weight: torch.Tensor, factor: torch.Tensor
+def _gptq_outputs(
+    scheme: WeightScheme, weight: torch.Tensor, factor: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Data, scales and zero points of some outputs."""
-    assert grid.block is not None
-    rest = weight.float().T.contiguous()  # [in,out]; the outputs of an input lie together
-    numbers, diagonal = torch.empty_like(rest), factor.diagonal()
-    scales, zeros = (torch.empty(len(rest) // grid.block, rest.shape[1]) for _ in range(2))
-    for index, start in enumerate(range(0, len(rest), grid.block)):
-        stop = start + grid.block
+    size = scheme.block_size
+    assert size is not None
+    rest = weight.float().T.contiguous()  # [in,out], where the outputs of an input lie side by side
+    codes, diagonal = torch.empty_like(rest), factor.diagonal()
+    scales, zeros = (torch.empty(len(rest) // size, rest.shape[1]) for _ in range(2))
+    for index, start in enumerate(range(0, len(rest), size)):
+        stop = start + size
         block = rest[start:stop]
-        scale, zero = fit(grid, block.T, weight.dtype, diagonal[start:stop] ** -2)
+        scale, zero = choose_scales(scheme, block.T, weight.dtype, diagonal[start:stop] ** -2)
         scale, zero = scales[index], zeros[index] = scale[:, 0], zero[:, 0]
         errors = torch.empty_like(block)
-        for i in range(grid.block):
+        for i in range(size):
             row = start + i
-            numbers[row] = nearest(grid, block[i], scale, zero)
-            errors[i] = (block[i] - (numbers[row] - zero) * scale) / diagonal[row]
+            codes[row] = nearest(scheme, block[i], scale, zero)
+            errors[i] = (block[i] - (codes[row] - zero) * scale) / diagonal[row]
             block[i + 1 :].addr_(factor[row, row + 1 : stop], errors[i], alpha=-1)
         rest[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
-    return pack(grid, numbers.T.contiguous()), scales.T.to(weight.dtype), zeros.T.to(torch.uint8)
+    return pack(scheme, codes.T.contiguous()), scales.T.to(weight.dtype), zeros.T.to(torch.uint8)

@@ -1,17 +1,19 @@
-"""The trunk's MatMuls over quantized weights: DequantizeLinear over the numbers that the model was given."""
+"""The trunk's MatMuls over quantized weights: DequantizeLinear over the codes in place of each weight."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
-from pass_exporter.quantize.grid import Packed
-from pass_exporter.quantize.spec import Grid
-from pass_exporter.quantize.weights import Quantized
+from pass_exporter.quantize.rounding import QuantizedWeight
+from pass_exporter.quantize.weights import QuantizedModel
+from pass_exporter.trunk.graph import WeightParts, initializer
 
 DATA_TYPES = {
     ("int4", False): ir.DataType.INT4,
@@ -24,145 +26,166 @@ DATA_TYPES = {
 ZERO_POINT = "activation.zero_point"
 """The one zero point of all activations: 0, int8."""
 
+LEAST_SUMS = 16
+"""The fewest columns of block sums. ONNX Runtime lets products share a constant of up to 8 numbers, and then does not
+fuse them."""
 
-def rewrite(model: ir.Model, quantized: Quantized) -> None:
-    """Give every MatMul of `quantized` its numbers in place of its weight, and rounded rows where they have a scale.
 
-    Numbers are laid out while they are written.
+def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
+    """Give every MatMul of a quantized weight its codes, and rounded rows where its input has a static scale.
+
+    The codes are laid out while they are written.
     """
-    graph = model.graph
-    rounded: dict[ir.Value, ir.Value] = {}
-    summed: dict[ir.Value, ir.Value] = {}
-    for node in list(graph):
+    rewriter = _Rewriter(model.graph, quantized)
+    for node in list(model.graph):
         weight = node.inputs[1] if node.op_type == "MatMul" else None
-        if weight is None or not weight.is_initializer():
-            continue
-        names = weight_names(weight)
-        parts = [quantized.weights.get(name) for name in names]
-        found = [part for part in parts if part is not None]
-        if not found or len(found) < len(parts):
-            continue
-        node.replace_input_with(1, _dequantized(graph, node, weight, found))
-        scale, rows = quantized.activations.get(names[0]), node.inputs[0]
-        if scale is not None and rows is not None:
-            if rows not in rounded:
-                rounded[rows] = _rounded(graph, node, rows, f"{names[0]}.input", scale, weight.dtype)
-            node.replace_input_with(0, rounded[rows])
-        if found[0].sums and rows is not None:
-            if rows not in summed:
-                summed[rows] = _with_sums(graph, node, rows, f"{weight.name}.block_sums", found[0])
-            node.replace_input_with(0, summed[rows])
+        names = weight_parts.get(str(weight.name), ()) if weight is not None else ()
+        parts = [quantized.weights[name] for name in names if name in quantized.weights]
+        if weight is not None and parts and len(parts) == len(names):
+            rewriter.replace(node, weight, names, parts)
+
+
+class _Rewriter:
+    """Changes products in a graph. The products that read the same rows share their rounded rows and block sums."""
+
+    def __init__(self, graph: ir.Graph, quantized: QuantizedModel) -> None:
+        self._graph, self._quantized = graph, quantized
+        self._rounded: dict[ir.Value, ir.Value] = {}
+        self._sums: dict[ir.Value, ir.Value] = {}
+
+    def replace(self, node: ir.Node, weight: ir.Value, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> None:
+        """`node` is the product of rows and `weight`, which becomes `parts`: the model's weights called `names`."""
+        rows, scale = node.inputs[0], self._quantized.activations.get(names[0])
+        assert rows is not None and weight.dtype is not None
+        node.replace_input_with(1, self._dequantized(node, weight, parts))
+        if scale is not None:
+            if rows not in self._rounded:
+                self._rounded[rows] = self._rounded_rows(
+                    node, f"{names[0]}.input", np.array(scale, weight.dtype.numpy())
+                )
+            node.replace_input_with(0, self._rounded[rows])
+        if parts[0].offsets is not None:
+            if rows not in self._sums:
+                self._sums[rows] = self._block_sums(node, f"{weight.name}.block_sums", parts[0])
+            self._add_offsets(node, self._sums[rows], weight, parts)
         if not weight.uses():
-            graph.initializers.pop(str(weight.name))
+            self._graph.initializers.pop(str(weight.name))
+
+    def _rounded_rows(self, node: ir.Node, name: str, scale: npt.NDArray[Any]) -> ir.Value:
+        """The rows that `node` reads after QuantizeLinear and DequantizeLinear, in int8 with the zero point 0."""
+        rows = node.inputs[0]
+        assert rows is not None
+        operands = [
+            initializer(self._graph, f"{name}.scale", scale),
+            initializer(self._graph, ZERO_POINT, np.array(0, np.int8)),
+        ]
+        codes = ir.node("QuantizeLinear", [rows, *operands])
+        restored = ir.node("DequantizeLinear", [codes.outputs[0], *operands])
+        dtype = ir.DataType.from_numpy(scale.dtype)
+        for output, kind in ((codes.outputs[0], ir.DataType.INT8), (restored.outputs[0], dtype)):
+            output.shape, output.dtype = rows.shape, kind
+        self._graph.insert_before(node, [codes, restored])
+        return restored.outputs[0]
+
+    def _dequantized(self, node: ir.Node, weight: ir.Value, parts: Sequence[QuantizedWeight]) -> ir.Value:
+        """The weight [in,out] that `node` reads, from the codes of `parts`."""
+        scheme = parts[0].scheme
+        assert all(part.scheme == scheme for part in parts), f"{weight.name} has more than one scheme"
+        inputs, outputs = parts[0].inputs, sum(len(part.data) for part in parts)
+        kind, name = DATA_TYPES[scheme.code_type, scheme.zero_points], f"{weight.name}.{scheme.code_type}"
+        dtype, size = weight.dtype, scheme.block_size
+        assert dtype is not None
+        blocks = (outputs,) if size is None else (inputs // size, outputs)
+
+        def codes() -> ir.TensorProtocol:
+            return _tensor(torch.cat([part.codes() for part in parts]), kind, (inputs, outputs))
+
+        def scales() -> ir.TensorProtocol:
+            return _tensor(torch.cat([part.scales for part in parts]), dtype, blocks)
+
+        def zero_points() -> ir.TensorProtocol:
+            found = [part.zero_points for part in parts if part.zero_points is not None]
+            return _tensor(torch.cat(found), kind, blocks)
+
+        operands = [self._stored(name, kind, (inputs, outputs), codes)]
+        operands.append(self._stored(f"{name}.scale", dtype, blocks, scales))
+        if scheme.zero_points:
+            operands.append(self._stored(f"{name}.zero_point", kind, blocks, zero_points))
+        layout = {"axis": 1} if size is None else {"axis": 0, "block_size": size}
+        restored = ir.node("DequantizeLinear", operands, layout)
+        restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape((inputs, outputs)), dtype
+        self._graph.insert_before(node, restored)
+        return restored.outputs[0]
+
+    def _block_sums(self, node: ir.Node, name: str, packed: QuantizedWeight) -> ir.Value:
+        """The sum of every block of the rows [...,in] that `node` reads, then zeros: [...,sums].
+
+        The sums are a product with integers, as `node` is. ONNX Runtime rounds the rows of such products to 8 bits, so
+        the sums are of the same rounded rows. Every product has its own ones, because ONNX Runtime does not fuse a
+        DequantizeLinear that has several readers.
+        """
+        rows, blocks, sums = node.inputs[0], packed.scales.shape[1], _sums(packed)
+        assert rows is not None and rows.dtype is not None
+        dtype, size = rows.dtype, packed.inputs // blocks
+        ones = torch.eye(sums, blocks, dtype=torch.int8).repeat_interleave(size, 1)  # [sums,in]
+        kind, scales = ir.DataType.INT4, torch.ones(sums, blocks, dtype=packed.scales.dtype)
+        shape, by_block = (packed.inputs, sums), (blocks, sums)
+        operands = [
+            self._stored(name, kind, shape, lambda: _tensor(ones, kind, shape)),
+            self._stored(f"{name}.scale", dtype, by_block, lambda: _tensor(scales, dtype, by_block)),
+        ]
+        restored = ir.node("DequantizeLinear", operands, {"axis": 0, "block_size": size})
+        restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape(shape), dtype
+        product = ir.node("MatMul", [rows, restored.outputs[0]])
+        product.outputs[0].dtype = dtype
+        self._graph.insert_before(node, [restored, product])
+        return product.outputs[0]
+
+    def _add_offsets(self, node: ir.Node, sums: ir.Value, weight: ir.Value, parts: Sequence[QuantizedWeight]) -> None:
+        """`node` becomes the sum of two products: its own, and that of the block sums and the offsets."""
+        dtype, shape = weight.dtype, (_sums(parts[0]), sum(len(part.data) for part in parts))
+        assert dtype is not None
+
+        def offsets() -> ir.TensorProtocol:
+            stacked = torch.cat([part.offsets for part in parts if part.offsets is not None])
+            return _tensor(torch.nn.functional.pad(stacked, (0, shape[0] - stacked.shape[1])), dtype, shape)
+
+        product = ir.node("MatMul", list(node.inputs))
+        of_offsets = ir.node("MatMul", [sums, self._stored(f"{weight.name}.offsets", dtype, shape, offsets)])
+        for made in (product, of_offsets):
+            made.outputs[0].dtype = dtype
+        self._graph.insert_before(node, [product, of_offsets])
+        node.op_type = "Add"
+        node.replace_input_with(0, product.outputs[0])
+        node.replace_input_with(1, of_offsets.outputs[0])
+
+    def _stored(
+        self, name: str, dtype: ir.DataType, shape: tuple[int, ...], compute: Callable[[], ir.TensorProtocol]
+    ) -> ir.Value:
+        """The initializer of that name, which is computed while it is written. Equal weights share one."""
+        if name not in self._graph.initializers:
+            value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+            value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
+            self._graph.register_initializer(value)
+        return self._graph.initializers[name]
 
 
-def weight_names(weight: ir.Value) -> list[str]:
-    """The weights [out,in] that lie, turned and side by side, in a MatMul's weight; see `graph.clean`."""
-    return [name.removesuffix(".transposed") for name in str(weight.name).split("+")]
-
-
-def _rounded(
-    graph: ir.Graph, node: ir.Node, rows: ir.Value, name: str, scale: float, dtype: ir.DataType | None
-) -> ir.Value:
-    """QuantizeLinear and DequantizeLinear, int8 with the zero point 0: one pair for all that read the same rows."""
-    assert dtype is not None
-    step = _scalar(graph, f"{name}.scale", ir.tensor(np.array(scale, dtype.numpy())))
-    zero = _scalar(graph, ZERO_POINT, ir.tensor(np.array(0, np.int8)))
-    integers = ir.node("QuantizeLinear", [rows, step, zero])
-    restored = ir.node("DequantizeLinear", [integers.outputs[0], step, zero])
-    for output, kind in ((integers.outputs[0], ir.DataType.INT8), (restored.outputs[0], dtype)):
-        output.shape, output.dtype = rows.shape, kind
-    graph.insert_before(node, [integers, restored])
-    return restored.outputs[0]
-
-
-def _scalar(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    if name in graph.initializers:
-        return graph.initializers[name]
-    value = ir.Value(name=name, shape=ir.Shape([]), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.register_initializer(value)
-    return value
-
-
-def _dequantized(graph: ir.Graph, node: ir.Node, weight: ir.Value, parts: Sequence[Packed]) -> ir.Value:
-    grid = parts[0].grid
-    assert all(part.grid == grid for part in parts), f"{weight.name} has more than one grid"
-    inputs, outputs = parts[0].inputs, sum(len(part.data) for part in parts)
-    kind, name = DATA_TYPES[grid.numbers, grid.zero_points], f"{weight.name}.{grid.numbers}"
-    dtype = weight.dtype
-    assert dtype is not None
-    blocks = (outputs,) if grid.block is None else (inputs // grid.block, outputs)
-
-    def numbers() -> ir.TensorProtocol:
-        return _tensor(torch.cat([part.numbers() for part in parts]), kind, (inputs, outputs))
-
-    def scales() -> ir.TensorProtocol:
-        return _tensor(torch.cat([part.scales for part in parts]), dtype, blocks)
-
-    def zero_points() -> ir.TensorProtocol:
-        return _tensor(torch.cat([part.zero_points for part in parts if part.zero_points is not None]), kind, blocks)
-
-    operands = [_initializer(graph, name, kind, (inputs, outputs), numbers)]
-    operands.append(_initializer(graph, f"{name}.scale", dtype, blocks, scales))
-    if grid.zero_points:
-        operands.append(_initializer(graph, f"{name}.zero_point", kind, blocks, zero_points))
-    restored = ir.node("DequantizeLinear", operands, _layout(grid))
-    restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape((inputs, outputs)), dtype
-    graph.insert_before(node, restored)
-    return restored.outputs[0]
-
-
-def _with_sums(graph: ir.Graph, node: ir.Node, rows: ir.Value, name: str, packed: Packed) -> ir.Value:
-    """Rows [...,in] and behind them the sums of their blocks. The sums are a product of integers, too: on ONNX Runtime
-    it adds up what the other product multiplies, 8-bit numbers, and all window widths agree bit for bit. (Its ones are
-    not shared: a DequantizeLinear with several readers is not fused.)
-    """
-    block, own = packed.grid.block, packed.inputs - packed.sums
-    dtype = rows.dtype
-    assert block is not None and dtype is not None
-    blocks = (own // block, packed.sums)
-    ones = torch.eye(packed.sums, own // block, dtype=torch.int8).repeat_interleave(block, 1)  # [sums,own]
-    kind, scales = ir.DataType.INT4, torch.ones(blocks, dtype=packed.scales.dtype).T
-    operands = [
-        _initializer(graph, name, kind, (own, packed.sums), lambda: _tensor(ones, kind, (own, packed.sums))),
-        _initializer(graph, f"{name}.scale", dtype, blocks, lambda: _tensor(scales, dtype, blocks)),
-    ]
-    restored = ir.node("DequantizeLinear", operands, {"axis": 0, "block_size": block})
-    restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape((own, packed.sums)), dtype
-    sums = ir.node("MatMul", [rows, restored.outputs[0]])
-    both = ir.node("Concat", [rows, sums.outputs[0]], {"axis": -1})
-    for made in (sums, both):
-        made.outputs[0].dtype = dtype
-    graph.insert_before(node, [restored, sums, both])
-    return both.outputs[0]
-
-
-def _layout(grid: Grid) -> dict[str, int]:
-    return {"axis": 1} if grid.block is None else {"axis": 0, "block_size": grid.block}
+def _sums(packed: QuantizedWeight) -> int:
+    """Columns of block sums."""
+    return max(packed.scales.shape[1], LEAST_SUMS)
 
 
 def _tensor(values: torch.Tensor, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.TensorProtocol:
-    """[out,n] values as a tensor of `shape`, which is [n,out] or [out]."""
-    turned = values.T.contiguous()
+    """Values [out,n] or [out,1] as a tensor of `shape`, which is [n,out] or [out]."""
+    transposed = values.T.contiguous()
     if dtype in (ir.DataType.INT4, ir.DataType.UINT4):
-        nibbles = turned.view(torch.uint8).flatten() & 15
+        nibbles = transposed.view(torch.uint8).flatten() & 15
         nibbles = torch.nn.functional.pad(nibbles, (0, len(nibbles) % 2))
         return ir.PackedTensor((nibbles[::2] | (nibbles[1::2] << 4)).numpy(), dtype, shape=shape)
     if values.dtype == torch.float8_e4m3fn:
-        array = turned.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+        array = transposed.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
     elif values.dtype == torch.bfloat16:
-        array = turned.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        array = transposed.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     else:
-        array = turned.numpy()
+        array = transposed.numpy()
     return ir.tensor(np.ascontiguousarray(array).reshape(shape), dtype=dtype)
-
-
-def _initializer(
-    graph: ir.Graph, name: str, dtype: ir.DataType, shape: tuple[int, ...], compute: Callable[[], ir.TensorProtocol]
-) -> ir.Value:
-    if name in graph.initializers:  # of equal weights (a new adapter's zeros) the tracer keeps one
-        return graph.initializers[name]
-    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
-    value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
-    graph.register_initializer(value)
-    return value

@@ -1,4 +1,4 @@
-"""Text to calibrate on: a file, or what the model writes itself."""
+"""Text to calibrate on: from a file, or written by the model itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTS = (
 
 
 def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
-    """[N,LENGTH] of a text: at most SEQUENCES windows, spread over all of it."""
+    """[N,LENGTH]: at most SEQUENCES windows, spread over the whole text."""
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     windows = [ids[start : start + LENGTH] for start in range(0, len(ids) - LENGTH + 1, LENGTH)]
     if len(windows) < 2:
@@ -43,7 +43,7 @@ def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
 
 @torch.no_grad()
 def own_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_length: int) -> torch.Tensor:
-    """[prompts,OWN_LENGTH]: what the model writes after a few words at temperature 1, the same every time."""
+    """[prompts,OWN_LENGTH]: the model continues each of PROMPTS at temperature 1, the same every time."""
     prompts = [tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in PROMPTS]
     shortest = min(len(prompt) for prompt in prompts)
     random, cache = torch.Generator().manual_seed(SEED), DynamicCache()

@@ -1,35 +1,37 @@
-"""A model's linear layers on their grids: rounded once, in place, and kept packed for the graph."""
+"""The quantized weights of a model: rounded in place, once, and kept as codes for the graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, linear_layers
-from pass_exporter.quantize.grid import Packed, round_to
-from pass_exporter.quantize.sites import find_sites
-from pass_exporter.quantize.spec import Grid, Kind, QuantSpec
+from pass_exporter.progress import Step
+from pass_exporter.quantize.points import find_points
+from pass_exporter.quantize.rounding import QuantizedWeight, round_to
+from pass_exporter.quantize.spec import QuantSpec, WeightScheme
 from pass_exporter.threads import one_thread
 
 
 @dataclass
-class Quantized:
-    """What became of a model. weights: by the name of the trunk's initializer, as `model.lm_head.weight`.
+class QuantizedModel:
+    """The result of quantizing a model.
 
-    activations: the scale of what a weight's layer reads. calibration: the text that was run through the model for it.
+    weights: by the name in the trunk, as `model.lm_head.weight`. activations: the static scale of what a weight's layer
+    reads, by the same name. calibration: the text that was run through the model, None if there was none.
     """
 
     spec: QuantSpec
-    weights: dict[str, Packed] = field(default_factory=dict)
+    weights: dict[str, QuantizedWeight] = field(default_factory=dict)
     activations: dict[str, float] = field(default_factory=dict)
     calibration: str | None = None
 
     @property
     def weight_only(self) -> tuple[str, ...]:
-        """The decoder's layers whose activations are not rounded though the spec says so."""
+        """The decoder's layers that were left out where the spec rounds activations."""
         if self.spec.activations is None:
             return ()
         decoder = (name for name in self.weights if name.startswith(DECODER) and name not in self.activations)
@@ -45,61 +47,47 @@ def weight_name(layer: str) -> str:
 
 
 def layer_name(weight: str) -> str | None:
-    """The other way; None for what is neither a layer of the decoder nor the LM head."""
+    """The inverse of `weight_name`; None for a weight of neither the decoder nor the LM head."""
     if weight == weight_name("lm_head"):
         return "lm_head"
     return weight.removeprefix(DECODER).removesuffix(".weight") if weight.startswith(DECODER) else None
 
 
-def quantize_model(
-    model: PreTrainedModel,
-    adapter: Adapter | None,
-    spec: QuantSpec,
-    progress: Callable[[int, int], None],
-    rounded: Mapping[str, Packed] | None = None,
-    scales: Mapping[str, float] | None = None,
-) -> Quantized:
-    """Replace every linear layer's weight, and the adapter's factors, by what their grids keep of them.
+def quantize_model(model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel, step: Step) -> None:
+    """Round the linear layers that `quantized` does not have yet, and the adapter's factors, and add their codes to it.
 
-    A weight that is also the embedding table is given to the LM head as a copy: lookups stay exact. rounded: layers
-    that are on their grid already, by name. scales: of the activations that layers read, by layer, where the spec has
-    such.
+    The model's weights become the values of their codes. A weight that is also the embedding table is copied for the LM
+    head, so that lookups stay exact.
     """
-    quantized = Quantized(
-        spec,
-        {weight_name(name): packed for name, packed in (rounded or {}).items()},
-        {weight_name(layer): scale for layer, scale in (scales or {}).items()},
-    )
-    jobs = [job for job in (*_layers(model, quantized), *_factors(adapter, spec)) if job[0] not in quantized.weights]
+    jobs = [*_layers(model, quantized), *_factors(adapter, quantized.spec)]
+    jobs = [job for job in jobs if job[0] not in quantized.weights]
     with one_thread():
-        for done, (name, grid, module, attribute) in enumerate(jobs):
+        for done, (name, scheme, module, attribute) in enumerate(jobs):
             weight = getattr(module, attribute)
-            if grid.fits(weight.shape[1]):
-                packed = quantized.weights[name] = round_to(grid, weight.detach().to(model.dtype))
-                setattr(module, attribute, torch.nn.Parameter(packed.restored(), requires_grad=False))
-            progress(done + 1, len(jobs))
-    return quantized
+            if scheme.fits(weight.shape[1]):
+                found = quantized.weights[name] = round_to(scheme, weight.detach().to(model.dtype))
+                setattr(module, attribute, torch.nn.Parameter(found.restored(), requires_grad=False))
+            step(done + 1, len(jobs))
 
 
-Job = tuple[str, Grid, torch.nn.Module, str]
-"""Name in the trunk, grid, and where the weight is: module and attribute."""
+Job = tuple[str, WeightScheme, torch.nn.Module, str]
+"""A weight's name in the trunk, its scheme, and its place: module and attribute."""
 
 
-def _layers(model: PreTrainedModel, quantized: Quantized) -> Iterator[Job]:
+def _layers(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[Job]:
     spec = quantized.spec
-    if spec.grid is not None:
-        sensitive = _readers(model, "attention_in") if spec.sensitive else set()
+    if spec.scheme is not None:
+        points = find_points(model) if spec.attention_in is not None else []
+        attention_in = {layer for point in points if point.kind == "attention_in" for layer in point.readers}
         for layer, module in linear_layers(model).items():
-            name = weight_name(layer)
-            static = spec.activations
-            grid = spec.grid if static is None or name in quantized.activations else static.otherwise
-            yield name, spec.sensitive if layer in sensitive and spec.sensitive else grid, module, "weight"
+            name, scheme = weight_name(layer), spec.scheme
+            if spec.attention_in is not None and layer in attention_in:
+                scheme = spec.attention_in
+            elif spec.activations is not None and name not in quantized.activations:
+                scheme = spec.activations.left_out
+            yield name, scheme, module, "weight"
     if spec.lm_head is not None:
         yield weight_name("lm_head"), spec.lm_head, model.lm_head, "weight"
-
-
-def _readers(model: PreTrainedModel, kind: Kind) -> set[str]:
-    return {layer for site in find_sites(model) if site.kind == kind for layer in site.readers}
 
 
 def _factors(adapter: Adapter | None, spec: QuantSpec) -> Iterator[Job]:

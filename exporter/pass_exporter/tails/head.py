@@ -5,7 +5,7 @@ A tail with a head has one more input:
 
     hidden         [B,A,H] float32   the trunk's, one row per look-ahead row
 
-What the drafts share is computed once for all of them. What needs the draft before is unrolled.
+What the drafts have in common is computed once for all of them; the recurrence over drafts is unrolled.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.tails.rows import pick_rows
+from pass_exporter.tails.builder import TailBuilder, pick_rows
 from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.head import BLOCKS, PREFIX, Head, has_subset
-from pass_runtime.bundle.plan import Plan
-from pass_runtime.bundle.sampling import Sampler
+from pass_runtime.bundle.head import CANDIDATE_BLOCKS, PREFIX, Head, has_subset
 
 F32 = np.float32
 Draw = Callable[[ir.Value, int], ir.Value]
@@ -31,21 +29,17 @@ DrawAmong = Callable[[ir.Value, ir.Value, int], ir.Value]
 
 
 def head_drafts(
-    op: GraphTape,
-    head: Head,
-    plan: Plan,
-    sampler: Sampler,
-    logits: ir.Value,
-    rows: ir.Value,
-    root: ir.Value,
-    draw: Draw,
-    among: DrawAmong | None = None,
+    tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Value, draw: Draw, among: DrawAmong | None = None
 ) -> ir.Value:
-    """logits [B,D,V] of the window's `rows` [B,D], 0 where no row drafts, and the new root [B,1] -> [B,D] tokens; any
-    where no row drafts. among: draws the same as `draw` without looking at the whole vocabulary."""
-    vocab_size, count = len(head.table), plan.next.drafts
+    """The drafts of the next window, [B,D] tokens; those of rows that draft nothing have no meaning.
+
+    logits [B,D,V] are those of the window's `rows` [B,D], which is 0 where no row drafts; root [B,1] is the new root.
+    among: draws the same as `draw` without reading the whole vocabulary.
+    """
+    op, head, count = tail.op, tail.head, tail.plan.next.drafts
+    assert head is not None
     choices = _choices(op, head, logits, count)
-    read = op("MatMul", _hidden(op, head, plan, rows), _matrix(op, head, "hidden"))
+    read = op("MatMul", _hidden(tail, head, rows), _matrix(op, head, "hidden"))
     read = op("Add", read, _matrix(op, head, "bias"))  # [B,D,m]
     drafts: list[ir.Value] = []
     state: ir.Value | None = None
@@ -55,41 +49,44 @@ def head_drafts(
         if state is not None:
             x = op("Add", x, op("MatMul", state, _matrix(op, head, "state")))
         state = op("Mul", x, op("Sigmoid", x))  # [B,m]
-        scores = choices.scores(op, j, op("MatMul", state, _matrix(op, head, "out")))
-        if sampler == "greedy":
-            drafts.append(choices.best(op, j, scores))
+        scores = choices.scores(j, op("MatMul", state, _matrix(op, head, "out")))
+        if tail.sampler.sampler == "greedy":
+            drafts.append(choices.best(j, scores))
         elif among is not None and isinstance(choices, _Some):
-            drafts.append(choices.take(op, j, among(scores, _row(op, choices.blocks, j), j)))
+            drafts.append(choices.take(j, among(scores, _row(op, choices.blocks, j), j)))
         else:
-            drafts.append(draw(choices.spread(op, j, scores, vocab_size), j))
+            drafts.append(draw(choices.spread(j, scores, tail.vocab_size), j))
     return op("Concat", *drafts, axis=1)
 
 
 @dataclass(frozen=True)
 class _Some:
-    """C candidates of each row, block by block: blocks [B,D,C/8], ids [B,D,C] (all first members, then all second ones,
-    ...), their logits [B,D,C], and their rows of the table [B,D,C,r]."""
+    """C candidates of each row: their blocks [B,D,C/8], their ids [B,D,C] (the first token of every block, then the
+    second of every block, and so on), their logits [B,D,C], and their rows of the table [B,D,C,r]."""
 
+    op: GraphTape
     blocks: ir.Value
     ids: ir.Value
     logits: ir.Value
     vectors: ir.Value
 
-    def scores(self, op: GraphTape, j: int, direction: ir.Value) -> ir.Value:
+    def scores(self, j: int, direction: ir.Value) -> ir.Value:
         """direction [B,r] -> [B,C]"""
+        op = self.op
         along = op("MatMul", _row(op, self.vectors, j), op("Unsqueeze", direction, op.const([2])))
         return op("Add", _row(op, self.logits, j), op("Squeeze", along, op.const([2])))
 
-    def best(self, op: GraphTape, j: int, scores: ir.Value) -> ir.Value:
+    def best(self, j: int, scores: ir.Value) -> ir.Value:
         """[B,1]: the candidate with the largest of `scores` [B,C]."""
-        return self.take(op, j, op("ArgMax", scores, axis=1, keepdims=1))
+        return self.take(j, self.op("ArgMax", scores, axis=1, keepdims=1))
 
-    def take(self, op: GraphTape, j: int, index: ir.Value) -> ir.Value:
+    def take(self, j: int, index: ir.Value) -> ir.Value:
         """index [B,1] -> [B,1] ids"""
-        return op("GatherElements", _row(op, self.ids, j), index, axis=1)
+        return self.op("GatherElements", _row(self.op, self.ids, j), index, axis=1)
 
-    def spread(self, op: GraphTape, j: int, scores: ir.Value, vocab_size: int) -> ir.Value:
-        """[B,1,V] logits, -inf but for the candidates."""
+    def spread(self, j: int, scores: ir.Value, vocab_size: int) -> ir.Value:
+        """[B,1,V] logits, minus infinity for all tokens but the candidates."""
+        op = self.op
         batch = op("Shape", scores, start=0, end=1)
         nothing = op("Expand", op.const(-np.inf, F32), op("Concat", batch, op.const([vocab_size]), axis=0))
         row = op("ScatterElements", nothing, _row(op, self.ids, j), scores, axis=1)
@@ -100,37 +97,39 @@ class _Some:
 class _All:
     """Every token is a candidate: logits [B,D,V], vectors [V,r]."""
 
+    op: GraphTape
     logits: ir.Value
     vectors: ir.Value
 
-    def scores(self, op: GraphTape, j: int, direction: ir.Value) -> ir.Value:
+    def scores(self, j: int, direction: ir.Value) -> ir.Value:
+        op = self.op
         return op("Add", _row(op, self.logits, j), op("Gemm", direction, self.vectors, transB=1))
 
-    def best(self, op: GraphTape, _j: int, scores: ir.Value) -> ir.Value:
-        return op("ArgMax", scores, axis=1, keepdims=1)
+    def best(self, _j: int, scores: ir.Value) -> ir.Value:
+        return self.op("ArgMax", scores, axis=1, keepdims=1)
 
-    def spread(self, op: GraphTape, _j: int, scores: ir.Value, _vocab_size: int) -> ir.Value:
-        return op("Unsqueeze", scores, op.const([1]))
+    def spread(self, _j: int, scores: ir.Value, _vocab_size: int) -> ir.Value:
+        return self.op("Unsqueeze", scores, self.op.const([1]))
 
 
 def _choices(op: GraphTape, head: Head, logits: ir.Value, count: int) -> _Some | _All:
-    vocab_size, size = len(head.table), noise.MEMBERS
+    vocab_size, size = len(head.table), noise.BLOCK_SIZE
     if not has_subset(vocab_size):
-        # Indices that are no constant, or ONNX Runtime would keep a float32 copy of the table.
+        # With constant indices ONNX Runtime would keep a float32 copy of the table.
         zero = op("Mul", op("Shape", logits, start=0, end=1), op.const(0))
-        return _All(logits, _vectors(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
+        return _All(op, logits, _vectors(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
     blocks = noise.vocabulary_blocks(vocab_size)
     by_block = op("Reshape", logits, op.const([-1, count, size, blocks]))
     best = op("ReduceMax", by_block, op.const([2]), keepdims=0)
-    _, chosen = op.pair("TopK", best, op.const([BLOCKS]), axis=-1, sorted=0)
+    _, chosen = op.pair("TopK", best, op.const([CANDIDATE_BLOCKS]), axis=-1, sorted=0)
     every = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * np.arange(size)[:, None]))
-    ids = op("Reshape", every, op.const([-1, count, size * BLOCKS]))
-    return _Some(chosen, ids, op("GatherElements", logits, ids, axis=2), _vectors(op, head, ids))
+    ids = op("Reshape", every, op.const([-1, count, size * CANDIDATE_BLOCKS]))
+    return _Some(op, chosen, ids, op("GatherElements", logits, ids, axis=2), _vectors(op, head, ids))
 
 
-def _hidden(op: GraphTape, head: Head, plan: Plan, rows: ir.Value) -> ir.Value:
-    """[B,D,H]: the hidden rows of the window's `rows`; look-ahead rows begin behind the root and the drafts."""
-    size, count = len(head.hidden), sum(plan.groups)
+def _hidden(tail: TailBuilder, head: Head, rows: ir.Value) -> ir.Value:
+    """[B,D,H]: the hidden rows of the window's `rows`. Look-ahead rows follow the root and the drafts."""
+    op, plan, size, count = tail.op, tail.plan, len(head.hidden), sum(tail.plan.groups)
     hidden = op.input("hidden", F32, ["batch", "lookahead_rows" if plan.is_fused else count, size])
     if not plan.is_fused:  # one group, of which all rows draft
         return hidden

@@ -38,6 +38,10 @@ class GraphTape:
             self._constants[key] = self._tape.initializer(ir.tensor(array, name=name), name)
         return self._constants[key]
 
+    def per_request(self, name: str, dtype: npt.DTypeLike = np.float32) -> ir.Value:
+        """A graph input with one value for each request, [B], in the shape [B,1,1]."""
+        return self("Unsqueeze", self.input(name, dtype, ["batch"]), self.const([1, 2]))
+
     def __call__(self, op: str, *inputs: ir.Value | None, **attributes: int | float | str) -> ir.Value:
         """One node with one output."""
         return self._tape.op(op, inputs, attributes)

@@ -1,1 +1,1 @@
-"""The trunk graph: tracing, tidying, quantizing, saving."""
+"""The trunk graph: tracing, tidying, spare query rows, saving."""

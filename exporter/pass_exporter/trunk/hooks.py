@@ -1,6 +1,6 @@
-"""Make a Hugging Face decoder trace to the few standard operators of the trunk.
+"""Hooks with which a Hugging Face decoder traces to the few standard operators of the trunk.
 
-Every supported family goes through the same four hooks, installed only while the graph is traced:
+Every supported family goes through the same four hooks, which are installed only while the graph is traced:
 
     attention interface      -> Attention        (opset 24; grouped heads, bool mask)
     duck-typed KV cache      -> TensorScatter    (opset 24; present = past with the window written at `length`)

@@ -1,21 +1,31 @@
-"""A spare query row for every Attention, so that windows of all widths agree bit for bit on ONNX Runtime."""
+"""A spare query row for every Attention, so that windows of all widths agree bit for bit on ONNX Runtime.
+
+ONNX Runtime computes attention over one row with other kernels than over several, and their results differ by float32
+rounding. That is harmless by itself, but where activations are rounded to 8 bits it grows until a plain pass and a wide
+one differ by half a logit. With a spare row no Attention has a single row, and windows of all widths agree.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
+from pass_exporter.trunk.graph import initializer
 
-def pad_queries(model: ir.Model) -> None:
-    """Give every Attention a second copy of its last query row, and drop its result.
 
-    ONNX Runtime attends with other kernels for one row than for several, which differ by float32 rounding. Harmless by
-    itself, but 8-bit rounding of activations blows it up: a plain pass would part from a wide one by half a logit.
-    With this no Attention has one row, and all window widths agree bit for bit.
-    """
-    graph = model.graph
+def pad_trunk(trunk: Path) -> None:
+    """Add spare rows to a trunk that was written already; its weights stay in the file that they are in."""
+    model = ir.load(trunk)
+    pad_queries(model.graph)
+    ir.save(model, trunk)
+
+
+def pad_queries(graph: ir.Graph) -> None:
+    """Give every Attention a second copy of its last query row, and drop its result."""
     parts = {"last": -1, "end": np.iinfo(np.int64).max, "start": 0, "axis": 2}
-    sizes = {name: _constant(graph, f"pad_queries.{name}", value) for name, value in parts.items()}
+    sizes = {name: initializer(graph, f"pad_queries.{name}", np.array([n], np.int64)) for name, n in parts.items()}
     masks: dict[ir.Value, ir.Value] = {}
     for node in [node for node in graph if node.op_type == "Attention"]:
         query, mask = node.inputs[0], node.inputs[3]
@@ -41,10 +51,3 @@ def _with_last_row(graph: ir.Graph, before: ir.Node, value: ir.Value, sizes: dic
         node.outputs[0].type = value.type
     graph.insert_before(before, [last, both])
     return both.outputs[0]
-
-
-def _constant(graph: ir.Graph, name: str, value: int) -> ir.Value:
-    constant = ir.Value(name=name, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64))
-    constant.const_value = ir.tensor(np.array([value], np.int64), name=name)
-    graph.register_initializer(constant)
-    return constant

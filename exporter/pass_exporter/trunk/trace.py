@@ -28,23 +28,18 @@ import torch
 from transformers import PreTrainedModel
 
 from pass_exporter.model.lookahead import Lookahead
-from pass_exporter.trunk.graph import OPSET, clean
+from pass_exporter.trunk.graph import OPSET, WeightParts, clean
 from pass_exporter.trunk.hooks import ScatterCache, onnx_hooks
+from pass_runtime.bundle.tensors import HIDDEN_OUTPUT, MODEL_SIZES, PAST, PRESENT, ROWS_INPUT, cache_names, trunk_shapes
 
 WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_rows")
-ROWS_INPUT = "lookahead_rows"
-HIDDEN_OUTPUT = "hidden"
-
-
-def kv_names(prefix: str, layers: int) -> list[str]:
-    """`past` -> past_key.0 .. past_key.n-1, past_value.0 .. past_value.n-1 (the order of the graph)."""
-    return [f"{prefix}_{part}.{i}" for part in ("key", "value") for i in range(layers)]
 
 
 class Trunk(torch.nn.Module):
-    """A frozen causal LM, its look-ahead embeddings [L,H] and their adapter behind the trunk contract.
+    """A frozen causal LM, its look-ahead embeddings [L,H] and their adapter, with the trunk's inputs and outputs.
 
-    The draft head itself is not part of it: what it reads is an output."""
+    The draft head is not part of the trunk, but the hidden rows that it reads are an output.
+    """
 
     def __init__(self, model: PreTrainedModel, lookahead: Lookahead) -> None:
         super().__init__()
@@ -55,7 +50,7 @@ class Trunk(torch.nn.Module):
         self.gives_hidden = lookahead.head is not None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[B,Q] -> [B,Q,H]. Look-ahead rows are a table of their own, so a tied vocabulary stays one tensor."""
+        """[B,Q] -> [B,Q,H]. Look-ahead rows have their own table, so that a tied vocabulary stays one tensor."""
         is_lookahead = input_ids >= self.vocab_size
         vocabulary = self.model.get_input_embeddings()(torch.where(is_lookahead, 0, input_ids))
         rows = (input_ids - self.vocab_size).clamp(min=0)
@@ -83,11 +78,11 @@ class Trunk(torch.nn.Module):
                 use_cache=True,
             ).last_hidden_state
         logits = self.model.lm_head(hidden.index_select(1, logit_rows))
-        given = (hidden.index_select(1, lookahead_rows).float(),) if self.gives_hidden else ()
-        return (logits.float(), *given, *cache.keys, *cache.values)
+        head_reads = (hidden.index_select(1, lookahead_rows).float(),) if self.gives_hidden else ()
+        return (logits.float(), *head_reads, *cache.keys, *cache.values)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
-        """The adapter on `rows` [A] alone: a window without look-ahead rows pays for empty products only."""
+        """Apply the adapter to `rows` [A] alone, so that without look-ahead rows its products are empty."""
         adapter = self.adapter
         if adapter is None or rows is None:
             return nullcontext()
@@ -100,7 +95,7 @@ class Trunk(torch.nn.Module):
 
 
 def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -> torch.Tensor:
-    """[B,1,Q,S] bool: every committed column, and the window's own columns as `window_mask` [Q,Q] says."""
+    """[B,1,Q,S] bool: every row sees all committed columns, and the window's own as in `window_mask` [Q,Q]."""
     column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]  # [B,S], 0 = first window row
     width = window_mask.shape[1]
     inside = (column >= 0) & (column < width)
@@ -111,12 +106,12 @@ def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -
     return mask[:, None]
 
 
-def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> ir.Model:
+def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model, WeightParts]:
     """Trace the trunk. Weights are referenced, not copied, until `trunk.graph.save` streams them out."""
     config = model.config
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    batch, width, capacity = 2, 5, 64  # example sizes; every one of them becomes symbolic
+    batch, width, capacity = 2, 5, 64  # of the example inputs; in the graph these sizes are symbolic
     cache = [torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype) for _ in range(layers)]
     inputs: tuple[Any, ...] = (
         torch.zeros(batch, width, dtype=torch.int64),
@@ -129,8 +124,8 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> ir.Model:
     )
     b, q, r, s, a = (torch.export.Dim.DYNAMIC,) * 5
     shapes: tuple[Any, ...] = ({0: b, 1: q}, {0: q}, {0: q, 1: q}, {0: b}, {0: r}, *([{0: b, 2: s}] * layers,) * 2)
-    names = [*WINDOW_INPUTS, *kv_names("past", layers)]
-    outputs = ["logits", *([HIDDEN_OUTPUT] if lookahead.head is not None else []), *kv_names("present", layers)]
+    names = [*WINDOW_INPUTS, *cache_names(PAST, layers)]
+    outputs = ["logits", *([HIDDEN_OUTPUT] if lookahead.head is not None else []), *cache_names(PRESENT, layers)]
     if lookahead.reads_rows:
         inputs, shapes, names = (*inputs, torch.tensor([3, 4])), (*shapes, {0: a}), [*names, ROWS_INPUT]
     with onnx_hooks(model), _quiet(), torch.no_grad():
@@ -146,29 +141,20 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> ir.Model:
             dynamic_shapes=shapes,
         )
     assert program is not None
-    clean(program.model, _dimensions(layers))
-    return program.model
+    parts = clean(program.model, _dimensions(layers))
+    return program.model, parts
 
 
 def _dimensions(layers: int) -> dict[str, list[str | int | None]]:
     """Symbolic dimension names by tensor; None keeps the traced (static) size."""
-    window: dict[str, list[str | int | None]] = {
-        "input_ids": ["batch", "width"],
-        "row_position": ["width"],
-        "window_mask": ["width", "width"],
-        "length": ["batch"],
-        "logit_rows": ["logit_rows"],
-        ROWS_INPUT: ["lookahead_rows"],
-        "logits": ["batch", "logit_rows", None],
-        HIDDEN_OUTPUT: ["batch", "lookahead_rows", None],
+    return {
+        name: [None if size in MODEL_SIZES else size for size in shape] for name, shape in trunk_shapes(layers).items()
     }
-    cache = kv_names("past", layers) + kv_names("present", layers)
-    return window | {name: ["batch", None, "capacity", None] for name in cache}
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch's exporter prints its own progress and known warnings; ours is the only voice on the terminal."""
+    """Suppress the progress and the known warnings of torch's exporter: pass-export prints its own lines."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

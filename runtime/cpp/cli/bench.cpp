@@ -1,11 +1,13 @@
-// pass-cpp bench: plans side by side on the same prompts, in alternation, so that a noisy machine is fair to all.
+// pass-cpp bench: compares plans on the same prompts, in alternation, so that noise of the machine affects all alike.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "json.h"
@@ -22,14 +24,15 @@ struct Flags {
     EngineFlags engine;
     SamplingFlags sampling;
     std::vector<std::string> prompts, prompt_ids, plans, drafts;
-    std::vector<int> lookaheads, batches;
+    std::vector<int> lookaheads;
+    std::optional<std::string> batches;
     std::int64_t max_new_tokens = 64;
     int repeat = 3;
     bool as_json = false;
     std::string output;
 };
 
-// Every request once: what they did together, and the seconds that count.
+// Every prompt once with one plan: the sum of the metrics, and the seconds that are compared.
 struct Round {
     Stats stats;
     double seconds = 0, decode_seconds = 0, host_seconds = 0;
@@ -37,7 +40,7 @@ struct Round {
     double rate() const { return static_cast<double>(stats.generated_tokens) / seconds; }
 };
 
-// One plan, `batch` sequences at a time (0: one by one, and only decoding counts), and its measurements.
+// One plan with `batch` sequences at a time (0: one by one, of which only decoding is timed), and its measurements.
 struct Contender {
     std::string name;
     GenerateOptions options;
@@ -54,7 +57,7 @@ double median(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-// Groups of `batch` prompts begin together and are all as long.
+// Groups of `batch` prompts begin together and write equally many tokens.
 Round run_round(Session& session, const Contender& contender, const std::vector<Ids>& prompts,
                 std::vector<Ids>& texts) {
     Round round;
@@ -81,7 +84,7 @@ Round run_round(Session& session, const Contender& contender, const std::vector<
     return round;
 }
 
-// The mode and what it drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`.
+// The mode and its drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`.
 std::string name_of(const Session& session, const GenerateOptions& options) {
     if (options.plan == "auto") {
         return !options.draft || *options.draft == "both" ? "auto" : "auto (" + *options.draft + ")";
@@ -93,11 +96,24 @@ std::string name_of(const Session& session, const GenerateOptions& options) {
     return name + (both ? " +ngram" : "");
 }
 
+// The numbers of --batch; none where sequences are decoded one by one.
+std::vector<int> batches_of(const Flags& flags) {
+    if (!flags.batches) return {};
+    std::vector<int> found;
+    for (std::int64_t size : parse_numbers(*flags.batches).value_or(Ids{0})) {
+        if (size < 1 || size > std::numeric_limits<int>::max()) {
+            throw Error("--batch must list numbers of sequences, as in 1,2,4,8, not '" + *flags.batches + "'");
+        }
+        found.push_back(static_cast<int>(size));
+    }
+    return found;
+}
+
 std::vector<Contender> contenders_of(const Session& session, const Flags& flags) {
-    const auto or_default = [](auto asked, auto otherwise) { return asked.empty() ? otherwise : asked; };
+    const auto or_default = [](auto given, auto otherwise) { return given.empty() ? otherwise : given; };
     const SamplingParams sampling = flags.sampling.params().seeded();  // the same text for all
     std::vector<Contender> found;
-    for (int batch : or_default(flags.batches, std::vector<int>{0})) {
+    for (int batch : or_default(batches_of(flags), std::vector<int>{0})) {
         for (const std::string& plan :
              or_default(flags.plans, std::vector<std::string>{"ar", "two-pass", "fused", "auto"})) {
             for (const std::string& draft : or_default(flags.drafts, std::vector<std::string>{""})) {
@@ -147,7 +163,7 @@ Json measured(const Contender& contender, const Contender& baseline) {
             {"acceptance_per_position", stats.acceptance_per_position()}};
 }
 
-// Plans that wrote another text than the first: by the match rule only where rounding swapped two near candidates.
+// Plans that wrote another text than the first plan. Under the exact-match rule only rounding can cause that.
 std::vector<std::string> differing(const Session& session, const std::vector<Contender>& contenders) {
     std::vector<std::string> found;
     const Contender& first = contenders.front();
@@ -201,12 +217,9 @@ std::vector<Ids> prompts_of(const Session& session, const Flags& flags) {
 
 void bench(const Flags& flags) {
     if (flags.repeat < 1) throw Error("--repeat must be at least 1, not " + std::to_string(flags.repeat));
-    for (int batch : flags.batches) {
-        if (batch < 1) throw Error("--batch must list numbers of sequences, as in 1,2,4,8");
-    }
+    const std::vector<int> batches = batches_of(flags);
     const std::size_t most =
-        flags.batches.empty() ? 0
-                              : static_cast<std::size_t>(*std::max_element(flags.batches.begin(), flags.batches.end()));
+        batches.empty() ? 0 : static_cast<std::size_t>(*std::max_element(batches.begin(), batches.end()));
     Session session = flags.engine.open(std::max(1, static_cast<int>(most)));
     std::vector<Ids> prompts = prompts_of(session, flags);
     for (std::size_t i = 0, given = prompts.size(); prompts.size() < most; ++i)
@@ -262,12 +275,13 @@ void add_bench(CLI::App& app) {
     command->add_option("--plan", flags->plans, "Plans to compare; the first is the measure. Default: all.")
         ->take_all();
     command->add_option("--draft", flags->drafts, "Draft sources to compare.")->take_all();
-    command->add_option("--lookahead", flags->lookaheads, "Drafts per round. Default: the bundle's.")->take_all();
-    command->add_option("--batch", flags->batches, "Sequences at a time to compare, as 1,2,4,8.")->delimiter(',');
+    command->add_option("--lookahead", flags->lookaheads, "Drafts per step. Default: the bundle's.")->take_all();
+    command->add_option("--batch", flags->batches, "Sequences at a time to compare, as 1,2,4,8.");
     command->add_option("--max-new-tokens", flags->max_new_tokens)->capture_default_str();
     command->add_option("--repeat", flags->repeat, "Rounds; every round runs every plan once.")->capture_default_str();
     command->add_flag("--json", flags->as_json, "The measurements as JSON instead of a table.");
     command->add_option("-o,--output", flags->output, "Also write the JSON here.");
+    check_values(*command);
     command->callback([flags] { bench(*flags); });
 }
 

@@ -53,11 +53,12 @@ void generate(const Flags& flags) {
         if (!flags.as_json) print(*event, text.has_value(), flags.show_drafts);
         if (interrupted) generation.cancel();
     }
+    if (flags.as_json) std::cout << to_json(generation).dump() << std::endl;
     if (interrupted) {
         std::cerr << (flags.as_json ? "" : "\n") << "interrupted" << std::endl;
         throw CLI::RuntimeError(130);
     }
-    std::cout << (flags.as_json ? to_json(generation).dump() : "") << std::endl;
+    if (!flags.as_json) std::cout << std::endl;
     if (!flags.as_json) print_summary(generation, flags.show_drafts);
 }
 
@@ -72,10 +73,10 @@ void add_generate(CLI::App& app) {
     GenerateOptions& options = flags->options;
     flags->prompt.add_to(*command);
     command->add_option("--max-new-tokens", options.max_new_tokens)->capture_default_str();
-    command->add_option("--plan", options.plan, "ar, two-pass, fused, fused:G0,G1,..., auto: how, never what.")
+    command->add_option("--plan", options.plan, "ar, two-pass, fused, fused:G0,G1,..., auto. The text is the same.")
         ->capture_default_str();
     command->add_option("--draft", options.draft, "lookahead, ngram or both. Default: both for auto, else lookahead.");
-    command->add_option("--lookahead", options.lookahead, "Drafts per round; 0 is plain decoding.");
+    command->add_option("--lookahead", options.lookahead, "Drafts per step; 0 is plain decoding.");
     command->add_option("--stop", options.stop, "End before this text. May be given several times.")->take_all();
     command->add_option("--stop-token-id", options.stop_token_ids,
                         "End at this token, too. May be given several times.");
@@ -83,7 +84,8 @@ void add_generate(CLI::App& app) {
     command->add_option("--logprobs", options.logprobs, "Every token's log-probability, and of so many likely ones.");
     command->add_flag("--json", flags->as_json, "One JSON object instead of tokens.");
     command->add_flag("--show-drafts", flags->show_drafts,
-                      "Colour tokens by where they came from: the model, look-ahead, the text.");
+                      "Colour tokens by where they came from: the model, look-ahead, n-grams.");
+    check_values(*command);
     command->callback([flags] { generate(*flags); });
 }
 

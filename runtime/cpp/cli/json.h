@@ -1,4 +1,4 @@
-// What commands say in JSON: the objects of pass-run.
+// The JSON objects that commands print, which are those of pass-run.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,10 +9,10 @@ namespace pass::cli {
 
 using Json = nlohmann::ordered_json;
 
-// Every figure.
+// All metrics.
 Json to_json(const Stats& stats);
 
-// What a finished request did.
+// A finished request: its tokens, text and metrics.
 Json to_json(const Generation& generation);
 
 }  // namespace pass::cli

@@ -24,7 +24,7 @@ int report(const std::string& problem) {
     return 2;
 }
 
-// Flags that cannot be: one line that says which command has them.
+// Report wrong flags in one line, which names the command.
 int usage(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
     std::string text = error.what(), command = "pass-cpp";
@@ -40,7 +40,7 @@ int usage(const CLI::App& app, const CLI::ParseError& error, const std::string& 
 }  // namespace
 
 int main(int argc, char** argv) {
-    std::signal(SIGPIPE, SIG_DFL);  // `| head`: nothing is wrong
+    std::signal(SIGPIPE, SIG_DFL);  // end quietly when a pipe such as `| head` closes
     CLI::App app{"Run a PaSS bundle. The text is what plain decoding gives; plans only change how fast.", "pass-cpp"};
     app.require_subcommand(1);
     pass::cli::add_generate(app);

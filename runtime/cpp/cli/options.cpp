@@ -23,11 +23,11 @@ void EngineFlags::add_to(CLI::App& command) {
 }
 
 Session EngineFlags::open(int slots) const {
-    LoadOptions asked = options;
-    asked.capacity = capacity;
-    asked.max_batch_size = slots;
-    asked.verify = !trust;
-    return Session::load(bundle, asked);
+    LoadOptions all = options;
+    all.capacity = capacity;
+    all.max_batch_size = slots;
+    all.verify = !trust;
+    return Session::load(bundle, all);
 }
 
 void SamplingFlags::add_to(CLI::App& command) {
@@ -35,7 +35,8 @@ void SamplingFlags::add_to(CLI::App& command) {
     command.add_option("--top-k", sampling.top_k, "0 is off; at most 1024.")->capture_default_str();
     command.add_option("--top-p", sampling.top_p, "1 is off.")->capture_default_str();
     command.add_option("--min-p", sampling.min_p, "0 is off.")->capture_default_str();
-    command.add_option("--seed", seed, "Same seed, same text, whatever the plan. Default: random.")->type_name("INT");
+    command.add_option("--seed", seed, "Same seed, same text, whatever the plan. Default: random.")
+        ->type_name("NUMBER");
 }
 
 SamplingParams SamplingFlags::params() const {
@@ -48,6 +49,38 @@ SamplingParams SamplingFlags::params() const {
         found.seed = number;
     }
     return found;
+}
+
+namespace {
+
+// What is wrong with a value; a whole number is written anew, so that it is decimal for CLI11, too.
+std::string problem(std::string& value, const std::string& type) {
+    const std::string is_not = "'" + value + "' is not ";
+    const char* first = value.data() + (value.starts_with('+') ? 1 : 0);
+    const char* last = value.data() + value.size();
+    if (type == "INT") {
+        std::int64_t number = 0;
+        const auto [stop, error] = std::from_chars(first, last, number);
+        if (error != std::errc() || stop != last) return is_not + "a whole number that fits";
+        value = std::to_string(number);
+    } else if (type == "FLOAT") {
+        double number = 0;
+        const auto [stop, error] = std::from_chars(first, last, number);
+        if (error != std::errc() || stop != last) return is_not + "a number that fits";
+    }
+    return "";
+}
+
+}  // namespace
+
+void check_values(CLI::App& command) {
+    for (CLI::Option* option : command.get_options()) {
+        const std::string type = option->get_type_name();
+        const bool is_flag = option->get_items_expected_max() == 0, is_prompt = option->check_name("--prompt");
+        if (is_flag || is_prompt) continue;  // a prompt may be empty
+        option->transform(CLI::Validator(
+            [type](std::string& value) { return value.empty() ? "the value is empty" : problem(value, type); }, ""));
+    }
 }
 
 std::vector<std::string> read_lines(const std::string& path) {

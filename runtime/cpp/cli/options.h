@@ -1,4 +1,4 @@
-// Flags that several commands share, and their way into the library's options.
+// Flags that several commands share, and the library's options that follow from them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -31,10 +31,14 @@ struct SamplingFlags {
     SamplingParams params() const;
 };
 
+// To be called after all options were added: refuses values that CLI11 would accept, such as an empty one for 0 and
+// numbers that do not fit, and reads 010 as 10.
+void check_values(CLI::App& command);
+
 // The lines of a file. Throws Error where it cannot be read.
 std::vector<std::string> read_lines(const std::string& path);
 
-// Every command: adds itself to the app.
+// Each adds one command to the app.
 void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_replay(CLI::App& app);

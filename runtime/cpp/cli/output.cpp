@@ -11,16 +11,16 @@ namespace pass::cli {
 
 namespace {
 
-// Where a token came from: how it looks, and how it is called.
+// The colour and the name of a token's source.
 struct Look {
-    Source source;
-    const char* colour;  // null: as everything else
+    TokenSource source;
+    const char* colour;  // null: the terminal's own
     const char* name;
 };
 
-constexpr std::array<Look, 3> looks{{{Source::model, nullptr, "the model's own"},
-                                     {Source::lookahead, "\x1b[32m", "look-ahead drafts"},
-                                     {Source::ngram, "\x1b[36m", "drafts from the text"}}};
+constexpr std::array<Look, 3> looks{{{TokenSource::model, nullptr, "the model's own"},
+                                     {TokenSource::lookahead, "\x1b[32m", "look-ahead drafts"},
+                                     {TokenSource::ngram, "\x1b[36m", "drafts from the text"}}};
 constexpr const char *dim = "\x1b[2m", *reset = "\x1b[0m";
 
 std::string coloured(const std::string& text, const char* colour, int file) {
@@ -28,7 +28,7 @@ std::string coloured(const std::string& text, const char* colour, int file) {
     return colour + text + reset;
 }
 
-const Look& look_of(Source source) {
+const Look& look_of(TokenSource source) {
     for (const Look& look : looks) {
         if (look.source == source) return look;
     }

@@ -1,15 +1,14 @@
-// What people see of a generation: tokens as they stream, with --show-drafts in the colours of where they came from,
-// and a line about it in the end.
+// Prints a generation for people: its tokens as they come, coloured by their source with --show-drafts, and a summary.
 #pragma once
 
 #include "pass/pass.hpp"
 
 namespace pass::cli {
 
-// The text of an event, or its token ids, on standard output at once.
+// Print the text of an event, or its token ids, on standard output and flush it.
 void print(const Event& event, bool text, bool show_drafts);
 
-// On stderr, where somebody may be looking: always with `show_drafts`, else in a terminal.
+// Print a summary on stderr where that is a terminal; with `show_drafts` also how many tokens came from which source.
 void print_summary(const Generation& generation, bool show_drafts);
 
 }  // namespace pass::cli

@@ -27,7 +27,7 @@ std::string read_bytes(std::FILE* file, const std::string& name) {
     std::string bytes;
     std::array<char, 1 << 16> piece{};
     std::size_t size = piece.size();
-    while (size == piece.size()) {  // less is the end, which a terminal would be asked for again
+    while (size == piece.size()) {  // a shorter read is the end; a terminal would have to signal it again
         size = std::fread(piece.data(), 1, piece.size(), file);
         bytes.append(piece.data(), size);
     }
@@ -86,24 +86,33 @@ std::optional<std::string> PromptFlags::read() const {
     return text;
 }
 
-std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text) {
-    std::vector<std::int64_t> ids;
+std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text) {
+    std::vector<std::int64_t> numbers;
     const char* at = text.data();
     const char* end = at + text.size();
+    bool wanted = true;  // a number must follow: at the beginning, and after a comma
     while (at < end) {
-        if (*at == ',' || *at == ' ') {
+        if (*at == ' ') {
             ++at;
-            continue;
+        } else if (*at == ',') {
+            if (wanted) return std::nullopt;
+            wanted = true;
+            ++at;
+        } else {
+            std::int64_t number = 0;
+            const auto [stop, error] = std::from_chars(at, end, number);
+            if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' ')) return std::nullopt;
+            numbers.push_back(number);
+            wanted = false;
+            at = stop;
         }
-        std::int64_t id = 0;
-        const auto [stop, error] = std::from_chars(at, end, id);
-        if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' ')) {
-            throw Error(flag + " must list token ids, as in 1,2,3, not '" + text + "'");
-        }
-        ids.push_back(id);
-        at = stop;
     }
-    return ids;
+    return wanted ? std::nullopt : std::optional(numbers);
+}
+
+std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text) {
+    if (auto ids = parse_numbers(text)) return *ids;
+    throw Error(flag + " must list token ids, as in 1,2,3, not '" + text + "'");
 }
 
 std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle, const std::string& text) {

@@ -1,4 +1,4 @@
-// Where prompts come from: flags, files, standard input; `-` names standard input.
+// Prompts from flags, files or standard input, which `-` names.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -18,15 +18,19 @@ struct PromptFlags {
     bool keep_newline = false;
 
     void add_to(CLI::App& command);
-    // One of them, or standard input: the text; none where there are token ids. Throws Error where there are two, and
-    // where a file cannot be read or is not UTF-8. A file's last line feed is not part of the prompt.
+    // The text of the prompt, from the flag that was given or from standard input; none where token ids were given.
+    // Throws Error where two flags were given, and where a file cannot be read or is not UTF-8. The last line feed of a
+    // file is left out.
     std::optional<std::string> read() const;
 };
 
-// "1,2,3" or "1 2 3" -> token ids. Throws Error where it is something else.
+// The numbers of "1,2,3" or "1 2 3"; none where `text` is something else, or has no number beside a comma.
+std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text);
+
+// The same for the token ids of `flag`. Throws Error where `text` is no such list.
 std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text);
 
-// With the tokenizer's own special tokens; an empty text becomes the model's start token.
+// The ids of `text` with the tokenizer's own special tokens; an empty text becomes the model's start token.
 std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle, const std::string& text);
 
 }  // namespace pass::cli

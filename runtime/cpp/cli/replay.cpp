@@ -1,4 +1,4 @@
-// pass-cpp replay: do again what the Python runtime did, and compare to the last bit.
+// pass-cpp replay: decodes requests that the Python runtime decoded, and compares the results to the last bit.
 #include <iostream>
 #include <memory>
 
@@ -44,6 +44,7 @@ void add_replay(CLI::App& app) {
     flags->engine.add_to(*command);
     command->add_option("traces", flags->traces, "What scripts/golden_traces.py wrote.")->required();
     command->add_flag("--print", flags->print, "Print the results of every scene.");
+    check_values(*command);
     command->callback([flags] { replay(*flags); });
 }
 

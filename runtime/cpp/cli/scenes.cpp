@@ -57,13 +57,13 @@ std::vector<Json> play(const Json& scene, Session& session) {
     const Json& requests = scene.at("requests");
     std::vector<std::unique_ptr<Generation>> generations(requests.size());
     bool more = true;
-    for (int round = 0; more; ++round) {
+    for (int step = 0; more; ++step) {
         more = false;
         for (std::size_t i = 0; i < requests.size(); ++i) {
             const int begins = requests[i].value("round", 0);
-            if (begins == round) generations[i] = std::make_unique<Generation>(session.submit(request_of(requests[i])));
-            if (requests[i].value("cancel_round", -1) == round) generations[i]->cancel();
-            more = more || begins > round;
+            if (begins == step) generations[i] = std::make_unique<Generation>(session.submit(request_of(requests[i])));
+            if (requests[i].value("cancel_round", -1) == step) generations[i]->cancel();
+            more = more || begins > step;
         }
         more = session.step() || more;
     }

@@ -1,15 +1,15 @@
-# trt_nvinfer.cpp, once for each library whose headers are given: an object with names of its own.
+# backends/trt/nvinfer.cpp, once for each library whose headers are given: an object with names of its own.
 set(tensorrt_objects "")
 function(pass_tensorrt name include definition)
   if(NOT include)
     return()
   endif()
   find_path(${name}_headers NvInferRuntime.h HINTS ${include} REQUIRED NO_DEFAULT_PATH NO_CACHE)
-  add_library(pass_${name} OBJECT src/trt_nvinfer.cpp)
+  add_library(pass_${name} OBJECT src/backends/trt/nvinfer.cpp)
   pass_flags(pass_${name})
   set_target_properties(pass_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_include_directories(pass_${name} PRIVATE include src)
-  target_include_directories(pass_${name} SYSTEM PRIVATE ${${name}_headers} src/cuda_types)
+  target_include_directories(pass_${name} SYSTEM PRIVATE ${${name}_headers} src/backends/cuda_types)
   target_compile_definitions(pass_${name} PRIVATE PASS_BUILDING PASS_TRT_MAKE=make_${name} nvinfer1=nvinfer1_${name})
   target_compile_definitions(pass_objects PRIVATE ${definition})
   set(tensorrt_objects ${tensorrt_objects} $<TARGET_OBJECTS:pass_${name}> PARENT_SCOPE)

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
         pass::Generation generation = session.submit(request);
         while (const auto event = generation.next()) {
             for (const pass::Token& token : event->tokens) {
-                std::cout << token.id << (token.source == pass::Source::model ? " " : "* ") << std::flush;
+                std::cout << token.id << (token.source == pass::TokenSource::model ? " " : "* ") << std::flush;
             }
         }
         const pass::Stats stats = generation.stats();

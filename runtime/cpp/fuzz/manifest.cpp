@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "consistency.h"
+#include "bundle/consistency.h"
+#include "bundle/manifest_read.h"
 #include "errors.h"
-#include "manifest_read.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     try {

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <memory>
 
+#include "bundle/strict_json.h"
 #include "errors.h"
-#include "strict_json.h"
 #include "utf8.h"
 
 namespace pass {

@@ -7,13 +7,13 @@
 
 namespace pass {
 
-// As str(pathlib.Path(path)): no `.`, no doubled or last slash.
+// The path as pathlib writes it: without `.`, doubled slashes and a slash at the end.
 std::string plain_path(const std::filesystem::path& path);
 
-// As str(pathlib.Path(directory) / name).
+// `directory`/`name`, as pathlib writes it.
 std::string joined_path(const std::string& directory, const std::string& name);
 
-// A file of UTF-8. Nothing where there is none; throws Error where there is one that cannot be read.
+// The contents of a UTF-8 file; none where there is no such file. Throws Error where it cannot be read.
 std::optional<std::string> read_text_file(const std::string& path);
 
 }  // namespace pass

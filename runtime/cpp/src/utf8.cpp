@@ -6,13 +6,14 @@ namespace {
 
 constexpr const char* replacement = "\xEF\xBF\xBD";
 
-// Characters that begin with a byte: how many bytes they have (0: none does), and in which range the second must be.
-struct Sequence {
+// What a character's first byte says: the character's size in bytes (0: no character begins so), and the range of its
+// second byte.
+struct Lead {
     std::size_t size;
     unsigned char low = 0x80, high = 0xBF;
 };
 
-Sequence sequence_of(unsigned char first) {
+Lead lead_of(unsigned char first) {
     if (first < 0x80) return {1};
     if (first >= 0xC2 && first <= 0xDF) return {2};
     if (first == 0xE0) return {3, 0xA0};
@@ -27,15 +28,15 @@ Sequence sequence_of(unsigned char first) {
 }  // namespace
 
 Utf8Character utf8_character(std::string_view bytes, std::size_t at) {
-    const Sequence sequence = sequence_of(static_cast<unsigned char>(bytes[at]));
-    if (sequence.size == 0) return {1, "invalid start byte"};
-    for (std::size_t k = 1; k < sequence.size; ++k) {
+    const Lead lead = lead_of(static_cast<unsigned char>(bytes[at]));
+    if (lead.size == 0) return {1, "invalid start byte"};
+    for (std::size_t k = 1; k < lead.size; ++k) {
         if (at + k == bytes.size()) return {k, "unexpected end of data"};
         const auto byte = static_cast<unsigned char>(bytes[at + k]);
-        const bool good = k > 1 ? byte >= 0x80 && byte <= 0xBF : byte >= sequence.low && byte <= sequence.high;
+        const bool good = k > 1 ? byte >= 0x80 && byte <= 0xBF : byte >= lead.low && byte <= lead.high;
         if (!good) return {k, "invalid continuation byte"};
     }
-    return {sequence.size, nullptr};
+    return {lead.size, nullptr};
 }
 
 std::string lossy_utf8(std::string_view bytes) {

@@ -1,8 +1,9 @@
-// Slots, rounds and turns, over a backend that recites.
+// Slots, steps and turns, over a backend that recites.
 #include "catch.hpp"
 
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <thread>
 
 #include "reciting.h"
@@ -15,12 +16,12 @@ TEST_CASE("every plan writes the same text", "[core]") {
         for (const char* draft : {"", "ngram", "both"}) {
             if (plan == "ar" && *draft != '\0') continue;
             const auto core = reciting_core(1);
-            Request asked = request(5, 100, plan);
-            if (*draft != '\0') asked.options.draft = draft;
-            const auto sequence = core->submit(asked, nullptr);
+            Request sent = request(5, 100, plan);
+            if (*draft != '\0') sent.options.draft = draft;
+            const auto sequence = core->submit(sent, nullptr);
             INFO(plan << " " << draft);
             CHECK(read_all(*core, *sequence) == expected(5, 100));
-            CHECK(sequence->mail.end->reason == FinishReason::length);
+            CHECK(sequence->output.end->reason == FinishReason::length);
             CHECK((plan == "ar" || plan == "auto") == (sequence->stats.accepted == 0 || plan == "auto"));
         }
     }
@@ -30,33 +31,85 @@ TEST_CASE("a text ends where the cache does, in ever narrower windows", "[core]"
     const auto core = reciting_core(1);
     const auto sequence = core->submit(request(250, 100), nullptr);
     CHECK(read_all(*core, *sequence) == expected(250, 7));  // the last one needs no place in the cache
-    CHECK(sequence->mail.end->reason == FinishReason::length);
+    CHECK(sequence->output.end->reason == FinishReason::length);
+}
+
+TEST_CASE("prompts up to the capacity end where it does, and what follows is as ever", "[core]") {
+    for (const std::int64_t capacity : {4, 8, 12, 16, 32, 64}) {
+        for (const int slots : {1, 2, 3}) {
+            const auto core = reciting_core(slots, nullptr, nullptr, 1024, capacity);
+            const auto whole = [&](std::int64_t prompt, const std::string& plan, const char* draft) {
+                Request sent = request(static_cast<std::size_t>(prompt), 1000, plan);
+                if (*draft != '\0') sent.options.draft = draft;
+                return core->submit(sent, nullptr);
+            };
+            const std::vector<std::string> plans{"ar", "two-pass", "fused", "fused:3,2,1,0", "auto"};
+            for (std::int64_t left = 3; left >= 0; --left) {
+                for (const std::string& plan : plans) {
+                    for (const char* draft : {"", "ngram", "both"}) {
+                        if (plan == "ar" && *draft != '\0') continue;
+                        INFO(capacity << " " << slots << " " << left << " " << plan << " " << draft);
+                        std::vector<std::pair<std::int64_t, std::shared_ptr<Sequence>>> beside;
+                        for (int i = 0; i < slots; ++i) {
+                            const std::int64_t prompt = i == 1 ? 1 : std::max<std::int64_t>(capacity - left, 1);
+                            beside.emplace_back(prompt, whole(prompt, plan, draft));
+                        }
+                        for (const auto& [prompt, sequence] : beside) {
+                            CHECK(read_all(*core, *sequence) ==
+                                  expected(static_cast<std::size_t>(prompt), capacity - prompt + 1));
+                            CHECK(sequence->output.end->reason == FinishReason::length);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("passes are timed once there is room for all of them, and not before", "[core]") {
+    RecitingBackend* backend = nullptr;
+    const auto core = reciting_core(1, &backend);
+    std::int64_t passes = 0;
+    backend->before_pass = [&] { ++passes; };
+    const auto timed = [&](std::size_t prompt, std::int64_t tokens) {
+        passes = 0;
+        const auto sequence = core->submit(request(prompt, 1000, "auto"), nullptr);
+        CHECK(read_all(*core, *sequence) == expected(prompt, tokens));
+        return passes - sequence->stats.passes;
+    };
+    for (const std::size_t prompt : {256U, 255U, 250U, 240U}) {
+        INFO(prompt);
+        CHECK(timed(prompt, 257 - static_cast<std::int64_t>(prompt)) == 0);
+    }
+    CHECK(timed(5, 252) >= 12);  // a short request: six plans at least twice each
+    CHECK(timed(5, 252) == 0);
+    CHECK(timed(256, 1) == 0);
 }
 
 TEST_CASE("requests that cannot be are refused in one line", "[core]") {
     const auto core = reciting_core(1);
-    const auto refusal = [&](Request asked) {
+    const auto refusal = [&](Request sent) {
         try {
-            core->submit(asked, nullptr);
+            core->submit(sent, nullptr);
         } catch (const Error& error) {
             return std::string(error.what());
         }
         return std::string("none");
     };
-    Request asked = request(1, 1);
-    asked.prompt_ids = {};
-    CHECK(refusal(asked) == "the prompt has no tokens");
-    asked.prompt_ids = {50};
-    CHECK(refusal(asked) == "token id 50 is not in the vocabulary of 50");
+    Request sent = request(1, 1);
+    sent.prompt_ids = {};
+    CHECK(refusal(sent) == "the prompt has no tokens");
+    sent.prompt_ids = {50};
+    CHECK(refusal(sent) == "token id 50 is not in the vocabulary of 50");
     CHECK(refusal(request(257, 1)) == "the prompt has 257 tokens, more than the KV capacity of 256; shorten it");
     CHECK(refusal(request(1, 0)) == "max-new-tokens must be at least 1, not 0");
     CHECK(refusal(request(1, 1, "fused:5,5,5,5,5,5")) ==
           "fused:5,5,5,5,5,5 has more drafts than the 4 the bundle was exported with");
     CHECK(refusal(request(1, 1, "quick")) ==
-          "unknown plan 'quick': choose one of ar, two-pass, fused, or fused:4,3,2,2,1 and the like");
-    asked = request(1, 1);
-    asked.options.sampling.temperature = -1;
-    CHECK(refusal(asked) == "temperature must be a number of at least 0, not -1.0");
+          "unknown plan 'quick': choose one of ar, two-pass, fused, auto, or fused:4,3,2,2,1 and so on");
+    sent = request(1, 1);
+    sent.options.sampling.temperature = -1;
+    CHECK(refusal(sent) == "temperature must be a number of at least 0, not -1.0");
 }
 
 TEST_CASE("a full queue refuses", "[core]") {
@@ -74,12 +127,34 @@ TEST_CASE("cancelling and closing", "[core]") {
     first->cancelled = true;
     const auto read = read_all(*core, *first);
     CHECK(read.size() < 100);
-    CHECK(first->mail.end->reason == FinishReason::cancelled);
+    CHECK(first->output.end->reason == FinishReason::cancelled);
     core->close();
     read_all(*core, *second);
-    CHECK(second->mail.end->reason == FinishReason::cancelled);
+    CHECK(second->output.end->reason == FinishReason::cancelled);
     CHECK_THROWS_WITH(core->submit(request(3, 1), nullptr), "this session is closed; load the bundle again");
     core->close();
+}
+
+TEST_CASE("generations that outlive their session say so", "[core]") {
+    const auto core = reciting_core(2);
+    std::optional<Session> session(std::in_place, core);
+    Generation begun = session->submit(request(3, 100)), waiting = session->submit(request(4, 100));
+    Generation third = session->submit(request(5, 100)), cancelled = session->submit(request(6, 100));
+    REQUIRE(begun.next());
+    const std::size_t read = begun.tokens().size();
+    core->step();  // tokens that nobody has read yet
+    cancelled.cancel();
+    session.reset();
+    CHECK(begun.next());
+    CHECK(begun.tokens().size() > read);
+    for (Generation* generation : {&begun, &waiting, &third}) {
+        CHECK_THROWS_WITH(generation->run(), Catch::Contains("the session was destroyed before this generation"));
+        CHECK(generation->finish_reason() == FinishReason::error);
+        generation->cancel();
+        CHECK_FALSE(generation->next());
+    }
+    CHECK_FALSE(cancelled.next());
+    CHECK(cancelled.finish_reason() == FinishReason::cancelled);
 }
 
 TEST_CASE("what fails ends the sequences of its pass, and the next ones are decoded", "[core]") {
@@ -99,7 +174,7 @@ TEST_CASE("what fails ends the sequences of its pass, and the next ones are deco
 
 namespace {
 
-// The heap, which refuses from now on where it is told to.
+// The heap, which refuses to allocate once `refuse` is set.
 class Limited : public Allocator {
    public:
     void* allocate(std::size_t size) noexcept override { return refuse ? nullptr : std::malloc(size); }
@@ -114,7 +189,7 @@ TEST_CASE("where memory runs out the longest sequence ends, and the others go on
     const auto core = reciting_core(2, nullptr, heap);
     const auto longer = core->submit(request(40, 100, "ar"), nullptr);
     const auto shorter = core->submit(request(4, 20, "ar"), nullptr);
-    for (int round = 0; round < 8; ++round) core->step();  // both are past their prompts
+    for (int step = 0; step < 8; ++step) core->step();  // both are past their prompts
     heap->refuse = true;
     CHECK_THROWS_WITH(read_all(*core, *longer), Catch::Contains("there is no memory"));
     CHECK(read_all(*core, *shorter) == expected(4, 20));

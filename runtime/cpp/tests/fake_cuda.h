@@ -15,13 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_api.h"
+#include "backends/cuda_api.h"
 
 namespace pass::test {
 
 inline constexpr std::size_t cuda_alignment = 256;  // of what cudaMalloc gives, and of what an engine takes
 
-// A bug in what was called, not in a bundle: no Error, so that nobody takes it for one.
+// A bug in what was called, not in a bundle: no Error, so that it is not reported as one.
 inline void require(bool holds, const std::string& what) {
     if (!holds) throw std::logic_error(what);
 }
@@ -36,7 +36,8 @@ class FakeCuda {
     int devices = 1, major = 9, minor = 0;
     int mallocs = 0, launches = 0, captures = 0;
     int works = 0;        // copies and engines that ran outside a graph
-    int error = 0;        // of the last call that failed, until somebody asks
+    int error = 0;        // of the last call that failed, until `last_error` is called
+    int sticky = 0;       // once set, launches, copies, allocations and synchronizing return that code and do nothing
     int undestroyed = 0;  // graphs that were captured, and not destroyed after they were instantiated
     std::unique_ptr<Graph> capturing;
 
@@ -77,6 +78,7 @@ class FakeCuda {
         api.stream_destroy = [this](void* stream) { return streams_.erase(stream) == 1 ? 0 : 1; };
         api.stream_synchronize = [this](void* stream) {
             require(streams_.contains(stream), "no such stream");
+            if (sticky != 0) return sticky;
             return capturing ? 900 : 0;  // cudaErrorStreamCaptureUnsupported
         };
         api.begin_capture = [this](void*, int) {
@@ -103,11 +105,12 @@ class FakeCuda {
         api.graph_exec_destroy = [this](void* made) { return graphs_.erase(made) == 1 ? 0 : 1; };
         api.graph_launch = [this](void* made, void* stream) {
             require(streams_.contains(stream), "no such stream");
+            if (sticky != 0) return sticky;
             launches += 1;
             for (const auto& work : graphs_.at(made)) work();
             return 0;
         };
-        api.last_error = [this] { return std::exchange(error, 0); };
+        api.last_error = [this] { return sticky != 0 ? sticky : std::exchange(error, 0); };
         api.error_string = [](int code) { return code == 2 ? "out of memory" : "an error"; };
         return api;
     }
@@ -147,8 +150,8 @@ class FakeCuda {
     static void* add(Blocks& blocks, std::size_t size, std::byte junk) {
         Block block{std::vector<std::byte>(size + cuda_alignment, junk), size};
         std::byte* address = block.memory.data();
-        const std::size_t behind = reinterpret_cast<std::uintptr_t>(address) % cuda_alignment;
-        if (behind != 0) address += cuda_alignment - behind;
+        const std::size_t offset = reinterpret_cast<std::uintptr_t>(address) % cuda_alignment;
+        if (offset != 0) address += cuda_alignment - offset;
         blocks.emplace(address, std::move(block));  // moving a vector leaves its memory where it is
         return address;
     }
@@ -160,6 +163,7 @@ class FakeCuda {
 
     int take(void** block, std::size_t size) {
         require(!capturing, "allocated inside a capture");
+        if (sticky != 0) return sticky;
         if (--fail_malloc == 0 || used() + size > limit) return error = 2;
         mallocs += 1;
         *block = add(blocks_, size, std::byte{0xA5});
@@ -169,6 +173,7 @@ class FakeCuda {
     int copy(void* to, const void* from, std::size_t size, int kind, void* stream) {
         require(streams_.contains(stream), "no such stream");
         require(on_device(kind == 1 ? to : from, size), "not the device's memory");
+        if (sticky != 0) return sticky;
         if (capturing) require(kind == 2 && within(pinned_, to, size), "a captured copy must be to pinned memory");
         submit([=] { std::memcpy(to, from, size); });
         return 0;

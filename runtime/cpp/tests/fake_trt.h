@@ -8,10 +8,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "backends/ort/devices.h"
+#include "backends/ort/session.h"
+#include "backends/trt/api.h"
 #include "fake_cuda.h"
-#include "ort_devices.h"
-#include "ort_session.h"
-#include "trt_api.h"
 
 namespace pass::test {
 
@@ -64,8 +64,8 @@ class FakeTrtContext : public TrtContext {
 
     bool enqueue(void* stream) override {
         require(cuda_.has_stream(stream) && scratch_, "no stream, or no scratch memory");
-        if (--counts_.fail_run == 0) return false;
-        require(cuda_.error == 0, "an engine that asks how its launch went is told of an older failure");
+        if (--counts_.fail_run == 0 || cuda_.sticky != 0) return false;
+        require(cuda_.error == 0, "an engine that checks its launch would see an older failure");
         require(shapes_.size() == plan_["inputs"].size(), "an input has no shape");
         require(addresses_.size() == plan_["inputs"].size() + plan_["outputs"].size(), "a tensor has no address");
         if (!cuda_.capturing) ran_ = shapes_;
@@ -116,7 +116,7 @@ class FakeTrtContext : public TrtContext {
             }
             place(name, described, shape, outputs, false);
         }
-        Bound(graph_, inputs, outputs).run();
+        BoundGraph(graph_, inputs, outputs).run();
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             const std::vector<std::byte>& written = copies[inputs.size() + i];
             std::memcpy(addresses.at(outputs[i].name), written.data(), bytes_of(outputs[i].dtype, outputs[i].shape));

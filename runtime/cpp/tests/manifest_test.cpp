@@ -1,17 +1,17 @@
 // The manifest's parts: reading, contradictions, hashes. tests/cpp compares the messages with those of Python.
 
-#include "manifest.h"
+#include "bundle/manifest.h"
 
 #include <filesystem>
 #include <fstream>
 
+#include "bundle/consistency.h"
+#include "bundle/manifest_read.h"
+#include "bundle/sha256.h"
+#include "bundle/strict_json.h"
+#include "bundle/tensors.h"
 #include "catch.hpp"
-#include "consistency.h"
 #include "errors.h"
-#include "manifest_read.h"
-#include "sha256.h"
-#include "strict_json.h"
-#include "tensors.h"
 #include "text_file.h"
 
 namespace {

@@ -3,14 +3,14 @@
 
 #include <cmath>
 
-#include "capabilities.h"
+#include "backends/capabilities.h"
+#include "bundle/noise.h"
+#include "bundle/plan.h"
+#include "decode/ngram.h"
 #include "errors.h"
-#include "group_sizes.h"
-#include "ngram.h"
-#include "noise.h"
 #include "pass/stats.hpp"
-#include "pass_times.h"
-#include "plan.h"
+#include "tuning/group_sizes.h"
+#include "tuning/pass_times.h"
 
 using namespace pass;
 
@@ -72,6 +72,9 @@ TEST_CASE("capacities rise in steps", "[capabilities]") {
     CHECK(sizes[sizes.size() - 2] - sizes[sizes.size() - 3] == 768);
     CHECK(doubling_capacities(1000) == std::vector<std::int64_t>{256, 512, 1000});
     CHECK(batch_sizes_up_to(6) == std::vector<int>{1, 2, 4, 6});
+    const Capabilities offered{"cpu", 50, following_capacities(256), {1}, {1}};
+    CHECK(offered.capacity(256) == 256);
+    CHECK_THROWS_AS(offered.capacity(257), std::logic_error);
 }
 
 TEST_CASE("group sizes", "[tuning]") {
@@ -79,7 +82,7 @@ TEST_CASE("group sizes", "[tuning]") {
     CHECK(group_shapes(5).front() == std::vector<int>{5, 5, 5, 5, 5, 5});
     // Drafts of which half are right, always all there: 1 + 1/2 + 1/4 tokens.
     CHECK(fused_tokens({2, 2, 2}, {1.0, 0.5, 0.25}) == Approx(1.75));
-    // With no rows behind accepted drafts every other pass has none to verify.
+    // With no rows after accepted drafts every other pass has none to verify.
     CHECK(fused_tokens({1, 0}, {1.0, 1.0 - 1e-12}) == Approx(1.5));
     CHECK(two_pass_tokens(2, {1.0, 0.5, 0.25}) == Approx(1.375));
     const auto dear = best_shape(
@@ -96,7 +99,17 @@ TEST_CASE("times between points", "[tuning]") {
     CHECK(between(points, 1) == Approx(1.0));
     CHECK(between(points, 3) == Approx(2.0));
     CHECK(between(points, 9) == Approx(5.0));
-    CHECK(between({{4, 2.0}}, 9) == Approx(2.0));
+    CHECK(between({{1, 3.0}, {5, 2.0}}, 9) == Approx(2.0));  // wider windows are never quicker
+    CHECK(between({{4, 2.0}}, 4) == Approx(2.0));
+    CHECK_THROWS_AS(between({{4, 2.0}}, 9), std::logic_error);
+    CHECK_THROWS_AS(between({}, 1), std::logic_error);
+}
+
+TEST_CASE("one width with look-ahead rows moves the curve of those without", "[tuning]") {
+    const PassTimes times{{{{1, 1.0}, {5, 2.0}}, {{1, 0.1}, {5, 0.5}}, {{5, 4.0}}, {{4, 0.9}}}, {}};
+    CHECK(times.plan_seconds(draft_plan(4)) == Approx(4.0 + 0.9));
+    CHECK(times.plan_seconds(draft_plan(2)) == Approx(3.5 + 0.5));
+    CHECK(times.plan_seconds(fused_plan({4, 4, 4, 4, 4})) == Approx(9.0 + 0.9 + 0.4));
 }
 
 TEST_CASE("passes that draft have curves of their own", "[tuning]") {

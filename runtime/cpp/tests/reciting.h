@@ -5,8 +5,8 @@
 #include <functional>
 #include <memory>
 
-#include "backend.h"
-#include "core.h"
+#include "api/core.h"
+#include "backends/backend.h"
 #include "errors.h"
 
 namespace pass::test {
@@ -72,23 +72,23 @@ class RecitingBackend : public Backend {
         buffers_.write_row("emitted", slot, {plan.max_emitted()}, emitted.data(), emitted.size());
         buffers_.write_number("count", slot, std::int64_t{accepted} + 1);
 
-        const std::int64_t behind = length + accepted + 1;
+        const std::int64_t after = length + accepted + 1;
         const Plan next = plan.next();
-        std::vector<std::int64_t> window{recited(behind)};
+        std::vector<std::int64_t> window{recited(after)};
         for (int i = 0; i < next.drafts; ++i)
-            window.push_back(i < plan.left(accepted) ? drafted(behind + 1 + i) : vocab);
+            window.push_back(i < plan.left(accepted) ? drafted(after + 1 + i) : vocab);
         const PlanConstants constants = constants_of(next, vocab);
         window.insert(window.end(), constants.lookahead_ids.begin(), constants.lookahead_ids.end());
         buffers_.write_row("input_ids", slot, {next.width()}, window.data(), window.size());
-        buffers_.write_number("length", slot, behind);
+        buffers_.write_number("length", slot, after);
     }
 };
 
-// A core over one; `backend` is told, for tests that meddle with it.
+// A core over one; `backend` receives its backend, for tests that interfere with it.
 inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
-                                           std::shared_ptr<Allocator> allocator = nullptr,
-                                           std::size_t max_queue = 1024) {
-    auto data = std::make_unique<Bundle::Data>(Bundle::Data{"", reciting_manifest()});
+                                           std::shared_ptr<Allocator> allocator = nullptr, std::size_t max_queue = 1024,
+                                           std::int64_t capacity = 256) {
+    auto data = std::make_unique<Bundle::Data>(Bundle::Data{"", reciting_manifest(4, capacity)});
     auto made = std::make_unique<RecitingBackend>(data->manifest, slots, std::move(allocator));
     if (backend != nullptr) *backend = made.get();
     return std::make_shared<Core>(Bundle(std::move(data)), std::move(made), max_queue);
@@ -108,12 +108,12 @@ inline std::vector<std::int64_t> read_all(Core& core, Sequence& sequence) {
     while (true) {
         core.wait(sequence);
         const std::lock_guard lock(sequence.signals->mutex);
-        for (const Event& event : sequence.mail.events) {
+        for (const Event& event : sequence.output.events) {
             for (const Token& token : event.tokens) ids.push_back(token.id);
         }
-        sequence.mail.events.clear();
-        if (!sequence.mail.end) continue;
-        if (sequence.mail.end->error != nullptr) std::rethrow_exception(sequence.mail.end->error);
+        sequence.output.events.clear();
+        if (!sequence.output.end) continue;
+        if (sequence.output.end->error != nullptr) std::rethrow_exception(sequence.output.end->error);
         return ids;
     }
 }

@@ -1,12 +1,12 @@
 // From tokens to text: characters over several tokens, stop strings, special tokens. tests/cpp compares with Python.
 
 #include "catch.hpp"
-#include "digits.h"
 #include "errors.h"
-#include "stop_filter.h"
-#include "text_stream.h"
+#include "text/digits.h"
+#include "text/stop_filter.h"
+#include "text/text_stream.h"
+#include "text/vocabulary.h"
 #include "utf8.h"
-#include "vocabulary.h"
 
 namespace {
 
@@ -70,7 +70,7 @@ TEST_CASE("texts are split at added tokens and at digits") {
         parts += part.text + (part.token >= 0 ? "!" : "") + "|";
     CHECK(parts == "a|1|2| |</s>!|\xD9\xA3| b|");
     CHECK(vocabulary.split("").empty());
-    CHECK(vocabulary.before() == std::vector<std::int64_t>{0});
+    CHECK(vocabulary.prefix() == std::vector<std::int64_t>{0});
     CHECK(pass::split_digits("12a3", false) == std::vector<std::string>{"12", "a", "3"});
 }
 

@@ -1,7 +1,9 @@
 """A bundle's graphs over the slots of one device. The base class fills the buffers, a subclass runs the graphs.
 
-A backend keeps no account of sequences: what is in a slot, and how far, `pass_runtime.decode.runner` knows. Everything
-that a pass needs is either in the buffers (written here, or by the graphs of the pass before) or in the KV cache.
+A backend keeps no account of sequences: `pass_runtime.decode.runner` knows which sequence is in which slot, and how
+much of it is cached. Everything that a pass needs is either in the buffers (written here, or by the graphs of the
+previous pass) or in the KV cache. The backend repeats the lengths that the device has only to know which noise comes
+next.
 """
 
 from __future__ import annotations
@@ -15,19 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.backends.buffers import Buffers
-from pass_runtime.backends.capabilities import Capabilities
+from pass_runtime.backends.capabilities import Capabilities, listed_positions
 from pass_runtime.backends.kv_cache import KVCache
 from pass_runtime.backends.memory import Memory
+from pass_runtime.backends.noise_rows import NoiseRows
 from pass_runtime.bundle.bindings import PREFILL, BundleBindings
 from pass_runtime.bundle.manifest import Manifest
-from pass_runtime.bundle.noise import STREAMS, noise_offsets
 from pass_runtime.bundle.plan import Plan, prefill_plan
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, Sampler, SamplingParams
+from pass_runtime.errors import PassError
 
 
 @dataclass(frozen=True)
 class PassKind:
-    """What is run: a plan over the first `batch` slots, and which graphs follow the trunk."""
+    """What a pass runs: a plan over the first `batch` slots, and the graphs that follow the trunk."""
 
     plan: Plan
     batch: int
@@ -37,7 +40,8 @@ class PassKind:
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Of the emitted tokens: `chosen` [b,E]; the most likely ones `ids` [b,E,K] with their `values` [b,E,K]."""
+    """Log-probabilities after a pass: `chosen` [b,E] of the emitted tokens, and `values` [b,E,K] of the most likely
+    tokens `ids` [b,E,K] in their places."""
 
     chosen: npt.NDArray[np.float32]
     ids: npt.NDArray[np.int64]
@@ -49,62 +53,75 @@ class Backend(ABC):
 
     def __init__(self, bundle: Path, manifest: Manifest, capabilities: Capabilities, memory: Memory) -> None:
         self.bundle, self.manifest, self.capabilities, self.memory = bundle, manifest, capabilities, memory
-        self.buffers = Buffers(memory, capabilities.slots)
         self.bindings = BundleBindings(manifest, capabilities.positions, capabilities.least_width)
+        self.buffers = Buffers(memory, capabilities.slots, self.bindings.passing)
         self.cache = KVCache(memory, manifest, capabilities.slots)
-        self._streams = STREAMS if manifest.rule == "rejection" else STREAMS[:1]
+        self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.positions)
+        # The lengths that the device has, None for masked slots.
+        self._lengths: list[int | None] = [None] * capabilities.slots
 
     @property
     def capacity(self) -> int:
-        """Cache columns that a pass may use now."""
+        """The KV capacity in tokens that passes have now."""
         return self.cache.capacity
 
+    @property
+    def failure(self) -> PassError | None:
+        """The error after which the device, and so this backend, does no more work; None while it works."""
+        return self.memory.failure
+
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Make room for `capacity` columns, keeping the first `lengths[slot]` of every slot. All or nothing."""
+        """Change the KV capacity to `capacity` tokens, keeping the first `lengths[slot]` entries of every slot. Where
+        it fails, nothing has changed."""
         self.cache.resize(capacity, lengths)
 
     def set_sampling(self, slot: int, params: SamplingParams) -> None:
-        """How the tokens of `slot` are drawn."""
+        """Set how the tokens of `slot` are sampled."""
         write = self.buffers.write_row
-        if params.sampler != "greedy":
-            positions = np.arange(self.capabilities.positions, dtype=np.int64)
-            for stream in self._streams:
-                write(stream, slot, noise_offsets(params.seed or 0, positions, stream), np.int64)
+        self._noise.begin(slot, None if params.sampler == "greedy" else params.seed or 0)
         write("temperature", slot, params.temperature, np.float32)
         write("top_k", slot, params.top_k, np.int64)
         write("top_p", slot, params.top_p, np.float32)
         write("min_p", slot, params.min_p, np.float32)
 
-    def park(self, slot: int, length: int) -> None:
-        """Leave `slot` out of the passes to come: they write behind `length` and change nothing else of it."""
+    def mask(self, slot: int, length: int) -> None:
+        """Leave `slot` out of the following passes. They still write K/V after its `length` entries, and nothing
+        else."""
         self._set_slot(slot, length, active=False)
 
-    def enter(self, slot: int, plan: Plan, length: int, root: int, drafts: Sequence[int] = ()) -> None:
-        """Lay out the window of `plan` in `slot`, behind `length` cached entries. A draft row without a draft gets id
-        V, which no sample equals."""
+    def stage(self, slot: int, plan: Plan, length: int, root: int, drafts: Sequence[int] = ()) -> None:
+        """Write the window of `plan` for `slot`, whose cache holds `length` entries. A draft row without a draft gets
+        the id V, which no sampled token equals."""
         if len(drafts) > plan.drafts:
             raise ValueError(f"{plan.name} has no room for {len(drafts)} drafts")
         vocab = self.capabilities.vocab_size
-        ids = np.zeros(self.bindings.window(plan), np.int64)
+        ids = np.zeros(self.bindings.padded_width(plan), np.int64)
         ids[: plan.width] = [root, *drafts, *[vocab] * (plan.drafts - len(drafts)), *plan.lookahead_ids(vocab)]
         self.buffers.write_row("input_ids", slot, ids, np.int64)
         self._set_slot(slot, length, active=True)
         if plan.drafts and self.manifest.rule == "rejection":
-            # A draft from elsewhere was certain to be drawn; one that is missing could not be.
+            # The draft probabilities are 1 for a given draft, and 0 for every token where there is no draft.
             certain = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
             self.buffers.write_row("draft_probs", slot, certain, np.float32)
 
     def _set_slot(self, slot: int, length: int, *, active: bool) -> None:
         self.buffers.write_row("length", slot, length, np.int64)
         self.buffers.write_row("active", slot, active, np.int64)
+        self._lengths[slot] = length if active else None
+
+    def _cover_noise(self, slot: int, plan: Plan) -> None:
+        """Provide the noise for the next pass of `slot`, up to the last position that a window of `plan` can reach."""
+        length = self._lengths[slot]
+        if length is not None:
+            self._noise.cover(slot, length, length + listed_positions(plan.width))
 
     def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
-        """Write the K/V of `tokens` behind `length` entries of `slot`, in a window of `width` rows; the rows beyond the
+        """Append the K/V of `tokens` to the `length` entries of `slot`, in a window of `width` rows. The rows after the
         tokens are padding."""
         if not 0 < len(tokens) <= width:
             raise ValueError(f"{len(tokens)} tokens in a window of {width}")
         plan = prefill_plan(width)
-        ids = np.zeros((1, self.bindings.window(plan)), np.int64)
+        ids = np.zeros((1, self.bindings.padded_width(plan)), np.int64)
         ids[0, : len(tokens)] = tokens
         self.buffers.write(f"{PREFILL}input_ids", ids)
         self.buffers.write(f"{PREFILL}length", np.array([length], np.int64))
@@ -112,13 +129,18 @@ class Backend(ABC):
         self._run_prefill(slot, plan)
 
     def run(self, kind: PassKind) -> list[list[int]]:
-        """One pass: trunk and tail over the windows in place. The tokens emitted by each slot, none by a parked one;
-        the windows of `kind.plan.next` are in place afterwards."""
+        """Run one pass, trunk and tail, over the staged windows, and return the tokens that each slot emitted; a masked
+        slot emits none. Afterwards the windows of `kind.plan.next` are staged."""
+        for slot in range(kind.batch):
+            self._cover_noise(slot, kind.plan)
         counts, emitted = self._run_pass(kind)
+        for slot, count in enumerate(counts.tolist()):
+            if (length := self._lengths[slot]) is not None:
+                self._lengths[slot] = length + count
         return [row[:count] for row, count in zip(emitted.tolist(), counts.tolist(), strict=True)]
 
     def logprobs(self, kind: PassKind) -> Logprobs:
-        """Of the tokens that the last pass emitted, which was of this `kind`."""
+        """The log-probabilities of the tokens that the last pass emitted. `kind` is what that pass ran."""
         shape = (kind.batch, kind.plan.max_emitted)
         most = min(MAX_LOGPROBS, self.capabilities.vocab_size)
         read = self.buffers.read
@@ -129,27 +151,27 @@ class Backend(ABC):
         )
 
     def logits(self, plan: Plan, batch: int = 1) -> npt.NDArray[np.float32]:
-        """[b,Q,V] logits of the last pass over `plan`. For checks, not for the loop."""
+        """The logits [b,Q,V] of the last pass over `plan`. Only checks read them."""
         logits: npt.NDArray[np.float32] = self.buffers.read(
             "logits", (batch, plan.width, self.capabilities.vocab_size), np.float32
         )
         return logits
 
-    def close(self) -> None:  # noqa: B027 (most engines have nothing to do)
-        """Give back what the device holds; harmless when repeated."""
+    def close(self) -> None:  # noqa: B027 (a backend may have nothing to free)
+        """Free the device's memory. Repeated calls do nothing."""
 
     @abstractmethod
     def run_trunk(self, plan: Plan, batch: int) -> None:
-        """The trunk alone over the windows in place, which stay: logits and K/V change."""
+        """Run the trunk alone over the staged windows. It changes logits and K/V, and the windows stay."""
 
     @abstractmethod
     def run_tail(self, kind: PassKind) -> None:
-        """The tail alone, on the logits in place."""
+        """Run the tail alone, on the logits of the last pass."""
 
     @abstractmethod
     def _run_pass(self, kind: PassKind) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Trunk and tail; returns `count` [b] and `emitted` [b,E] on the host."""
+        """Run trunk and tail; return `count` [b] and `emitted` [b,E] on the host."""
 
     @abstractmethod
     def _run_prefill(self, slot: int, plan: Plan) -> None:
-        """The trunk over the prefill window, on the cache of `slot`; only its K/V matter."""
+        """Run the trunk over the prefill window on the cache of `slot`, for its K/V alone."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, make_cycle, verify_plan
+from pass_runtime.errors import PassError
 
 DEFAULT_BATCH = 8
-"""Sequences at a time, where neither a user nor engines say how many."""
+"""The number of slots where neither the user nor the engines set one."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend can do.
 
-    capacities: KV capacities S in rising order; the cache is as long as its longest sequence needs.
-    prefill_widths: chunk widths Q in falling order, ending in 1.
-    batch_sizes: slots that a pass may run over, in rising order; the last is how many there are.
-    least_width: narrower windows are padded to it.
-    listed: N, the positions that tails are told the noise of (0: as many as the largest capacity may want).
+    capacities: the KV capacities S in tokens that the cache may have, in rising order.
+    prefill_widths: the widths Q of prompt chunks in falling order, ending in 1.
+    batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
+    least_width: narrower windows are padded to this many rows.
+    listed: N, the number of positions whose noise the tails' inputs list; 0 is as many as the largest capacity needs.
     lookahead: the only number of drafts that plans may have, with full groups; None allows any plan.
     """
 
@@ -42,19 +45,22 @@ class Capabilities:
 
     @property
     def positions(self) -> int:
-        """N, the positions a tail may want noise for."""
+        """N, the number of positions that the tails' noise inputs list."""
         return self.listed or listed_positions(self.max_capacity)
 
     def batch_size(self, slots: int) -> int:
         """The smallest batch that covers the first `slots` slots."""
         return next(size for size in self.batch_sizes if size >= slots)
 
-    def capacity(self, columns: int) -> int:
-        """The smallest capacity of at least `columns`."""
-        return next(size for size in self.capacities if size >= columns)
+    def capacity(self, tokens: int) -> int:
+        """The smallest KV capacity of at least `tokens`. ValueError where there is none: the StopIteration of a bare
+        `next` would silently end a caller's generator."""
+        if tokens > self.max_capacity:
+            raise ValueError(f"{tokens} tokens do not fit a KV capacity of {self.max_capacity}")
+        return next(size for size in self.capacities if size >= tokens)
 
-    def columns(self, width: int) -> int:
-        """Cache columns that a window of `width` rows writes."""
+    def padded_width(self, width: int) -> int:
+        """The rows that a window of `width` rows has in memory, each of which writes one cache entry."""
         return max(width, self.least_width)
 
     def allows(self, plans: Sequence[Plan]) -> bool:
@@ -64,13 +70,13 @@ class Capabilities:
         return set(plans) <= {plan for mode in MODES for plan in make_cycle(mode, self.lookahead).plans}
 
     def verify_plan(self, drafts: int) -> Plan:
-        """The plan that verifies `drafts` drafts; it may have room for more."""
+        """The plan that verifies `drafts` drafts, which may have more draft rows than that."""
         return verify_plan(drafts if self.lookahead is None else self.lookahead)
 
 
 def listed_positions(capacity: int) -> int:
-    """N for a cache of `capacity` columns: a window's last row predicts one past it, and a fused tail looks as far as a
-    full group would."""
+    """N for a KV capacity in tokens. The last row of a window predicts the position after it, and a fused tail reads
+    the noise as far as a full look-ahead group would reach."""
     return capacity + 1 + MAX_LOOKAHEAD
 
 
@@ -81,3 +87,12 @@ def batch_sizes(maximum: int) -> tuple[int, ...]:
         sizes.append(size)
         size *= 2
     return (*sizes, maximum)
+
+
+def check_onnx_runtime(bundle: Path, manifest: Manifest) -> None:
+    """PassError where ONNX Runtime cannot run the bundle on any machine."""
+    if manifest.model.dtype == "bfloat16":
+        raise PassError(
+            f"bf16 bundles run on TensorRT engines: run pass-export build {bundle} --engine tensorrt; "
+            "for ONNX Runtime export with --dtype fp16 or fp32"
+        )

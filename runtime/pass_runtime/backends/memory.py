@@ -1,5 +1,5 @@
-"""Where buffers live: the host's memory, or a device's (`pass_runtime.backends.cuda`). Addresses, not objects:
-ONNX Runtime and TensorRT are both bound to addresses."""
+"""The memory that buffers are in: the host's, or a device's (`pass_runtime.backends.cuda`). It is handled as addresses,
+because ONNX Runtime and TensorRT are both bound to addresses."""
 
 from __future__ import annotations
 
@@ -12,32 +12,42 @@ import numpy.typing as npt
 from pass_runtime.errors import PassError
 
 ALIGNMENT = 64
-"""Bytes; a cache line, and what vector instructions like."""
+"""The bytes of a cache line, which also suits vector instructions."""
+
+
+class DeviceLost(PassError):
+    """The device does no more work for this process: this call failed, and every later one will."""
 
 
 class Memory(Protocol):
-    """What buffers need of a device. What a method did, any work that begins after it sees."""
+    """What buffers need of a device. Work that begins after a method has returned sees its effect."""
+
+    failure: DeviceLost | None
+    """Set once the device is lost."""
 
     def allocate(self, size: int) -> int:
-        """Address of `size` zeroed bytes; PassError where there are none (see `out_of_memory`)."""
+        """Address of `size` zeroed bytes; PassError where memory runs out (see `out_of_memory`)."""
 
     def free(self, address: int) -> None: ...
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Copy a contiguous host array to `address`; `array` may change at once."""
+        """Copy a contiguous host array to `address`. `array` may change afterwards."""
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Fill a contiguous host array from `address`, behind everything that was asked of the device before."""
+        """Fill a contiguous host array from `address`, after all earlier work of the device."""
 
     def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
-        """Copy `rows` rows of `size` bytes, which begin `pitch` bytes apart."""
+        """Copy `rows` rows of `size` bytes, which begin `pitch` and `source_pitch` bytes apart."""
+
+    def check_device(self) -> None:
+        """After work that failed without a reason: raise DeviceLost where a lost device is the reason."""
 
     def close(self) -> None:
-        """Free everything; harmless when repeated."""
+        """Free everything. Repeated calls do nothing."""
 
 
 def out_of_memory(size: int | None = None) -> PassError:
-    """What to say, and do, where there are no `size` bytes."""
+    """The error for an allocation of `size` bytes that failed."""
     more = "" if size is None else f" for {size / 2**20:.1f} MiB more"
     return PassError(
         f"there is no memory{more}: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts"
@@ -45,14 +55,16 @@ def out_of_memory(size: int | None = None) -> PassError:
 
 
 class HostMemory:
-    """The host's own."""
+    """The memory of the host."""
+
+    failure: DeviceLost | None = None
 
     def __init__(self) -> None:
         self._blocks: dict[int, npt.NDArray[np.uint8]] = {}
 
     def allocate(self, size: int) -> int:
         try:
-            block = np.zeros(size + ALIGNMENT, np.uint8)  # pages are taken when they are written
+            block = np.zeros(size + ALIGNMENT, np.uint8)  # The system provides pages when they are first written.
         except MemoryError:
             raise out_of_memory(size) from None
         address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
@@ -72,12 +84,15 @@ class HostMemory:
         for row in range(rows):
             ctypes.memmove(target + row * pitch, source + row * source_pitch, size)
 
+    def check_device(self) -> None:
+        """Does nothing: the host cannot be lost."""
+
     def close(self) -> None:
-        """Blocks go with the last reference to this: nothing here outlives a session by accident."""
+        """Does nothing: the blocks are freed with the last reference to this object."""
 
 
 ITEM_SIZES = {"bfloat16": 2}
-"""Bytes of an element of what numpy has no name for."""
+"""Bytes of an element, for types that numpy does not have."""
 
 
 def item_size(dtype: npt.DTypeLike) -> int:

@@ -1,12 +1,13 @@
-"""The engine for a device name."""
+"""Opens the backend for a device name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pass_runtime.backends.base import Backend
+from pass_runtime.backends.capabilities import check_onnx_runtime
 from pass_runtime.backends.cuda import find_device
-from pass_runtime.backends.trt.engine_sets import fits
+from pass_runtime.backends.trt.engine_sets import check_built, fits, is_current
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
@@ -25,8 +26,8 @@ def open_backend(
     capacity: int | None = None,
     verify: bool = True,
 ) -> Backend:
-    """`device` is one of DEVICES; PassError tells what is missing."""
-    check_wanted(manifest, device, capacity)
+    """The backend for `device`, which is one of DEVICES; PassError says what is missing."""
+    check_wanted(bundle, manifest, device, capacity)
     if device == "auto" and (found := find_engines(manifest)) is not None:
         device = found.name
     if device in LIBRARIES:
@@ -40,12 +41,16 @@ def open_backend(
     return OrtBackend(bundle, manifest, device, threads=threads, max_batch_size=max_batch_size, capacity=capacity)
 
 
-def check_wanted(manifest: Manifest, device: str, capacity: int | None) -> None:
-    """PassError for what no machine could open."""
+def check_wanted(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:
+    """PassError for requests that no machine could serve."""
     if capacity is not None and capacity > manifest.model.max_capacity:
         raise PassError(f"capacity {capacity} is more than the {manifest.model.max_capacity} tokens of the model")
     if device not in DEVICES:
         raise PassError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
+    if device in LIBRARIES:
+        check_built(bundle, manifest, LIBRARIES[device])
+    elif device != "auto" or not any(is_current(engines, manifest) for engines in manifest.engines):
+        check_onnx_runtime(bundle, manifest)
 
 
 def find_engines(manifest: Manifest) -> Library | None:

@@ -1,7 +1,7 @@
-"""Which buffer every tensor of a graph is bound to: what makes the loop's data flow, for any engine.
+"""Which buffer every tensor of a graph is bound to, for any engine. This is how data flows from one pass to the next.
 
-Tensors with the same buffer and shape are the same memory: the trunk's logits are the tail's, and outputs that the
-manifest's `feeds` names are the memory of the input that they feed, as `next_ids` is the next pass's `input_ids`.
+Tensors with the same buffer and shape share memory: the trunk writes logits where the tail reads them, and a tail
+writes `next_ids` where the next pass reads `input_ids` (`fed_by` of `pass_runtime.bundle.tensors` names these pairs).
 """
 
 from __future__ import annotations
@@ -12,24 +12,21 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pass_runtime.bundle.manifest import Graph, Manifest, PlanConstants, Tensor
+from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
 from pass_runtime.bundle.plan import Plan, prefill_plan
 from pass_runtime.bundle.sampling import Sampler
+from pass_runtime.bundle.tensors import PAST, PRESENT, WINDOWS, fed_by
 
-CACHE, PRESENT = "past_", "present_"
-COLUMNS = "columns"
-"""An input that only a trunk for TensorRT has: its length says how many cache columns a pass reads."""
-WINDOWS = ("input_ids", "next_ids")
-"""A tail's windows: the one that was run, and the next."""
 PREFILL = "prefill."
-"""Buffers of prefill, which works on one slot while the windows of the others stay."""
+"""Prefix of the buffers of prefill, which runs on one slot and leaves the windows of all slots as they are."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """A tensor's place: buffer name, shape and dtype. constant: what the buffer holds, None where it is computed.
+    """The buffer, shape and dtype of a tensor.
 
-    by_slot: the buffer has a row for every slot, of which a pass over b slots is bound to the first b.
+    by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b rows.
+    constant: what the buffer always holds; None where the host or a graph writes it.
     """
 
     tensor: str
@@ -42,43 +39,55 @@ class Binding:
 
 @dataclass(frozen=True)
 class Bindings:
-    """Those of one graph in one plan."""
+    """The bindings of one graph in passes of one plan."""
 
     inputs: Sequence[Binding]
     outputs: Sequence[Binding]
 
 
 class BundleBindings:
-    """The bindings of a bundle's graphs, from its manifest. `positions` is N, the listed ones.
+    """The bindings of a bundle's graphs, from its manifest.
 
-    least_width: rows that an engine wants of a window at least; narrower ones have padding behind them.
+    positions: N, the number of positions whose noise the tails' inputs list.
+    least_width: the rows of an engine's narrowest window; narrower windows are padded at their end.
     """
 
     def __init__(self, manifest: Manifest, positions: int, least_width: int = 1) -> None:
         self._manifest, self._positions, self._least_width = manifest, positions, least_width
-        self._listed = {plan.name: plan.constants for plan in manifest.plans}
+        graphs = [manifest.trunk, manifest.logprobs, *(tail for plan in manifest.plans for tail in plan.tails.values())]
+        outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
+        self.passing = frozenset(name for name in outputs if fed_by(name) is None)
+        """Buffers whose content is not needed after the pass that wrote it."""
 
     def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
-        """What the graphs of `plan` are given in every pass, by input name: as the manifest lists it, else computed."""
-        listed = self._listed.get(plan.name) or PlanConstants.of(plan, self._manifest.model.vocab_size)
-        return listed.arrays()
+        """What the graphs of `plan` are given in every pass, by input name. (A manifest lists the same arrays for
+        runtimes in other languages.)"""
+        constants: dict[str, npt.NDArray[Any]] = {
+            "row_position": plan.row_position,
+            "window_mask": plan.window_mask,
+            "logit_rows": plan.logit_rows,
+            "lookahead_rows": plan.lookahead_rows,
+            "lookahead_ids": plan.lookahead_ids(self._manifest.model.vocab_size),
+        }
+        return constants | {"draft_rows": plan.draft_rows} if plan.is_fused else constants
 
-    def window(self, plan: Plan) -> int:
-        """Rows of a window as it lies in memory."""
+    def padded_width(self, plan: Plan) -> int:
+        """The rows of a window in memory: a plan narrower than `least_width` is padded to it."""
         return max(plan.width, self._least_width)
 
     def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
-        """Of everything but the KV cache. prefill: a window of its own, with one logit row, which the host writes."""
+        """The bindings of the trunk, without the KV cache. prefill: those of a window of its own, with one logit row
+        that the host writes."""
         constants = self.constants(plan)
-        width, rows = self.window(plan), 1 if prefill else plan.width
-        if width > plan.width:  # rows that nobody reads: a chain behind the window
+        width, rows = self.padded_width(plan), 1 if prefill else plan.width
+        if width > plan.width:  # The padding is laid out as a chain of rows, and nothing reads its results.
             constants = self.constants(prefill_plan(width)) | {"logit_rows": constants["logit_rows"]}
         adapted = constants["lookahead_rows"]
         sizes = {"batch": batch, "width": width, "logit_rows": rows, "lookahead_rows": len(adapted)}
         if prefill:
             del constants["logit_rows"]
         graph, scope = self._manifest.trunk, PREFILL if prefill else ""
-        inputs = [self._bind(t, sizes, plan, constants, scope) for t in graph.inputs if not t.name.startswith(CACHE)]
+        inputs = [self._bind(t, sizes, plan, constants, scope) for t in graph.inputs if not t.name.startswith(PAST)]
         outputs = [self._bind(t, sizes, plan, {}, scope) for t in graph.outputs if not t.name.startswith(PRESENT)]
         return Bindings(inputs, outputs)
 
@@ -86,7 +95,7 @@ class BundleBindings:
         return self._manifest.plan(plan.tail).tails[sampler]
 
     def tail(self, plan: Plan, sampler: Sampler, batch: int) -> Bindings:
-        """Of the tail of `plan`."""
+        """The bindings of the tail of `plan`."""
         graph, constants = self.tail_graph(plan, sampler), self.constants(plan)
         sizes = {"batch": batch, "positions": self._positions, "width": plan.width}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
@@ -96,17 +105,17 @@ class BundleBindings:
         )
 
     def logprobs(self, plan: Plan, batch: int) -> Bindings:
-        """Of the graph of log-probabilities, after the tail of `plan`."""
+        """The bindings of the graph of log-probabilities that follows the tail of `plan`."""
         graph = self._manifest.logprobs
         sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
         return Bindings(*([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)))
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
-        """A window of an engine's tail, where it lies padded in memory."""
+        """`tensor` with the shape that it has in memory, which for a window includes the padding."""
         of = {"input_ids": plan, "next_ids": plan.next}.get(tensor.name, plan)
         if tensor.name not in WINDOWS or tensor.shape[1] != of.width:
             return tensor
-        return tensor.model_copy(update={"shape": (tensor.shape[0], self.window(of))})
+        return tensor.model_copy(update={"shape": (tensor.shape[0], self.padded_width(of))})
 
     def _bind(
         self,
@@ -121,5 +130,5 @@ class BundleBindings:
         if constant is not None:
             return Binding(tensor.name, f"{scope}{plan.name}.{tensor.name}", shape, tensor.dtype, False, constant)
         by_slot = tensor.shape[0] == "batch" and not scope
-        buffer = scope + self._manifest.feeds.get(tensor.name, tensor.name)
+        buffer = scope + (fed_by(tensor.name) or tensor.name)
         return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot)

@@ -1,4 +1,4 @@
-"""Are a bundle's files the ones that were exported? Sizes and SHA-256."""
+"""Checks that a bundle's files are the ones that were exported, by size and SHA-256."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE, FILE_NAME, TOKENIZER_FILE, FileInfo, Graph, Manifest
+from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.errors import PassError
 
 
-def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True) -> None:
-    """Check that every file of the bundle is there, whole and the one that was exported."""
+def verify_files(
+    bundle: Path, manifest: Manifest, *, hashes: bool = True, remembered: Remembered | None = None
+) -> None:
+    """Check that every file of the bundle exists and is the one that was exported.
+
+    remembered: known hashes, so that files that have not changed since are not read again. None reads every file.
+    """
     for name, info in manifest.files.items():
         path = bundle / name
         if not path.is_file():
@@ -20,13 +26,22 @@ def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True) -> No
             raise PassError(
                 f"{path} has {path.stat().st_size} bytes instead of {info.bytes}; copy or export the bundle again"
             )
-        if hashes and file_info(path) != info:
+        if hashes and not has_hash(path, info.sha256, remembered):
             raise PassError(f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again")
     listed = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
     listed |= {derived.file for derived in manifest.derived}
     listed |= {CHAT_TEMPLATE_FILE} if (bundle / CHAT_TEMPLATE_FILE).exists() else set()
     if missing := sorted(listed - set(manifest.files)):
         raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")
+
+
+def has_hash(path: Path, sha256: str, remembered: Remembered | None = None) -> bool:
+    """Whether a file has this hash, by its content or by what is remembered of an unchanged file."""
+    return _read(path) == sha256 if remembered is None else remembered.matches(path, sha256, _read)
+
+
+def _read(path: Path) -> str:
+    return file_info(path).sha256
 
 
 def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:

@@ -1,4 +1,4 @@
-"""pass_config.json: the contract between exporter, runtimes and servers. Versioned, validated, hashed."""
+"""pass_config.json, the contract between exporter, runtimes and servers, as models that validate it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import numpy as np
-import numpy.typing as npt
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from pass_runtime.bundle import noise
-from pass_runtime.bundle.consistency import inconsistency
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Plan
 from pass_runtime.bundle.sampling import Rule, Sampler
 from pass_runtime.errors import PassError
@@ -37,7 +33,7 @@ def _plain_name(name: str) -> str:
 
 
 FileName = Annotated[str, AfterValidator(_plain_name)]
-"""A bundle is flat, engine sets apart."""
+"""The name of a file in the bundle's directory. Only engine sets have directories of their own."""
 
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
@@ -47,8 +43,8 @@ WeightFormat = Literal["full", "int8", "int4", "fp8", "w8a8", "source"]
 class Tensor(_Strict):
     """A graph input or output.
 
-    Named dimensions are symbolic: batch (slots), width (window rows), logit_rows, lookahead_rows, capacity (cache
-    columns), positions (listed in noise offsets), max_emitted (tokens that a pass may emit).
+    Named dimensions are symbolic: batch (slots), width (window rows), logit_rows, lookahead_rows, capacity (KV capacity
+    in tokens), positions (listed in noise offsets), max_emitted (tokens that a pass may emit).
     """
 
     name: str
@@ -63,17 +59,18 @@ class Graph(_Strict):
 
 
 class DerivedTrunk(_Strict):
-    """The trunk rewritten for the engine of one `device`: other nodes, same tensors, same file of weights."""
+    """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same file of weights."""
 
     file: FileName
     device: Literal["cpu"]
 
 
-class GridInfo(_Strict):
-    """The values of a quantized weight [in,out]: number * scale, or (number - zero point) * scale.
+class SchemeInfo(_Strict):
+    """A quantization scheme. The values of a weight [in,out] are code * scale, or (code - zero point) * scale.
 
-    block_size: inputs that share a scale; null is all inputs of an output. zero_points: numbers are unsigned. offsets:
-    the values of a block have an offset besides, as weights of inputs that read the sums of blocks.
+    numbers: the type of the codes. block_size: how many inputs share a scale; null is all inputs of an output.
+    zero_points: codes are unsigned. offsets: every block of a weight also has an offset, which is the weight of an
+    additional input (an offset column): the sum of the block's inputs.
     """
 
     numbers: Literal["int8", "int4", "fp8"]
@@ -85,15 +82,15 @@ class GridInfo(_Strict):
 class QuantizationInfo(_Strict):
     """How the linear layers are quantized; embeddings, norms and what fills no whole blocks are not.
 
-    grid: of the decoder's layers. lm_head: null where it has the model's dtype. layers: those of the decoder that are
-    on another grid, by name. calibration: the text that they were rounded, or activations measured, on; null where none
-    was needed. activations: "static_int8" rounds what layers read to 8 bits, with a scale for each tensor, but for the
-    layers `weight_only`.
+    grid: the scheme of the decoder's layers. lm_head: null where it has the model's dtype. layers: the decoder's layers
+    with another scheme, by name. calibration: the text that weights were rounded or activations measured on; null where
+    none was needed. activations: "static_int8" rounds what layers read to 8 bits, with a scale for each tensor, but for
+    the layers `weight_only`.
     """
 
-    grid: GridInfo
-    lm_head: GridInfo | None
-    layers: dict[str, GridInfo] = Field(default_factory=dict)
+    grid: SchemeInfo
+    lm_head: SchemeInfo | None
+    layers: dict[str, SchemeInfo] = Field(default_factory=dict)
     calibration: str | None = None
     activations: Literal["full", "static_int8"] = "full"
     weight_only: tuple[str, ...] = Field(strict=False, default=())
@@ -133,8 +130,11 @@ Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(strict
 
 
 class HeadInfo(_Strict):
-    """The draft head of the bundle's tails (`pass_runtime.bundle.head`): numbers of a row of its table, and of a state,
-    and how many blocks of the noise its candidates are."""
+    """The draft head of the bundle's tails (`pass_runtime.bundle.head`).
+
+    rank: the size of a token's row in its table. width: the size of its state. blocks: how many blocks of the
+    vocabulary hold its candidates.
+    """
 
     rank: int = Field(gt=0)
     width: int = Field(gt=0)
@@ -142,11 +142,12 @@ class HeadInfo(_Strict):
 
 
 class LookaheadInfo(_Strict):
-    """L, where the look-ahead embeddings came from, the rank of the adapter on look-ahead rows (0: none), and the draft
-    head that chooses their drafts; null where they are chosen as any token is.
+    """The look-ahead embeddings and what was trained with them.
 
-    acceptance_per_position: the share of steps in which drafts 1..i were all right, greedy, as the weights state it; or
-    empty. acceptance_per_position_sampled: the same at temperature 0.8.
+    length: L. source: where the embeddings came from. adapter_rank: of the adapter on look-ahead rows; 0 is none.
+    acceptance_per_position: the cumulative acceptance, which is the share of steps in which drafts 1..i were all
+    accepted, greedy, as the weights' metadata states it; may be empty. acceptance_per_position_sampled: the same at
+    temperature 0.8. head: the draft head; null where drafts are sampled as any token is.
     """
 
     length: int = Field(ge=1, le=MAX_LOOKAHEAD)
@@ -170,8 +171,8 @@ class PlanConstants(_Strict):
     """What a plan's graphs are given in every pass, by input name: Q window rows, A of them look-ahead rows.
 
     row_position [Q], window_mask [Q,Q] (a text of 0 and 1 for every row), logit_rows [R] and lookahead_rows [A] are the
-    trunk's. lookahead_ids [A], the ids in those rows, and draft_rows [D+1,D] are a fused tail's. See
-    `pass_runtime.bundle.plan.Plan`.
+    trunk's inputs. lookahead_ids [A], the ids in those rows, and draft_rows [D+1,D] are a fused tail's. They are listed
+    for runtimes in other languages; `pass_runtime.bundle.plan.Plan` defines them.
     """
 
     row_position: Numbers
@@ -183,7 +184,7 @@ class PlanConstants(_Strict):
 
     @classmethod
     def of(cls, plan: Plan, vocab_size: int) -> PlanConstants:
-        """The constants of any plan, listed in a manifest or not."""
+        """The constants of `plan`, as a manifest lists them."""
         return cls(
             row_position=tuple(plan.row_position.tolist()),
             window_mask=tuple("".join("01"[seen] for seen in row) for row in plan.window_mask.tolist()),
@@ -193,22 +194,9 @@ class PlanConstants(_Strict):
             lookahead_ids=tuple(plan.lookahead_ids(vocab_size).tolist()),
         )
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """By input name, as a graph takes them."""
-        width = len(self.row_position)
-        mask = np.array([[seen == "1" for seen in row] for row in self.window_mask], np.bool_).reshape(width, width)
-        return {
-            "row_position": np.array(self.row_position, np.int64),
-            "window_mask": mask,
-            "logit_rows": np.array(self.logit_rows, np.int64),
-            "lookahead_rows": np.array(self.lookahead_rows, np.int64),
-            "draft_rows": np.array(self.draft_rows, np.int64),
-            "lookahead_ids": np.array(self.lookahead_ids, np.int64),
-        }
-
 
 class PlanInfo(_Strict):
-    """A window layout (see pass_runtime.bundle.plan), the plan its tails prepare the window of, and its tail graphs."""
+    """A window layout (`pass_runtime.bundle.plan`), the plan whose window its tails lay out, and its tail graphs."""
 
     name: str
     drafts: int = Field(ge=0)
@@ -219,7 +207,7 @@ class PlanInfo(_Strict):
 
 
 class NoiseInfo(_Strict):
-    """The random tables baked into the sampling tails: pass_runtime.bundle.noise must know the scheme."""
+    """The random tables baked into the sampling tails. They must be those of `pass_runtime.bundle.noise`."""
 
     scheme: str
     members: int
@@ -233,7 +221,7 @@ class FileInfo(_Strict):
 
 
 class Profile(_Strict):
-    """(min, opt, max) by symbolic dimension: the shapes an engine was tuned for."""
+    """The shapes that an engine was tuned for: (min, opt, max) for every symbolic dimension."""
 
     sizes: dict[str, Annotated[tuple[int, int, int], Field(strict=False)]]
 
@@ -243,7 +231,7 @@ class Profile(_Strict):
 
 
 class EngineFile(_Strict):
-    """`graph`, built into `file` of the set's directory. aliases: output -> the input whose memory it shares."""
+    """The engine of `graph`, in `file` of the set's directory. aliases: output -> the input whose memory it shares."""
 
     graph: FileName
     file: FileName
@@ -257,8 +245,8 @@ class EngineSet(_Strict):
     """What one `pass-export build` made, in engines/<directory>.
 
     bundle: `Manifest.content` of what it was built from. targets: compute capabilities, as `sm89`. lookahead: drafts of
-    its plans, which have full groups. capacities: cache columns that a pass may read, in rising order; the last is S,
-    the cache's own. prefill_widths: chunks of a prompt, besides single tokens, in falling order.
+    its plans, which have full groups. capacities: how many cache entries a pass may read, in rising order; the last is
+    S, the capacity of the cache. prefill_widths: the widths of prompt chunks in falling order, without 1.
     """
 
     directory: FileName
@@ -277,11 +265,11 @@ class EngineSet(_Strict):
 
 
 class Manifest(_Strict):
-    """pass_config.json, all that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
+    """All that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
 
-    derived: the trunk for one engine each.
-    feeds: output -> the input of the next graph or pass whose memory it is. Tensors of one name are one memory anyway.
-    logprobs: what the trunk thought of the emitted tokens, after any tail.
+    derived: trunks rewritten for one device each.
+    feeds: output -> the input of the next graph or pass that shares its memory. Tensors with the same name do too.
+    logprobs: the graph of the emitted tokens' log-probabilities, which can follow any tail.
     """
 
     format: Literal["pass-bundle"]
@@ -301,13 +289,13 @@ class Manifest(_Strict):
 
     @property
     def content(self) -> str:
-        """A hash over the hashes of graphs and weights: engines built from others do not fit."""
+        """A hash over the hashes of graphs and weights. Engines that were built from other files do not fit."""
         used = {name: info for name, info in self.files.items() if name.endswith((".onnx", ".data"))}
         listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(used.items()))
         return hashlib.sha256(listed.encode()).hexdigest()
 
     def trunk_file(self, device: str) -> str:
-        """The trunk to run on `device` with ONNX Runtime: the one derived for it, else the portable one."""
+        """The trunk that ONNX Runtime runs on `device`: the derived one, else the portable one."""
         return next((derived.file for derived in self.derived if derived.device == device), self.trunk.file)
 
     def plan(self, name: str) -> PlanInfo:
@@ -315,37 +303,3 @@ class Manifest(_Strict):
             if plan.name == name:
                 return plan
         raise PassError(f"the bundle has no plan {name!r}; it has {', '.join(p.name for p in self.plans)}")
-
-
-def read_manifest(bundle: Path) -> Manifest:
-    """Parse and validate `bundle`/pass_config.json."""
-    path = bundle / FILE_NAME
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        raise PassError(f"{bundle} is not a bundle: it has no {FILE_NAME} (make one with pass-export)") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise PassError(f"cannot read {path}: {error}") from None
-    try:
-        manifest = Manifest.model_validate_json(text)
-    except ValidationError as error:
-        raise PassError(f"{path}: {_first_problem(error)}") from None
-    expected = NoiseInfo(scheme=noise.SCHEME, members=noise.MEMBERS, row=noise.ROW, bits=noise.BITS)
-    if manifest.noise != expected:
-        raise PassError(
-            f"{path}: noise scheme {manifest.noise.scheme!r} is not this version's {noise.SCHEME!r}; export again"
-        )
-    if (problem := inconsistency(manifest)) is not None:
-        raise PassError(f"{path} contradicts itself: {problem}; export the bundle again")
-    return manifest
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    where = " ".join(".".join(str(part) for part in problem["loc"]).split())
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {where!r} (made by a newer pass-export? upgrade, or export again)"
-    if where == "version" and problem["type"] != "missing":
-        return f"manifest version {problem['input']!r} is not {VERSION} (export again with this version)"
-    more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return f"{where or 'file'}: {problem['msg']}{more}"

@@ -1,4 +1,4 @@
-"""What trunk.onnx says of itself in its metadata: a manifest of another model is found out when the graph is opened."""
+"""The metadata in trunk.onnx. It must equal the manifest, so that the manifest of another model is refused at load."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FIELDS = ("dtype", "weights", "vocab_size", "hidden_size", "layers", "heads", "k
 
 
 def metadata(model: ModelInfo, lookahead: int, rule: Rule) -> dict[str, str | int]:
-    """The numbers that no input or output shows, and those that they do."""
+    """The model's numbers by the names of their manifest fields, with the look-ahead length and the rule."""
     return {f"model.{name}": getattr(model, name) for name in FIELDS} | {"lookahead.length": lookahead, "rule": rule}
 
 
 def trunk_metadata(manifest: Manifest) -> dict[str, str | int]:
-    """What the bundle's trunk must say."""
+    """The metadata that the trunk of this bundle must have."""
     return metadata(manifest.model, manifest.lookahead.length, manifest.rule)

@@ -1,23 +1,23 @@
-"""Random numbers that belong to (seed, position), computable in every engine from two host integers.
+"""Random numbers that belong to (seed, position), which every engine can compute from two integers of the host.
 
-Token i is drawn at position n by two exponential races, one among blocks of 8 token ids and one among the members of
-the block that won:
+The token at position n is drawn by exponential sampling (the Gumbel-max trick) in two levels, first a block of 8 token
+ids and then one token of that block:
 
-    k = argmin_k E_k / P_k          P_k = the probability of block k together
+    k = argmin_k E_k / P_k          P_k = the sum of the probabilities of block k
     j = argmin_j F_j / p_(k + jK)   block k of K has the ids k, k + K, ... k + 7 K
 
-which draws i with probability p_i, as a single race of all tokens would, for an eighth of the noise. Two distributions
-that race on the same noise agree nearly as often as in a single race, since ids far apart share a block: low ids are
-the frequent tokens, so a block holds one of them. E and F are -log(1 - u), and the u come from two baked tables T1, T2
-of random 30-bit integers:
+This draws token i with probability p_i, as one level over the whole vocabulary would, with an eighth of the noise. Two
+distributions that are sampled with the same noise agree nearly as often as with one level, because the ids of a block
+are far apart: low ids are the frequent tokens, so a block holds only one of them. E and F are exponential variables,
+-log(1 - u), and the u come from two baked tables T1, T2 of random 30-bit integers:
 
     x_i = (T1[16 b + i] + T2[16 d + i]) mod 2^30          u_i = (x_i + 1/2) * 2^-30 * (1 - 2^-24)
 
-where the offsets (b, d), 15 bits each, are drawn for every position by Philox4x32-10 keyed with the seed.
-Within a position every number reads its own pair of entries, so the noise is independent; two positions share
-their noise only if both offsets agree, which has probability 2^-30. Offsets count rows of 16 entries so that the noise
-is read as rows of 64 bytes: a Gather of single entries costs ONNX Runtime 7 times as much. (The factor 1 - 2^-24 keeps
-u below one in float32.)
+The offsets (b, d), 15 bits each, are drawn for every position by Philox4x32-10, keyed with the seed. Within a position
+every number reads a pair of entries of its own, so the numbers are independent. Two positions share their noise only
+if both offsets agree, which has probability 2^-30. Offsets count rows of 16 entries, so that the noise is read as rows
+of 64 bytes: a Gather of single entries takes ONNX Runtime 7 times as long. The factor 1 - 2^-24 keeps u below one in
+float32.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ SCHEME = "block-race-1"
 BITS = 30
 SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
 SERIES_BELOW = np.float32(2.0**-8)
-"""Below this u, -log(1-u) is summed as u + u^2/2 + u^3/3 (relative error under u^3/4 < 2^-25)."""
+"""Below this u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error under u^3/4 < 2^-25."""
 
 STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
-"""Tail inputs with noise of their own: for the model's tokens (and, by the match rule, drafts), and, by the rejection
-rule, for accepting and for drafting. Sharing one there would bias what is written."""
+"""Tail inputs with noise of their own. The exact-match rule has the first, for the model's tokens and for drafts alike.
+The rejection rule accepts and drafts with the other two, because sharing the noise would bias what is written."""
 
-MEMBERS = 8
+BLOCK_SIZE = 8
 """Token ids in a block."""
 ROW = 16
 """Entries in a row of the tables."""
 _OFFSETS = 1 << 15
 TABLES_FILE = "tail.noise.data"
-"""T1 and then T2, little-endian: the file of a bundle that its sampling tails read them from."""
+"""The file of a bundle that its sampling tails read the tables from: T1 and then T2, little-endian."""
 TABLES = ("noise_table_1", "noise_table_2")
-"""What the tails call them."""
+"""The names of the tables in the tails."""
 _TABLE_KEYS = (0x50615353_00000001, 0x50615353_00000002)
 
 Words = npt.NDArray[np.uint32]
@@ -78,24 +78,24 @@ def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -
 
 
 def vocabulary_blocks(vocab_size: int) -> int:
-    """K, the blocks that cover the vocabulary; the last ids of some may lie beyond it."""
-    return -(-vocab_size // MEMBERS)
+    """K, the number of blocks that cover the vocabulary. The last ids of some blocks may lie beyond it."""
+    return -(-vocab_size // BLOCK_SIZE)
 
 
-def race_rows(vocab_size: int) -> int:
-    """Rows of the tables that one position reads: one for the members' numbers, then the blocks'."""
+def rows_per_position(vocab_size: int) -> int:
+    """Rows of the tables that one position reads: one with the numbers F of a block's tokens, then those with E."""
     return -(-vocabulary_blocks(vocab_size) // ROW) + 1
 
 
-def race_entries(vocab_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(first entry, count) of the blocks' numbers, and of the members'."""
-    return (ROW, vocabulary_blocks(vocab_size)), (0, MEMBERS)
+def entries_per_position(vocab_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(first entry, count) of the blocks' numbers E, and of the numbers F of a block's tokens."""
+    return (ROW, vocabulary_blocks(vocab_size)), (0, BLOCK_SIZE)
 
 
 @lru_cache(maxsize=4)
 def noise_tables(vocab_size: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """T1 and T2, [2^15 - 1 + rows that a position reads, 16] int32 each."""
-    rows = _OFFSETS - 1 + race_rows(vocab_size)
+    """T1 and T2, int32 [2^15 - 1 + rows_per_position, 16] each."""
+    rows = _OFFSETS - 1 + rows_per_position(vocab_size)
     first, second = (_table(key, rows) for key in _TABLE_KEYS)
     return first, second
 
@@ -106,5 +106,5 @@ def _table(key: int, rows: int) -> npt.NDArray[np.int32]:
 
 
 def noise_offsets(seed: int, positions: npt.NDArray[np.int64], stream: str = "noise_offsets") -> npt.NDArray[np.int64]:
-    """[N] absolute positions -> [N,2] int64 row offsets (b, d), all that an engine needs from the host."""
+    """[N] absolute positions -> [N,2] int64 row offsets (b, d), which are all that an engine needs from the host."""
     return (_random_words(seed, positions, STREAMS.index(stream))[:, :2] >> np.uint32(17)).astype(np.int64)

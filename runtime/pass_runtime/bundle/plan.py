@@ -1,14 +1,14 @@
 """Plans: the static layout of a decoding window.
 
-A window is a list of rows. Every row has a kind, a parent row and a depth (its distance from the root); the
-attention mask and the positions follow from those three. Training, export and runtime all take their masks and
-positions from here, so they cannot disagree.
+A window is a list of rows. Every row has a kind, a parent row and a depth, its distance from the root. The attention
+mask and the positions follow from these. Training, export and runtime all take their masks and positions from here, so
+they cannot disagree.
 
     ar          root                             emits 1
     draft-L     root, look-ahead group at root   emits 1, leaves L drafts        (PaSS phase 1)
     verify-L    root, L drafts                   emits 1 + accepted              (PaSS phase 2)
     fused-L     root, L drafts, L+1 groups       emits 1 + accepted, leaves L drafts
-    fused:4,2,1 root, 2 drafts, groups of those sizes after 0, 1 and 2 of them: fewer rows, fewer next drafts
+    fused:4,2,1 root, 2 drafts, groups of 4, 2 and 1 rows after 0, 1 and 2 drafts: fewer rows, fewer next drafts
 
 Decoding runs a cycle of plans: `ar` and `fused` repeat one, `two-pass` alternates draft and verify.
 """
@@ -29,7 +29,7 @@ MAX_LOOKAHEAD = 16
 
 
 class RowKind(Enum):
-    """What stands in a row: the newest committed token, a drafted token, or a look-ahead embedding."""
+    """What a row holds: the newest committed token, a draft, or a look-ahead embedding."""
 
     ROOT = "root"
     DRAFT = "draft"
@@ -88,23 +88,23 @@ class Plan:
         mask = np.eye(self.width, dtype=np.bool_)
         for i, row in enumerate(self.rows):
             if row.parent >= 0:
-                mask[i] |= mask[row.parent]  # parents stand before their children
+                mask[i] |= mask[row.parent]  # A parent's row comes before its children's rows.
         return mask
 
     @property
     def logit_rows(self) -> npt.NDArray[np.int64]:
-        """[R] rows that are sampled from: all of them."""
+        """[R] the rows whose logits are computed: all rows."""
         return np.arange(self.width, dtype=np.int64)
 
     @property
     def lookahead_rows(self) -> npt.NDArray[np.int64]:
-        """[A] the look-ahead rows, which are the window's last."""
+        """[A] the look-ahead rows, which are the last rows of the window."""
         return np.arange(self.width - sum(self.groups), self.width, dtype=np.int64)
 
     @property
     def draft_rows(self) -> npt.NDArray[np.int64]:
-        """[D+1,D']: the row that drafts token j of the next window, which has D' drafts, where `a` drafts of this one
-        were accepted; 0 where none does."""
+        """[D+1,D'], where D' is the number of drafts in the next window. Entry (a, j) is the row whose logits give
+        draft j of the next window when `a` drafts of this one were accepted; 0 where no row does."""
         table = np.zeros((self.drafts + 1, self.next.drafts), np.int64)
         row = 1 + self.drafts
         for accepted, size in enumerate(self.groups):
@@ -113,24 +113,24 @@ class Plan:
         return table
 
     def left(self, accepted: int) -> int:
-        """How many drafts a pass leaves for the next one where `accepted` of its own were."""
+        """How many drafts a pass leaves for the next pass when `accepted` of its own drafts were accepted."""
         return self.groups[accepted] if self.groups else 0
 
     @property
     def next(self) -> Plan:
-        """The plan whose window its tail lays out."""
+        """The plan whose window the tail of this plan lays out."""
         if self.is_fused or self.width == 1:
             return self
         return verify_plan(self.groups[0]) if self.groups else draft_plan(self.drafts)
 
     @property
     def is_fused(self) -> bool:
-        """Whether it drafts and verifies at once."""
+        """Whether a pass both verifies drafts and makes the next ones."""
         return self.drafts > 0 and bool(self.groups)
 
     @property
     def tail(self) -> str:
-        """The name of its tail graphs: fused plans with equally many drafts share them, whatever their groups."""
+        """The name of this plan's tail graphs. Fused plans with the same number of drafts share them."""
         return f"fused-{self.drafts}" if self.is_fused else self.name
 
     def lookahead_ids(self, vocab_size: int) -> npt.NDArray[np.int64]:
@@ -144,22 +144,22 @@ def ar_plan() -> Plan:
 
 
 def draft_plan(lookahead: int) -> Plan:
-    """The paper's first pass: the root's own next token, and `lookahead` drafts after it."""
+    """The first pass of the paper: it emits the token after the root, and makes `lookahead` drafts after that."""
     return Plan(f"draft-{_checked(lookahead)}", 0, (lookahead,))
 
 
 def verify_plan(lookahead: int) -> Plan:
-    """The paper's second pass: `lookahead` drafts against the model's own choice."""
+    """The second pass of the paper: it verifies `lookahead` drafts."""
     return Plan(f"verify-{_checked(lookahead)}", lookahead, ())
 
 
 def prefill_plan(width: int) -> Plan:
-    """A chunk of `width` prompt tokens: a chain, of which nothing is sampled."""
+    """A chunk of `width` prompt tokens, in a chain of rows. Nothing is sampled."""
     return Plan(f"prefill-{width}", width - 1, ())
 
 
 def fused_plan(groups: Sequence[int]) -> Plan:
-    """Both passes in one. `groups[a]` is the number of drafts to leave where `a` drafts are accepted."""
+    """Both passes in one. `groups[a]` is the number of drafts to make for the case that `a` drafts are accepted."""
     drafts = _checked(len(groups) - 1)
     if not all(0 <= size <= drafts for size in groups) or not groups[0]:
         raise PassError(
@@ -175,7 +175,7 @@ MODES = ("ar", "two-pass", "fused")
 
 @dataclass(frozen=True)
 class Cycle:
-    """A decoding mode: the plans that follow one another, then start again."""
+    """A decoding mode: plans that follow one another and then start again."""
 
     name: str
     plans: tuple[Plan, ...]
@@ -185,11 +185,11 @@ class Cycle:
         return max((plan.drafts for plan in self.plans), default=0)
 
     def reach(self, first: Plan) -> int:
-        """How far the passes from `first` to the end of a round write behind the root when no draft is accepted."""
+        """How many cache entries the passes from `first` to the end of the cycle write when no draft is accepted."""
         return max(i + plan.width for i, plan in enumerate(self.plans[self.plans.index(first) :]))
 
     def narrower(self) -> Cycle:
-        """The same mode with one draft less; `ar` in the end."""
+        """The same mode with one draft less, and at last `ar`."""
         drafts = self.lookahead - 1
         if drafts < 1 or self.name in MODES:
             return make_cycle(self.name, max(drafts, 0))
@@ -197,15 +197,15 @@ class Cycle:
 
 
 def make_cycle(mode: str, lookahead: int) -> Cycle:
-    """`mode` is one of MODES, or `fused:` with a size for every group, which then decides the look-ahead by itself.
+    """The cycle of `mode`, which is one of MODES, or `fused:` and the size of every group.
 
-    Otherwise `lookahead` counts the drafts of a round; `ar` ignores it, and with 0 every mode is `ar`.
+    lookahead: the number of drafts. `ar` ignores it, with 0 every mode is `ar`, and else group sizes decide it.
     """
     shape = mode.removeprefix("fused:")
     if shape != mode and lookahead > 0:
         return fused_cycle(_sizes(shape))
     if shape == mode and mode not in MODES:
-        raise PassError(f"unknown plan {mode!r}: choose one of {', '.join(MODES)}, or fused:4,3,2,2,1 and the like")
+        raise PassError(f"unknown plan {mode!r}: choose one of {', '.join(MODES)}, auto, or fused:4,3,2,2,1 and so on")
     if mode == "ar" or lookahead == 0:
         return Cycle("ar", (ar_plan(),))
     if mode == "fused":
@@ -214,7 +214,7 @@ def make_cycle(mode: str, lookahead: int) -> Cycle:
 
 
 def fused_cycle(groups: Sequence[int]) -> Cycle:
-    """Fused passes with these groups, one after another."""
+    """The cycle that repeats one fused pass with these groups."""
     plan = fused_plan(groups)
     return Cycle("fused" if plan.name == plan.tail else plan.name, (plan,))
 

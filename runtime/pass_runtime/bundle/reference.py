@@ -9,9 +9,10 @@ from pass_runtime.bundle import noise
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, SamplingParams
 
 
-def race_noise(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
-    """log E of every number of the races (`noise.race_entries`) at positions with `offsets` [N,2]: [N,I] float32."""
-    rows = np.arange(noise.race_rows(vocab_size))
+def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
+    """offsets [N,2] of positions -> [N,I] float32: log E and log F of each position, in the order of its table entries
+    (`noise.entries_per_position`)."""
+    rows = np.arange(noise.rows_per_position(vocab_size))
     first, second = (table[rows + offsets[:, i : i + 1]] for i, table in enumerate(noise.noise_tables(vocab_size)))
     x = (first + second).reshape(len(offsets), -1)
     u = (x & ((1 << noise.BITS) - 1)).astype(np.float32) * noise.SCALE + np.float32(0.5) * noise.SCALE
@@ -21,13 +22,14 @@ def race_noise(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[n
     return log
 
 
-def race_scores(
+def gumbel_scores(
     logits: npt.NDArray[np.float32], positions: npt.NDArray[np.int64], params: SamplingParams
 ) -> npt.NDArray[np.float32]:
-    """[N,V] logits of tokens to stand at `positions` [N] -> [N,V] scores; the token drawn is their argmax.
+    """[N,V] logits of the tokens at `positions` [N] -> [N,V] scores, whose argmax is the token that is drawn.
 
-    A token's score is its block's in the race of blocks, less what it is behind in the race of the block's members. So
-    the margin between the two best says how near a tie is, in whichever race. -inf marks removed tokens.
+    A token's score is the Gumbel-max score of its block, minus the distance between the token's score and the best one
+    within that block. So the margin between the two best scores says how near a tie was, at either level. Removed
+    tokens have -inf.
     """
     if params.temperature == 0:
         return logits
@@ -35,71 +37,73 @@ def race_scores(
     scaled = scaled - scaled.max(-1, keepdims=True)
     if params.sampler == "truncated":
         scaled = np.where(kept(scaled, params), scaled, np.float32(-np.inf))
-    return two_races(scaled, race_noise(noise.noise_offsets(params.seed or 0, positions), logits.shape[1]))
+    return two_level_scores(scaled, log_exponentials(noise.noise_offsets(params.seed or 0, positions), logits.shape[1]))
 
 
-def two_races(scaled: npt.NDArray[np.float32], log_noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """[N,V] log weights, at most 0, and `race_noise` -> [N,V] scores."""
+def two_level_scores(scaled: npt.NDArray[np.float32], log_noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """[N,V] log weights of at most 0, and `log_exponentials` [N,I] -> [N,V] scores, as `gumbel_scores` has them."""
     count, vocab = scaled.shape
     blocks = noise.vocabulary_blocks(vocab)
-    padded = np.full((count, blocks * noise.MEMBERS), -np.inf, np.float32)
+    padded = np.full((count, blocks * noise.BLOCK_SIZE), -np.inf, np.float32)
     padded[:, :vocab] = scaled
-    by_block = padded.reshape(count, noise.MEMBERS, blocks)
-    of_blocks, of_members = (log_noise[:, start : start + size] for start, size in noise.race_entries(vocab))
-    with np.errstate(divide="ignore"):  # log 0: a block of removed tokens
+    by_block = padded.reshape(count, noise.BLOCK_SIZE, blocks)
+    of_blocks, of_tokens = (log_noise[:, start : start + size] for start, size in noise.entries_per_position(vocab))
+    with np.errstate(divide="ignore"):  # The log of 0 belongs to a block whose tokens were all removed.
         block_scores = np.log(np.exp(by_block).sum(1)) - of_blocks
-    members = by_block - of_members[:, :, None]
-    best = members.max(1, keepdims=True)
-    behind = np.where(np.isneginf(members), members, members - np.where(np.isneginf(best), 0, best))
-    return np.asarray((block_scores[:, None] + behind).reshape(count, -1)[:, :vocab], np.float32)
+    token_scores = by_block - of_tokens[:, :, None]
+    best = token_scores.max(1, keepdims=True)
+    below_best = np.where(np.isneginf(token_scores), token_scores, token_scores - np.where(np.isneginf(best), 0, best))
+    return np.asarray((block_scores[:, None] + below_best).reshape(count, -1)[:, :vocab], np.float32)
 
 
 def sample(
     logits: npt.NDArray[np.float32], positions: npt.NDArray[np.int64], params: SamplingParams
 ) -> npt.NDArray[np.int64]:
     """[N,V] logits -> [N] token ids."""
-    tokens: npt.NDArray[np.int64] = race_scores(logits, positions, params).argmax(-1)
+    tokens: npt.NDArray[np.int64] = gumbel_scores(logits, positions, params).argmax(-1)
     return tokens
 
 
 def kept(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.bool_]:
-    """[N,V] logits / temperature, at most 0 -> [N,V] bool: the top-k tokens; of those the smallest set whose
-    probability reaches top-p; and of those the ones at least min-p times as likely as the most likely one.
+    """[N,V] logits / temperature, at most 0 -> [N,V] bool: which tokens truncation keeps.
 
-    Tokens as likely as the last one kept are kept too, as Hugging Face's top-k does.
+    These are the top-k tokens; of those the smallest set whose probability reaches top-p; and of those the ones that
+    are at least min-p times as likely as the most likely one. Ties with the last token kept are kept too, as in Hugging
+    Face's top-k.
     """
     p = np.exp(scaled)
     p /= p.sum(-1, keepdims=True)
-    least = np.float32(params.min_p) * p.max(-1, keepdims=True)
+    smallest = np.float32(params.min_p) * p.max(-1, keepdims=True)
     if params.top_k or params.top_p < 1:
-        least = np.maximum(least, _least_candidate(p, params))
-    enough: npt.NDArray[np.bool_] = p >= least
-    return enough
+        smallest = np.maximum(smallest, _smallest_candidate(p, params))
+    is_kept: npt.NDArray[np.bool_] = p >= smallest
+    return is_kept
 
 
-def _least_candidate(p: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float32]:
-    """[N,V] -> [N,1]: the least probability that top-k, then top-p, keep."""
+def _smallest_candidate(p: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float32]:
+    """p [N,V] -> [N,1]: the smallest probability that top-k, and then top-p, keep."""
     ranked = -np.sort(-p, axis=-1)[:, :MAX_CANDIDATES]
     if params.top_k:
         ranked = ranked[:, : params.top_k]
     total = ranked.sum(-1, keepdims=True) if params.top_k else 1
     share = ranked / total
     within = (np.cumsum(share, -1) - share < params.top_p) | (params.top_p == 1)
-    least: npt.NDArray[np.float32] = np.where(within, ranked, np.float32(2)).min(-1, keepdims=True)
-    return least
+    smallest: npt.NDArray[np.float32] = np.where(within, ranked, np.float32(2)).min(-1, keepdims=True)
+    return smallest
 
 
 def token_logprobs(
     logits: npt.NDArray[np.float32], emitted: npt.NDArray[np.int64], k: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Log-probabilities of the tokens that a pass wrote, and of the K = min(k, V) most likely ones in their places.
+    """Log-probabilities of the tokens that a pass emitted, and of the K = min(k, V) most likely tokens in their places.
 
-    logits [B,R,V], emitted [B,E], where token j was drawn from row j -> [B,E], ids [B,E,K] by falling probability (the
-    lower id first in a tie), and theirs [B,E,K]. They are the model's own: before temperature and truncation.
+    logits [B,R,V] and emitted [B,E], where token j was drawn from row j -> the emitted tokens' log-probabilities [B,E];
+    the ids [B,E,K] of the most likely tokens by falling probability, the lower id first in a tie; and the
+    log-probabilities [B,E,K] of those. All are the model's own, before temperature and truncation.
     """
     rows = logits[:, : emitted.shape[1]]
-    behind = rows - rows.max(-1, keepdims=True)
-    logprobs = behind - np.log(np.exp(behind).sum(-1, keepdims=True))
+    shifted = rows - rows.max(-1, keepdims=True)
+    logprobs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     ids = np.argsort(-logprobs, axis=-1, kind="stable")[..., :k]
     chosen = np.take_along_axis(logprobs, emitted[..., None], -1)[..., 0]
     return chosen, ids, np.take_along_axis(logprobs, ids, -1)

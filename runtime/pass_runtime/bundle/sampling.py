@@ -1,27 +1,30 @@
-"""Sampling parameters, and which tail computes them. (`pass_runtime.bundle.reference` says what they mean.)"""
+"""Sampling parameters, and which tail computes them. `pass_runtime.bundle.reference` defines what they do."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
+from pass_runtime.bundle.values import number, whole
 from pass_runtime.errors import PassError
 
 MAX_CANDIDATES = 1024
 """Truncated sampling looks at this many of the most likely tokens; `top_k` is at most this."""
 
 MIN_TEMPERATURE = 2.0**-100
-"""Lower temperatures are taken as this one, so that float32 does not overflow. A power of two: dividing by it makes no
-two logits equal, so a tail that samples can serve temperature 0 exactly."""
+"""Lower temperatures are raised to this one, so that float32 does not overflow. Dividing by a power of two makes no two
+logits equal, so a sampling tail serves temperature 0 exactly."""
 
 MAX_LOGPROBS = 20
-"""How many of the most likely tokens can be reported beside the one that was written."""
+"""How many of the most likely tokens can be reported along with the one that was written."""
 
 Sampler = Literal["greedy", "sample", "truncated"]
 Rule = Literal["match", "rejection"]
 RULES: tuple[Rule, ...] = ("match", "rejection")
-"""How a draft is accepted: where it equals the model's own sample, or with probability min(1, p/q)."""
+"""How a draft is accepted: by the exact-match rule where it equals the model's own sample, or by the rejection rule
+with probability min(1, p/q)."""
 
 SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
 
@@ -30,10 +33,11 @@ SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
 class SamplingParams:
     """How the next token is drawn: temperature, then top-k, then top-p, then min-p, in Hugging Face's order.
 
-    temperature: 0 is argmax (the lower id wins a tie). top_k: 0 is off. top_p: 1 is off; without top_k, the
-    nucleus is taken among the MAX_CANDIDATES most likely tokens. Tokens as likely as the last one kept are kept too.
-    seed: 64 bits; with it a token is a pure function of logits and position. None is one that nobody knows beforehand.
-    min_p: 0 is off; tokens less likely than this share of the most likely one's probability are removed.
+    temperature: 0 is argmax, where the lower id wins a tie.
+    top_k: 0 is off. Ties with the last token kept are kept too.
+    top_p: 1 is off. Without top_k, the nucleus is taken among the MAX_CANDIDATES most likely tokens.
+    seed: 64 bits, with which a token is a pure function of logits and position. None takes a random seed.
+    min_p: 0 is off. Tokens less likely than this share of the most likely token's probability are removed.
     """
 
     temperature: float = 0.0
@@ -43,6 +47,7 @@ class SamplingParams:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not 0 <= self.temperature < float("inf"):
             raise PassError(f"temperature must be a number of at least 0, not {self.temperature}")
         if not 0 <= self.top_k <= MAX_CANDIDATES:
@@ -54,8 +59,16 @@ class SamplingParams:
         if not 0 <= self.min_p <= 1:
             raise PassError(f"min-p must be 0 (off) to 1, not {self.min_p}")
 
+    def _check_types(self) -> None:
+        keep = partial(object.__setattr__, self)  # A frozen dataclass can set its own fields only like this.
+        for name in ("temperature", "top_p", "min_p"):
+            keep(name, number(name.replace("_", "-"), getattr(self, name)))
+        keep("top_k", whole("top-k", self.top_k))
+        if self.seed is not None:
+            keep("seed", whole("seed", self.seed))
+
     def seeded(self) -> SamplingParams:
-        """With a seed from the system where none was given; argmax has no use for one."""
+        """These parameters with a seed: a random one where none was given, and 0 for argmax, which needs none."""
         if self.seed is not None:
             return self
         return replace(self, seed=int.from_bytes(os.urandom(4)) if self.temperature else 0)

@@ -1,4 +1,4 @@
-"""What the tensors of tails are, by name: see the tables of the bundle format."""
+"""Every tensor of a bundle's graphs: its name, dtype and shape. docs/bundle.md says what each of them holds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,53 @@ from pass_runtime.bundle.sampling import MAX_LOGPROBS
 Kind: TypeAlias = tuple[str, tuple[int | str, ...]]
 """dtype and shape, as `pass_runtime.bundle.manifest.Tensor` has them."""
 
+PAST, PRESENT = "past_", "present_"
+"""The names of the trunk's cache inputs and outputs begin with these."""
+ROWS_INPUT, HIDDEN_OUTPUT = "lookahead_rows", "hidden"
+"""The trunk's input that an adapter or a draft head needs, and the output that a draft head reads."""
+COLUMNS = "columns"
+"""An input that only a trunk for TensorRT has. Its length says how many cache entries a pass reads."""
+WINDOWS = ("input_ids", "next_ids")
+"""A tail's windows: the one that the pass ran, and the next one."""
+MODEL_SIZES = ("vocab_size", "hidden_size", "kv_heads", "head_dim")
+"""The sizes in `trunk_shapes` that are fields of `pass_runtime.bundle.manifest.ModelInfo`; the others are symbolic."""
+
+
+def cache_names(prefix: str, layers: int) -> list[str]:
+    """`past_` -> past_key.0 .. past_key.n-1, past_value.0 .. past_value.n-1, in the order of the trunk."""
+    return [f"{prefix}{part}.{layer}" for part in ("key", "value") for layer in range(layers)]
+
+
+def trunk_shapes(layers: int) -> Mapping[str, tuple[str, ...]]:
+    """The shape of every tensor that a trunk with so many layers may have, as the names of its sizes."""
+    cache = cache_names(PAST, layers) + cache_names(PRESENT, layers)
+    return {
+        "input_ids": ("batch", "width"),
+        "row_position": ("width",),
+        "window_mask": ("width", "width"),
+        "length": ("batch",),
+        "logit_rows": ("logit_rows",),
+        ROWS_INPUT: ("lookahead_rows",),
+        "logits": ("batch", "logit_rows", "vocab_size"),
+        HIDDEN_OUTPUT: ("batch", "lookahead_rows", "hidden_size"),
+        **dict.fromkeys(cache, ("batch", "kv_heads", "capacity", "head_dim")),
+    }
+
+
+def fed_by(output: str) -> str | None:
+    """The input of the next graph or pass that shares the memory of `output`; None where no input does."""
+    if output == "next_ids":
+        return "input_ids"
+    for prefix, fed in ((PRESENT, PAST), ("next_", "")):
+        if output.startswith(prefix):
+            return output.replace(prefix, fed, 1)
+    return None
+
 
 def tail_tensors(plan: Plan, vocab_size: int, hidden_size: int) -> Mapping[str, Kind]:
-    """Every tensor that a tail of `plan` may have. Fused tails serve windows of any groups, so theirs are symbolic."""
-    window, after = ("width", "width") if plan.is_fused else (plan.width, plan.next.width)
+    """Every tensor that a tail of `plan` may have. A fused tail serves windows with any groups, so its window width is
+    symbolic."""
+    window, next_window = ("width", "width") if plan.is_fused else (plan.width, plan.next.width)
     lookahead_rows = "lookahead_rows" if plan.is_fused else len(plan.lookahead_rows)
     slots: Kind = ("int64", ("batch",))
     parameter: Kind = ("float32", ("batch",))
@@ -35,14 +78,14 @@ def tail_tensors(plan: Plan, vocab_size: int, hidden_size: int) -> Mapping[str, 
         "hidden": ("float32", ("batch", lookahead_rows, hidden_size)),
         "emitted": ("int64", ("batch", plan.max_emitted)),
         "count": slots,
-        "next_ids": ("int64", ("batch", after)),
+        "next_ids": ("int64", ("batch", next_window)),
         "next_length": slots,
         "next_draft_probs": ("float32", ("batch", plan.next.drafts, vocab_size)),
     }
 
 
 def logprobs_tensors(vocab_size: int) -> Mapping[str, Kind]:
-    """Those of the graph of log-probabilities."""
+    """Every tensor of the graph of log-probabilities."""
     most = ("batch", "max_emitted", min(MAX_LOGPROBS, vocab_size))
     return {
         "logits": ("float32", ("batch", "width", vocab_size)),

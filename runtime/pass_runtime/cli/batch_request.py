@@ -1,4 +1,4 @@
-"""A line of a batch: what may stand in it, and what it asks for."""
+"""The fields of a line of a batch, and the options that they stand for."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    role: str
-    content: str
+from pass_runtime.text.messages import TextMessage
 
 
 class BatchRequest(BaseModel):
-    """A prompt or a conversation, and options in place of the flags: every other field is one of GenerateOptions'."""
+    """A prompt or a conversation. All other fields but `id` are those of GenerateOptions, and override the flags."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     id: Any = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[TextMessage] | None = None
     max_new_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -39,7 +34,7 @@ class BatchRequest(BaseModel):
     logprobs: int | None = None
 
     def options(self, defaults: GenerateOptions, number: int) -> GenerateOptions:
-        """The flags with this line's own values; line `number` has its own seed."""
+        """The flags, overridden by this line's values. A line without a seed of its own has seed + number - 1."""
         own = self.model_dump(exclude_none=True, exclude={"id", "prompt", "messages"})
         keys = ("temperature", "top_k", "top_p", "min_p", "seed")
         sampling = {key: own.pop(key) for key in keys if key in own}
@@ -47,7 +42,7 @@ class BatchRequest(BaseModel):
         return dataclasses.replace(defaults, sampling=dataclasses.replace(defaults.sampling, **sampling), **own)
 
 
-def parse_request(value: dict[str, Any]) -> BatchRequest:
+def parse_line(value: dict[str, Any]) -> BatchRequest:
     """PassError names the first field that is wrong."""
     try:
         request = BatchRequest.model_validate(value)
@@ -59,7 +54,7 @@ def parse_request(value: dict[str, Any]) -> BatchRequest:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that pydantic found, in one line."""
+    """The first problem that pydantic found, in one line."""
     problem = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
     return f"{where}: {problem['msg']}" if where else problem["msg"]

@@ -1,14 +1,13 @@
-"""pass-run bench: plans side by side on the same prompts, in alternation, so that a noisy machine is fair to all."""
+"""pass-run bench: compares plans on the same prompts, in alternation, so that a noisy machine affects all alike."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,16 @@ from rich.table import Table
 
 from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.cli.bench_breakdown import Breakdown
 from pass_runtime.cli.prompts import read_prompts
+from pass_runtime.cli.tables import show_table
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
+from pass_runtime.json_lines import to_json
+from pass_runtime.measuring.lossless import first_difference, run_tokens
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
-from pass_runtime.testing.lossless import first_difference, run_tokens
 
 PROMPTS = (
     "The history of the Roman Empire begins with",
@@ -38,6 +40,8 @@ PROMPTS = (
 
 
 PLANS = (*MODES, "auto")
+
+Save = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,10 @@ class BenchOptions:
     lookahead: tuple[int, ...] = ()
     repeat: int = 3
     batches: tuple[int, ...] = ()
+    breakdown: bool = False
 
     def texts(self) -> tuple[str, ...]:
-        """The prompts to use."""
+        """Return the prompts of flags and file, or PROMPTS."""
         if self.prompt_file is None:
             return self.prompts or PROMPTS
         return (*self.prompts, *read_prompts(self.prompt_file))
@@ -61,7 +66,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Round:
-    """Every request once: what they did, and the seconds that count."""
+    """One run of every prompt: the counts of each, and the seconds that are compared."""
 
     stats: list[Stats]
     seconds: float
@@ -73,7 +78,7 @@ class Round:
 
 @dataclass
 class Contender:
-    """One plan, `batch` sequences at a time (None: one by one, and only decoding counts), and its measurements."""
+    """A plan and its measurements. batch: sequences at a time; None is one by one, and then only decoding is timed."""
 
     name: str
     options: GenerateOptions
@@ -82,7 +87,7 @@ class Contender:
     texts: list[list[int]] = field(default_factory=list)
 
     def run(self, session: Session, prompts: Sequence[list[int]]) -> tuple[list[list[int]], Round]:
-        """-> (what was written, how fast). Groups of `batch` prompts begin together and are all as long."""
+        """Return the texts and the measurements of one round. Each group of `batch` prompts begins together."""
         if self.batch is None:
             streams = [run_tokens(session, prompt, self.options) for prompt in prompts]
             stats = [stream.stats for stream in streams]
@@ -90,17 +95,17 @@ class Contender:
         streams, started = [], time.perf_counter()
         for first in range(0, len(prompts), self.batch):
             group = [session.generate_ids(prompt, self.options) for prompt in prompts[first : first + self.batch]]
-            streams += [stream.run() for stream in group]
+            streams += [stream.result() for stream in group]
         seconds = time.perf_counter() - started
         return [s.token_ids for s in streams], Round([s.stats for s in streams], seconds)
 
     @property
     def rates(self) -> list[float]:
-        """Tokens/s of every round."""
+        """Tokens per second of every round."""
         return [each.tokens / each.seconds for each in self.rounds]
 
     def as_dict(self, baseline: Contender) -> dict[str, Any]:
-        total = sum_stats(self.rounds[0].stats)  # every round decodes the same tokens
+        total = sum_stats(self.rounds[0].stats)  # all rounds decode the same tokens
         seconds = [sum(s.decode_seconds for s in r.stats) for r in self.rounds]
         host = [sum(s.host_seconds for s in r.stats) for r in self.rounds]
         return {
@@ -121,7 +126,7 @@ class Contender:
 
 
 def sum_stats(parts: Sequence[Stats]) -> Stats:
-    """The counts of several generations of one plan, as of one."""
+    """Return the sums of the counts of several generations with one plan."""
     total = Stats(plan=parts[0].plan, lookahead=parts[0].lookahead)
     for stats in parts:
         for name in ("generated_tokens", "passes", "emitted", "steps", "drafted", "accepted"):
@@ -130,29 +135,55 @@ def sum_stats(parts: Sequence[Stats]) -> Stats:
     return total
 
 
-def run_bench(session: Session, request: BenchOptions) -> dict[str, Any]:
-    """Time plans against each other: the report, without `about`."""
+def run_bench(session: Session, request: BenchOptions, save: Save = lambda _report: None) -> dict[str, Any]:
+    """Time plans against each other and return the report, without `about`. `save` gets the report so far after each
+    round but the last."""
     texts = request.texts()
     count = max(len(texts), *request.batches) if request.batches else len(texts)
     prompts = [session.encode(texts[i % len(texts)]) for i in range(count)]
     contenders = _contenders(session, request)
     if any(contender.options.plan == "auto" for contender in contenders):
-        session.warm_up(contenders[0].options.sampling)  # as servers do: which sizes a round meets is chance
-    near_ties = _measure(session, prompts, contenders, request.repeat)
-    return {
-        "lookahead_source": session.manifest.lookahead.source,
-        "prompts": len(prompts),
-        "max_new_tokens": request.max_new_tokens,
-        "sampling": asdict(contenders[0].options.sampling),
-        "repeat": request.repeat,
-        "rule": session.manifest.rule,
-        "near_ties": near_ties,
-        "plans": [contender.as_dict(contenders[0]) for contender in contenders],
-    }
+        session.warm_up(contenders[0].options.sampling)  # as servers do; otherwise chance decides when sizes are timed
+    breakdown = Breakdown(session, {c.name: (c.options, c.batch) for c in contenders}) if request.breakdown else None
+
+    def entry(contender: Contender) -> dict[str, Any]:
+        found = contender.as_dict(contenders[0])
+        return found | (breakdown.of(contender.name, found["tau"]) if breakdown else {})
+
+    def report(near_ties: list[str] | None) -> dict[str, Any]:
+        return {
+            "lookahead_source": session.manifest.lookahead.source,
+            "prompts": len(prompts),
+            "max_new_tokens": request.max_new_tokens,
+            "sampling": asdict(contenders[0].options.sampling),
+            "repeat": len(contenders[0].rounds),
+            "rule": session.manifest.rule,
+            "near_ties": near_ties,
+            "plans": [entry(contender) for contender in contenders],
+        }
+
+    for number in _shown(range(request.repeat + 1)):
+        for contender in contenders:
+            written, measured = contender.run(session, prompts)
+            if number == 0:
+                contender.texts = written
+            else:
+                contender.rounds.append(measured)
+        if breakdown and number:
+            breakdown.time()
+        if 0 < number < request.repeat:
+            save(report(None))  # the texts are compared at the end
+    return report(_near_ties(session, prompts, contenders))
+
+
+def _shown(rounds: Iterable[int]) -> Iterable[int]:
+    """Return the rounds, with a progress bar in a terminal. Round 0 warms up."""
+    console = Console(stderr=True)
+    return track(rounds, "bench", console=console, transient=True) if console.is_terminal else rounds
 
 
 def about(session: Session) -> dict[str, Any]:
-    """What was measured, and on what."""
+    """Return what the report says of the bundle and the machine."""
     return {
         "bundle": session.manifest.model.name,
         "dtype": session.manifest.model.dtype,
@@ -162,33 +193,28 @@ def about(session: Session) -> dict[str, Any]:
     }
 
 
-def tell(
-    report: dict[str, Any], print_table: Callable[[dict[str, Any]], None], *, as_json: bool, output: Path | None
-) -> None:
-    """A table or JSON, and JSON to `output`."""
-    text = json.dumps(report, indent=2)
+def write_json(report: dict[str, Any], output: Path | None) -> None:
+    """Write the report to `output`, beside its place and renamed."""
     if output is not None:
-        write_whole(output, text + "\n")
+        write_whole(output, to_json(report, indent=2) + "\n")
+
+
+def show_report(
+    report: dict[str, Any], print_report: Callable[[dict[str, Any]], None], *, as_json: bool, output: Path | None
+) -> None:
+    """Print a table or JSON, and write JSON to `output`."""
+    write_json(report, output)
     if as_json:
-        click.echo(text)
+        click.echo(to_json(report, indent=2))
     else:
-        print_table(report)
+        print_report(report)
 
 
-def _measure(session: Session, prompts: list[list[int]], contenders: list[Contender], repeat: int) -> list[str]:
-    """Round 0 warms up; then every round runs every plan. Checks that all plans wrote the same text."""
+def _near_ties(session: Session, prompts: list[list[int]], contenders: list[Contender]) -> list[str]:
+    """Check that all plans wrote the same text, and return the differences that are near-ties."""
     near_ties = []
-    console = Console(stderr=True)
-    rounds = range(repeat + 1)
-    for number in track(rounds, "bench", console=console, transient=True) if console.is_terminal else rounds:
-        for contender in contenders:
-            texts, measured = contender.run(session, prompts)
-            if number == 0:
-                contender.texts = texts
-            else:
-                contender.rounds.append(measured)
     by_rejection = session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
-    for contender in contenders[1:] if not by_rejection else []:  # those only share a distribution
+    for contender in contenders[1:] if not by_rejection else []:  # then plans share a distribution, not a text
         for prompt, ours, theirs in zip(prompts, contender.texts, contenders[0].texts, strict=True):
             difference = first_difference(session, prompt, contender.options, theirs, ours)
             if difference is not None and not difference.is_near_tie:
@@ -199,10 +225,10 @@ def _measure(session: Session, prompts: list[list[int]], contenders: list[Conten
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
-    """Every plan with every draft source and look-ahead that was asked for; `ar` takes neither."""
+    """Return the requested combinations of plan, draft source and look-ahead; `ar` has neither of the last two."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
-    sampling = request.sampling.seeded()  # the same text for all
+    sampling = request.sampling.seeded()  # one seed, so that all plans write the same text
     drafts, batches = request.drafts or (None,), request.batches or (None,)
     for batch, plan, draft, lookahead in itertools.product(batches, request.plans or PLANS, drafts, lookaheads):
         options = GenerateOptions(
@@ -219,17 +245,17 @@ def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
 
 
 def contender_name(session: Session, options: GenerateOptions) -> str:
-    """The mode and what it drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`."""
+    """Return the name of a plan with its drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`."""
     if options.plan == "auto":
         return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
     mode = session.mode(options)
-    drafts = max(mode.lookahead, mode.text_drafts)
+    drafts = max(mode.lookahead, mode.ngram_drafts)
     shape = "" if ":" in mode.name or not drafts else f" L={drafts}"
     return mode.name.removesuffix("+ngram") + shape + (" +ngram" if mode.name.endswith("+ngram") else "")
 
 
 def parse_sizes(flag: str, what: str, example: str, text: str | None) -> tuple[int, ...]:
-    """`1,2,4,8` -> (1, 2, 4, 8); () where nobody asked."""
+    """Parse `1,2,4,8` to (1, 2, 4, 8), and None to ()."""
     if text is None:
         return ()
     try:
@@ -241,12 +267,21 @@ def parse_sizes(flag: str, what: str, example: str, text: str | None) -> tuple[i
     return sizes
 
 
-def print_table(report: dict[str, Any]) -> None:
-    """The report for people: acceptance is per draft position, 1..L."""
+def _breakdown_cells(plan: dict[str, Any]) -> list[str]:
+    predicted = plan["predicted_tokens_per_second_each"]
+    if predicted is None:
+        return ["-"] * 4
+    parts = [plan[name] for name in ("trunk_milliseconds", "tail_milliseconds", "cost")]
+    return [f"{value:.2f}" for value in (*parts, plan["tokens_per_second_each"] / predicted)]
+
+
+def print_plans(report: dict[str, Any]) -> None:
+    """Print the report as a table; acceptance is per draft position, 1..L."""
     table = Table(title=f"{report['bundle']} on {report['device']}: {report['machine']}", title_justify="left")
     batched = any(plan["batch"] for plan in report["plans"])
     rates = ("tokens/s in all", "each") if batched else ("tokens/s",)
-    for heading in ("plan", *rates, "ratio", "ms/pass", "host", "tau", "acceptance by position"):
+    parts = ("trunk", "tail", "cost", "measured / predicted") if "cost" in report["plans"][0] else ()
+    for heading in ("plan", *rates, "ratio", "ms/pass", "host", *parts, "tau", "acceptance by position"):
         table.add_column(heading, justify="left" if heading in ("plan", "acceptance by position") else "right")
     for plan in report["plans"]:
         table.add_row(
@@ -256,14 +291,17 @@ def print_table(report: dict[str, Any]) -> None:
             f"{plan['ratio']:.2f}",
             f"{plan['milliseconds_per_pass']:.1f}",
             f"{plan['host_milliseconds_per_pass']:.2f}",
+            *(_breakdown_cells(plan) if parts else ()),
             f"{plan['tau']:.2f}",
             " ".join(f"{rate:.2f}" for rate in plan["acceptance_per_position"]) or "-",
         )
     console = Console()
-    console.print(table)
-    console.print(f"look-ahead embeddings: {report['lookahead_source']}", highlight=False)
+    show_table(console, table)
+    console.print(f"look-ahead embeddings: {report['lookahead_source']}", highlight=False, soft_wrap=True)
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
-        console.print("the rejection rule: every plan wrote a text of its own from the same distribution")
+        console.print(
+            "the rejection rule: every plan wrote a text of its own from the same distribution", soft_wrap=True
+        )
         return
     same = "token for token" if not report["near_ties"] else "up to near-ties: " + "; ".join(report["near_ties"])
-    console.print(f"every plan wrote the same text, {same}", highlight=False)
+    console.print(f"every plan wrote the same text, {same}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""pass-run bench --rows: what a pass costs by the rows of its windows, trunk and tail apart."""
+"""pass-run bench --rows: the time of a pass by the rows of its windows, trunk and tail apart."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.capabilities import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.cli.bench import Save
+from pass_runtime.cli.tables import show_table
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.sequence import Request
 from pass_runtime.decode.sequence import Sequence as Decoding
@@ -21,15 +23,15 @@ from pass_runtime.errors import PassError
 from pass_runtime.session import Session
 
 PASSES = 10
-"""Of each kind in a round."""
+"""How often a round times each kind of pass."""
 LISTED = 8
-"""A refusal lists no more numbers of rows than this."""
+"""The most row counts that a refusal lists."""
 
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """rows: window widths. batches: slots of a pass. cached: tokens in every slot's cache. whole_cache: passes run over
-    the largest capacity, not over what the cached tokens need."""
+    """rows: window widths. batches: slots of a pass. cached: tokens in the cache of each slot. whole_cache: the KV
+    capacity is the largest, not the least that holds these tokens."""
 
     sampling: SamplingParams
     rows: tuple[int, ...]
@@ -39,10 +41,13 @@ class RowsOptions:
     repeat: int = 3
 
 
-def measure_rows(session: Session, request: RowsOptions, texts: Sequence[str]) -> dict[str, Any]:
-    """Time passes in alternation, over slots that hold `texts` as often as it takes: medians, in milliseconds.
+def measure_rows(
+    session: Session, request: RowsOptions, texts: Sequence[str], save: Save = lambda _report: None
+) -> dict[str, Any]:
+    """Time passes in alternation and return the report: medians in milliseconds.
 
-    Every ratio is to the pass with one row over as many slots, which is measured whether it was asked for or not.
+    The slots hold `texts`, repeated if necessary. Every ratio is to the pass with one row over as many slots, which is
+    always measured. `save` gets the report so far after each round but the last.
     """
     wide = [plan for rows in request.rows for plan in allowed_windows(rows, session)]
     plans = list(dict.fromkeys([ar_plan(), *wide]))
@@ -52,9 +57,16 @@ def measure_rows(session: Session, request: RowsOptions, texts: Sequence[str]) -
     seconds: dict[PassKind, list[tuple[float, float]]] = {kind: [] for kind in kinds}
     for number in range(1 + PASSES * request.repeat):
         for kind in kinds:
-            measured = runner.idle_pass(kind)
+            measured = session.call(lambda _, kind=kind: runner.idle_pass(kind))  # type: ignore[misc]
             if number:  # the first pass warms up
                 seconds[kind].append(measured)
+        if number and number % PASSES == 0 and number < PASSES * request.repeat:
+            save(_report(request, runner, seconds))
+    return _report(request, runner, seconds)
+
+
+def _report(request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[tuple[float, float]]]) -> dict[str, Any]:
+    kinds = list(seconds)
     trunk, tail = (
         {kind: 1e3 * statistics.median(each[part] for each in parts) for kind, parts in seconds.items()}
         for part in (0, 1)
@@ -62,7 +74,7 @@ def measure_rows(session: Session, request: RowsOptions, texts: Sequence[str]) -
     one_row = {kind.batch: trunk[kind] for kind in kinds if kind.plan == ar_plan()}
     return {
         "sampling": asdict(request.sampling),
-        "repeat": request.repeat,
+        "repeat": len(seconds[kinds[0]]) // PASSES,
         "cached": request.cached,
         "capacity": runner.backend.capacity,
         "rows": [
@@ -81,7 +93,7 @@ def measure_rows(session: Session, request: RowsOptions, texts: Sequence[str]) -
 
 
 def windows(rows: int, lookahead: int) -> list[Plan]:
-    """The plans with so many rows that are measured: one without look-ahead rows, one with as many as there can be."""
+    """Return the windows of `rows` rows to measure: one without look-ahead rows, and one with as many as possible."""
     if rows == 1:
         return [ar_plan()]
     found = [verify_plan(rows - 1), draft_plan(rows - 1)] if rows - 1 <= lookahead else []
@@ -94,7 +106,7 @@ def windows(rows: int, lookahead: int) -> list[Plan]:
 
 
 def allowed_windows(rows: int, session: Session) -> list[Plan]:
-    """`windows` that the session's engine can run; PassError where it has none."""
+    """Return those of `windows` that the session's engine can run; PassError if there are none."""
     lookahead, capabilities = session.manifest.lookahead.length, session.backend.capabilities
     found = _allowed(rows, lookahead, capabilities)
     if not found:
@@ -110,7 +122,7 @@ def _allowed(rows: int, lookahead: int, capabilities: Capabilities) -> list[Plan
 
 
 def filled_slots(session: Session, request: RowsOptions, tokens: Sequence[int], widest: int) -> Runner:
-    """Slots of the session's backend, which nobody else may use now, each with `cached` tokens."""
+    """Return a runner whose slots have `cached` tokens each. The session must have no requests meanwhile."""
     runner, capabilities = Runner(session.backend), session.backend.capabilities
     columns = request.cached + max(widest, capabilities.least_width)
     if columns > capabilities.max_capacity:
@@ -119,19 +131,23 @@ def filled_slots(session: Session, request: RowsOptions, tokens: Sequence[int], 
             f"{capabilities.max_capacity}: lower --cached or raise --capacity"
         )
     prompt = tuple((list(tokens) * (request.cached // len(tokens) + 1))[: request.cached + 1])
-    asked = Request(prompt, request.sampling.seeded(), 1, None, 0, 0, frozenset())
-    for _ in range(max(request.batches)):
-        runner.admit(Decoding(asked))
-    for slot in runner.busy:
-        while slot.cached < request.cached:
-            runner.prefill(slot)
+    single = Request(prompt, request.sampling.seeded(), 1, None, 0, 0, frozenset())
     capacity = capabilities.max_capacity if request.whole_cache else capabilities.capacity(columns)
-    runner.backend.resize(capacity, [slot.cached for slot in runner.slots])
+
+    def fill(_: Runner) -> None:
+        for _slot in range(max(request.batches)):
+            runner.admit(Decoding(single))
+        for slot in runner.busy:
+            while slot.cached < request.cached:
+                runner.prefill(slot)
+        runner.backend.resize(capacity, [slot.cached for slot in runner.slots])
+
+    session.call(fill)
     return runner
 
 
 def print_rows(report: dict[str, Any]) -> None:
-    """The report for people."""
+    """Print the report as a table."""
     title = f"{report['bundle']} on {report['device']}: {report['machine']}"
     table = Table(title=title, title_justify="left")
     batched = any(row["batch"] > 1 for row in report["rows"])
@@ -149,7 +165,7 @@ def print_rows(report: dict[str, Any]) -> None:
             f"{row['tail_milliseconds']:.2f}",
         )
     console = Console()
-    console.print(table)
+    show_table(console, table)
     console.print(
         f"{report['cached']} tokens in a cache of {report['capacity']}; ratios are to one row", highlight=False
     )

@@ -1,4 +1,4 @@
-"""pass-run chat: a conversation that goes on whatever one line of it does."""
+"""pass-run chat: the loop over the lines of a conversation. A line that fails does not end it."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ Ctrl-C        stop an answer; at the prompt, end"""
 
 
 @dataclass
-class Talk(ABC):
-    """Lines and commands, whoever answers. drop: whether the oldest exchanges make room for new ones once the context
-    is full."""
+class ChatLoop(ABC):
+    """Reads lines and commands; subclasses answer. drop: whether the oldest exchanges are dropped once the context is
+    full."""
 
     template: Template
     options: GenerateOptions
     conversation: Conversation
     drop: bool
 
-    def run(self) -> None:
-        """Answer line after line of standard input, to its end. What goes wrong costs the line it is about."""
+    def run(self) -> int:
+        """Answer every line of standard input. A line that fails is reported and skipped. -> how many lines failed"""
         self._begin()
-        read = open_reader()
+        read, failed = open_reader(), 0
         while True:
             try:
                 line = read()
                 if line is None or line.strip() == "/quit":
-                    return
-                self._take(line)
+                    return failed
+                self._handle(line)
             except PassError as error:
+                failed += 1
                 report(error)
-            except Interrupted:  # of a command, such as reading a pipe that nobody writes
+            except Interrupted:  # during a command, such as /load from a pipe without a writer
                 click.echo("[stopped]", err=True)
 
-    def _take(self, line: str) -> None:
+    def _handle(self, line: str) -> None:
         command, _, argument = line.strip().partition(" ")
         if command in self._commands:
             self._commands[command](argument.strip())
@@ -87,22 +88,22 @@ class Talk(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """PassError where nothing could be answered."""
+        """Check, before the first line is read, that answers are possible at all; PassError where they are not."""
 
     @abstractmethod
     def _answer(self, user: str) -> None:
-        """Print the answer, and put both into the conversation."""
+        """Print the answer to `user`, and add both to the conversation."""
 
 
 @dataclass
-class Chat(Talk):
-    """A session answers."""
+class SessionChat(ChatLoop):
+    """A chat with a session."""
 
     template: Session
     show_drafts: bool = False
 
     def _begin(self) -> None:
-        self.template.encode_chat(self.conversation.messages("?"))  # what cannot work at all is refused at once
+        self.template.encode_chat(self.conversation.messages("?"))  # raises where the template refuses any message
         self.template.mode(self.options)
 
     def _answer(self, user: str) -> None:

@@ -1,4 +1,4 @@
-"""How commands end: one line on stderr and status 2 for what the user can mend, 130 for Ctrl-C."""
+"""How commands end: with one line on stderr and status 2 for an error that the user can mend, with 130 for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,40 +7,54 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
+from pass_runtime.cli.start import INTERRUPTED, SIGNALS, Handler, handle_signals, quit_at_once
 from pass_runtime.errors import PassError
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. Its own class: an exact KeyboardInterrupt that passes through exec("..."), as while modules are imported,
-    makes CPython's `python -m` end by SIGINT even after it was handled."""
+    """Ctrl-C. A class of its own, since CPython's `python -m` ends by SIGINT once a plain KeyboardInterrupt has passed
+    through exec("..."), as happens while modules are imported, even if it was handled."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command also where Ctrl-C only stops an answer."""
+    """SIGTERM. It also ends a chat, in which Ctrl-C only stops an answer."""
 
 
-def interrupt_on_signals() -> None:
-    """Ctrl-C and SIGTERM end a command the same way: what is finished is kept, nothing half-made stays."""
+def _interrupt(number: int, _: object) -> NoReturn:
+    """Raise in the main thread: the command keeps what is finished and removes what is half-made as it unwinds."""
+    raise Terminated if number == signal.SIGTERM else Interrupted
 
-    def interrupt(number: int, _: object) -> NoReturn:
-        raise Terminated if number == signal.SIGTERM else Interrupted
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+@contextmanager
+def _signals_handled_by(handler: Handler) -> Iterator[None]:
+    before = [(number, signal.getsignal(number)) for number in SIGNALS]
+    try:
+        handle_signals(handler)
+        yield
+    finally:
+        for number, handling in before:
+            if handling is not None:  # None: set by code other than Python, which cannot restore it
+                signal.signal(number, handling)
+
+
+def importing() -> AbstractContextManager[None]:
+    """For a block of imports before a command has made anything: a signal ends the process at once, with one line. (An
+    exception raised in the middle of an import would print a traceback.)"""
+    return _signals_handled_by(quit_at_once)
 
 
 def report(problem: object) -> None:
-    """One line on stderr, whatever the problem's own text looks like."""
+    """Print a problem as one line on stderr, even where its text has several."""
     click.echo("error: " + " ".join(str(problem).splitlines()), err=True)
 
 
 class _Command(click.Command):
-    """click does not say of every usage error which command it is about."""
+    """Adds to every usage error the command that it is about, which click leaves out of some."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -51,7 +65,7 @@ class _Command(click.Command):
 
 
 class OneLineGroup(_Command, click.Group):
-    """A command group whose usage errors, and those of its commands, are one line too."""
+    """A command group that reports usage errors, those of its commands too, in one line."""
 
     command_class = _Command
 
@@ -77,7 +91,7 @@ class _UsageLine(click.ClickException):
 
 @contextmanager
 def _one_line_usage() -> Iterator[None]:
-    """What click itself has to say."""
+    """Turn what click raises into one line."""
     try:
         yield
     except click.UsageError as error:
@@ -86,7 +100,7 @@ def _one_line_usage() -> Iterator[None]:
         raise _UsageLine(text[:1].lower() + text[1:] + command) from None
     except BrokenPipeError:
         raise
-    except OSError as error:  # --help on a full disk
+    except OSError as error:  # as from --help with its output on a full disk
         report(error.strerror or error)
         _drop_output(2)
 
@@ -96,19 +110,20 @@ R = TypeVar("R")
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Decorator for command functions."""
+    """Decorator for command functions: Ctrl-C and SIGTERM raise in them, and errors become one line on stderr."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            with _signals_handled_by(_interrupt):
+                return command(*args, **kwargs)
         except PassError as error:
             report(error)
             sys.exit(2)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
-            sys.exit(130)
-        except BrokenPipeError:  # the reader of our output went away (`| head`): nothing is wrong
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:  # the reader of our output has ended (`| head`), which is no error
             _drop_output(141)
         except OSError as error:
             report(error.strerror or error)
@@ -118,6 +133,6 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _drop_output(status: int) -> NoReturn:
-    """End without the interpreter trying to write what is still buffered."""
+    """End the process. The interpreter then writes what is still buffered to nowhere, rather than fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)

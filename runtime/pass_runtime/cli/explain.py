@@ -5,11 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from pass_runtime.cli.tables import show_table
 from pass_runtime.tuning.tuner import ADVANTAGE, PlanTuner
 
 
 def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
-    """On stderr: the candidates as they stand now, best first, and what they follow from."""
+    """Print on stderr the candidate plans with their present estimates, best first, and what the estimates rest on."""
     console = Console(stderr=True, highlight=False)
     candidates = tuner.candidates(tuner.lookahead if lookahead is None else lookahead)
     plain = next(c for c in candidates if c.cycle.name == "ar")
@@ -26,16 +27,23 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
             f"{candidate.rate:.1f}",
             f"{candidate.rate / plain.rate:.2f}",
         )
-    console.print(table)
+    show_table(console, table)
     present = tuner.chosen.plans[0].name
-    console.print(f"in use now: {present}; a plan must promise {ADVANTAGE:.2f} times `ar` to be taken up")
-    console.print("trunk, ms by rows: " + _points(tuner.times.trunk))
-    console.print("tail, ms by sampled rows: " + _points(tuner.times.tail))
+    console.print(
+        f"in use now: {present}; a plan must promise {ADVANTAGE:.2f} times `ar` to be taken up", soft_wrap=True
+    )
+    console.print("trunk, ms by rows: " + _points(tuner.times.trunk), soft_wrap=True)
+    console.print("tail, ms by sampled rows: " + _points(tuner.times.tail), soft_wrap=True)
     if tuner.slower:
-        console.print("passes since, times of that: " + _ratios(tuner.slower))
-    console.print("look-ahead draft i right where those before it were: " + _rates(tuner.drafts.rates))
-    for matched, acceptance in sorted(tuner.texts.items()):
-        console.print(f"text draft i right, {matched} tokens matched: " + _rates(acceptance.rates))
+        console.print("passes since, times of that: " + _ratios(tuner.slower), soft_wrap=True)
+    console.print(
+        "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_drafts.rates), soft_wrap=True
+    )
+    for matched, acceptance in sorted(tuner.ngrams.items()):
+        console.print(
+            f"conditional acceptance of n-gram draft i, {matched} tokens matched: " + _rates(acceptance.rates),
+            soft_wrap=True,
+        )
 
 
 def _points(seconds: dict[int, float]) -> str:

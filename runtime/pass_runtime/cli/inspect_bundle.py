@@ -1,8 +1,7 @@
-"""pass-run inspect: what a bundle holds, from its manifest alone."""
+"""pass-run inspect: shows what a bundle holds, from its manifest alone."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,17 @@ from rich.table import Table
 
 from pass_runtime.backends.trt.engine_sets import verify_engines
 from pass_runtime.bundle.integrity import verify_files
-from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo, read_manifest
+from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo
+from pass_runtime.bundle.plan import Plan, bundle_plans
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.cli.tables import show_table
+from pass_runtime.json_lines import to_json
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def run_inspect(bundle: Path, *, as_json: bool, verify: bool) -> None:
-    """Print a table or JSON; with `verify`, only after every file turned out to be the one that was written."""
+    """Print a table or JSON. verify: check the hash of every file first; PassError where one differs."""
     manifest = read_manifest(bundle)
     if verify:
         verify_files(bundle, manifest)
@@ -28,13 +31,13 @@ def run_inspect(bundle: Path, *, as_json: bool, verify: bool) -> None:
             verify_engines(bundle, engines, hashes=True)
     found = describe(bundle, manifest) | {"verified": verify}
     if as_json:
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        click.echo(to_json(found, indent=2))
     else:
         print_tables(found)
 
 
 def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
-    """Plain data. Sizes are in bytes; `kv_bytes_per_token` is the cache's, for one sequence."""
+    """The contents of a bundle, for JSON. Sizes are in bytes; `kv_bytes_per_token` is of one sequence's KV cache."""
     model = manifest.model
     cached = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
     return {
@@ -45,7 +48,7 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
         "lookahead": manifest.lookahead.model_dump(mode="json"),
         "rule": manifest.rule,
         "noise": manifest.noise.model_dump(mode="json"),
-        "plans": [_plan(plan) for plan in manifest.plans],
+        "plans": [_plan(*each) for each in zip(bundle_plans(manifest.lookahead.length), manifest.plans, strict=True)],
         "files": {name: info.model_dump(mode="json") for name, info in sorted(manifest.files.items())},
         "bytes": sum(info.bytes for info in manifest.files.values()),
         "engines": [_engines(engines, manifest) for engines in manifest.engines],
@@ -53,19 +56,19 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _plan(plan: PlanInfo) -> dict[str, Any]:
+def _plan(plan: Plan, listed: PlanInfo) -> dict[str, Any]:
     return {
         "name": plan.name,
-        "rows": 1 + plan.drafts + sum(plan.groups),
+        "rows": plan.width,
         "drafts": plan.drafts,
         "groups": list(plan.groups),
-        "next": plan.next,
-        "samplers": sorted(plan.tails),
+        "next": plan.next.name,
+        "samplers": sorted(listed.tails),
     }
 
 
 def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
-    """current: whether they were built from the files that the bundle has now."""
+    """A set of engines. current: whether it was built from the files that the bundle has now."""
     keys = {"directory", "library", "version", "targets", "lookahead", "max_batch_size", "capacities", "prefill_widths"}
     return engines.model_dump(mode="json", include=keys) | {
         "current": engines.bundle == manifest.content,
@@ -75,7 +78,7 @@ def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
 
 
 def print_tables(found: dict[str, Any]) -> None:
-    """For people: everything but the hashes."""
+    """Print everything but the hashes as tables."""
     console = Console(highlight=False)
     table = Table(title=escape(found["bundle"]), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
@@ -89,7 +92,7 @@ def print_tables(found: dict[str, Any]) -> None:
     for plan in found["plans"]:
         groups, samplers = _listed(plan["groups"]), _listed(plan["samplers"])
         plans.add_row(plan["name"], str(plan["rows"]), str(plan["drafts"]), groups, plan["next"], samplers)
-    console.print(plans)
+    show_table(console, plans)
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -135,24 +138,24 @@ def _head(found: dict[str, Any] | None) -> str:
 def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
     if found is None:
         return []
-    lm_head = "none" if found["lm_head"] is None else _grid(found["lm_head"])
-    rows = [("  weights", f"{_grid(found['grid'])}; LM head {lm_head}")]
+    lm_head = "none" if found["lm_head"] is None else _scheme(found["lm_head"])
+    rows = [("  weights", f"{_scheme(found['grid'])}; LM head {lm_head}")]
     if found["activations"] != "full":
         rows.append(("  activations", f"int8, static, calibrated on {found['calibration']}"))
-        grids = sorted({_grid(found["layers"].get(layer, found["grid"])) for layer in found["weight_only"]})
-        of = f": {_listed(grids)}" if grids else ""
+        schemes = sorted({_scheme(found["layers"].get(layer, found["grid"])) for layer in found["weight_only"]})
+        of = f": {_listed(schemes)}" if schemes else ""
         rows.append(("  weight-only", _listed(found["weight_only"]) + of))
     others: dict[str, list[str]] = {}
-    for layer, grid in found["layers"].items():
-        if layer not in found["weight_only"]:  # listed above
-            others.setdefault(_grid(grid), []).append(layer)
-    rows += [(f"  {grid}", _listed(layers)) for grid, layers in others.items()]
+    for layer, scheme in found["layers"].items():
+        if layer not in found["weight_only"]:  # those are listed above
+            others.setdefault(_scheme(scheme), []).append(layer)
+    rows += [(f"  {scheme}", _listed(layers)) for scheme, layers in others.items()]
     return rows
 
 
-def _grid(grid: dict[str, Any]) -> str:
-    shared = "by output" if grid["block_size"] is None else f"in blocks of {grid['block_size']}"
-    return f"{grid['numbers']} {shared}{' with zero points' if grid['zero_points'] else ''}"
+def _scheme(scheme: dict[str, Any]) -> str:
+    shared = "by output" if scheme["block_size"] is None else f"in blocks of {scheme['block_size']}"
+    return f"{scheme['numbers']} {shared}{' with zero points' if scheme['zero_points'] else ''}"
 
 
 def _engine_row(engines: dict[str, Any] | None) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prompt_toolkit import Application
 
 Reader = Callable[[], str | None]
-"""The next line, None at the end (Ctrl-D, Ctrl-C at the prompt); PassError for one that is not UTF-8."""
+"""Returns the next line, None at the end (Ctrl-D, or Ctrl-C at the prompt). PassError for a line that is not UTF-8."""
 
 
 def open_reader() -> Reader:
@@ -37,7 +37,7 @@ def _terminal() -> Reader:
                 return session.prompt("> ")
         except Terminated:
             raise
-        except (EOFError, KeyboardInterrupt):  # prompt_toolkit's own for Ctrl-C
+        except (EOFError, KeyboardInterrupt):  # prompt_toolkit raises a plain KeyboardInterrupt at Ctrl-C
             return None
 
     return read
@@ -45,11 +45,11 @@ def _terminal() -> Reader:
 
 @contextmanager
 def _ended_by_sigterm(app: Application[str]) -> Iterator[None]:
-    """SIGTERM reaches `app` through its event loop: raised there, where any callback may run, it would be shown as that
-    callback's failure."""
+    """At SIGTERM, make `app` end with `Terminated`. Raised from the signal handler, it would look like a failure of the
+    event loop's callback that happens to be running."""
 
     def end() -> None:
-        with suppress(Exception):  # it has ended already
+        with suppress(Exception):  # the app has ended already
             app.exit(exception=Terminated())
 
     def terminate(number: int, frame: FrameType | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,8 @@ import click
 
 import pass_runtime
 from pass_runtime.cli import options as opts
-from pass_runtime.cli.errors import OneLineGroup, interrupt_on_signals, one_line_errors
-from pass_runtime.cli.output import print_pieces, print_summary
+from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
+from pass_runtime.cli.output import print_json, print_pieces, print_summary
 from pass_runtime.cli.prompts import read_prompt
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
@@ -23,7 +22,6 @@ from pass_runtime.errors import PassError
 @click.version_option(pass_runtime.__version__, prog_name="pass-run")
 def main() -> None:
     """Run a PaSS bundle. The text is what plain decoding gives; plans only change how fast."""
-    interrupt_on_signals()
 
 
 @main.command()
@@ -43,7 +41,7 @@ def main() -> None:
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @opts.SHOW_DRAFTS
-@click.option("--explain", is_flag=True, help="With --plan auto: print what it knows and why it decided as it did.")
+@click.option("--explain", is_flag=True, help="With --plan auto: print what it measured and how it chose.")
 @one_line_errors
 def generate(
     bundle: Path, prompt: str | None, prompt_file: Path | None, keep_newline: bool, system: str | None, **options: Any
@@ -54,7 +52,7 @@ def generate(
     )
     request = opts.generate_options(options)
     if explain and request.plan != "auto":
-        raise PassError("--explain tells how --plan auto decides; use them together")
+        raise PassError("--explain shows how --plan auto decides; use them together")
     if system is not None and not as_chat:
         raise PassError("--system goes into the model's chat template: add --chat")
     if request.logprobs is not None and not as_json:
@@ -67,7 +65,7 @@ def generate(
     else:
         generation = session.generate(text, request)
     if as_json:
-        click.echo(json.dumps(generation.run().as_dict(), ensure_ascii=False))
+        print_json(generation)
     else:
         print_pieces(generation, show_drafts=show_drafts)
         click.echo()
@@ -108,23 +106,27 @@ def chat(
     """Talk to the model, in a terminal or line by line from a pipe.
 
     /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the prompt it ends, as
-    Ctrl-D does. A message that cannot be answered is reported, and the conversation goes on without it.
+    Ctrl-D does. A message that cannot be answered is reported, and the conversation goes on without it; where lines
+    come from a pipe or a file, the status is then 2.
     """
-    from pass_runtime.cli.chat import Chat
-    from pass_runtime.cli.conversation import Conversation
-
+    with importing():
+        from pass_runtime.cli.chat import ChatLoop, SessionChat
+        from pass_runtime.cli.conversation import Conversation
     request, drop = opts.generate_options(options, reuse_prefix=True), context_overflow == "drop-oldest"
     if (bundle is None) == (server is None):
         raise PassError("name a BUNDLE to talk to, or a server with --server URL")
     if bundle is None:
-        from pass_runtime.cli.remote import open_remote
-
+        with importing():
+            from pass_runtime.cli.remote import open_remote
         opts.refuse_given("--server decides for itself", "device", "threads", "capacity", "trust_bundle", "show_drafts")
-        open_remote(str(server), api_key_file, request, Conversation(system), drop=drop).run()
-        return
-    opts.refuse_given("a bundle asks for no key", "api_key_file")
-    session = opts.open_bundle(bundle, options)
-    Chat(session, request, Conversation(system), drop=drop, show_drafts=show_drafts).run()
+        loop: ChatLoop = open_remote(str(server), api_key_file, request, Conversation(system), drop=drop)
+    else:
+        opts.refuse_given("a bundle asks for no key", "api_key_file")
+        session = opts.open_bundle(bundle, options)
+        loop = SessionChat(session, request, Conversation(system), drop=drop, show_drafts=show_drafts)
+    failed = loop.run()
+    if failed and not sys.stdin.isatty():
+        sys.exit(2)
 
 
 @main.command()
@@ -136,14 +138,14 @@ def chat(
 @opts.LOGPROBS
 @opts.MAX_BATCH_SIZE
 @opts.engine_options
-@click.option("--retry-failed", is_flag=True, help="Do lines again whose result in RESULTS is an error.")
+@click.option("--retry-failed", is_flag=True, help="Answer lines again whose result in RESULTS is an error.")
 @click.option("--fail-on-error", is_flag=True, help="End with status 1 where any line failed.")
 @click.option(
     "--ray",
     "processes",
     type=int,
     metavar="N",
-    help="In N processes of a Ray cluster: of RAY_ADDRESS, or started here.",
+    help="Answer in N processes of a Ray cluster: that of RAY_ADDRESS, or one that is started here.",
 )
 @one_line_errors
 def batch(
@@ -161,24 +163,28 @@ def batch(
     temperature, top_k, top_p, min_p, seed, stop, stop_token_ids, plan, lookahead, draft, ignore_eos, logprobs in place
     of the flags.
 
+    A line that fails has an "error" as its result, and the others go on. The status is 1 where a line failed by no
+    fault of its own ("unexpected"), and with --fail-on-error where any did.
+
     `-` is standard input and standard output. What is written to a pipe or a device cannot be continued. "line" in a
     result is the line of REQUESTS, blank ones counted.
     """
-    from pass_runtime.bundle.manifest import read_manifest
-    from pass_runtime.cli.batch import Answering, Batch, OneSession, model_identity
-
+    with importing():
+        from pass_runtime.bundle.read import read_manifest
+        from pass_runtime.cli.batch import Answerer, Batch, model_identity
+        from pass_runtime.cli.batch_session import SessionAnswerer
     request, most = opts.generate_options(options), options.pop("max_batch_size")
     model = model_identity(bundle, read_manifest(bundle))
 
-    def open_answering() -> Answering:
+    def open_answerer() -> Answerer:
         if processes is None:
-            return OneSession(opts.open_bundle(bundle, options, max_batch_size=most), request)
+            return SessionAnswerer(lambda: opts.open_for_batch(bundle, dict(options), most), request)
         from pass_runtime.cli.batch_ray import open_ray
 
         return open_ray(processes, bundle, options, most, request)
 
-    failed = Batch(requests, results, request, model, open_answering, retry_failed=retry_failed).run()
-    if failed and fail_on_error:
+    tally = Batch(requests, results, request, model, open_answerer, retry_failed=retry_failed).run()
+    if tally.unexpected or (tally.failed and fail_on_error):
         sys.exit(1)
 
 
@@ -190,21 +196,23 @@ def batch(
 @click.option("--allow-no-key", is_flag=True, help="Serve more than this machine without keys.")
 @click.option("--served-model-name", "model_name", help="What clients call the model.  [default: the bundle's name]")
 @opts.MAX_BATCH_SIZE
-@click.option("--max-queue", type=int, default=64, show_default=True, help="Sequences that may wait; then it is 429.")
-@click.option("--max-prompt-tokens", type=int, help="Of one prompt.  [default: the capacity]")
-@click.option("--max-output-tokens", type=int, help="Of one answer.  [default: the capacity]")
-@click.option("--max-body-bytes", type=int, default=1 << 20, show_default=True, help="Of a request's JSON.")
-@click.option("--max-connections", type=int, default=512, show_default=True, help="Beyond them it is 503.")
-@click.option("--request-seconds", type=float, default=600, show_default=True, help="For a whole answer.")
+@click.option("--max-queue", type=int, default=64, show_default=True, help="Sequences that may wait; more get a 429.")
+@click.option("--max-prompt-tokens", type=int, help="Most tokens of a prompt.  [default: the capacity]")
+@click.option("--max-output-tokens", type=int, help="Most tokens of an answer.  [default: the capacity]")
+@click.option("--max-body-bytes", type=int, default=1 << 20, show_default=True, help="Largest JSON of a request.")
+@click.option("--max-connections", type=int, default=512, show_default=True, help="With more, idle ones are closed.")
+@click.option("--request-seconds", type=float, default=600, show_default=True, help="Limit for a whole answer.")
+@click.option("--client-seconds", type=float, default=20, show_default=True, help="Limit to send a request or read on.")
 @click.option("--drain-seconds", type=float, default=30, show_default=True, help="For answers under way at SIGTERM.")
-@click.option("--reuse-prefix", is_flag=True, help="Keep K/V that a prompt has in common with an earlier one.")
+@click.option("--reuse-prefix", is_flag=True, help="Use the K/V of an earlier prompt again where both begin alike.")
 @click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
+@click.option("--allow-special-tokens", is_flag=True, help="Encode special tokens that messages spell as such.")
 @opts.engine_options
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:
-    """Answer HTTP requests as OpenAI's API does. Ctrl-C and SIGTERM let those under way finish."""
-    from pass_runtime.cli.serve import run_serve
-
+    """Answer HTTP requests as OpenAI's API does. At Ctrl-C and SIGTERM, requests under way may finish."""
+    with importing():
+        from pass_runtime.cli.serve import run_serve
     run_serve(bundle, options)
 
 
@@ -215,47 +223,66 @@ def serve(bundle: Path, **options: Any) -> None:
 @click.option("--max-new-tokens", type=int, default=64, show_default=True, help="Per prompt, end-of-sequence ignored.")
 @opts.sampling_options
 @opts.SEED
-@click.option("--plan", "plans", multiple=True, help="Plans to compare; the first is the measure.  [default: all]")
+@click.option("--plan", "plans", multiple=True, help="Plans to compare; ratios are to the first.  [default: all]")
 @click.option("--draft", "drafts", type=click.Choice(DRAFTS), multiple=True, help="Draft sources to compare.")
-@click.option("--lookahead", type=int, multiple=True, help="Drafts per round.  [default: the bundle's L]")
+@click.option("--lookahead", type=int, multiple=True, help="Drafts per pass.  [default: the bundle's L]")
 @click.option("--batch", "batches", help="Sequences at a time to compare, as 1,2,4,8.  [default: one by one]")
 @click.option("--rows", help="Time passes by the rows of their windows, as 1,2,3,5,7,9,13,25, in place of plans.")
 @click.option("--cached", type=click.IntRange(0), help="With --rows: tokens in the cache.  [default: 200]")
 @click.option("--repeat", type=int, default=3, show_default=True, help="Rounds; every round runs every plan once.")
+@click.option("--breakdown", is_flag=True, help="Also time each plan's passes alone: trunk, tail, predicted speed.")
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="The measurements as JSON instead of a table.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the JSON here.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the JSON here, after every round.")
 @one_line_errors
 def bench(bundle: Path, **options: Any) -> None:
-    """Time plans against each other, in alternation; medians over rounds.
+    """Time plans against each other, in alternation, and report medians over rounds.
 
     One by one, tokens/s are those of decoding, without prefill. With --batch they are of all sequences together, from
-    the first prompt to the last token. ms/pass are also of decoding, and host is what of them the engine does not run
-    in. With --rows a round is ten passes of each width, with look-ahead rows and
-    without, and the cache is as long as --capacity where it is given.
-    """
-    from pass_runtime.cli.bench import BenchOptions, about, parse_sizes, print_table, run_bench, tell
-    from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, print_rows
+    the first prompt to the last token. ms/pass are of decoding too, and host is the part of them outside the engine.
 
+    With --breakdown, trunk and tail are milliseconds of a plan's passes timed alone, cost is their sum relative to a
+    pass of ar, and the prediction is the speed if passes took no longer than that.
+
+    With --rows a round is ten passes of each width, with look-ahead rows and without, and the cache is as long as
+    --capacity if that is given.
+    """
+    with importing():
+        from pass_runtime.cli.bench import (
+            BenchOptions,
+            about,
+            parse_sizes,
+            print_plans,
+            run_bench,
+            show_report,
+            write_json,
+        )
+        from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, print_rows
     as_json, output, cached = options.pop("as_json"), options.pop("output"), options.pop("cached")
     batches = parse_sizes("--batch", "sequences", "1,2,4,8", options.pop("batches"))
     rows = parse_sizes("--rows", "rows", "1,2,3,5,7,9,13,25", options.pop("rows"))
-    keys = ("prompts", "prompt_file", "max_new_tokens", "plans", "drafts", "lookahead", "repeat")
+    keys = ("prompts", "prompt_file", "max_new_tokens", "plans", "drafts", "lookahead", "repeat", "breakdown")
     own = {key: options.pop(key) for key in keys}
     request = BenchOptions(sampling=opts.sampling_params(options), batches=batches, **own)
     if request.repeat < 1:
         raise PassError(f"--repeat must be at least 1, not {request.repeat}")
     if not rows and cached is not None:
-        raise PassError("--cached says what --rows are timed over: add them")
+        raise PassError("--cached is for --rows: add them")
+    if rows and request.breakdown:
+        raise PassError("--rows time trunk and tail apart already: leave out --breakdown")
     if rows and (request.plans or request.drafts or request.lookahead):
-        raise PassError("--rows are timed whatever plan has them: leave out --plan, --draft and --lookahead")
+        raise PassError("--rows times windows, not plans: leave out --plan, --draft and --lookahead")
     by_rows = RowsOptions(request.sampling, rows, batches or (1,), repeat=request.repeat)
     if cached is not None:
         by_rows = replace(by_rows, cached=cached)
     by_rows = replace(by_rows, whole_cache=options["capacity"] is not None)
     session = opts.open_bundle(bundle, options, max_batch_size=max(batches, default=1))
-    measured = measure_rows(session, by_rows, request.texts()) if rows else run_bench(session, request)
-    tell(about(session) | measured, print_rows if rows else print_table, as_json=as_json, output=output)
+
+    def save(report: dict[str, Any]) -> None:
+        write_json(about(session) | report, output)
+
+    measured = measure_rows(session, by_rows, request.texts(), save) if rows else run_bench(session, request, save)
+    show_report(about(session) | measured, print_rows if rows else print_plans, as_json=as_json, output=output)
 
 
 @main.command()
@@ -265,8 +292,8 @@ def bench(bundle: Path, **options: Any) -> None:
 @one_line_errors
 def inspect(bundle: Path, as_json: bool, verify: bool) -> None:
     """Show what a bundle holds. No engine is loaded, and only the manifest is checked."""
-    from pass_runtime.cli.inspect_bundle import run_inspect
-
+    with importing():
+        from pass_runtime.cli.inspect_bundle import run_inspect
     run_inspect(bundle, as_json=as_json, verify=verify)
 
 

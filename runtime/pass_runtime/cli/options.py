@@ -1,9 +1,10 @@
-"""Flags that several commands share, and their way into the runtime's dataclasses."""
+"""Flags that several commands share, and the dataclasses made of their values."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +13,10 @@ import click
 from pass_runtime.backends.capabilities import DEFAULT_BATCH
 from pass_runtime.backends.open import DEVICES
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MAX_LOGPROBS, SamplingParams
+from pass_runtime.cli.errors import importing
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
-from pass_runtime.options import MAX_QUEUE, PLANS, GenerateOptions
+from pass_runtime.options import MAX_QUEUE, MAX_SLOTS, PLANS, GenerateOptions
 from pass_runtime.session import Session, load
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,9 +64,9 @@ def generation_options(command: F) -> F:
     return apply(
         click.option("--max-new-tokens", type=int, default=128, show_default=True),
         sampling_options,
-        click.option("--plan", default="auto", show_default=True, help=f"{', '.join(PLANS)}: how, never what."),
+        click.option("--plan", default="auto", show_default=True, help=f"{', '.join(PLANS)}. The text is the same."),
         DRAFT,
-        click.option("--lookahead", type=int, help="Drafts per round; 0 is plain decoding.  [default: the bundle's L]"),
+        click.option("--lookahead", type=int, help="Drafts per step; 0 is plain decoding.  [default: the bundle's L]"),
         click.option("--stop", multiple=True, help="End before this text. May be given several times."),
         click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this token, too."),
         click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token."),
@@ -75,23 +77,32 @@ MAX_BATCH_SIZE = click.option(
     "--max-batch-size", type=int, help=f"Sequences at a time.  [default: {DEFAULT_BATCH}, or the engines']"
 )
 LOGPROBS = click.option(
-    "--logprobs", type=int, help=f"Tell every token's log-probability, and of so many (0-{MAX_LOGPROBS}) likely ones."
+    "--logprobs",
+    type=int,
+    help=f"Report log-probabilities: each token's, and of 0-{MAX_LOGPROBS} likely ones.",
 )
 SHOW_DRAFTS = click.option(
-    "--show-drafts", is_flag=True, help="Colour tokens by where they came from: the model, look-ahead, the text."
+    "--show-drafts", is_flag=True, help="Colour tokens by source: the model, look-ahead or n-gram drafts."
 )
 
 
 def open_bundle(
     bundle: Path, options: dict[str, Any], *, max_batch_size: int | None = 1, max_queue: int = MAX_QUEUE
 ) -> Session:
-    """Takes the engine options out of a command's `options`, of which nothing else may be left."""
+    """Open a bundle with the engine options in `options`, which must hold nothing else and is emptied."""
     verify = not options.pop("trust_bundle")
+    with importing():
+        import_module("pass_runtime.backends.ort.backend")  # and ONNX Runtime, which `load` imports otherwise
     return load(bundle, **options, max_batch_size=max_batch_size, max_queue=max_queue, verify=verify)
 
 
+def open_for_batch(bundle: Path, options: dict[str, Any], max_batch_size: int | None) -> Session:
+    """`open_bundle` with a queue that holds a next line for every slot, however many slots there are."""
+    return open_bundle(bundle, options, max_batch_size=max_batch_size, max_queue=2 * MAX_SLOTS)
+
+
 def refuse_given(why: str, *names: str) -> None:
-    """PassError where one of these options of the command under way was given."""
+    """PassError where one of these options of the running command was given."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
@@ -99,13 +110,15 @@ def refuse_given(why: str, *names: str) -> None:
 
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:
-    """Takes its own keys out of a command's `options`."""
+    """Takes the keys that it uses out of a command's `options`."""
     return SamplingParams(**{key: options.pop(key) for key in ("temperature", "top_k", "top_p", "min_p", "seed")})
 
 
 def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> GenerateOptions:
-    """Takes its own keys out of a command's `options`."""
+    """Takes the keys that it uses out of a command's `options`."""
     sampling = sampling_params(options)
     keys = ("max_new_tokens", "plan", "lookahead", "draft", "stop", "stop_token_ids", "ignore_eos")
     own = {key: options.pop(key) for key in keys} | {"logprobs": options.pop("logprobs", None)}
+    if "" in own["stop"]:
+        raise PassError("--stop is empty: give it text, or leave it out")
     return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own)

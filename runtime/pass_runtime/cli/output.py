@@ -1,5 +1,5 @@
-"""What people see of a generation: the text as it streams, with --show-drafts in the colours of where its tokens came
-from, and a line about it in the end."""
+"""Prints a generation: its text as it streams, with --show-drafts coloured by where its tokens came from, and a line of
+statistics at the end."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
-from pass_runtime.decode.sequence import Source, Token
-from pass_runtime.generation import Generation, Piece
+from pass_runtime.decode.sequence import Piece, Token, TokenSource
+from pass_runtime.generation import Generation
+from pass_runtime.json_lines import to_json
 
-COLOURS: Mapping[Source, str | None] = {"model": None, "lookahead": "green", "ngram": "cyan"}
-NAMES: Mapping[Source, str] = {
+COLOURS: Mapping[TokenSource, str | None] = {"model": None, "lookahead": "green", "ngram": "cyan"}
+NAMES: Mapping[TokenSource, str] = {
     "model": "the model's own",
     "lookahead": "look-ahead drafts",
-    "ngram": "drafts from the text",
+    "ngram": "n-gram drafts",
 }
 
 
 def coloured(piece: Piece) -> str:
-    """The text of a piece, every token's in the colour of its source. (click leaves colours out where they would not
-    be seen.)"""
+    """The text of a piece, with the text of every token in the colour of its source. (click removes colours where
+    standard output is no terminal.)"""
     parts = [click.style(token.text, fg=COLOURS[token.source]) if token.text else "" for token in piece.tokens]
     return "".join(parts) or piece.text
 
 
 def legend(tokens: Sequence[Token]) -> str:
-    """One line: how many tokens came from where, in their colours."""
+    """How many tokens came from each source, in its colour."""
     counts = Counter(token.source for token in tokens)
     shares = (f"{counts[source]} {name}" for source, name in NAMES.items() if counts[source])
     styled = zip(shares, (source for source in NAMES if counts[source]), strict=True)
@@ -36,13 +37,24 @@ def legend(tokens: Sequence[Token]) -> str:
 
 
 def print_pieces(pieces: Iterable[Piece], *, show_drafts: bool) -> None:
-    """Print pieces as they come."""
+    """Print the text of pieces as they come."""
     for piece in pieces:
         click.echo(coloured(piece) if show_drafts else piece.text, nl=False)  # flushes
 
 
+def print_json(generation: Generation) -> None:
+    """Print one JSON object at the end. At an interrupt it holds what was written until then."""
+    try:
+        generation.result()
+    except KeyboardInterrupt:
+        generation.cancel()
+        click.echo(to_json(generation.result().as_dict()))
+        raise
+    click.echo(to_json(generation.as_dict()))
+
+
 def summary(generation: Generation) -> str:
-    """One line about a generation."""
+    """The statistics of a generation, in one line."""
     stats = generation.stats
     parts = [
         f"{stats.generated_tokens} tokens",
@@ -56,8 +68,8 @@ def summary(generation: Generation) -> str:
 
 
 def print_summary(generation: Generation, *, show_drafts: bool) -> None:
-    """On stderr, where somebody may be looking: always with `show_drafts`, else in a terminal."""
+    """Print the summary on stderr where that is a terminal, and with `show_drafts` the counts by source in any case."""
     if show_drafts:
         click.echo(f"[{legend(generation.tokens)}]", err=True)
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         click.secho(summary(generation), err=True, dim=True)

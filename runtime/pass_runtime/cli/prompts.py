@@ -1,42 +1,21 @@
-"""Where prompts come from: flags, files, standard input; `-` names standard input."""
+"""Reads prompts from flags, files and standard input, whose name is `-`."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
-from pydantic_core import from_json
 
 from pass_runtime.errors import PassError
+from pass_runtime.json_lines import Line, lines_of
 
 STDIN = Path("-")
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a .jsonl file, which is not blank. number: in the file, from 1, blank lines counted."""
-
-    number: int
-    text: str
-
-    def object(self) -> dict[str, Any]:
-        """PassError where the line is no JSON object."""
-        try:
-            value = from_json(self.text, allow_inf_nan=False)
-        except ValueError as error:
-            raise PassError(f"not JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise PassError("not a JSON object")
-        return value
-
-
 def read_lines(path: Path) -> list[Line]:
     """The lines of a .jsonl file that are not blank."""
-    lines = _read(path, "the input").split("\n")
-    return [Line(number, text) for number, text in enumerate(lines, start=1) if text.strip()]
+    return lines_of(_read(path, "the input"))
 
 
 def read_prompts(path: Path) -> list[str]:

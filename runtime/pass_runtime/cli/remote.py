@@ -1,4 +1,4 @@
-"""pass-run chat --server: the same conversation, answered by a server (`pass-run serve`, or one of its kind)."""
+"""pass-run chat --server: a chat with a server, `pass-run serve` or another one with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from pass_runtime.cli.chat import Talk
+from pass_runtime.cli.chat import ChatLoop
 from pass_runtime.cli.conversation import Conversation
 from pass_runtime.cli.errors import Interrupted
 from pass_runtime.errors import PassError
@@ -23,10 +23,11 @@ from pass_runtime.files import read_text
 from pass_runtime.options import GenerateOptions
 
 SECONDS = 600
-"""Of silence, after which a server is given up."""
+"""How long a server may send nothing before the request fails."""
 
 
-Choices = Generator[dict[str, Any], None, None]
+ChoiceEvents = Generator[dict[str, Any], None, None]
+"""The choice of each event of a streamed answer, as JSON."""
 
 
 class ContextFull(PassError):
@@ -35,38 +36,35 @@ class ContextFull(PassError):
 
 @dataclass
 class Server:
-    """The two requests that a chat needs. url: without /v1. model: what the server calls it."""
+    """The two requests that a chat needs. url: without /v1. model: the name by which the server knows it."""
 
     url: str
     key: str = field(default="", repr=False)
     model: str = ""
 
     def encode_chat(self, _: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        """The template is the server's: it refuses messages when they are sent."""
+        """Accept any messages: the chat template is the server's, which refuses messages when they are sent."""
         return ()
 
     def connect(self) -> None:
-        """Learn the model's name. PassError where the server cannot be used."""
+        """Ask the server for the name of its model. PassError where the server cannot be used."""
         with closing(self._open("/v1/models", None)) as response:
             self.model = str(_json(response.read())["data"][0]["id"])
 
-    def answer(
-        self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]
-    ) -> Generator[dict[str, Any], None, None]:
-        """The choice of each event of a streamed answer. Closing it tells the server to stop. PassError where it breaks
-        off."""
-        asked = {"model": self.model, "messages": list(messages), "stream": True, **options}
-        with closing(self._open("/v1/chat/completions", asked)) as response:
+    def answer(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> ChoiceEvents:
+        """Stream the answer. Closing the generator cancels the request. PassError where the answer breaks off."""
+        body = {"model": self.model, "messages": list(messages), "stream": True, **options}
+        with closing(self._open("/v1/chat/completions", body)) as response:
             for line in response:
                 event = line.strip().removeprefix(b"data: ")
                 if event == b"[DONE]":
                     return
                 if not event:
                     continue
-                told = _json(event)
-                if "error" in told:
-                    raise _error(told)
-                yield from told["choices"]
+                content = _json(event)
+                if "error" in content:
+                    raise _error(content)
+                yield from content["choices"]
         raise PassError("the server went away in the middle of its answer")
 
     def _open(self, path: str, content: Any) -> http.client.HTTPResponse:
@@ -81,8 +79,8 @@ class Server:
                     raise PassError(self._about_key) from None
                 raise _error(_json(error.read())) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            told = getattr(error, "reason", error)
-            raise PassError(f"{self.url} does not answer: {told}; start it with pass-run serve BUNDLE") from None
+            reason = getattr(error, "reason", error)
+            raise PassError(f"{self.url} does not answer: {reason}; start it with pass-run serve BUNDLE") from None
         return response
 
     @property
@@ -93,8 +91,8 @@ class Server:
 
 
 @dataclass
-class RemoteChat(Talk):
-    """A server answers."""
+class RemoteChat(ChatLoop):
+    """A chat with a server."""
 
     template: Server
 
@@ -117,12 +115,12 @@ class RemoteChat(Talk):
         if last is None:
             return
         self.conversation.add(user, text)
-        if sys.stderr.isatty() and (told := last.get("pass")):
-            finish = f"plan {told['plan']}, tau {told['tau']:.2f}, finished by {last['finish_reason']}"
+        if sys.stderr is not None and sys.stderr.isatty() and (extension := last.get("pass")):
+            finish = f"plan {extension['plan']}, tau {extension['tau']:.2f}, finished by {last['finish_reason']}"
             click.secho(f"[{finish}]", err=True, dim=True)
 
-    def _choices(self, user: str) -> Choices:
-        """Of the answer, once the conversation fits the server's context."""
+    def _choices(self, user: str) -> ChoiceEvents:
+        """The events of the answer to `user`; the oldest exchanges are dropped until the server's context has room."""
         shortened = Conversation(self.conversation.system, list(self.conversation.turns))
         while True:
             try:
@@ -137,7 +135,7 @@ class RemoteChat(Talk):
 
 
 def as_fields(options: GenerateOptions) -> dict[str, Any]:
-    """In the API's words."""
+    """The options as fields of a request."""
     sampling = options.sampling
     fields: dict[str, Any] = {
         "max_tokens": options.max_new_tokens,
@@ -159,7 +157,7 @@ def as_fields(options: GenerateOptions) -> dict[str, Any]:
 def open_remote(
     url: str, key_file: Path | None, options: GenerateOptions, conversation: Conversation, *, drop: bool
 ) -> RemoteChat:
-    """key_file: its first line that is not a comment is the key."""
+    """A chat with the server at `url`. The key is the first line of `key_file` that is not a comment."""
     if not url.startswith(("http://", "https://")):
         raise PassError(f"--server is a URL, as http://127.0.0.1:8000, not {url!r}")
     lines = [] if key_file is None else [line.strip() for line in read_text(key_file).splitlines()]
@@ -180,8 +178,8 @@ def _json(text: bytes) -> dict[str, Any]:
     return found
 
 
-def _error(told: dict[str, Any]) -> PassError:
-    error = told.get("error")
+def _error(content: dict[str, Any]) -> PassError:
+    error = content.get("error")
     error = error if isinstance(error, dict) else {}
     kind = ContextFull if error.get("code") == "context_length_exceeded" else PassError
     return kind(f"the server refuses: {error.get('message', 'it does not say why')}")

@@ -1,4 +1,4 @@
-"""Where the results of a batch go: a file that a later run continues, or a pipe, terminal or device that it cannot."""
+"""The output of a batch: a file, which a later run can continue, or a pipe, terminal or device, which it cannot."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from pass_runtime.errors import PassError
-from pass_runtime.files import replacing
+from pass_runtime.files import open_locked, replacing
+from pass_runtime.json_lines import to_json
 
 LINE_START = b'{"line": '
 STDOUT = Path("-")
 
 
 def encode(result: dict[str, Any]) -> bytes:
-    return json.dumps(result, ensure_ascii=False).encode() + b"\n"
+    return to_json(result).encode() + b"\n"
 
 
 def can_resume(path: Path) -> bool:
@@ -27,7 +28,7 @@ def can_resume(path: Path) -> bool:
 
 
 class ResultStream:
-    """Results to `path`, which is no regular file, or to standard output for `-`; each goes through at once."""
+    """Writes results to `path`, which is no regular file, or for `-` to standard output, and flushes each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,20 +43,20 @@ class ResultStream:
             self._file.flush()
         except OSError as error:
             if self._path == STDOUT or isinstance(error, BrokenPipeError):
-                raise  # commands know how to end then
+                raise  # `one_line_errors` knows how to end then
             raise PassError(f"cannot write {self._path}: {error.strerror}") from None
 
 
 class ResultFile:
-    """Results on disk, locked against a second run for as long as this process has it open.
+    """Results on disk, locked against a second run while this process has the file open.
 
-    The lock is the operating system's, on the file itself: it ends with the process, however that ends.
+    The operating system holds the lock on the file itself and releases it when the process ends, however that happens.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._fd = _open_locked(path)
+            self._fd = open_locked(path)
         except BlockingIOError:
             raise PassError(f"another run is writing {path}; wait for it, or choose another name") from None
         except OSError as error:
@@ -67,20 +68,21 @@ class ResultFile:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def resume(self, fingerprints: Sequence[str]) -> list[bool]:
-        """For every result that is there: whether it is an error. Drops a torn last line.
+    def resume(self, fingerprints: Sequence[str]) -> list[dict[str, Any]]:
+        """For every result in the file a dict with its "error" and "unexpected", empty for one that is no error. A torn
+        last line is removed.
 
         PassError where the results are not those of the requests with these fingerprints.
         """
-        failed: list[bool] = []
+        failed: list[dict[str, Any]] = []
         end, ours = 0, True
         for line in self._lines():
             if line.endswith(b"\n"):
                 answer = _parse(line)
                 ours &= len(failed) < len(fingerprints) and answer.get("request") == fingerprints[len(failed)]
-                failed.append("error" in answer)
+                failed.append({key: answer[key] for key in ("error", "unexpected") if key in answer})
                 end += len(line)
-            else:  # torn: it must at least begin as our results do, anything else is somebody's file
+            else:  # torn: a result at least begins like this, and anything else is another program's file
                 ours &= line.startswith(LINE_START) or LINE_START.startswith(line)
             if not ours:
                 raise PassError(
@@ -94,7 +96,7 @@ class ResultFile:
         return failed
 
     def append(self, result: dict[str, Any]) -> None:
-        """On disk when it returns."""
+        """Append a result, which is on disk when this returns."""
         data = memoryview(encode(result))
         try:
             while data:
@@ -104,9 +106,9 @@ class ResultFile:
             raise self._failure(error) from None
 
     def replace_failed(self, again: Iterator[dict[str, Any]]) -> None:
-        """Put the results of `again` in the places of the errors, in order, in a new file that takes this one's place.
+        """Replace the errors by the results of `again`, in order, in a new file that replaces this one.
 
-        Where `again` raises, what it gave until then is kept, and so are the errors after it.
+        Where `again` raises, the results that it gave until then are kept, and so are the errors that are left.
         """
         stopped: BaseException | None = None
         with replacing(self._path) as file:
@@ -116,7 +118,7 @@ class ResultFile:
                     if stopped is None and "error" in _parse(line):
                         line = encode(next(again))
                     _write(file, line)
-                except BaseException as error:  # Ctrl-C above all, in the middle of a line too
+                except BaseException as error:  # above all Ctrl-C, which may come in the middle of a line
                     if stopped is not None:
                         raise
                     stopped = error
@@ -125,7 +127,7 @@ class ResultFile:
                     _write(file, line)
                 written += len(line)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            new = os.dup(file.fileno())  # shares the lock, and the position behind the last line
+            new = os.dup(file.fileno())  # shares the lock, and the position after the last line
         os.close(self._fd)
         self._fd = new
         if stopped is not None:
@@ -151,19 +153,6 @@ def _open_stream(path: Path) -> IO[bytes]:
             raise PassError("standard output is closed: name a file for the results")
         return sys.stdout.buffer
     return path.open("wb", buffering=0)
-
-
-def _open_locked(path: Path) -> int:
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), path.stat()):
-                return fd
-        except OSError:
-            os.close(fd)
-            raise
-        os.close(fd)  # another run put a new file in its place meanwhile
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -11,15 +11,14 @@ from typing import Any
 import click
 
 from pass_runtime.cli import options as opts
+from pass_runtime.cli.errors import importing
 from pass_runtime.errors import PassError
-
-MAX_SLOTS = 1024
-"""The most that a session can have."""
+from pass_runtime.options import MAX_SLOTS
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Where, and for how many."""
+    """Where the server listens, for how many connections, and how long it drains."""
 
     host: str
     port: int
@@ -28,34 +27,37 @@ class Listening:
 
 
 def run_serve(bundle: Path, options: dict[str, Any]) -> None:
-    """Serve until a signal ends it. The engine options among `options` are the session's."""
+    """Serve until a signal ends it. options: those of the command, the engine options included."""
     try:
-        from pass_runtime.serve.app import make_app
-        from pass_runtime.serve.options import ServeOptions, check_exposure, read_keys
-        from pass_runtime.serve.server import listen, serve
+        with importing():
+            from pass_runtime.serve.app import make_app
+            from pass_runtime.serve.options import ServeOptions, check_exposure, read_keys
+            from pass_runtime.serve.server import listen, serve
     except ModuleNotFoundError as error:
         raise PassError(f"{error.name} is not installed: pip install 'pass-toolkit[serve]'") from None
     own = {key: options.pop(key) for key in ("host", "port", "max_connections", "drain_seconds")}
     where, keys = Listening(**own), options.pop("api_key_file")
     most, allow_no_key = options.pop("max_batch_size"), options.pop("allow_no_key")
-    names = ("model_name", "max_queue", "max_prompt_tokens", "max_output_tokens", "max_body_bytes", "request_seconds")
+    limits = ("max_queue", "max_prompt_tokens", "max_output_tokens", "max_body_bytes")
+    seconds = ("request_seconds", "client_seconds")
     allowed = ServeOptions(
         keys=read_keys(keys) if keys is not None else (),
         reuse_prefix=options.pop("reuse_prefix"),
         client_plans=not options.pop("no_client_plan"),
-        **{name: options.pop(name) for name in names},
+        special_tokens=options.pop("allow_special_tokens"),
+        **{name: options.pop(name) for name in ("model_name", *limits, *seconds)},
     )
     if where.max_connections < 1 or not 0 <= where.drain_seconds < float("inf"):
         raise PassError("max-connections must be at least 1, and drain-seconds at least 0")
     check_exposure(where.host, allowed.keys, allow_no_key=allow_no_key)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    queue = MAX_SLOTS + allowed.max_queue  # the app counts: what has a slot is not waiting
+    queue = MAX_SLOTS + allowed.max_queue  # the app refuses more before: it counts slots and queue together
     listening = listen(where.host, where.port)
     with listening, opts.open_bundle(bundle, options, max_batch_size=most, max_queue=queue) as session:
         session.warm_up()
         app = make_app(session, allowed)
         host, port = listening.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        told = f"{app.state.service.model} is served at {address}/v1"
-        serve(app, listening, where.max_connections, where.drain_seconds, ready=lambda: click.echo(told, err=True))
+        line = f"{app.state.service.model} is served at {address}/v1"
+        serve(app, listening, where.max_connections, where.drain_seconds, ready=lambda: click.echo(line, err=True))

@@ -1,6 +1,7 @@
-"""Which pass comes next: a mode's cycle of plans, drafts found in the text, and whatever still fits the KV cache.
+"""Which pass comes next: a mode's cycle of plans, n-gram drafts, and what still fits the KV cache.
 
-Pure functions of numbers. Nothing here can change the text: drafts are only compared with what the model chooses.
+These are pure functions of numbers. Nothing here can change the text: drafts are only compared with what the model
+chooses.
 """
 
 from __future__ import annotations
@@ -12,149 +13,162 @@ from typing import Protocol
 from pass_runtime.backends.capabilities import Capabilities
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.errors import PassError
-from pass_runtime.tuning.group_sizes import chain_of
+from pass_runtime.tuning.group_sizes import cumulative_of
 from pass_runtime.tuning.tuner import ADVANTAGE, KEEP, Candidate, PlanTuner
 
 DRAFTS = ("lookahead", "ngram", "both")
-"""Where drafts come from: look-ahead rows, the text so far, or the text where it matches and else look-ahead rows."""
+"""Where drafts come from: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams where one matches and
+look-ahead rows elsewhere."""
+
+NextPass = tuple[Plan, tuple[tuple[int, ...] | None, ...]]
+"""A plan, and the n-gram drafts of every sequence; None keeps the window that the last pass left."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How a request is decoded: `cycle` (None: whatever is fastest), at most `lookahead` drafts from look-ahead rows
-    and `text_drafts` from the text. name: as statistics call it."""
+    """How a request is decoded: the cycle of plans (None: whatever is fastest), the most look-ahead drafts and the most
+    n-gram drafts of a pass. name: what statistics call it."""
 
     name: str
     cycle: Cycle | None
     lookahead: int
-    text_drafts: int
+    ngram_drafts: int
 
 
 @dataclass(frozen=True)
-class View:
-    """What is known of one sequence: the drafts that the last pass `left` in its window, and what followed the last
-    time in the `text`, after `matched` tokens that agree."""
+class DraftState:
+    """The drafts that one sequence has: how many the last pass left in its window, and the tokens that an n-gram match
+    proposes. matched: the length of that match."""
 
     left: int = 0
-    text: tuple[int, ...] = ()
+    ngram: tuple[int, ...] = ()
     matched: int = 0
 
 
-@dataclass(frozen=True)
-class Pass:
-    """A plan, and drafts from the text for every sequence; None leaves its window as the last pass left it."""
+class DraftPolicy(Protocol):
+    """Whether n-gram drafts are worth a pass."""
 
-    plan: Plan
-    drafts: tuple[tuple[int, ...] | None, ...]
+    def prefers(self, state: DraftState, plan: Plan) -> bool:
+        """Whether the n-gram drafts of a sequence are better than those in its window of `plan`."""
 
+    def count(self, states: Sequence[DraftState], window: Plan | None, plans: Sequence[Plan]) -> int:
+        """How many n-gram drafts to verify in a pass of their own; 0 runs none. plans[i] would verify i + 1 of them.
 
-class Judge(Protocol):
-    """Whether drafts from the text are worth their pass."""
-
-    def prefers(self, view: View, plan: Plan) -> bool:
-        """Whether its text drafts are better than those in its window of `plan`."""
-
-    def count(self, views: Sequence[View], window: Plan | None, plans: Sequence[Plan]) -> int:
-        """How many text drafts to verify now; plans[i] would verify i + 1 of them. 0 for none.
-
-        window: a plan that takes some of them too, so that others must be clearly better; None where there is none.
+        window: a plan that verifies some of them anyway, so that a pass of their own must be clearly better. None where
+        no such plan can run.
         """
 
 
-class Always:
-    """What a match proposes is always tried."""
+class AlwaysTry:
+    """Verifies whatever an n-gram match proposes."""
 
-    def prefers(self, view: View, plan: Plan) -> bool:  # noqa: ARG002
+    def prefers(self, state: DraftState, plan: Plan) -> bool:  # noqa: ARG002
         return True
 
-    def count(self, views: Sequence[View], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
+    def count(self, states: Sequence[DraftState], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
         return len(plans) if window is None else 0
 
 
-class Expected:
-    """Tried where they promise more tokens per second than `decided` does without them."""
+class TryWhereFaster:
+    """Verifies n-gram drafts where they promise more tokens per second than `decided` does without them."""
 
     def __init__(self, tuner: PlanTuner, decided: Candidate, batch: int) -> None:
         self._tuner, self._decided, self._batch = tuner, decided, batch
 
-    def prefers(self, view: View, plan: Plan) -> bool:
-        text = chain_of(self._tuner.text(view.matched).rates)[1 : plan.drafts + 1]
-        rows = chain_of(self._tuner.drafts.rates)[1 : view.left + 1]
-        return float(text.sum()) > float(rows.sum())
+    def prefers(self, state: DraftState, plan: Plan) -> bool:
+        ngram = cumulative_of(self._tuner.ngram(state.matched).rates)[1 : plan.drafts + 1]
+        lookahead = cumulative_of(self._tuner.lookahead_drafts.rates)[1 : state.left + 1]
+        return float(ngram.sum()) > float(lookahead.sum())
 
-    def count(self, views: Sequence[View], window: Plan | None, plans: Sequence[Plan]) -> int:
-        best, count = self._best(views, plans)
-        decided = self._decided.rate * len(views)
+    def count(self, states: Sequence[DraftState], window: Plan | None, plans: Sequence[Plan]) -> int:
+        best, count = self._best(states, plans)
+        decided = self._decided.rate * len(states)
         if window is not None:
             return count if count > window.drafts and best >= ADVANTAGE * decided else 0
         if best >= KEEP * decided:
             return count
-        for view in views:
-            if view.text:
-                self._tuner.text(view.matched).forget()
+        for state in states:
+            if state.ngram:
+                self._tuner.ngram(state.matched).forget()
         return 0
 
-    def _best(self, views: Sequence[View], plans: Sequence[Plan]) -> tuple[float, int]:
-        """The most tokens per second that one of `plans`, of 1, 2, ... text drafts, promises, and how many it has."""
-        chains = [chain_of(self._tuner.text(view.matched).rates) for view in views if view.text]
-        texts = [view.text for view in views if view.text]
+    def _best(self, states: Sequence[DraftState], plans: Sequence[Plan]) -> tuple[float, int]:
+        """The most tokens per second that any of `plans` promises, which verify 1, 2, ... n-gram drafts, and how many
+        drafts that plan verifies."""
+        matching = [(cumulative_of(self._tuner.ngram(s.matched).rates), len(s.ngram)) for s in states if s.ngram]
         rates = []
         for drafts, plan in enumerate(plans, 1):
-            tokens = sum(chain[: min(drafts, len(text)) + 1].sum() for chain, text in zip(chains, texts, strict=True))
-            tokens += len(views) - len(texts)  # one each for the others
+            tokens = sum(cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching)
+            tokens += len(states) - len(matching)  # a sequence without a match writes one token
             rates.append(float(tokens) / self._tuner.plan_seconds(plan, self._batch))
         best = max(rates, default=0.0)
         return best, rates.index(best) + 1 if rates else 0
 
 
 def next_pass(
-    cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, views: Sequence[View], judge: Judge
-) -> Pass | None:
-    """The next pass over the sequences of `views`, None where not even a plain one fits.
+    cycle: Cycle,
+    window: Plan | None,
+    room: int,
+    capabilities: Capabilities,
+    states: Sequence[DraftState],
+    policy: DraftPolicy,
+) -> NextPass | None:
+    """The next pass over the sequences with these draft states; None where not even a plain one fits.
 
-    window: the plan whose windows are in place. room: cache columns behind the longest sequence.
+    window: the plan whose windows are on the device. room: tokens of KV capacity left after the longest sequence.
     """
-    found = _from_text(cycle, window, room, capabilities, views, judge) if any(view.text for view in views) else None
-    return found or _from_cycle(cycle, window, room, capabilities, len(views))
+    found = None
+    if any(state.ngram for state in states):
+        found = _with_ngrams(cycle, window, room, capabilities, states, policy)
+    return found or _from_cycle(cycle, window, room, capabilities, len(states))
 
 
-def _from_text(
-    cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, views: Sequence[View], judge: Judge
-) -> Pass | None:
-    """Text drafts in the window that has drafts anyway, unless more of them promise more; else in a window of their
-    number in place of the cycle's next."""
+def _with_ngrams(
+    cycle: Cycle,
+    window: Plan | None,
+    room: int,
+    capabilities: Capabilities,
+    states: Sequence[DraftState],
+    policy: DraftPolicy,
+) -> NextPass | None:
+    """A pass that verifies n-gram drafts: in the windows of the cycle where those verify drafts anyway, or in windows
+    of their own where a longer match promises more. None where the policy wants neither."""
     first = cycle.plans[0]
     plan = window if window in cycle.plans and window.drafts else first if first.is_fused else None
-    if plan is not None and capabilities.columns(plan.width) > room:
+    if plan is not None and capabilities.padded_width(plan.width) > room:
         plan = None
-    longest = min(max(len(view.text) for view in views), capabilities.lookahead or MAX_LOOKAHEAD)
+    longest = min(max(len(state.ngram) for state in states), capabilities.lookahead or MAX_LOOKAHEAD)
     if plan is None or longest > plan.drafts:
-        chains = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
-        plans = [chain for chain in chains if capabilities.columns(chain.width) <= room]
-        if count := judge.count(views, plan, plans):
-            return Pass(plans[count - 1], tuple(view.text[:count] or None for view in views))
+        verifying = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
+        plans = [each for each in verifying if capabilities.padded_width(each.width) <= room]
+        if count := policy.count(states, plan, plans):
+            return plans[count - 1], tuple(state.ngram[:count] or None for state in states)
     if plan is None:
         return None
-    drafts = [view.text[: plan.drafts] if view.text and judge.prefers(view, plan) else None for view in views]
-    return Pass(plan, tuple(drafts)) if any(drafts) else None
+    drafts = tuple(
+        state.ngram[: plan.drafts] if state.ngram and policy.prefers(state, plan) else None for state in states
+    )
+    return (plan, drafts) if any(drafts) else None
 
 
-def _from_cycle(cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, count: int) -> Pass | None:
-    """The windows in place, or the start of the cycle; near the end of the capacity those of a narrower cycle."""
-    untouched = (None,) * count
+def _from_cycle(
+    cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, count: int
+) -> NextPass | None:
+    """The plan whose windows are on the device, or the first of the cycle. Near the end of the capacity it is a plan of
+    a narrower cycle."""
     while True:
         for plan in (window, cycle.plans[0]):
-            fits = plan in cycle.plans and capabilities.columns(cycle.reach(plan)) <= room
+            fits = plan in cycle.plans and capabilities.padded_width(cycle.reach(plan)) <= room
             if plan is not None and fits and capabilities.allows(cycle.plans):
-                return Pass(plan, untouched)
+                return plan, (None,) * count
         if cycle.lookahead == 0:
             return None
         cycle = cycle.narrower()
 
 
 def make_mode(plan: str, lookahead: int, draft: str | None = None) -> Mode:
-    """`plan` and `lookahead` as for `make_cycle`, or "auto"; `draft` is one of DRAFTS (None: "both" for auto, else
-    "lookahead")."""
+    """The mode of a request. plan, lookahead: as for `make_cycle`; plan may also be "auto". draft: one of DRAFTS (None:
+    "both" for auto, else "lookahead")."""
     if plan == "auto" and lookahead:
         draft = draft or "both"
         return Mode("auto", None, 0 if draft == "ngram" else lookahead, 0 if draft == "lookahead" else lookahead)

@@ -1,4 +1,4 @@
-"""Drafts from the text itself: what followed the last time these tokens stood in a row (prompt look-up).
+"""N-gram drafts (prompt lookup): the tokens that followed the last time the newest tokens stood in a row.
 
 A match is cheap and needs no model. Repetitive text, quotations and code are full of them.
 """
@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LONGEST, SHORTEST = 4, 2
-"""Tokens that must agree for a match, tried from LONGEST down."""
+"""The n-grams that are indexed, in tokens; the longest one that matches is used."""
 
 
 class NgramIndex:
-    """Every n-gram of a growing token sequence, with the place behind its newest occurrence."""
+    """Every n-gram of a growing token sequence, with the index of the token that followed its newest occurrence."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens: list[int] = []
-        self._behind: dict[tuple[int, ...], int] = {}
-        self._match = 0  # the place behind the newest earlier occurrence of the sequence's own end; 0 is none
+        self._following: dict[tuple[int, ...], int] = {}
+        self._match = 0  # the index that followed the n-gram which now ends the sequence; 0 where none matches
         self.matched = 0
-        """Tokens that agree in the present match, 0 where there is none."""
+        """The length of the present match in tokens, 0 where there is none."""
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -34,14 +34,14 @@ class NgramIndex:
         self._match = self.matched = 0
         for size in range(min(LONGEST, end), SHORTEST - 1, -1):
             gram = tuple(self._tokens[-size:])
-            if not self._match and gram in self._behind:
-                self._match, self.matched = self._behind[gram], size
-            self._behind[gram] = end
+            if not self._match and gram in self._following:
+                self._match, self.matched = self._following[gram], size
+            self._following[gram] = end
 
     def propose(self, count: int) -> tuple[int, ...]:
-        """Up to `count` tokens that followed the longest, then newest, match; none where nothing matches.
+        """Up to `count` tokens that followed the longest match, the newest one of that length; () without a match.
 
-        A match that runs into the end of the sequence goes on with what it has proposed itself: a loop.
+        A match close to the end of the sequence proposes the same tokens again and again, as a loop would.
         """
         if not self._match or count < 1:
             return ()

@@ -1,7 +1,7 @@
-"""The slots of a backend and what stands in them: which sequence, how much of it in the cache, which window.
+"""The slots of a backend and what each holds: which sequence, how much of it is cached, which window.
 
-The device is told only what changed. Where a pass or an allocation fails, or is interrupted, the host's account is as
-before it, and the windows are laid out anew from that account: nothing that half happened is believed.
+Only what changed is written to the device. Where a pass or an allocation fails or is interrupted, the host's account
+stays as it was before, and all windows are staged again from that account.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pass_runtime.backends.base import Backend, Logprobs, PassKind
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
-from pass_runtime.decode.sequence import Request, Sequence, Source, Token, TokenLogprobs
+from pass_runtime.decode.sequence import Request, Sequence, Token, TokenLogprobs, TokenSource
 
 Drafts = tuple[int, ...]
 
@@ -23,10 +23,10 @@ Drafts = tuple[int, ...]
 class Slot:
     """One row of the batch.
 
-    admitted: counts the sequences that joined before. kept: tokens whose K/V are in the cache though no sequence is.
-    prompt: of the sequence that is or was the last one here; the cache begins with its K/V, as far as it goes.
-    left: drafts in its window, of `source`. entered: whether its window is on the device. parked: whether the device
-    knows that it is left out.
+    admitted: the sequence's number in the order of admission. kept: the tokens of a finished sequence whose K/V are
+    still in the cache. prompt: the prompt of the slot's present or last sequence; the cache begins with its K/V.
+    left: the number of drafts in its window, and source: where they came from. staged: whether its window is on the
+    device. masked: whether the device leaves the slot out of passes.
     """
 
     number: int
@@ -35,38 +35,38 @@ class Slot:
     kept: list[int] = field(default_factory=list)
     prompt: tuple[int, ...] = ()
     left: int = 0
-    source: Source = "lookahead"
-    entered: bool = False
-    parked: bool = False
+    source: TokenSource = "lookahead"
+    staged: bool = False
+    masked: bool = False
 
     @property
     def cached(self) -> int:
-        """Valid entries of the cache."""
+        """Valid KV entries of the slot."""
         return len(self.kept) if self.sequence is None else self.sequence.cached
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a pass did to one sequence: `drafted` drafts were in its window, of `source`, and these tokens came out."""
+class StepResult:
+    """What a pass did to one sequence: its window held `drafted` drafts from `source`, and `tokens` were emitted."""
 
     sequence: Sequence
     drafted: int
-    source: Source
+    source: TokenSource
     tokens: tuple[Token, ...]
 
 
 class Runner:
-    """B slots. Everything here is about one thread: the scheduler's."""
+    """B slots. Only the thread that runs the scheduler may call it."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.slots = [Slot(number) for number in range(backend.capabilities.slots)]
         self.window: Plan | None = None
-        """The plan whose windows are on the device, None where they are to be laid out anew."""
+        """The plan whose windows are on the device; None where all windows must be staged again."""
 
         self._sampler: Sampler = "greedy"  # of the last pass
         self._admitted = 0
-        self._engine_seconds = 0.0  # in passes, those over prompts included
+        self._engine_seconds = 0.0  # spent in passes, prefill included
 
     @property
     def busy(self) -> list[Slot]:
@@ -75,20 +75,20 @@ class Runner:
 
     @property
     def decoding(self) -> list[Slot]:
-        """Slots whose sequence is past its prompt."""
+        """Slots whose sequence has its whole prompt in the cache."""
         return [slot for slot in self.slots if slot.sequence is not None and slot.sequence.prefilled]
 
     @property
     def room(self) -> int:
-        """Cache columns that a window may write behind the longest sequence, after growing if need be."""
+        """Tokens of KV capacity left after the longest sequence, once the cache has grown to its full size."""
         return self.backend.capabilities.max_capacity - max((slot.cached for slot in self.busy), default=0)
 
     def fits(self, prompt: int) -> bool:
-        """Whether a token can be written behind a prompt of so many tokens."""
-        return prompt - 1 + self.backend.capabilities.columns(1) <= self.backend.capabilities.max_capacity
+        """Whether a prompt of this many tokens leaves room to write one more."""
+        return prompt - 1 + self.backend.capabilities.padded_width(1) <= self.backend.capabilities.max_capacity
 
     def admit(self, sequence: Sequence) -> bool:
-        """Give `sequence` a free slot; False where there is none. It is the one that spares most of the reading."""
+        """Give `sequence` the free slot that holds most of its prompt already. False where no slot is free."""
         free = [slot for slot in self.slots if slot.sequence is None]
         if not free:
             return False
@@ -99,7 +99,7 @@ class Runner:
         self._fit(len(prompt) + 1, slot, keep)
         self.backend.set_sampling(slot.number, sequence.request.sampling)
         slot.sequence, slot.prompt, sequence.cached, slot.kept = sequence, prompt, keep, []
-        slot.left, slot.entered, slot.parked = 0, False, False
+        slot.left, slot.staged, slot.masked = 0, False, False
         self._admitted += 1
         slot.admitted = self._admitted
         sequence.stats.cached_tokens = keep
@@ -107,13 +107,13 @@ class Runner:
         return True
 
     def release(self, slot: Slot) -> None:
-        """The sequence is done; what it left in the cache can serve one that begins alike."""
+        """Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same prefix."""
         if slot.sequence is not None:
             self._keep(slot, slot.sequence.tokens[: slot.sequence.cached])
             slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """Copy what another slot has read of the very prompt that `slot` is to read."""
+        """Copy the K/V of the prompt of `slot` from another slot that has read more of the very same prompt."""
         sequence = slot.sequence
         assert sequence is not None
         started, request = time.perf_counter(), sequence.request
@@ -122,43 +122,43 @@ class Runner:
             return
         self.backend.cache.move(source.number, slot.number, count)
         sequence.stats.cached_tokens += count - sequence.cached
-        sequence.cached, slot.parked = count, False
+        sequence.cached, slot.masked = count, False
         sequence.stats.prefill_seconds += time.perf_counter() - started
 
     def prefill(self, slot: Slot, most: int | None = None) -> int:
-        """One chunk of the prompt, of at most `most` rows; returns how many tokens it held."""
+        """Prefill one chunk of the prompt, of at most `most` rows. Returns the number of tokens in it."""
         sequence = slot.sequence
         assert sequence is not None
         started, prompt = time.perf_counter(), sequence.request.prompt_ids
         count, width = self._chunk(sequence.cached, len(prompt) - 1, most)
-        self._reserve(sequence.cached + self.backend.capabilities.columns(width))
+        self._reserve(sequence.cached + self.backend.capabilities.padded_width(width))
         begun = time.perf_counter()
         self.backend.prefill(slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width)
         done = time.perf_counter()
         self._engine_seconds += done - begun
         sequence.cached += count
-        slot.parked = False  # behind what is cached now
+        slot.masked = False  # the length it was masked at has changed
         sequence.stats.prefill_seconds += done - started
         return count
 
     def make_room(self, plan: Plan, batch: int) -> None:
-        """For windows of `plan` in the first `batch` slots, growing the cache if a sequence needs it. Windows of slots
-        that are free are written too: what those kept gives way."""
-        columns, slots = self.backend.capabilities.columns(plan.width), self.slots[:batch]
-        self._reserve(max((slot.cached for slot in slots if slot.sequence is not None), default=0) + columns)
+        """Make room for windows of `plan` in the first `batch` slots. The cache grows where a sequence needs it. A pass
+        also writes windows in free slots, so kept tokens that leave no room for a window are dropped."""
+        width, slots = self.backend.capabilities.padded_width(plan.width), self.slots[:batch]
+        self._reserve(max((slot.cached for slot in slots if slot.sequence is not None), default=0) + width)
         for slot in slots:
-            if slot.cached + columns > self.backend.capacity:
-                self._keep(slot, slot.kept[: self.backend.capacity - columns])
+            if slot.cached + width > self.backend.capacity:
+                self._keep(slot, slot.kept[: self.backend.capacity - width])
 
-    def run(self, plan: Plan, drafts: Mapping[int, Drafts]) -> tuple[list[Outcome], float]:
-        """One pass over every decoding slot, for which there must be room. `drafts`, by slot number, are written into
-        windows that have others or none. Returns what it did, and its seconds."""
+    def run(self, plan: Plan, drafts: Mapping[int, Drafts]) -> tuple[list[StepResult], float]:
+        """Run one pass over every decoding slot; `make_room` comes first. drafts: n-gram drafts by slot number, which
+        replace those in the window. Returns the result of each sequence, and the seconds of the pass."""
         active = self.decoding
         kind = self._kind(plan, active)
         if kind.sampler != self._sampler and self.backend.manifest.rule == "rejection":
-            self.window = None  # drafts without the probabilities that this sampler's tail compares
+            self.window = None  # its drafts lack the draft probabilities that this sampler's tail needs
         self._sampler = kind.sampler
-        self._lay_out(plan, active, drafts, kind.batch)
+        self._stage(plan, active, drafts, kind.batch)
         self.window = None  # until the pass is done
         started = time.perf_counter()
         for slot in active:
@@ -168,17 +168,21 @@ class Runner:
         seconds = time.perf_counter() - started
         self._engine_seconds += seconds
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
-        outcomes = [self._take(slot, plan, emitted[slot.number], logprobs) for slot in active]
+        # All results are computed before any is counted: where one fails, the account is as it was before the pass.
+        results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
+        drafts_left = [plan.left(len(result.tokens) - 1) for result in results]
+        for slot, result, left in zip(active, results, drafts_left, strict=True):
+            self._count(slot, result, left)
         self.window = plan.next
-        return outcomes, seconds
+        return results, seconds
 
     def idle_pass(self, kind: PassKind) -> tuple[float, float]:
-        """Seconds of trunk and tail in a pass in which every slot is parked: it leaves no trace."""
+        """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence."""
         self.make_room(kind.plan, kind.batch)
         self.window = None
         for slot in self.slots[: kind.batch]:
-            self.backend.enter(slot.number, kind.plan, slot.cached, 0)
-            self._park(slot)
+            self.backend.stage(slot.number, kind.plan, slot.cached, 0)
+            self._mask(slot)
         started = time.perf_counter()
         self.backend.run_trunk(kind.plan, kind.batch)
         between = time.perf_counter()
@@ -188,7 +192,7 @@ class Runner:
         return between - started, done - between
 
     def gather(self) -> list[Slot]:
-        """The decoding slots, after moving sequences down into free ones where a smaller batch then covers them all."""
+        """The decoding slots, after sequences were moved to lower free slots where that makes a smaller batch do."""
         sizes = self.backend.capabilities
         while active := self.decoding:
             source = active[-1]
@@ -199,66 +203,71 @@ class Runner:
         return active
 
     def batch(self, active: Items[Slot]) -> int:
-        """Slots that a pass over `active` runs over."""
+        """The batch size of a pass over `active`."""
         return self.backend.capabilities.batch_size(active[-1].number + 1)
 
     def sampler(self, active: Items[Slot]) -> Sampler:
-        """The cheapest that draws as each of `active` asks: the later ones compute what the earlier ones do."""
+        """The cheapest sampler that serves all of `active`: each one of SAMPLERS also computes what those before it
+        do."""
         samplers = (slot.sequence.request.sampling.sampler for slot in active if slot.sequence is not None)
         return max(samplers, key=SAMPLERS.index)
 
     def _kind(self, plan: Plan, active: Items[Slot]) -> PassKind:
-        told = any(slot.sequence is not None and slot.sequence.request.logprobs is not None for slot in active)
-        return PassKind(plan, self.batch(active), self.sampler(active), told)
+        logprobs = any(slot.sequence is not None and slot.sequence.request.logprobs is not None for slot in active)
+        return PassKind(plan, self.batch(active), self.sampler(active), logprobs)
 
-    def _lay_out(self, plan: Plan, active: Items[Slot], drafts: Mapping[int, Drafts], batch: int) -> None:
-        """Write the windows that are not on the device as they should be."""
+    def _stage(self, plan: Plan, active: Items[Slot], drafts: Mapping[int, Drafts], batch: int) -> None:
+        """Write the windows that differ from those on the device, and mask the slots that take no part."""
         for slot in self.slots[:batch]:
             if slot not in active:
-                if not slot.parked:
-                    self._park(slot)
+                if not slot.masked:
+                    self._mask(slot)
                 continue
             sequence = slot.sequence
             assert sequence is not None
-            given = drafts.get(slot.number)
-            if self.window == plan and slot.entered and given is None:
+            ngram = drafts.get(slot.number)
+            if self.window == plan and slot.staged and ngram is None:
                 continue
-            slot.entered = False
-            self.backend.enter(slot.number, plan, sequence.cached, sequence.tokens[-1], given or ())
-            slot.left, slot.source = len(given or ()), "ngram"
-            slot.entered, slot.parked = True, False
+            slot.staged = False
+            self.backend.stage(slot.number, plan, sequence.cached, sequence.tokens[-1], ngram or ())
+            slot.left, slot.source = len(ngram or ()), "ngram"
+            slot.staged, slot.masked = True, False
 
-    def _park(self, slot: Slot) -> None:
-        slot.entered = slot.parked = False
-        self.backend.park(slot.number, slot.cached)
-        slot.parked = True
+    def _mask(self, slot: Slot) -> None:
+        slot.staged = slot.masked = False
+        self.backend.mask(slot.number, slot.cached)
+        slot.masked = True
 
-    def _take(self, slot: Slot, plan: Plan, ids: Items[int], logprobs: Logprobs | None) -> Outcome:
-        """The host's account of one slot after a pass."""
-        sequence, accepted = slot.sequence, len(ids) - 1
+    @staticmethod
+    def _result(slot: Slot, ids: Items[int], logprobs: Logprobs | None) -> StepResult:
+        """The result of a pass for the sequence of a slot. Changes nothing."""
+        sequence = slot.sequence
         assert sequence is not None
-        sources: list[Source] = [slot.source] * accepted + ["model"]
+        sources: list[TokenSource] = [slot.source] * (len(ids) - 1) + ["model"]
         if logprobs is None:
             tokens = tuple(map(Token, ids, sources))
         else:
-            tokens = tuple(map(Token, ids, sources, _told(logprobs, slot.number, ids, sequence.request.logprobs)))
-        outcome = Outcome(sequence, slot.left, slot.source, tokens)
-        sequence.cached += len(ids)
+            tokens = tuple(map(Token, ids, sources, _logprobs(logprobs, slot.number, ids, sequence.request.logprobs)))
+        return StepResult(sequence, slot.left, slot.source, tokens)
+
+    def _count(self, slot: Slot, result: StepResult, left: int) -> None:
+        """Bring the account of one slot up to date after a pass. left: the drafts in its next window."""
+        sequence = result.sequence
+        sequence.cached += len(result.tokens)
         sequence.stats.engine_seconds = self._engine_seconds - sequence.engine_before
-        slot.left, slot.source = plan.left(accepted), "lookahead"
-        return outcome
+        slot.left, slot.source = left, "lookahead"
 
-    def _reserve(self, columns: int) -> None:
-        """Grow the cache to `columns` at least."""
-        if columns > self.backend.capacity:
-            self._resize(self.backend.capabilities.capacity(columns))
+    def _reserve(self, tokens: int) -> None:
+        """Grow the KV capacity to at least `tokens`."""
+        if tokens > self.backend.capacity:
+            self._resize(self.backend.capabilities.capacity(tokens))
 
-    def _fit(self, columns: int, slot: Slot, keep: int) -> None:
-        """Before a sequence of `columns` joins in `slot`: a cache that is too long for all of them shrinks, since
-        passes pay for its length. What slots kept for later goes where it does not fit."""
+    def _fit(self, tokens: int, slot: Slot, keep: int) -> None:
+        """Shrink a cache that is longer than all sequences need, before one of `tokens` tokens joins in `slot`: every
+        pass pays for the length of the cache. Kept tokens that no longer fit are dropped."""
         self._keep(slot, slot.kept[:keep])
         busy = max((len(s.sequence.tokens) + 1 for s in self.slots if s.sequence is not None), default=0)
-        fitting = self.backend.capabilities.capacity(min(max(columns, busy), self.backend.capabilities.max_capacity))
+        fitting = self.backend.capabilities.capacity(min(max(tokens, busy), self.backend.capabilities.max_capacity))
         if fitting < self.backend.capacity:
             for other in self.slots:
                 self._keep(other, other.kept[:fitting])
@@ -266,8 +275,9 @@ class Runner:
 
     @staticmethod
     def _keep(slot: Slot, tokens: list[int]) -> None:
-        """The device is to be told anew where the windows of `slot` begin, or it would write behind the old length."""
-        slot.kept, slot.entered, slot.parked = tokens, False, False
+        """Change what a free slot keeps. The slot must be staged or masked again before the next pass, which would
+        otherwise write at the old length."""
+        slot.kept, slot.staged, slot.masked = tokens, False, False
 
     def _resize(self, capacity: int) -> None:
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
@@ -282,10 +292,11 @@ class Runner:
         self._keep(source, [])
 
     def _chunk(self, start: int, stop: int, most: int | None) -> tuple[int, int]:
-        """Prompt tokens of the next chunk and the rows of its window: the narrowest that holds the rest, where it is
-        three quarters full or no other is filled, else the widest that is."""
-        left, remaining = self.backend.capabilities.max_capacity - start, stop - start
-        offered = [w for w in self.backend.capabilities.prefill_widths if self.backend.capabilities.columns(w) <= left]
+        """(prompt tokens of the next chunk, rows of its window). The window is the narrowest one that holds the rest of
+        the prompt, if that fills three quarters of it or fills no other; else the widest window that is filled."""
+        sizes, remaining = self.backend.capabilities, stop - start
+        left = sizes.max_capacity - start
+        offered = [width for width in sizes.prefill_widths if sizes.padded_width(width) <= left]
         widths = [width for width in offered if most is None or width <= most] or offered[-1:]
         holding = [width for width in widths if width >= remaining]
         filled = [width for width in widths if width <= remaining]
@@ -294,8 +305,8 @@ class Runner:
         return filled[0], filled[0]
 
 
-def _told(logprobs: Logprobs, slot: int, ids: Items[int], count: int | None) -> list[TokenLogprobs | None]:
-    """For every token of a slot; None where its request did not ask."""
+def _logprobs(logprobs: Logprobs, slot: int, ids: Items[int], count: int | None) -> list[TokenLogprobs | None]:
+    """The log-probabilities of every token of a slot, with `count` likely ones each; None where count is None."""
     if count is None:
         return [None] * len(ids)
     chosen = logprobs.chosen[slot].tolist()
@@ -305,12 +316,12 @@ def _told(logprobs: Logprobs, slot: int, ids: Items[int], count: int | None) -> 
 
 
 def _read(slot: Slot, request: Request) -> int:
-    """How much of the very prompt of `request` the cache of `slot` begins with, as reading it wrote it."""
+    """How many tokens of the very prompt of `request` are cached in `slot`, as prefill wrote them."""
     return min(slot.cached, len(request.prompt_ids) - 1) if slot.prompt is request.prompt_ids else 0
 
 
 def _shared(slot: Slot, request: Request) -> int:
-    """How much of the prompt of `request` need not be read in a free `slot`."""
+    """How many tokens of the prompt of `request` a free `slot` has cached already."""
     return _common_prefix(slot.kept, request.prompt_ids[:-1]) if request.reuse_prefix else _read(slot, request)
 
 

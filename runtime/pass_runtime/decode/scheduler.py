@@ -1,7 +1,7 @@
 """Many requests, few slots: who joins, whose prompt is read, which pass is run, who leaves.
 
-One round admits what fits, reads some of the prompts, and runs one pass over everybody else: nobody waits for a
-neighbour's long prompt. What fails ends the sequences that it happened to, and no others.
+One step admits what fits, prefills some prompt chunks, and runs one pass over all sequences that decode: no sequence
+waits for the long prompt of another. A failure ends the sequences that it happened to, and no others.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan, make_cycle
-from pass_runtime.decode.draft_policy import Always, Expected, Judge, Pass, View, next_pass
-from pass_runtime.decode.runner import Outcome, Runner, Slot
+from pass_runtime.decode.draft_policy import AlwaysTry, DraftPolicy, DraftState, NextPass, TryWhereFaster, next_pass
+from pass_runtime.decode.runner import Runner, Slot, StepResult
 from pass_runtime.decode.sequence import End, Sequence
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import PlanTuner
 from pass_runtime.tuning.tuners import Tuners
 
 PROMPT_TOKENS = 64
-"""Prompt tokens that a round reads at most while others are decoding."""
+"""The most prompt tokens that a step prefills while other sequences decode."""
 
 
 class QueueFull(PassError):
-    """More requests wait than the session was opened for."""
+    """The queue is full: as many requests wait as the session was opened for."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What is the case at one moment. running: sequences in slots; waiting: those without one. cached: entries of the
-    KV cache that are theirs, of `capacity` that all slots could have."""
+    """The load at one moment. running: sequences in slots. waiting: sequences in the queue. cached: KV tokens of the
+    running ones. capacity: KV capacity of all slots in tokens."""
 
     running: int
     waiting: int
@@ -40,12 +40,12 @@ class Usage:
 
     @property
     def cache_share(self) -> float:
-        """0 to 1."""
+        """The part of the KV capacity in use, 0 to 1."""
         return self.cached / self.capacity
 
 
 class Scheduler:
-    """Everything but `add` and `usage` is for one thread."""
+    """Any thread may call `add` and `usage`; one thread calls everything else."""
 
     def __init__(self, runner: Runner, tuners: Tuners, max_queue: int) -> None:
         self.runner, self.tuners = runner, tuners
@@ -54,11 +54,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether no sequence runs or waits."""
         return not self.waiting and not self.runner.busy
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the queue."""
+        """Put a sequence at the end of the queue. Raises QueueFull."""
         if len(self.waiting) >= self._max_queue:
             raise QueueFull(
                 f"{len(self.waiting)} requests are waiting already, and the queue holds {self._max_queue}: "
@@ -67,22 +67,22 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def usage(self) -> Usage:
-        """For any thread: a look at numbers that another one is changing."""
+        """The load now. Another thread may be changing it meanwhile."""
         running = [slot.sequence for slot in self.runner.slots]
         cached = [sequence.cached for sequence in running if sequence is not None]
         slots = len(self.runner.slots)
         capacity = slots * self.runner.backend.capabilities.max_capacity
         return Usage(len(cached), len(self.waiting), slots, sum(cached), capacity)
 
-    def round(self) -> None:
-        """One step of everybody."""
+    def step(self) -> None:
+        """Drop what was cancelled, admit, prefill, and run one pass."""
         self._drop_cancelled()
         self._admit()
         self._prefill()
         try:
             if active := self.runner.gather():
                 self._decode(active)
-        except Exception as error:  # in a pass of all of them, nobody knows whose fault it was
+        except Exception as error:  # a pass runs all sequences together, so it fails for all of them
             for slot in self.runner.decoding:
                 self._finish(slot, _failed(error))
 
@@ -116,7 +116,7 @@ class Scheduler:
             self.waiting.popleft()
 
     def _prefill(self) -> None:
-        """Chunks of the prompts, the oldest first; wide ones where nobody is decoding."""
+        """Prefill prompt chunks, those of the oldest sequence first; wide chunks where no sequence decodes."""
         reading = [slot for slot in self.runner.slots if slot.sequence is not None and not slot.sequence.prefilled]
         if not reading:
             return
@@ -124,10 +124,10 @@ class Scheduler:
         read = 0
         for slot in sorted(reading, key=lambda slot: slot.admitted):
             try:
-                self.runner.share(slot)  # whoever reads the same prompt is older, and done
+                self.runner.share(slot)  # an older sequence with the same prompt has read it by now
                 while slot.sequence is not None and not slot.sequence.prefilled:
                     if read and (most is None or read >= most):
-                        return  # whoever else there is has a turn, or may be cancelled, behind every chunk
+                        return  # after every chunk others get their pass, and can be cancelled
                     read += self.runner.prefill(slot, most)
             except Exception as error:
                 self._finish(slot, _failed(error))
@@ -135,68 +135,75 @@ class Scheduler:
     def _decode(self, active: Items[Slot]) -> None:
         batch = self.runner.batch(active)
         tuner = self._tuner(active, batch)
-        views = [_view(slot) for slot in active]
-        chosen = self._choose(active, views, tuner, batch)
+        states = [_draft_state(slot) for slot in active]
+        chosen = self._choose(active, states, tuner, batch)
         if chosen is None:
             self._end_longest(active, End("length"))
             return
-        drafts = {slot.number: d for slot, d in zip(active, chosen.drafts, strict=True) if d is not None}
+        plan, drafts = chosen
         try:
-            self.runner.make_room(chosen.plan, batch)
+            self.runner.make_room(plan, batch)
         except Exception as error:
             self._end_longest(active, _failed(error))
             return
-        outcomes, seconds = self.runner.run(chosen.plan, drafts)
+        by_slot = {slot.number: ngram for slot, ngram in zip(active, drafts, strict=True) if ngram is not None}
+        results, seconds = self.runner.run(plan, by_slot)
         if tuner is not None:
-            _observe(tuner, chosen.plan, batch, seconds, outcomes, views)
-        self._deliver(outcomes)
+            _observe(tuner, plan, batch, seconds, results, states)
+        self._deliver(results)
 
-    def _choose(self, active: Items[Slot], views: Items[View], tuner: PlanTuner | None, batch: int) -> Pass | None:
-        """The oldest request with a plan of its own decides for all: a pass runs one plan. Else it is the fastest."""
+    def _choose(
+        self, active: Items[Slot], states: Items[DraftState], tuner: PlanTuner | None, batch: int
+    ) -> NextPass | None:
+        """The next pass. It runs one plan for all: that of the oldest request which names one, else the fastest."""
         sequences = [slot.sequence for slot in sorted(active, key=lambda slot: slot.admitted) if slot.sequence]
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
-        judge: Judge = Always()
+        policy: DraftPolicy = AlwaysTry()
         if cycle is None and tuner is not None:
             limit = max(sequence.request.lookahead for sequence in sequences)
             accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
             decided = tuner.mode(limit, batch, accepted)
-            cycle, judge = decided.cycle, Expected(tuner, decided, batch)
+            cycle, policy = decided.cycle, TryWhereFaster(tuner, decided, batch)
         elif cycle is None:
-            cycle, views = make_cycle("ar", 0), [View()] * len(views)
+            cycle, states = make_cycle("ar", 0), [DraftState()] * len(states)
         runner = self.runner
-        # Nobody's windows are in place where all have just been admitted: a round begins, whatever was run before.
-        window = runner.window if any(slot.entered for slot in active) else None
-        return next_pass(cycle, window, runner.room, runner.backend.capabilities, views, judge)
+        # Where all sequences have just been admitted, none has a window yet, and a cycle begins.
+        window = runner.window if any(slot.staged for slot in active) else None
+        return next_pass(cycle, window, runner.room, runner.backend.capabilities, states, policy)
 
     def _tuner(self, active: Items[Slot], batch: int) -> PlanTuner | None:
-        """What knows the speeds of these requests, where one of them leaves the plan open. None also where that takes
-        timing passes first and one of them has no token yet: a plain pass gives it without that wait."""
+        """The tuner for these sequences; None where plans are given or plain decoding is to be used.
+
+        Passes must be timed first. While one of the sequences has no token yet, it gets its first one from a plain pass
+        instead of waiting for that; and while the cache has no room to time passes, sequences are decoded plainly.
+        """
         sequences = [slot.sequence for slot in active if slot.sequence is not None]
         if all(sequence.request.cycle is not None for sequence in sequences):
             return None
         sampler = self.runner.sampler(active)
         if not self.tuners.known(sampler, batch) and not all(sequence.stats.passes for sequence in sequences):
             return None
-        tuner = self.tuners.get(sampler, batch)
+        if (tuner := self.tuners.get(sampler, batch)) is None:
+            return None
         for sequence in sequences:
             if sequence.acceptance is None:
                 sequence.acceptance = tuner.new_acceptance()
         return tuner
 
-    def _deliver(self, outcomes: Items[Outcome]) -> None:
-        for outcome in outcomes:
-            sequence = outcome.sequence
-            sequence.stats.record(outcome.drafted, len(outcome.tokens))
+    def _deliver(self, results: Items[StepResult]) -> None:
+        for result in results:
+            sequence = result.sequence
+            sequence.stats.record(result.drafted, len(result.tokens))
             try:
-                sequence.write(outcome.tokens)
-            except Exception as error:  # its text's
+                sequence.write(result.tokens)
+            except Exception as error:  # from its detokenizer
                 sequence.finish(_failed(error))
         for slot in self.runner.slots:
             if slot.sequence is not None and slot.sequence.finished is not None:
                 self.runner.release(slot)
 
     def _end_longest(self, active: Items[Slot], end: End) -> None:
-        """The sequence that there is no room for; the others go on."""
+        """End the longest sequence, which there is no room for; the others go on."""
         self._finish(max(active, key=lambda slot: slot.cached), end)
 
     def _finish(self, slot: Slot, end: End) -> None:
@@ -210,30 +217,30 @@ def _failed(error: Exception) -> End:
     return End("error", error=out_of_memory() if isinstance(error, MemoryError) else error)
 
 
-def _view(slot: Slot) -> View:
+def _draft_state(slot: Slot) -> DraftState:
     sequence = slot.sequence
     if sequence is None or sequence.index is None:
-        return View(slot.left)
-    return View(slot.left, sequence.index.propose(sequence.request.text_drafts), sequence.index.matched)
+        return DraftState(slot.left)
+    return DraftState(slot.left, sequence.index.propose(sequence.request.ngram_drafts), sequence.index.matched)
 
 
 def _observe(
-    tuner: PlanTuner, plan: Plan, batch: int, seconds: float, outcomes: Items[Outcome], views: Items[View]
+    tuner: PlanTuner, plan: Plan, batch: int, seconds: float, results: Items[StepResult], states: Items[DraftState]
 ) -> None:
-    """What the pass says about speeds and drafts."""
+    """Teach the tuner how long a pass took, and how many of its drafts were accepted."""
     tuner.observe(plan, batch, seconds)
-    for outcome, view in zip(outcomes, views, strict=True):
-        accepted = len(outcome.tokens) - 1
-        if not outcome.drafted:
+    for result, state in zip(results, states, strict=True):
+        accepted = len(result.tokens) - 1
+        if not result.drafted:
             continue
-        if outcome.source == "ngram":
-            tuner.text(view.matched).record(outcome.drafted, accepted)
+        if result.source == "ngram":
+            tuner.ngram(state.matched).record(result.drafted, accepted)
         else:
-            tuner.drafts.record(outcome.drafted, accepted)
-            if outcome.sequence.acceptance is not None:
-                outcome.sequence.acceptance.record(outcome.drafted, accepted)
-    if not plan.groups and not any(outcome.drafted for outcome in outcomes):
-        tuner.drafts.forget()
-        for outcome in outcomes:
-            if outcome.sequence.acceptance is not None:
-                outcome.sequence.acceptance.forget()
+            tuner.lookahead_drafts.record(result.drafted, accepted)
+            if result.sequence.acceptance is not None:
+                result.sequence.acceptance.record(result.drafted, accepted)
+    if not plan.groups and not any(result.drafted for result in results):
+        tuner.lookahead_drafts.forget()
+        for result in results:
+            if result.sequence.acceptance is not None:
+                result.sequence.acceptance.forget()

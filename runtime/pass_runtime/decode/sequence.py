@@ -1,4 +1,4 @@
-"""A request's state: what was asked for, what is written, and where its reader gets it from."""
+"""A request and its state: the tokens so far, and the queue from which its reader takes pieces."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from pass_runtime.bundle.plan import Cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.ngram import NgramIndex
 from pass_runtime.decode.stats import Stats
-from pass_runtime.tuning.acceptance import Acceptance
+from pass_runtime.tuning.acceptance import ConditionalAcceptance
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-Source = Literal["model", "lookahead", "ngram"]
-"""Where a token came from: the model's own choice, or a draft that was one."""
+TokenSource = Literal["model", "lookahead", "ngram"]
+"""Where a token came from: the model chose it in a pass of its own, or it was an accepted draft."""
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Of one token, by the model before temperature and truncation: its own, and those of the most likely ones."""
+    """Log-probabilities at one position, before temperature and truncation: of the token written, and of the likeliest
+    ones as pairs (id, log-probability)."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -31,27 +32,31 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Token:
-    """One written token. text: what became final with it ("" where nobody asked for text)."""
+    """One written token. text: the text that became final with it ("" for a request without text)."""
 
     id: int
-    source: Source
+    source: TokenSource
     logprobs: TokenLogprobs | None = None
     text: str = ""
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """The tokens of one pass, and the text that is final with them ("" where nobody asked for text)."""
+class Piece:
+    """The tokens of one pass and the text that became final with them; either may be empty."""
 
+    text: str
     tokens: tuple[Token, ...]
-    text: str = ""
     written: float = field(default_factory=time.perf_counter, compare=False)
-    """`time.perf_counter` behind the pass."""
+    """`time.perf_counter` at the end of the pass."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token.id for token in self.tokens)
 
 
 @dataclass(frozen=True)
 class End:
-    """The last thing a reader gets. `error` is what to raise, where there is something."""
+    """The last event of a sequence. stop: the token or string that ended it. error: what its reader raises."""
 
     reason: FinishReason
     stop: int | str | None = None
@@ -62,19 +67,20 @@ class TextReader(Protocol):
     """Turns tokens into text and finds stop strings (`pass_runtime.text.stream.TextStream`)."""
 
     def read(self, token: int) -> tuple[str, str | None]:
-        """-> (text that is final now, the stop string that ended it)."""
+        """-> (the text that became final with `token`, the stop string that ended the text or None)."""
 
     def flush(self) -> str:
-        """What was held back, once no more tokens come."""
+        """The text held back as a possible stop string, once no more tokens come."""
 
 
 @dataclass(frozen=True)
 class Request:
     """What to generate; it never changes.
 
-    prompt_ids: requests that have the very same tuple share what is read of it.
-    cycle: the passes to decode with, None for whatever is fastest. lookahead: the most look-ahead drafts of a pass.
-    text_drafts: the most drafts from the text. logprobs: how many of the most likely tokens to tell, None for none.
+    prompt_ids: requests that hold the very same tuple object share its K/V.
+    cycle: the plans to decode with; None for whatever is fastest. lookahead: the most look-ahead drafts of a pass.
+    ngram_drafts: the most n-gram drafts of a pass. logprobs: how many of the likeliest tokens to report with each
+    token; None reports no log-probabilities. name: the mode as statistics call it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -82,7 +88,7 @@ class Request:
     max_new_tokens: int
     cycle: Cycle | None
     lookahead: int
-    text_drafts: int
+    ngram_drafts: int
     stop_token_ids: frozenset[int]
     reuse_prefix: bool = False
     logprobs: int | None = None
@@ -91,39 +97,40 @@ class Request:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request under way. The runner counts `cached`; everything a reader may know goes through `events`."""
+    """A request under way. The runner counts `cached`; a reader learns of progress through `events` alone."""
 
     request: Request
     reader: TextReader | None = None
     tokens: list[int] = field(default_factory=list)
-    """Prompt and what was written; the last one is the root, which is not in the cache."""
+    """The prompt, then what was written. The last one is the root, whose K/V are not cached yet."""
     cached: int = 0
-    """Entries of the KV cache that are this sequence's."""
+    """KV entries of this sequence."""
     cancelled: bool = False
     finished: End | None = None
-    events: queue.SimpleQueue[Chunk | End] = field(default_factory=queue.SimpleQueue)
+    events: queue.SimpleQueue[Piece | End] = field(default_factory=queue.SimpleQueue)
     ended: threading.Event = field(default_factory=threading.Event)
-    """Set behind the last event, for a reader that waits for nothing else: waking it costs the next pass time."""
+    """Set after the last event. A reader that only wants the end waits for this: waking it at every event would slow
+    the passes down."""
     on_event: Callable[[], None] | None = None
-    """Called behind every event, from the thread that decodes."""
+    """Called after every event, from the thread that decodes."""
     index: NgramIndex | None = None
     queued: bool = True
     submitted: float = field(default_factory=time.perf_counter)
     decoding_since: float | None = None
-    """`time.perf_counter` where the first pass began."""
+    """`time.perf_counter` when the first pass over it began."""
     engine_before: float = 0.0
-    """Seconds that the engine had run by then, for all sequences before."""
-    acceptance: Acceptance | None = None
-    """How well look-ahead drafts do in this sequence; None until `auto` asks."""
+    """Seconds that the engine had spent in passes of all sequences by then."""
+    acceptance: ConditionalAcceptance | None = None
+    """How often look-ahead drafts are accepted in this sequence; None until `auto` needs it."""
 
     def __post_init__(self) -> None:
         request = self.request
         self.tokens = list(request.prompt_ids)
-        if request.text_drafts:
+        if request.ngram_drafts:
             self.index = NgramIndex(request.prompt_ids)
         self.stats = Stats(
             plan=request.name,
-            lookahead=max(request.lookahead, request.text_drafts),
+            lookahead=max(request.lookahead, request.ngram_drafts),
             prompt_tokens=len(request.prompt_ids),
         )
 
@@ -138,12 +145,12 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt_ids)
 
     def leave_queue(self) -> None:
-        """It has a slot, or needs none any more."""
+        """Record the time it waited: it now has a slot, or has ended without one."""
         if self.queued:
             self.queued, self.stats.queue_seconds = False, time.perf_counter() - self.submitted
 
     def write(self, tokens: Items[Token]) -> None:
-        """The tokens of a pass: up to a stop or the limit they are the sequence's, then it has ended."""
+        """Append the tokens of a pass, up to a stop or the limit, where the sequence ends."""
         kept: list[Token] = []
         end: End | None = None
         for token in tokens:
@@ -163,22 +170,22 @@ class Sequence:
         self.stats.generated_tokens = self.written
         if self.decoding_since is not None:
             self.stats.decode_seconds = time.perf_counter() - self.decoding_since
-        self._tell(Chunk(tuple(kept), "".join(token.text for token in kept)))
+        self._put(Piece("".join(token.text for token in kept), tuple(kept)))
         if end is not None:
             self.finish(end)
 
     def finish(self, end: End) -> None:
-        """Nothing comes after this, but for text that might have become a stop string."""
+        """End the sequence. Text that was held back as a possible stop string comes before the last event."""
         if self.finished is not None:
             return
         self.leave_queue()
         self.finished = end
         if self.reader is not None and not isinstance(end.stop, str) and (rest := self.reader.flush()):
-            self._tell(Chunk((), rest))
-        self._tell(end)
+            self._put(Piece(rest, ()))
+        self._put(end)
         self.ended.set()
 
-    def _tell(self, event: Chunk | End) -> None:
+    def _put(self, event: Piece | End) -> None:
         self.events.put(event)
         if self.on_event is not None:
             self.on_event()

@@ -1,4 +1,4 @@
-"""What a generation did, in the figures that vLLM and AIPerf report."""
+"""Statistics of a generation, by the definitions of vLLM and AIPerf."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     engine_seconds: float = 0.0
-    """Of `decode_seconds`, those in which the backend ran a pass, of whatever sequence."""
+    """The part of `decode_seconds` in which the backend ran passes, prefill of other sequences included."""
 
     def record(self, drafted: int, count: int) -> None:
-        """One trunk pass over `drafted` drafts that emitted `count` tokens (before any cut at a stop or a limit)."""
+        """Count a pass that verified `drafted` drafts and emitted `count` tokens, before any cut at a stop or limit."""
         self.passes += 1
         self.emitted += count
         if drafted:
@@ -58,7 +58,7 @@ class Stats:
         """[L]: the fraction of steps in which draft i was accepted, for i = 1..L (so it never rises)."""
         if not self.steps:
             return []
-        steps = tuple(self.histogram.items())  # at once: whoever looks need not be the thread that decodes
+        steps = tuple(self.histogram.items())  # copied at once: another thread may be recording a pass
         return [sum(times for accepted, times in steps if accepted > i) / self.steps for i in range(self.lookahead)]
 
     @property
@@ -68,7 +68,7 @@ class Stats:
 
     @property
     def host_seconds(self) -> float:
-        """Of `decode_seconds`, those between the passes: the loop, and readers that it waits for."""
+        """The part of `decode_seconds` between passes: the loop, and text and stop strings."""
         return self.decode_seconds - self.engine_seconds
 
     @property
@@ -77,7 +77,7 @@ class Stats:
         return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON."""
+        """Every statistic, for JSON."""
         return {
             "plan": self.plan,
             "lookahead": self.lookahead,

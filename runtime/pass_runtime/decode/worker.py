@@ -1,4 +1,4 @@
-"""The thread that decodes. It lives while there is something to do; whoever waits, waits for its events.
+"""The thread that decodes. It lives while there is work; callers wait for the events of their sequences.
 
 One thread owns runner and backend, so that an interrupt (Ctrl-C reaches the main thread) never stops a pass half-way.
 """
@@ -6,6 +6,8 @@ One thread owns runner and backend, so that an interrupt (Ctrl-C reaches the mai
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
 import threading
 import weakref
 from collections import deque
@@ -21,7 +23,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Runs a scheduler's rounds. `submit`, `call` and `close` may be called from any thread."""
+    """Runs a scheduler's steps. `submit`, `call` and `close` may be called from any thread."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -30,17 +32,21 @@ class Worker:
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.closed = False
         self._release: Callable[[], None] | None = None
+        self._failure: PassError | None = None
+        self._process = os.getpid()
         _live.add(self)
 
     def submit(self, sequence: Sequence) -> None:
         """Put a sequence into the queue. Raises QueueFull, or PassError where the session is closed."""
+        check_process(self._process)
         with self._lock:
             self._check_open()
             self._scheduler.add(sequence)
             self._start()
 
     def call(self, task: Callable[[], T]) -> T:
-        """Run `task` between two rounds, on the thread that owns the backend; returns what it returns."""
+        """Run `task` between two steps, on the thread that owns the backend; returns what it returns."""
+        check_process(self._process)
         future: Future[T] = Future()
         with self._lock:
             self._check_open()
@@ -49,11 +55,13 @@ class Worker:
         return future.result()
 
     def close(self, release: Callable[[], None] | None = None) -> None:
-        """Cancel what is under way, wait for the pass in progress, then `release` what it worked on. Harmless when
-        repeated."""
+        """Cancel every sequence, wait for the pass in progress, then call `release`, which frees the backend. It may be
+        called again, and does nothing in a forked process."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self.closed, thread = True, self._thread
-            if thread is threading.current_thread():  # garbage collection is done by any thread: it is in a pass now
+            if thread is threading.current_thread():  # the garbage collector ran in the worker itself, within a pass
                 self._release = release
                 return
         if thread is not None:
@@ -63,7 +71,7 @@ class Worker:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise _closed()
+            raise _closed() if self._failure is None else PassError(str(self._failure))
 
     def _start(self) -> None:
         if self._thread is None:
@@ -76,19 +84,25 @@ class Worker:
                 while self._tasks:
                     self._run_task(*self._tasks.popleft())
                 if not self._scheduler.idle:
-                    self._scheduler.round()
-        except BaseException as error:  # a bug: whoever waits must not wait for ever
-            with self._lock:
-                self._thread, self.closed = None, True
-            failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
-            self._end_all(End("error", error=failure), failure)
+                    self._scheduler.step()
+                if (failure := self._scheduler.runner.backend.failure) is not None:
+                    self._close_with(failure)
+                    return
+        except BaseException as error:  # a bug; readers get it, or they would wait for ever
+            self._close_with(error if isinstance(error, Exception) else RuntimeError(repr(error)))
             raise
         finally:
             if self._release is not None:
                 self._release()
 
+    def _close_with(self, failure: Exception) -> None:
+        with self._lock:
+            self._thread, self.closed = None, True
+            self._failure = failure if isinstance(failure, PassError) else None
+        self._end_all(End("error", error=failure), failure)
+
     def _more(self) -> bool:
-        """Whether there is anything to do; if not, the thread ends, and the next request starts another one."""
+        """Whether there is work. Otherwise the thread ends, and the next request starts another one."""
         if self.closed:
             self._end_all(End("cancelled"), _closed())
         with self._lock:
@@ -109,6 +123,12 @@ class Worker:
             future.set_exception(error)
 
 
+def check_process(process: int) -> None:
+    """PassError in a fork of the process that opened a session: the thread that decodes is not in the fork."""
+    if os.getpid() != process:
+        raise PassError("this session belongs to the process that this one was forked from; load the bundle here")
+
+
 def _closed() -> PassError:
     return PassError("this session is closed; load the bundle again")
 
@@ -118,6 +138,23 @@ _live: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A pass that is cut off by the end of the process can crash it."""
+    """Close every worker before the process ends: a pass that is cut off then can crash it."""
     for worker in list(_live):
         worker.close()
+
+
+def _forget_all() -> None:
+    """Free nothing of a session in a forked child. The child has neither the workers' threads nor those of an engine,
+    and an engine's destructors wait for its threads for ever, or abort. Where the C library has on_exit, the child also
+    ends without running such destructors."""
+    for worker in list(_live):
+        worker.closed = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))
+    libc = ctypes.CDLL(None)
+    if _live and hasattr(libc, "on_exit"):  # run after Python's own exit handlers, in reverse order
+        libc.on_exit(libc._exit, None)
+        libc.on_exit(libc.fcloseall, None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -12,15 +11,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 import pass_runtime
 from pass_runtime.serve.errors import ApiError
-from pass_runtime.serve.forms import ChatForm, CompletionForm, Form
 from pass_runtime.serve.handlers import add_handlers
-from pass_runtime.serve.jobs import ask
-from pass_runtime.serve.middleware import Bounded, Counted, Keyed
+from pass_runtime.serve.middleware import BodyLimit, KeyCheck, ResponseLog
 from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.prometheus import Prometheus
+from pass_runtime.serve.prometheus import PrometheusSink
+from pass_runtime.serve.response_shapes import ChatShape, CompletionShape, ResponseShape
 from pass_runtime.serve.schemas import ChatRequest, CompletionRequest, Sampled
 from pass_runtime.serve.service import Service
-from pass_runtime.serve.streaming import Answer
+from pass_runtime.serve.streaming import GenerationResponse
 from pass_runtime.session import Session
 
 _ERROR = {
@@ -28,7 +26,7 @@ _ERROR = {
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"]}},
 }
-_TOLD = {
+_DESCRIPTIONS = {
     400: "Refused.",
     401: "No valid key.",
     404: "No such model.",
@@ -39,10 +37,11 @@ _TOLD = {
     503: "Shutting down.",
     504: "It took too long.",
 }
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": told, "content": {"application/json": {"schema": _ERROR}}} for status, told in _TOLD.items()
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+    for status, description in _DESCRIPTIONS.items()
 }
-ANSWERED: dict[int | str, dict[str, Any]] = RESPONSES | {
+RESPONSES: dict[int | str, dict[str, Any]] = ERRORS | {
     200: {
         "description": "The answer; with stream, server-sent events.",
         "content": {"application/json": {}, "text/event-stream": {}},
@@ -51,72 +50,71 @@ ANSWERED: dict[int | str, dict[str, Any]] = RESPONSES | {
 
 
 def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
-    """Requests become sequences of `session`, which the caller closes. `app.state.service` drains and counts."""
+    """Requests become sequences of `session`, which the caller closes. `app.state.service` is the `Service`, which a
+    server drains when it stops."""
     options = options or ServeOptions()
     model = options.model_name or session.manifest.model.name
-    figures = Prometheus(session, model)
-    service = Service(session, options, model, figures)
+    sink = PrometheusSink(session, model)
+    service = Service(session, options, model, sink)
     app = FastAPI(title="PaSS", version=pass_runtime.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     add_handlers(app)
     _add_endpoints(app, service)
-    _add_probes(app, service, figures)
-    app.add_middleware(Bounded, most=options.max_body_bytes, seconds=options.body_seconds)
-    app.add_middleware(Keyed, keys=options.keys)
-    app.add_middleware(Counted, model=model, figures=figures)
+    _add_probes(app, service, sink)
+    app.add_middleware(BodyLimit, most=options.max_body_bytes, seconds=options.client_seconds)
+    app.add_middleware(KeyCheck, keys=options.keys)
+    app.add_middleware(ResponseLog, model=model, sink=sink)
     return app
 
 
 def _add_endpoints(app: FastAPI, service: Service) -> None:
     card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "pass"}
 
-    async def answer(request: Sampled, form: type[Form], *, logprobs: bool) -> Response:
+    async def generate(request: Sampled, shape: type[ResponseShape], *, logprobs: bool) -> Response:
         if request.model != service.model:
             raise _unknown_model(request.model, service.model)
-        service.check_room()  # before any work is done
-        asked = await asyncio.to_thread(ask, service.session, service.options, request)
-        service.check_room(asked.sequences)
+        parsed = await service.parse(request)
         usage = bool(request.stream_options and request.stream_options.include_usage)
-        told = form(service.model, service.texts, logprobs=logprobs)
-        return Answer(service, asked, told, stream=bool(request.stream), include_usage=usage)
+        shaped = shape(service.model, service.texts, logprobs=logprobs)
+        return GenerationResponse(service, parsed, shaped, stream=bool(request.stream), include_usage=usage)
 
-    @app.post("/v1/completions", response_class=Response, responses=ANSWERED)
+    @app.post("/v1/completions", response_class=Response, responses=RESPONSES)
     async def completions(request: CompletionRequest) -> Response:
-        return await answer(request, CompletionForm, logprobs=request.logprobs is not None)
+        return await generate(request, CompletionShape, logprobs=request.logprobs is not None)
 
-    @app.post("/v1/chat/completions", response_class=Response, responses=ANSWERED)
+    @app.post("/v1/chat/completions", response_class=Response, responses=RESPONSES)
     async def chat_completions(request: ChatRequest) -> Response:
-        return await answer(request, ChatForm, logprobs=bool(request.logprobs))
+        return await generate(request, ChatShape, logprobs=bool(request.logprobs))
 
-    @app.get("/v1/models", responses={401: RESPONSES[401]})
+    @app.get("/v1/models", responses={401: ERRORS[401]})
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card]}
 
-    @app.get("/v1/models/{model:path}", responses={401: RESPONSES[401], 404: RESPONSES[404]})
+    @app.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
     async def model(model: str) -> dict[str, Any]:
         if model != service.model:
             raise _unknown_model(model, service.model)
         return card
 
 
-def _add_probes(app: FastAPI, service: Service, figures: Prometheus) -> None:
+def _add_probes(app: FastAPI, service: Service, sink: PrometheusSink) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the process answers, and its session is open."""
+        """200 while the process answers and its session is open."""
         if service.session.closed:
             raise ApiError("the session is closed", 503)
         return {"status": "ok"}
 
-    @app.get("/ready", responses={503: RESPONSES[503]})
+    @app.get("/ready", responses={503: ERRORS[503]})
     async def ready() -> JSONResponse:
-        """Whether new requests are taken."""
-        taken = not service.draining and not service.session.closed
-        return JSONResponse({"ready": taken}, 200 if taken else 503)
+        """200 while new requests are taken."""
+        ready = not service.draining and not service.session.closed
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        return Response(figures.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(sink.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _unknown_model(asked: str, served: str) -> ApiError:
-    return ApiError(f"no model {asked!r} here; it is {served!r}", 404, param="model", code="model_not_found")
+def _unknown_model(named: str, served: str) -> ApiError:
+    return ApiError(f"no model {named!r} here; it is {served!r}", 404, param="model", code="model_not_found")

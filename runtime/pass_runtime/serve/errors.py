@@ -1,6 +1,6 @@
-"""What a request may end with, as OpenAI's clients read it: {"error": {"message", "type", "param", "code"}}.
+"""Errors of requests, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-Nothing here knows of a server: Triton's models are refused with it too.
+Nothing here depends on an HTTP server: the model for Triton uses it too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger("pass_runtime.serve")
 
 
 class ApiError(Exception):
-    """A request that ends with `status`. param: the field it is about. code: for programs."""
+    """Ends a request with the HTTP status `status`. param: the field at fault. code: the kind of error."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What to tell a client of something that failed while its request was under way."""
+    """The error that a client gets for something that failed while its request was under way."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError):
@@ -59,7 +59,7 @@ def shutting_down() -> ApiError:
 
 
 def of_validation(problem: dict[str, Any]) -> ApiError:
-    """One thing that pydantic found."""
+    """The error for a problem that pydantic found."""
     param = ".".join(str(part) for part in problem["loc"][1:] if "[" not in str(part) and part not in ("str", "int"))
     if problem["type"] == "json_invalid":
         return ApiError("the body is not JSON", code="invalid_json")

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: every refusal in OpenAI's shape, those of the framework too."""
+"""Errors as HTTP responses in OpenAI's shape, those that FastAPI raises too."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pass_runtime.serve.errors import ApiError, of_validation
 
 
 def as_response(error: ApiError) -> Response:
-    content = json.dumps(error.body)  # ASCII: a client's own words may be half characters
+    content = json.dumps(error.body)  # in ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold
     return Response(content, error.status, error.headers, media_type="application/json")
 
 
 def add_handlers(app: FastAPI) -> None:
-    """What is raised while a request is read."""
+    """Handlers for what endpoints raise before their response has begun."""
 
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> Response:

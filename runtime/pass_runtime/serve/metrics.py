@@ -1,4 +1,4 @@
-"""Figures of requests, by vLLM's names and definitions where it has them. A `Store` keeps and shows them."""
+"""The metrics of requests, by vLLM's names and definitions where it has them. A `MetricSink` keeps and shows them."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pass_runtime.generation import Generation, Piece
+from pass_runtime.decode.sequence import Piece
+from pass_runtime.generation import Generation
 from pass_runtime.session import Session
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 REASONS = {"stop": "stop", "length": "length", "error": "error"}
-"""Of requests that ended by themselves; others were aborted."""
+"""Values of `finished_reason` for sequences that ended by themselves; the others are "abort"."""
 
 
 @dataclass(frozen=True, eq=False)
-class Figure:
-    """labels: besides `model_name`. buckets: upper bounds, of a histogram."""
+class Metric:
+    """labels: besides `model_name`. buckets: a histogram's upper bounds."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
-    told: str
+    description: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
 
-def _counter(name: str, told: str, *labels: str) -> Figure:
-    return Figure("counter", f"{name}_total", told, labels)
+def _counter(name: str, description: str, *labels: str) -> Metric:
+    return Metric("counter", f"{name}_total", description, labels)
 
 
-def _histogram(name: str, told: str, buckets: tuple[float, ...]) -> Figure:
-    return Figure("histogram", name, told, buckets=buckets)
+def _histogram(name: str, description: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric("histogram", name, description, buckets=buckets)
 
 
 PROMPT = _counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
-CACHE_ASKED = _counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the KV cache.")
-CACHE_FOUND = _counter("vllm:prefix_cache_hits", "Prompt tokens that were in it.")
+CACHE_QUERIES = _counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the KV cache.")
+CACHE_HITS = _counter("vllm:prefix_cache_hits", "Prompt tokens that were in it.")
 WRITTEN = _counter("vllm:generation_tokens", "Tokens written.")
 SUCCESS = _counter("vllm:request_success", "Sequences that have ended.", "finished_reason")
 FIRST = _histogram("vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG)
@@ -55,30 +56,30 @@ DRAFTED = _counter("vllm:spec_decode_num_draft_tokens", "Drafts checked.")
 ACCEPTED = _counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
 ACCEPTED_AT = _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "By position.", "position")
 PASSES = _counter("pass:passes", "Passes, one for every sequence that was in it.")
-COUNTED = (
-    *(PROMPT, CACHE_ASKED, CACHE_FOUND, WRITTEN, SUCCESS, FIRST, BETWEEN, EACH, END_TO_END),
+RECORDED = (
+    *(PROMPT, CACHE_QUERIES, CACHE_HITS, WRITTEN, SUCCESS, FIRST, BETWEEN, EACH, END_TO_END),
     *(QUEUE, PREFILL, DECODE, INFERENCE, PROMPT_SIZES, WRITTEN_SIZES),
     *(DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT, PASSES),
 )
 
-RUNNING = Figure("gauge", "vllm:num_requests_running", "Sequences in slots.")
-WAITING = Figure("gauge", "vllm:num_requests_waiting", "Sequences that wait for a slot.")
-KV_CACHE = Figure("gauge", "vllm:kv_cache_usage_perc", "Share of the largest KV cache that is in use, 0 to 1.")
-SLOTS = Figure("gauge", "pass:slots", "Sequences that can be decoded at a time.")
+RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in slots.")
+WAITING = Metric("gauge", "vllm:num_requests_waiting", "Sequences that wait for a slot.")
+KV_CACHE = Metric("gauge", "vllm:kv_cache_usage_perc", "Share of the largest KV cache that is in use, 0 to 1.")
+SLOTS = Metric("gauge", "pass:slots", "Sequences that can be decoded at a time.")
 GAUGES = (RUNNING, WAITING, KV_CACHE, SLOTS)
 
 
-def now(session: Session) -> dict[Figure, float]:
-    """The gauges, which nobody counts: they are asked of the session when somebody looks."""
+def read_gauges(session: Session) -> dict[Metric, float]:
+    """The present values of the gauges, which are not recorded but read from the session when they are shown."""
     usage = session.usage()
     return {RUNNING: usage.running, WAITING: usage.waiting, KV_CACHE: usage.cache_share, SLOTS: usage.slots}
 
 
-class Store(Protocol):
-    """What keeps figures and shows them."""
+class MetricSink(Protocol):
+    """Keeps metrics and shows them, as Prometheus' client or Triton does."""
 
-    def record(self, figure: Figure, value: float, *labels: object) -> None:
-        """Counters rise by `value`, histograms are given it. labels: the model's name, then the figure's own."""
+    def record(self, metric: Metric, value: float, *labels: object) -> None:
+        """Add `value` to a counter, or observe it in a histogram. labels: the model's name, then the metric's own."""
 
 
 @dataclass
@@ -90,14 +91,14 @@ class Timing:
     last: float = field(default=0.0)
 
 
-class Metrics:
-    """What is counted as requests go."""
+class RequestMetrics:
+    """Records what requests do, while they are decoded and when they end."""
 
-    def __init__(self, store: Store, model: str) -> None:
-        self._store, self._model = store, model
+    def __init__(self, sink: MetricSink, model: str) -> None:
+        self._sink, self._model = sink, model
 
-    def wrote(self, piece: Piece, timing: Timing) -> None:
-        """A pass has written for a request; when this reader got it is another matter."""
+    def record_piece(self, piece: Piece, timing: Timing) -> None:
+        """A pass has written for a sequence. Times are those of the pass, not of the reader that got the piece."""
         if not piece.tokens:
             return
         self._record(WRITTEN, len(piece.tokens))
@@ -108,18 +109,18 @@ class Metrics:
             self._record(BETWEEN, piece.written - timing.last)
         timing.last = piece.written
 
-    def ended(self, generation: Generation, timing: Timing) -> None:
-        """A sequence is done, or nobody wants it any more."""
+    def record_end(self, generation: Generation, timing: Timing) -> None:
+        """A sequence has ended, or its request has."""
         stats = generation.stats
         self._record(SUCCESS, 1, REASONS.get(str(generation.finish_reason), "abort"))
         self._record(PROMPT, stats.prompt_tokens)
-        self._record(CACHE_ASKED, stats.prompt_tokens)
-        self._record(CACHE_FOUND, stats.cached_tokens)
+        self._record(CACHE_QUERIES, stats.prompt_tokens)
+        self._record(CACHE_HITS, stats.cached_tokens)
         self._record(QUEUE, stats.queue_seconds)
         self._record(END_TO_END, time.perf_counter() - timing.arrived)
         self._record(PROMPT_SIZES, stats.prompt_tokens)
         self._record(WRITTEN_SIZES, stats.generated_tokens)
-        self._record(WRITTEN, stats.generated_tokens - len(generation.tokens))  # what its reader did not wait for
+        self._record(WRITTEN, stats.generated_tokens - len(generation.tokens))  # those that its reader did not wait for
         if timing.first is not None:
             prefill = timing.first - generation.submitted - stats.queue_seconds
             decode = timing.last - timing.first
@@ -135,5 +136,5 @@ class Metrics:
             self._record(ACCEPTED_AT, round(share * stats.steps), position)
         self._record(PASSES, stats.passes)
 
-    def _record(self, figure: Figure, value: float, *labels: object) -> None:
-        self._store.record(figure, value, self._model, *labels)
+    def _record(self, metric: Metric, value: float, *labels: object) -> None:
+        self._sink.record(metric, value, self._model, *labels)

@@ -1,4 +1,4 @@
-"""What every request passes before the app sees it: who asks, how much, for how long. Plain ASGI."""
+"""Plain ASGI layers around the app: the limit on connections, the log, the check of keys, the limit on bodies."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pass_runtime.serve.errors import ApiError
 from pass_runtime.serve.handlers import as_response
-from pass_runtime.serve.prometheus import RESPONSES, Prometheus
+from pass_runtime.serve.prometheus import HTTP_RESPONSES, PrometheusSink
 
 log = logging.getLogger("pass_runtime.serve")
 OPEN = ("/health", "/ready", "/metrics", "/openapi.json")
-"""For everybody: they say nothing of what is asked."""
+"""Paths that need no key: nothing in them comes from prompts or answers."""
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", *OPEN)
 
 
-class Limited:
-    """Refuses to work while there are more than `most` connections. Probes are answered: a server that has much to do
-    is not to be restarted for it. connections: those there are, idle ones too."""
+class ConnectionLimit:
+    """Refuses requests while there are more than `most` connections. Probes are still answered: a busy server must not
+    be restarted. connections: all that are open, idle ones too."""
 
     def __init__(self, app: ASGIApp, most: int, connections: Sized) -> None:
         self._app, self._most, self._connections = app, most, connections
@@ -42,17 +42,17 @@ class Limited:
         await self._app(scope, receive, send)
 
 
-class Counted:
-    """Counts responses, and logs a line about each: never what was asked or written."""
+class ResponseLog:
+    """Counts responses and logs one line about each, without any prompt or answer in it."""
 
-    def __init__(self, app: ASGIApp, model: str, figures: Prometheus) -> None:
-        self._app, self._model, self._figures = app, model, figures
+    def __init__(self, app: ASGIApp, model: str, sink: PrometheusSink) -> None:
+        self._app, self._model, self._sink = app, model, sink
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 499  # nginx's: the client went away before an answer
+        started, status = time.perf_counter(), 499  # nginx's status where the client disconnects before the response
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -67,13 +67,13 @@ class Counted:
             raise
         finally:
             path = _known_route(scope)
-            self._figures.record(RESPONSES, 1, self._model, path, status)
+            self._sink.record(HTTP_RESPONSES, 1, self._model, path, status)
             level = logging.INFO if path.startswith("/v1/") or path == "other" else logging.DEBUG
             log.log(level, "%s %s %d %.3fs", scope["method"], path, status, time.perf_counter() - started)
 
 
-class Keyed:
-    """Lets nobody use what is not open without a key, where there are keys."""
+class KeyCheck:
+    """Requires a valid API key for all paths but those in OPEN, where the server has keys."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -89,18 +89,20 @@ class Keyed:
             )
             await as_response(error)(scope, receive, send)
             return
+        if scope["type"] == "http" and _route(scope) not in OPEN:
+            scope.setdefault("state", {})["admitted"] = True  # `connections` reads it when it chooses which to close
         await self._app(scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
         digest = _digest(key.strip())
-        found = [hmac.compare_digest(digest, known) for known in self._keys]  # all of them, whichever it is
+        found = [hmac.compare_digest(digest, known) for known in self._keys]  # every key, for a constant time
         return scheme.lower() == b"bearer" and any(found)
 
 
-class Bounded:
-    """Reads a request's body before the app does: of so many bytes, in so many seconds."""
+class BodyLimit:
+    """Reads the whole body of a request before the app runs: at most `most` bytes, within `seconds`."""
 
     def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
         self._app, self._most, self._seconds = app, most, seconds
@@ -122,7 +124,7 @@ class Bounded:
                 await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """None where the client went away."""
+        """The body; None where the client disconnected."""
         parts, size = [], 0
         while True:
             message = await receive()
@@ -131,26 +133,26 @@ class Bounded:
             part = message.get("body", b"")
             size += len(part)
             if size > self._most:
-                told = f"the body has more than the {self._most} bytes that this server takes"
-                raise ApiError(told, 413, code="body_too_large", headers={"Connection": "close"})
+                problem = f"the body has more than the {self._most} bytes that this server takes"
+                raise ApiError(problem, 413, code="body_too_large", headers={"Connection": "close"})
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
 
 
 def _route(scope: Scope) -> str:
-    """The path below where the app is mounted."""
+    """The path, relative to where the app is mounted."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
 def _known_route(scope: Scope) -> str:
-    """For logs and figures, where nobody is to write what he likes."""
+    """The path for logs and metrics: one of PATHS, or "other", so that clients cannot put text of their own there."""
     return route if (route := _route(scope)) in PATHS else "other"
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body once, then whatever comes."""
+    """A `receive` that gives the body once, and after that what `receive` gives."""
     left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""What clients may ask: OpenAI's fields, and a few of our own. Strict types; what is not listed is refused."""
+"""The fields of requests: OpenAI's and a few of our own. Types are strict, and fields not listed here are refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MAX_LOGPROBS
+from pass_runtime.text.messages import Role
 
 Ids = list[int]
 Stop = str | Annotated[list[str], Field(max_length=16)]
@@ -17,12 +18,12 @@ class Fields(BaseModel):
 
 
 def only(*neutral: Any) -> Any:
-    """A field that is taken with null and these values alone: others would change the answer. Its type is Any."""
+    """A field that may only be null or one of `neutral`, which change nothing; other values are not supported."""
     return Field(None, json_schema_extra={"enum": [None, *neutral]})
 
 
 def unsupported(fields: BaseModel) -> str | None:
-    """The first field that has a value that is not one of its `only`."""
+    """The first field whose value is not one that its `only` allows."""
     for name, info in type(fields).model_fields.items():
         extra, value = info.json_schema_extra, getattr(fields, name)
         if isinstance(extra, dict) and not any(_same(value, neutral) for neutral in cast(list[Any], extra["enum"])):
@@ -31,7 +32,7 @@ def unsupported(fields: BaseModel) -> str | None:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """In Python, 0 equals False."""
+    """Equality that tells 0 from False."""
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
@@ -41,31 +42,64 @@ class StreamOptions(Fields):
 
 
 class Sampled(Fields):
-    """What both endpoints take. `null` is the default of every field."""
+    """The fields of both endpoints. `null` is the default of each."""
 
     model: str
     n: int | None = Field(None, ge=1, le=128, description="Sequences; number i is sampled with seed + i.")
     max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2, description="1 where nobody says.")
+    temperature: float | None = Field(None, ge=0, le=2, description="Default 1.")
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64, description="Negative ones count from 2^64 down.")
     stop: Stop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Not used.")
+    metadata: dict[str, str] | None = Field(None, description="Not used.")
+    prompt_cache_key: str | None = Field(None, description="Not used.")
+    safety_identifier: str | None = Field(None, description="Not used.")
 
-    top_k: int | None = Field(None, ge=0, le=MAX_CANDIDATES, description="0 is off.")
+    top_k: int | None = Field(None, ge=-1, le=MAX_CANDIDATES, description="0 and -1 are off.")
     min_p: float | None = Field(None, ge=0, le=1, description="0 is off.")
     ignore_eos: bool | None = None
     stop_token_ids: Ids | None = Field(None, max_length=64)
     speculative: bool | None = Field(None, description="false: plain decoding, as plan `ar`. The text is the same.")
-    plan: str | None = Field(None, max_length=100, description="How, never what; `auto` where nobody says.")
+    plan: str | None = Field(
+        None, max_length=100, description="Changes how fast, never what, is written. Default `auto`."
+    )
     lookahead: int | None = Field(None, ge=0)
     draft: Literal["lookahead", "ngram", "both"] | None = None
 
     frequency_penalty: Any = only(0)
     presence_penalty: Any = only(0)
     logit_bias: Any = only({})
+    best_of: Any = only(1)
+    echo: Any = only(False)
+    response_format: Any = only({"type": "text"})
+    service_tier: Any = only("auto", "default")
+    store: Any = only(False)
+
+    repetition_penalty: Any = only(1)
+    length_penalty: Any = only(1)
+    min_tokens: Any = only(0)
+    bad_words: Any = only([])
+    allowed_token_ids: Any = only()
+    prompt_logprobs: Any = only()
+    truncate_prompt_tokens: Any = only()
+    use_beam_search: Any = only(False)
+    early_stopping: Any = only(False)
+    detokenize: Any = only(True)
+    skip_special_tokens: Any = only(True)
+    spaces_between_special_tokens: Any = only(True)
+    include_stop_str_in_output: Any = only(False)
+    priority: Any = only(0)
+    logits_processors: Any = only([])
+    structured_outputs: Any = only()
+    guided_json: Any = only()
+    guided_regex: Any = only()
+    guided_choice: Any = only()
+    guided_grammar: Any = only()
+    return_token_ids: Any = only(False)
+    return_tokens_as_token_ids: Any = only(False)
 
 
 class CompletionRequest(Sampled):
@@ -73,9 +107,8 @@ class CompletionRequest(Sampled):
 
     prompt: str | Ids | list[str] | list[Ids] = Field(description="Text or token ids, of one prompt or several.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    best_of: Any = only(1)
-    echo: Any = only(False)
     suffix: Any = only("")
+    add_special_tokens: Any = only(True)
 
 
 class ContentPart(BaseModel):
@@ -87,7 +120,7 @@ class ContentPart(BaseModel):
 
 
 class ChatMessage(Fields):
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="developer is taken as system.")
+    role: Role = Field(description="developer is taken as system.")
     content: str | list[ContentPart]
     name: Any = only()
     refusal: Any = only()
@@ -110,12 +143,15 @@ class ChatRequest(Sampled):
     functions: Any = only([])
     function_call: Any = only("none", "auto")
     parallel_tool_calls: Any = only(True, False)
-    response_format: Any = only({"type": "text"})
     modalities: Any = only(["text"])
     audio: Any = only()
     prediction: Any = only()
-    reasoning_effort: Any = only()
+    reasoning_effort: Any = only("none")
+    verbosity: Any = only("medium")
     web_search_options: Any = only()
-    service_tier: Any = only("auto", "default")
-    store: Any = only(False)
-    metadata: Any = only({})
+    add_generation_prompt: Any = only(True)
+    continue_final_message: Any = only(False)
+    add_special_tokens: Any = only(False)
+    chat_template: Any = only()
+    chat_template_kwargs: Any = only({})
+    documents: Any = only([])

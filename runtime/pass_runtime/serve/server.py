@@ -1,4 +1,4 @@
-"""The listening: a socket, uvicorn, and what SIGTERM and Ctrl-C do."""
+"""The HTTP server: a listening socket, uvicorn, and a graceful end at SIGTERM and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,52 +8,63 @@ import signal
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from pass_runtime.errors import PassError
-from pass_runtime.serve.middleware import Limited
+from pass_runtime.serve.connections import bounded_protocol
+from pass_runtime.serve.middleware import ConnectionLimit
 from pass_runtime.serve.service import Service
 
 log = logging.getLogger("pass_runtime.serve")
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, which leaves signals alone.
+    """uvicorn without its signal handlers, and with the limits of `connections`.
 
-    head_seconds: in which a new connection has to have sent the head of a request.
+    client_seconds: for a client to send the head of a request, to send the next request, and to go on reading.
     """
 
-    def __init__(self, app: ASGIApp, max_connections: int, head_seconds: float) -> None:
-        super().__init__(_configured(app, head_seconds))
-        self.config.app = Limited(app, max_connections, self.server_state.connections)
+    def __init__(self, app: ASGIApp, max_connections: int, client_seconds: float) -> None:
+        super().__init__(_configured(app, max_connections, client_seconds))
+        self.config.app = ConnectionLimit(app, max_connections, self.server_state.connections)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """Check every connection. uvicorn calls this ten times a second."""
+        now = asyncio.get_running_loop().time()
+        connections: list[Any] = list(self.server_state.connections)
+        for connection in connections:
+            connection.check(now)
+        return await super().on_tick(counter)
+
 
 def listen(host: str, port: int) -> socket.socket:
-    """PassError where it cannot be."""
+    """A listening socket; PassError where the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
-        told = str(getattr(error, "strerror", error)).partition(" (while")[0]  # the address is told already
-        raise PassError(f"cannot listen on {host} port {port}: {told}; choose another with --host and --port") from None
-    # Accepted connections inherit it. Without it tokens wait up to 40 ms until the client acknowledges those before
-    # them: asyncio only sees to that for sockets that it makes itself.
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]  # what follows repeats the address
+        raise PassError(
+            f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
+        ) from None
+    # Without TCP_NODELAY a token waits up to 40 ms until the client has acknowledged the one before it. asyncio sets it
+    # only on sockets that it makes itself; accepted connections inherit it from this one.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
-def _configured(app: ASGIApp, head_seconds: float) -> uvicorn.Config:
+def _configured(app: ASGIApp, max_connections: int, client_seconds: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_patient(head_seconds),
+        http=bounded_protocol(max_connections, client_seconds),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -64,35 +75,15 @@ def _configured(app: ASGIApp, head_seconds: float) -> uvicorn.Config:
     )
 
 
-def _patient(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol. By itself it waits for a connection's first request for ever, and idle connections, which
-    count among the most that there may be, would keep everybody else out."""
-
-    class Patient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self._head_due = self.loop.call_later(seconds, self._look, transport)
-
-        def connection_lost(self, error: Exception | None) -> None:
-            self._head_due.cancel()
-            super().connection_lost(error)
-
-        def _look(self, transport: asyncio.Transport) -> None:
-            if self.cycle is None:
-                transport.close()
-
-    return Patient
-
-
 def serve(
     app: FastAPI, listening: socket.socket, max_connections: int, drain_seconds: float, ready: Callable[[], None]
 ) -> None:
-    """Until SIGTERM or Ctrl-C, after which those under way have `drain_seconds`; a second signal ends them now.
+    """Serve until SIGTERM or Ctrl-C. Requests under way then have `drain_seconds` to end; a second signal ends them.
 
-    ready: called once signals do this.
+    ready: called once these signals are handled.
     """
     service: Service = app.state.service
-    server = HttpServer(app, max_connections, service.options.body_seconds)
+    server = HttpServer(app, max_connections, service.options.client_seconds)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:  # uvloop where it is installed
         runner.run(_serve(server, service, listening, drain_seconds, ready))
 
@@ -109,9 +100,9 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     ready()
-    serving, told = asyncio.create_task(server.serve([listening])), asyncio.create_task(signals.get())
-    await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
-    if told.done():
+    serving, signalled = asyncio.create_task(server.serve([listening])), asyncio.create_task(signals.get())
+    await asyncio.wait({serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
+    if signalled.done():
         log.info("shutting down: %d requests under way have %g seconds", service.requests, drain_seconds)
         draining, again = asyncio.create_task(service.drain(drain_seconds)), asyncio.create_task(signals.get())
         await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,6 +110,6 @@ async def _serve(
             draining.cancel()
             await service.drain(0)
         again.cancel()
-    told.cancel()
+    signalled.cancel()
     server.should_exit = True
     await serving

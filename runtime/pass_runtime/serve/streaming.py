@@ -1,85 +1,102 @@
-"""Answers over ASGI: whole, or as server-sent events. A client that goes away ends its request either way."""
+"""Answers over ASGI, whole or as server-sent events. A client that disconnects ends its request in both cases."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from pass_runtime.serve.errors import as_api_error
-from pass_runtime.serve.forms import Choice, Form, Json, usage
+from pass_runtime.serve.errors import ApiError, as_api_error
 from pass_runtime.serve.handlers import as_response
-from pass_runtime.serve.jobs import Asked
+from pass_runtime.serve.parsed_request import ParsedRequest
+from pass_runtime.serve.response_shapes import Choice, Json, ResponseShape, usage
 from pass_runtime.serve.service import Event, Service
 
 DONE = b"data: [DONE]\n\n"
+LAST_WORDS_SECONDS = 5.0
+"""How long sending a client the error that ended its request may take."""
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-class Answer(Response):
-    """Decodes while it is sent. stream: as events; include_usage: with a last one that counts tokens."""
+class GenerationResponse(Response):
+    """A response that decodes while it is sent. stream: as events. include_usage: with a last event about tokens."""
 
-    def __init__(self, service: Service, asked: Asked, form: Form, *, stream: bool, include_usage: bool) -> None:
+    def __init__(
+        self, service: Service, parsed: ParsedRequest, shape: ResponseShape, *, stream: bool, include_usage: bool
+    ) -> None:
         self.background, self.status_code = None, 200
-        self._service, self._asked, self._form = service, asked, form
+        self._service, self._request, self._shape = service, parsed, shape
         self._stream, self._include_usage = stream, include_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal started
+            await send(message)  # waits while the client does not read, and only then writes: it may not return
+            started = True
+
         async def work() -> None:
-            started = False
+            left = self._request.arrived + self._service.options.request_seconds - time.perf_counter()
             try:
-                async with asyncio.timeout(self._service.options.request_seconds):
+                async with asyncio.timeout(left):
                     async with AsyncExitStack() as stack:
-                        choices = await stack.enter_async_context(self._service.job(self._asked))
+                        choices = await stack.enter_async_context(self._service.decode(self._request))
                         events = await stack.enter_async_context(aclosing(self._service.events(choices)))
                         if not self._stream:
                             async for _ in events:
                                 pass
-                            response: Response = JSONResponse(self._form.whole(choices, self._usage(choices)))
-                            await response(scope, receive, send)
+                            response: Response = JSONResponse(self._shape.whole(choices, self._usage(choices)))
+                            await response(scope, receive, send_noted)
                             return
-                        first = await anext(events)  # what fails before it is refused with a status of its own
-                        await send(_start())
-                        started = True
+                        first = await anext(events)  # an error before this gets an HTTP status of its own
+                        await send_noted(_start())
                         await self._send_events(choices, first, events, send)
+                    await _send(send, DONE, more=False)
             except Exception as error:
-                told = as_api_error(error)
-                if not started:
-                    await as_response(told)(scope, receive, send)
-                    return
-                await _send(send, _event(told.body))
-            await _send(send, DONE, more=False)
+                with suppress(TimeoutError):  # the client does not read, and the server closes the incomplete response
+                    async with asyncio.timeout(LAST_WORDS_SECONDS):
+                        await self._send_error(as_api_error(error), started, scope, receive, send)
 
         await _unless_gone(work(), receive)
 
+    async def _send_error(self, error: ApiError, started: bool, scope: Scope, receive: Receive, send: Send) -> None:
+        """As a response, or within a stream as an event; nothing can be sent within an answer that is not a stream."""
+        if not started:
+            await as_response(error)(scope, receive, send)
+        elif self._stream:
+            await _send(send, _event(error.body))
+            await _send(send, DONE, more=False)
+
     async def _send_events(self, choices: list[Choice], first: Event, events: AsyncIterator[Event], send: Send) -> None:
         for choice in choices:
-            for told in self._form.opening(choice):
-                await self._send_chunk(send, [told])
+            for shown in self._shape.opening(choice):
+                await self._send_chunk(send, [shown])
         await self._send_one(send, *first)
         async for choice, piece in events:
             await self._send_one(send, choice, piece)
         if self._include_usage:
-            await _send(send, _event(self._form.chunk([]) | {"usage": self._usage(choices)}))
+            await _send(send, _event(self._shape.chunk([]) | {"usage": self._usage(choices)}))
 
     async def _send_one(self, send: Send, choice: Choice, piece: Any) -> None:
-        for told in [self._form.ending(choice)] if piece is None else self._form.piece(choice, piece):
-            await self._send_chunk(send, [told])
+        for shown in [self._shape.ending(choice)] if piece is None else self._shape.piece(choice, piece):
+            await self._send_chunk(send, [shown])
 
     async def _send_chunk(self, send: Send, choices: list[Json]) -> None:
-        await _send(send, _event(self._form.chunk(choices) | ({"usage": None} if self._include_usage else {})))
+        await _send(send, _event(self._shape.chunk(choices) | ({"usage": None} if self._include_usage else {})))
 
     def _usage(self, choices: list[Choice]) -> Json:
-        return usage(self._asked.prompt_tokens, self._asked.n, choices)
+        return usage(self._request.prompt_tokens, self._request.n, choices)
 
 
 async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Cancel `work` where the client disconnects."""
+    """Run `work`, and cancel it where the client disconnects."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

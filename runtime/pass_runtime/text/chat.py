@@ -21,7 +21,7 @@ Message = Mapping[str, str]
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only its content."""
+    """The tag `{% generation %}`, which marks the assistant's words for training: it is rendered as its content."""
 
     tags = {"generation"}  # noqa: RUF012 - the name is jinja's
 
@@ -47,11 +47,11 @@ class ChatTemplate:
         try:
             with budget():
                 self._template = environment.from_string(source)
-        except Exception as error:  # also what Python says to the code that jinja makes of it
+        except Exception as error:  # also those of compiling the Python code that jinja generates
             raise PassError(f"{CHAT_TEMPLATE_FILE}: {_line(error)}") from None
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The prompt that asks for the assistant's next turn. PassError where the template refuses or runs away."""
+        """The prompt for the assistant's next turn. PassError where the template refuses or exceeds its limits."""
         if not messages:
             raise PassError("a conversation needs at least one message")
         try:
@@ -59,7 +59,7 @@ class ChatTemplate:
                 return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens, **variables)
         except TemplateLimitError as error:
             raise PassError(f"the chat template cannot be used: {_line(error)}") from None
-        except Exception as error:  # a template is a program of its own
+        except Exception as error:  # a template is a program, and may raise anything
             raise PassError(f"the chat template refuses these messages: {_line(error)}") from None
 
 

@@ -1,8 +1,8 @@
 """The sandbox that chat templates run in: jinja's, which keeps Python out of reach, with bounds on time and size.
 
 Templates come with downloaded models. A loop that does not end, a recursion that doubles, or a text multiplied by a
-billion would hang whoever renders them. So a render has a budget of seconds and of characters: every turn of a loop,
-every call and every filter draws on it, in any thread, and operators that make large values are checked before they do.
+billion would hang the process. So every render has a budget of seconds and of characters: each turn of a loop, each
+call and each filter draws on it, in any thread, and operators that make large values are checked before they run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 SECONDS = 5.0
-"""A template renders in milliseconds."""
+"""The time limit of a render; chat templates take milliseconds."""
 MAX_CHARACTERS = 1 << 25
-"""That a render may write, and that a single text may have: more than any model reads."""
+"""The most that a render may write, and the longest text that it may make: more than any model reads."""
 MAX_NUMBER = 1_000_000
-"""The largest whole number that functions, filters and repetition take: a width, a count."""
+"""The largest whole number that functions, filters and repetition take, as a width or a count."""
 MAX_BITS = 4096
+"""The largest whole number that a template may compute, in bits."""
 WIDE = re.compile(r"%[^%a-zA-Z]*(\*|\d{5,})|\{[^{}]*\d{5,}")
 """Formats that pad to tens of thousands of characters, or to a width that is an argument."""
 
@@ -57,7 +58,7 @@ _BUDGET: ContextVar[_Budget] = ContextVar("template budget")
 
 @contextmanager
 def budget() -> Iterator[None]:
-    """What compiling or rendering one template may use up."""
+    """Give what is compiled or rendered inside a budget of its own."""
     token = _BUDGET.set(_Budget(time.monotonic() + SECONDS))
     try:
         yield
@@ -72,13 +73,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(finalize=_written, optimized=False, **options)
-        del self.globals["lipsum"]  # writes as much as it is asked for
+        del self.globals["lipsum"]  # it writes any amount of text
         checked = {name: check(self.filters[name]) for name, check in _CHECKS.items()}
         self.filters = {name: bounded(function) for name, function in (self.filters | checked).items()}
 
     @staticmethod
     def spend(characters: int) -> None:
-        """Called at the beginning of every loop turn, macro and block; `characters` are those its body writes as is."""
+        """Called at the beginning of every loop turn, macro and block. characters: the literal text in its body."""
         _BUDGET.get().spend(characters)
 
     @staticmethod
@@ -133,14 +134,14 @@ def _call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
 
 @pass_context  # so that jinja leaves constants to the render, where there is a budget
 def _written(_: Context, value: Any) -> str:
-    """Every value on its way into the text."""
+    """The text of a value that the template writes, counted."""
     text = str(value)
     _BUDGET.get().spend(len(text))
     return text
 
 
 def bounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with its numbers, its time and its result checked."""
+    """`function`, with a check of its whole-number arguments, of the time and of its result."""
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:

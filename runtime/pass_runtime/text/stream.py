@@ -1,4 +1,4 @@
-"""From tokens to text, as they come: no half characters, nothing that may still become a stop string."""
+"""Tokens to text, one at a time, without half characters and without what may still become a stop string."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class StopFilter:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """-> (text to show, the stop string that ended it). The stop that is complete first wins, and is not shown."""
+        """-> (text to show, the stop string that ended it). The stop that is complete first counts; it is not shown."""
         self._held += text
-        if self._beginnings.isdisjoint(self._held):  # nearly always, and this is done for every token
+        if self._beginnings.isdisjoint(self._held):  # the usual case, kept fast since this runs for every token
             return self.flush(), None
         found = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
         if found:
@@ -32,7 +32,7 @@ class StopFilter:
         return shown, None
 
     def flush(self) -> str:
-        """What was held back, once no more text comes."""
+        """The text that was held back, once no more text comes."""
         shown, self._held = self._held, ""
         return shown
 
@@ -45,7 +45,7 @@ def _overlap(text: str, stop: str) -> int:
 def _context(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """The prompt's last tokens, which decide whether the first piece begins with a space.
 
-    None where they end inside a character: the decoder would show them again once it is whole.
+    Empty where they end inside a character, which the decoder would show again once it is whole.
     """
     context = list(prompt_ids[-8:])
     return [] if tokenizer.decode(context).endswith("\ufffd") else context
@@ -54,7 +54,7 @@ def _context(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
 class TextStream:
     """The text of one request, token by token. stop: strings that end it and are not part of it.
 
-    A stop string that a special token spells ends the text too, though special tokens are not shown.
+    A stop string that is the text of a special token ends at that token, though special tokens are not shown.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str] = ()) -> None:
@@ -64,17 +64,17 @@ class TextStream:
         self._decode = DecodeStream(ids=_context(prompt_ids, tokenizer), skip_special_tokens=True)
 
     def read(self, token: int) -> tuple[str, str | None]:
-        """-> (text that is final now, the stop string that ended it)."""
+        """-> (text that is final now, the stop string that ended it)"""
         if token in self._special:
             return self._filter.flush(), self._tokenizer.id_to_token(token)
         return self._filter.push(self._decode.step(self._tokenizer, token) or "")
 
     def flush(self) -> str:
-        """What was held back, once no more tokens come."""
+        """The text that was held back, once no more tokens come."""
         return self._filter.flush()
 
 
 def _special_id(tokenizer: Tokenizer, text: str) -> int | None:
-    """The special token that `text` is; None where it is none."""
+    """The id of the special token whose text is `text`; None where there is none."""
     added = tokenizer.get_added_tokens_decoder()
     return next((number for number, token in added.items() if token.special and token.content == text), None)

@@ -1,1 +1,1 @@
-"""How fast: pass times, the arithmetic of group sizes, and `--plan auto`."""
+"""`--plan auto`: pass times, acceptance, group sizes, and the choice of the fastest plan."""

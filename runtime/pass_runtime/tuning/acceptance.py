@@ -1,16 +1,17 @@
-"""How well drafts do: running averages, which start from what training measured."""
+"""Conditional acceptance of drafts: running averages, which start from the rates that training measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 MEMORY = 200.0
-"""Passes that an acceptance rate is averaged over."""
+"""The number of passes that an acceptance rate is averaged over."""
 PRIOR_WEIGHT = 10.0
+"""The number of passes that the first rates count for."""
 
 
-class Acceptance:
-    """The rate at which draft i is accepted once those before it were."""
+class ConditionalAcceptance:
+    """By position i: the rate at which draft i is accepted where all drafts before it were."""
 
     def __init__(self, prior: Sequence[float]) -> None:
         self._prior = list(prior)
@@ -22,18 +23,20 @@ class Acceptance:
         return [hits / trials for hits, trials in zip(self._hits, self._trials, strict=True)]
 
     def record(self, drafted: int, accepted: int) -> None:
-        """One pass: `accepted` of `drafted` drafts. Old passes fade, towards nothing known."""
+        """Count one pass that accepted `accepted` of `drafted` drafts. The weight of older passes fades."""
         drafted = min(drafted, len(self._prior))
         for i in range(min(accepted + 1, drafted)):
             self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / MEMORY)
             self._trials[i] = (self._trials[i] + 1) * (1 - 1 / MEMORY)
-        if drafted == accepted < len(self._prior):  # drafts that all survive make one more worth a try
-            self._lean(drafted, self.rates[drafted - 1], 1 / MEMORY)
+        if drafted == accepted < len(self._prior):  # where all drafts were accepted, the next one is likelier to be
+            self._pull(drafted, self.rates[drafted - 1], 1 / MEMORY)
 
     def forget(self) -> None:
-        """A pass without these drafts: drift slowly back to the prior, so that they are tried again one day."""
+        """Count a pass without such drafts: the rates drift slowly back to the first ones, so that drafts are tried
+        again."""
         for i, rate in enumerate(self._prior):
-            self._lean(i, rate, 1 / (8 * MEMORY))
+            self._pull(i, rate, 1 / (8 * MEMORY))
 
-    def _lean(self, i: int, rate: float, share: float) -> None:
+    def _pull(self, i: int, rate: float, share: float) -> None:
+        """Move rate i towards `rate` by this share of the difference."""
         self._hits[i] += (rate * self._trials[i] - self._hits[i]) * share

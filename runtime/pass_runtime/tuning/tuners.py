@@ -1,4 +1,4 @@
-"""The tuners of a session: one for every kind of sampling, whose passes differ in their tails."""
+"""The tuners of a session: one for each sampler, as the tails differ by sampler."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
 from pass_runtime.tuning.tuner import PlanTuner
 
 IdlePass = Callable[[PassKind], tuple[float, float]]
-"""Seconds of trunk and tail in a pass that leaves no trace (`pass_runtime.decode.runner.Runner.idle_pass`)."""
+"""Seconds of trunk and tail in a pass that changes no sequence (`pass_runtime.decode.runner.Runner.idle_pass`)."""
 
 UNSTATED = 0.6
-"""What is left of each rate of acceptance when tokens are sampled, where a bundle states the greedy ones alone."""
+"""The conditional acceptance of sampled drafts, as a share of that of greedy ones, where a bundle states only those."""
 
 
 def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float, ...]:
-    """By position, as the bundle states it for this kind of decoding; derived where it does not."""
+    """[L] cumulative acceptance that the bundle states for this sampler; derived from the greedy one where it states
+    none for sampling."""
     greedy, sampled = lookahead.acceptance_per_position, lookahead.acceptance_per_position_sampled
     if sampler == "greedy" or sampled:
         return greedy if sampler == "greedy" else sampled
@@ -28,27 +29,40 @@ def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float
 
 
 class Tuners:
-    """The first request times passes of all widths, and so does the first batch of a size. The first of another kind
-    only times those that show its tail, since kinds differ in their tails."""
+    """Makes a tuner when the first request with its sampler comes. The very first one times passes of all widths, and
+    so does the first batch of each size. Later samplers time only the passes that show how their tails differ.
+
+    Which passes are timed depends on the bundle, the engine and the capacity alone, not on the room that running
+    sequences leave in the KV cache: with too little room, timing is put off.
+    """
 
     def __init__(
         self, manifest: Manifest, capabilities: Capabilities, idle_pass: IdlePass, room: Callable[[], int]
     ) -> None:
-        """room: rows that a window may have now."""
+        """room: returns the tokens of KV capacity that a window may take now."""
         self._manifest, self._capabilities, self._idle_pass, self._room = manifest, capabilities, idle_pass, room
+        self._plans = {batch: self._timed_plans(batch) for batch in (1, *capabilities.batch_sizes)}
         self._tuners: dict[Sampler, PlanTuner] = {}
 
     def known(self, sampler: Sampler, batch: int) -> bool:
-        """Whether `get` has nothing to time."""
-        return sampler in self._tuners and (batch == 1 or batch in self._tuners[sampler].times.batched)
+        """Whether `get` has nothing left to time for these."""
+        if sampler not in self._tuners:
+            return False
+        return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].times.batched
 
-    def get(self, sampler: Sampler, batch: int = 1) -> PlanTuner:
-        """The tuner for `sampler`, which knows the times of passes over `batch` slots."""
+    def get(self, sampler: Sampler, batch: int = 1) -> PlanTuner | None:
+        """The tuner for `sampler`, which knows the times of passes over `batch` slots.
+
+        None where passes must be timed first, but their windows do not fit into the cache after the running sequences.
+        Where they do not fit into the whole capacity, it is always None.
+        """
+        if not self.known(sampler, batch) and not self._fits(batch):
+            return None
         if sampler not in self._tuners:
             self._tuners[sampler] = self._new(sampler)
         tuner = self._tuners[sampler]
         if not self.known(sampler, batch):
-            tuner.times.batched[batch] = self._measure(sampler, self._plans(batch), batch)
+            tuner.times.batched[batch] = self._measure(sampler, self._plans[batch], batch)
         return tuner
 
     def _new(self, sampler: Sampler) -> PlanTuner:
@@ -62,20 +76,35 @@ class Tuners:
         )
 
     def _times(self, sampler: Sampler) -> PassTimes:
-        known = next(iter(self._tuners.values())).times if self._tuners else None
-        plans = self._plans()
-        if known is None or not {plan.width for plan in plans} <= {*known.trunk, *known.lookahead}:
+        plans = self._plans[1]
+        if not self._tuners:
             return self._measure(sampler, plans)
+        known = next(iter(self._tuners.values())).times
         verifying = [plan for plan in plans if not plan.next.drafts]
         drafting = [plan for plan in plans if plan.next.drafts and not plan.is_fused]
         return known.with_tail(
             self._measure(sampler, list(dict.fromkeys([*verifying[:1], *verifying[-1:], *drafting])))
         )
 
-    def _plans(self, batch: int = 1) -> list[Plan]:
-        """What can be run now, the narrowest first."""
-        plans = probe_plans(self._manifest.lookahead.length, batch)
-        return [plan for plan in plans if self._capabilities.allows([plan]) and plan.width <= self._room()]
+    def _timed_plans(self, batch: int) -> list[Plan]:
+        """The plans to time over `batch` slots, the narrowest first. Their windows take at most half the capacity, so
+        that there is room until a text is that long.
+
+        Empty where only one width would be left, from which no other can be estimated: the batch then counts as one
+        window with as many rows.
+        """
+        sizes = self._capabilities
+        plans = [
+            plan
+            for plan in probe_plans(self._manifest.lookahead.length, batch)
+            if sizes.allows([plan]) and 2 * sizes.padded_width(plan.width) <= sizes.max_capacity
+        ]
+        return plans if len({plan.width for plan in plans}) > 1 else []
+
+    def _fits(self, batch: int) -> bool:
+        """Whether there is room now for the windows that are timed with one slot and with `batch` slots."""
+        widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
+        return bool(self._plans[1]) and self._capabilities.padded_width(widest) <= self._room()
 
     def _measure(self, sampler: Sampler, plans: Sequence[Plan], batch: int = 1) -> PassTimes:
         return measure(lambda plan: self._time(plan, sampler, batch), plans)

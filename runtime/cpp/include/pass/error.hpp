@@ -1,4 +1,4 @@
-// The one exception for what the caller can mend.
+// Exceptions whose cause the caller can remove.
 #pragma once
 
 #include <stdexcept>
@@ -8,13 +8,13 @@
 
 namespace pass {
 
-// The message is one line and says what to do next; it is the one of the Python runtime.
+// The message is one line and says what to do next.
 class PASS_API Error : public std::runtime_error {
    public:
     explicit Error(const std::string& message) : std::runtime_error(message) {}
 };
 
-// More requests wait than the session was opened for.
+// More requests are waiting than LoadOptions::max_queue allows.
 class PASS_API QueueFull : public Error {
    public:
     using Error::Error;

@@ -1,4 +1,4 @@
-// What the reader of a generation gets.
+// Events: what `Generation::next` returns.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,25 @@
 
 namespace pass {
 
-// Where a token came from: the model's own choice, or a draft that was one.
-enum class Source { model, lookahead, ngram };
+// Where a token came from: the model itself, or an accepted draft of look-ahead rows or of prompt lookup (n-grams).
+enum class TokenSource { model, lookahead, ngram };
 
-// Of one token, by the model before temperature and truncation: its own, and those of the most likely ones.
+// Log-probabilities under the model, before temperature and truncation: that of the token, and those of the `top` most
+// likely tokens with their ids.
 struct TokenLogprobs {
     float logprob = 0.0F;
     std::vector<std::pair<std::int64_t, float>> top;
 };
 
-// One written token. text: what became final with it ("" where nobody asked for text).
+// One written token. text: the part of the text that became final with it, "" without a tokenizer.
 struct Token {
     std::int64_t id = 0;
-    Source source = Source::model;
+    TokenSource source = TokenSource::model;
     std::optional<TokenLogprobs> logprobs;
     std::string text;
 };
 
-// The tokens of one pass, and the text that is final with them.
+// The tokens that one pass wrote, and the text that became final with them.
 struct Event {
     std::vector<Token> tokens;
     std::string text;
@@ -38,9 +39,9 @@ struct Event {
 enum class FinishReason { stop, length, cancelled, error };
 
 PASS_API const char* name_of(FinishReason reason);
-PASS_API const char* name_of(Source source);
+PASS_API const char* name_of(TokenSource source);
 
-// What ended a text: nothing to name, a token, or a string.
+// The token or the stop string that ended a text; monostate where it ended otherwise.
 using StopReason = std::variant<std::monostate, std::int64_t, std::string>;
 
 }  // namespace pass

@@ -1,4 +1,4 @@
-/* PASS_API marks what libpass shows; everything else of it is hidden. */
+/* PASS_API marks the symbols that libpass exports; all others are hidden. */
 #ifndef PASS_EXPORT_H
 #define PASS_EXPORT_H
 

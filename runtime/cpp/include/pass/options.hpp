@@ -1,4 +1,4 @@
-// What a request may ask for, and how a bundle is opened.
+// Options of a request, and of opening a bundle.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace pass {
 
-// The tail graphs of a plan, the cheapest first: the later ones compute what the earlier ones do.
+// The tail graphs of a plan, the cheapest first. A later one also computes everything that the earlier ones do.
 enum class Sampler { greedy, sample, truncated };
 
 // How the next token is drawn: temperature, then top-k, then top-p, then min-p.
@@ -21,11 +21,11 @@ struct PASS_API SamplingParams {
     std::int64_t top_k = 0;             // 0 is off, at most 1024
     double top_p = 1.0;                 // 1 is off
     double min_p = 0.0;                 // 0 is off
-    std::optional<std::uint64_t> seed;  // without one, sampling takes one from the system
+    std::optional<std::uint64_t> seed;  // without one, sampling draws a seed from the system
 
     // Throws Error where a number is out of its range.
     void check() const;
-    // With a seed from the system where none was given; argmax has no use for one.
+    // A copy that has a seed: one from the system where none was given, 0 for argmax, which does not use it.
     SamplingParams seeded() const;
     // The cheapest tail that computes these parameters.
     Sampler sampler() const;
@@ -34,25 +34,25 @@ struct PASS_API SamplingParams {
 struct PASS_API GenerateOptions {
     std::int64_t max_new_tokens = 128;
     SamplingParams sampling;
-    // "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": whatever is fastest here.
+    // "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": the fastest on this machine.
     std::string plan = "auto";
-    std::optional<int> lookahead;      // drafts per round, at most the bundle's (which is the default); 0: plain
-    std::optional<std::string> draft;  // "lookahead", "ngram" or "both"; default: both for auto, else lookahead
-    std::vector<std::string> stop;     // strings that end the text and are not part of it
+    std::optional<int> lookahead;              // drafts per step, at most the bundle's, which is the default; 0: plain
+    std::optional<std::string> draft;          // "lookahead", "ngram" or "both"; default: both for auto, else lookahead
+    std::vector<std::string> stop;             // strings that end the text and are not part of it
     std::vector<std::int64_t> stop_token_ids;  // tokens that end it besides the model's own
     bool ignore_eos = false;
-    bool reuse_prefix = false;    // keep the K/V that an earlier request on this session has in common with this one
-    std::optional<int> logprobs;  // tell of every token its log-probability, and those of so many likely ones (0 to 20)
+    bool reuse_prefix = false;    // reuse the K/V of a prompt prefix that an earlier request of this session had, too
+    std::optional<int> logprobs;  // report every token's log-probability and those of the 0 to 20 most likely tokens
 
     // Throws Error where something is out of its range.
     void check() const;
 };
 
-// Where the KV cache and the windows are taken from, on the CPU.
+// The CPU memory that the KV cache and the windows are allocated from.
 class PASS_API Allocator {
    public:
     virtual ~Allocator() = default;
-    // Null where there is no memory.
+    // Returns null when there is no memory.
     virtual void* allocate(std::size_t size) noexcept = 0;
     virtual void free(void* block) noexcept = 0;
 };

@@ -1,8 +1,12 @@
-/* libpass for C, and for whatever can call C.
+/* libpass for C, and for languages that can call C.
  *
- * Functions that can fail take `error`, room for a line of `error_size` bytes, which says what to do next; it may be
- * null. A session has no thread of its own: whoever waits in pass_next, or calls pass_step, decodes for everybody. Any
- * thread may call functions of a session; a generation is for one reader, but pass_cancel is for any thread.
+ * Functions that can fail take `error`, a buffer of `error_size` bytes for one line that says what to do next; it may
+ * be null. A session has no thread of its own: a thread that waits in pass_next, or calls pass_step, decodes for all
+ * requests. Any thread may call functions of a session; a generation is for one reader, but pass_cancel is for any
+ * thread.
+ *
+ * Option structs begin with their size, which pass_default_..._options sets: programs that were compiled with an older
+ * version of this header keep working with a newer library of the same soname.
  */
 #ifndef PASS_PASS_H
 #define PASS_PASS_H
@@ -20,29 +24,35 @@ typedef struct pass_session pass_session;
 typedef struct pass_generation pass_generation;
 
 typedef struct pass_load_options {
+    size_t size;             /* sizeof(pass_load_options) */
     const char* device;      /* "auto", "cpu", "cuda", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep" */
     const char* onnxruntime; /* libonnxruntime.so; null: $PASS_ONNXRUNTIME, then where it was found at build time */
     int threads;             /* of the CPU; 0 is ONNX Runtime's choice */
     int max_batch_size;      /* sequences that decode together */
     int64_t max_queue;       /* requests that may wait */
     int64_t capacity;        /* longest sequence in tokens; 0: the model's */
-    int verify;              /* check the hashes of the bundle's files */
+    int verify;              /* compare the hashes of the bundle's files */
+    int text;                /* open the bundle's tokenizer, which text and stop strings need */
 } pass_load_options;
 
 typedef struct pass_generate_options {
+    size_t size; /* sizeof(pass_generate_options) */
     int64_t max_new_tokens;
     double temperature; /* 0 is greedy */
     int64_t top_k;      /* 0 is off */
     double top_p;       /* 1 is off */
     double min_p;       /* 0 is off */
-    int has_seed;       /* 0: sampling takes a seed from the system */
+    int has_seed;       /* 0: sampling draws a seed from the system */
     uint64_t seed;
     const char* plan;  /* "auto", "ar", "two-pass", "fused", "fused:4,3,2,2,1" */
     const char* draft; /* null, "lookahead", "ngram", "both" */
-    int lookahead;     /* drafts per round; -1: the bundle's */
+    int lookahead;     /* drafts per step; -1: the bundle's */
     int ignore_eos;
     const int64_t* stop_token_ids;
     size_t stop_token_count;
+    const char* const* stop; /* strings that end the text and are not part of it */
+    size_t stop_count;
+    int logprobs; /* report log-probabilities of tokens and of the 0 to 20 most likely ones; -1: none */
 } pass_generate_options;
 
 typedef struct pass_stats {
@@ -51,27 +61,62 @@ typedef struct pass_stats {
     double prefill_seconds, decode_seconds;
 } pass_stats;
 
-PASS_API pass_load_options pass_default_load_options(void);
-PASS_API pass_generate_options pass_default_generate_options(void);
+/* The version of the library, such as "0.1.0". */
+PASS_API const char* pass_version(void);
 
-/* Null where it failed. options may be null. */
+/* Fill the first `size` bytes of a struct; the functions below call them with the size that this header has. */
+PASS_API void pass_init_load_options(pass_load_options* options, size_t size);
+PASS_API void pass_init_generate_options(pass_generate_options* options, size_t size);
+PASS_API void pass_read_stats(const pass_generation* generation, pass_stats* stats, size_t size);
+
+static inline pass_load_options pass_default_load_options(void) {
+    pass_load_options options;
+    pass_init_load_options(&options, sizeof options);
+    return options;
+}
+
+static inline pass_generate_options pass_default_generate_options(void) {
+    pass_generate_options options;
+    pass_init_generate_options(&options, sizeof options);
+    return options;
+}
+
+static inline pass_stats pass_get_stats(const pass_generation* generation) {
+    pass_stats stats;
+    pass_read_stats(generation, &stats, sizeof stats);
+    return stats;
+}
+
+/* Null on failure. options may be null. */
 PASS_API pass_session* pass_open(const char* bundle, const pass_load_options* options, char* error, size_t error_size);
-/* Generations that are left must still be freed. */
+/* Generations that have not ended report an error afterwards, and must still be freed. Null is ignored. */
 PASS_API void pass_close(pass_session* session);
 
-/* Null where it failed. options may be null. */
+/* The ids of `text`, of which at most `room` are written to `ids`: how many there are, -1 on failure. Needs the option
+ * `text`. */
+PASS_API int64_t pass_encode(pass_session* session, const char* text, int64_t* ids, size_t room, char* error,
+                             size_t error_size);
+/* Null on failure. options may be null. */
 PASS_API pass_generation* pass_submit(pass_session* session, const int64_t* prompt_ids, size_t count,
                                       const pass_generate_options* options, char* error, size_t error_size);
-/* One round for everybody: 1 where there is more to do, 0 where there is not, -1 where it failed. */
+/* One step of the scheduler, for all requests: 1 where there is more to do, 0 where there is not, -1 on failure. */
 PASS_API int pass_step(pass_session* session, char* error, size_t error_size);
-/* Waits for the next tokens, of which at most `room` are written to `tokens`: how many, 0 at the end, -1 where the
- * request failed. */
+/* Waits for the next tokens, of which at most `room` (1 or more) are written to `tokens`: how many, 0 at the end, -1
+ * where the request failed. */
 PASS_API int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size);
+/* The text that is final so far, of `length` bytes, which may be null; "" without the option `text`. Text can have null
+ * characters inside. Valid until the next call of pass_next. */
+PASS_API const char* pass_text(const pass_generation* generation, size_t* length);
+/* The log-probability of token `index` of the last pass_next, and those of the most likely tokens, of which at most
+ * `room` are written to `top_ids` and `top_logprobs`: how many, -1 where there is no such token or no log-probabilities
+ * were requested. */
+PASS_API int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob, int64_t* top_ids,
+                                 float* top_logprobs, size_t room);
+/* Null is ignored. */
 PASS_API void pass_cancel(pass_generation* generation);
-/* "stop", "length", "cancelled", "error"; null before the end was read. */
+/* "stop", "length", "cancelled", "error"; null before pass_next has returned the end. */
 PASS_API const char* pass_finish_reason(const pass_generation* generation);
-PASS_API pass_stats pass_get_stats(const pass_generation* generation);
-/* Cancels what is under way. Null is fine. */
+/* Cancels the request where it has not ended. Null is ignored. */
 PASS_API void pass_free(pass_generation* generation);
 
 #ifdef __cplusplus

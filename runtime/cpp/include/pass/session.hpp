@@ -1,7 +1,7 @@
-// A bundle, a session over it, and generations under way.
+// A bundle, a session that runs it, and the generations of that session.
 //
-// A session has no thread of its own: whoever waits for a token, or calls `step`, decodes for everybody. Any thread may
-// call any method of a session; a generation is for one reader, but `cancel` is for any thread.
+// A session has no thread of its own: a thread that waits for a token, or calls `step`, decodes for all requests. Any
+// thread may call any method of a session; a generation is for one reader, but `cancel` is for any thread.
 #pragma once
 
 #include <filesystem>
@@ -23,10 +23,10 @@ class Core;
 class Sequence;
 class Tokenizer;
 
-// A directory that pass-export wrote: its manifest was checked, and its files are there. Move-only.
+// A directory that pass-export wrote. Its manifest has been validated and its files exist. Move-only.
 class PASS_API Bundle {
    public:
-    // verify: compare the hashes of all files. Throws Error where something is wrong.
+    // verify: compare the hashes of all files. Throws Error where the manifest or a file is wrong.
     explicit Bundle(const std::filesystem::path& path, bool verify = true);
     Bundle(Bundle&&) noexcept;
     Bundle& operator=(Bundle&&) noexcept;
@@ -57,21 +57,23 @@ struct Request {
     GenerateOptions options;
 };
 
-// A request under way, to be read by one reader. Destroying it cancels it. Move-only.
+// A submitted request, which one reader reads. Destroying it cancels the request. A generation that outlives its
+// session still returns the tokens that were written before; then `next` throws. Move-only.
 class PASS_API Generation {
    public:
     Generation(Generation&&) noexcept;
     Generation& operator=(Generation&&) noexcept;
     ~Generation();
 
-    // The tokens of the next pass; none at the end. Decodes where nobody else does. Throws what failed.
+    // The tokens of the next pass; none at the end. Decodes on this thread unless another one does. Throws the error
+    // that ended the request.
     std::optional<Event> next();
-    // Wait for the end. Throws what failed.
+    // Read until the end. Throws the error that ended the request.
     void run();
-    // End it as soon as the pass in progress is done; what was written until then can still be read. For any thread.
+    // End the request after the pass in progress; tokens that were written by then can still be read. For any thread.
     void cancel();
 
-    // What was read so far.
+    // The tokens that `next` has returned so far.
     const std::vector<Token>& tokens() const;
     std::vector<std::int64_t> token_ids() const;
     const std::string& text() const;
@@ -79,7 +81,7 @@ class PASS_API Generation {
     std::optional<FinishReason> finish_reason() const;
     StopReason stop_reason() const;
     const std::vector<std::int64_t>& prompt_ids() const;
-    // What sampling was seeded with: with it the text can be had again.
+    // The seed of sampling, with which the same text can be generated again.
     std::uint64_t seed() const;
     bool logprobs() const;
     Stats stats() const;
@@ -91,29 +93,31 @@ class PASS_API Generation {
     std::unique_ptr<Data> data_;
 };
 
-// One model, and as many sequences at a time as it has slots. Move-only.
+// One model, which decodes as many sequences at a time as it has slots. Move-only.
 class PASS_API Session {
    public:
     // Takes the bundle. Throws Error where the device, a graph or memory is missing.
     explicit Session(Bundle bundle, const LoadOptions& options = {});
-    // The same from a path; `options.verify` says whether hashes are compared.
+    // Opens the bundle at `path`; `options.verify` says whether hashes are compared.
     static Session load(const std::filesystem::path& path, const LoadOptions& options = {});
     Session(Session&&) noexcept;
     Session& operator=(Session&&) noexcept;
-    ~Session();  // closes it
+    // Closes the session. Generations that have not ended report an error.
+    ~Session();
 
-    // Begin to write behind the prompt, or wait in the queue for a free slot. Throws QueueFull where too many wait.
-    // tokenizer: for text and stop strings, null where token ids are enough; it may go before the generation.
+    // Queue a request; it is decoded as soon as a slot is free. Throws QueueFull where too many requests wait.
+    // tokenizer: for text and stop strings; null where token ids are enough. It may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
-    // One round for everybody. False where there is nothing more to do.
+    // One step of the scheduler, for all requests. False where there is nothing more to do.
     bool step();
-    // Cancel what is under way and give memory back; the session cannot be used afterwards.
+    // Cancel all requests and free the memory; the session cannot be used afterwards.
     void close();
-    // How a request is called in statistics, and by how many drafts at most. Throws Error where it cannot be.
+    // The name that statistics have for the request's way of decoding, and its most drafts. Throws Error where the
+    // options cannot be used with this bundle.
     std::pair<std::string, int> mode(const GenerateOptions& options) const;
 
     const Bundle& bundle() const;
-    // "cpu", "cuda", "tensorrt-rtx-ep", or the library of an engine set and its version.
+    // "cpu", "cuda", "tensorrt-rtx-ep", or the library of an engine set with its version.
     std::string device() const;
 
     explicit Session(std::shared_ptr<Core> core);  // for the library's own tests

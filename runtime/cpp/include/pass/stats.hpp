@@ -1,4 +1,4 @@
-// What a generation did, in the figures that vLLM and AIPerf report.
+// Metrics of a generation, as vLLM and AIPerf define them.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,12 @@ struct PASS_API Stats {
     double queue_seconds = 0.0;
     double prefill_seconds = 0.0;
     double decode_seconds = 0.0;
-    double engine_seconds = 0.0;  // of decode_seconds, those in which the engine ran a pass, of whatever sequence
+    double engine_seconds = 0.0;  // of decode_seconds: in which the engine ran a pass of any sequence
 
-    // One trunk pass over `drafts` drafts that emitted `count` tokens (before any cut at a stop or a limit).
+    // Count one trunk pass with `drafts` drafts that emitted `count` tokens, before any were cut at a stop or the
+    // limit.
     void record(int drafts, int count);
-    // The counts of another generation of the same plan, besides these.
+    // Add the counts of another generation of the same plan.
     void add(const Stats& other);
 
     // Tokens emitted per trunk pass, bonus tokens included, draft passes counted.
@@ -42,7 +43,7 @@ struct PASS_API Stats {
     std::vector<double> acceptance_per_position() const;
     // [L+1]: `histogram`; empty without steps.
     std::vector<std::int64_t> acceptance_histogram() const;
-    // Of decode_seconds, those between the passes: the loop.
+    // The part of decode_seconds that lies between passes: the time of the host.
     double host_seconds() const { return decode_seconds - engine_seconds; }
     // Generated tokens / seconds from the end of prefill to the last token.
     double decode_tokens_per_second() const;

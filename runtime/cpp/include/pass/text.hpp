@@ -1,4 +1,4 @@
-// Text, for who does not bring token ids: an optional layer over a bundle's tokenizer.json.
+// Text to token ids and back, from a bundle's tokenizer.json. Programs with token ids of their own need none of it.
 #pragma once
 
 #include <pass/export.h>
@@ -18,19 +18,20 @@ class TextReader;
 // Llama 3, Qwen and SmolLM2) are understood. Move-only; its methods are for any thread.
 class PASS_API Tokenizer {
    public:
-    // Throws Error where the bundle's tokenizer is another kind, or a library is missing. library: of
-    // onnxruntime-genai; empty: $PASS_ONNXRUNTIME_GENAI, then where the build found it. onnxruntime: as LoadOptions'.
+    // Throws Error where the bundle's tokenizer is of another kind, or a library is missing. library: that of
+    // onnxruntime-genai; empty: $PASS_ONNXRUNTIME_GENAI, then where the build found it. onnxruntime: as in LoadOptions.
     explicit Tokenizer(const std::filesystem::path& bundle, const std::filesystem::path& library = {},
                        const std::filesystem::path& onnxruntime = {});
     Tokenizer(Tokenizer&&) noexcept;
     Tokenizer& operator=(Tokenizer&&) noexcept;
     ~Tokenizer();
 
-    // With the tokenizer's own special tokens. Throws Error where `text` is not UTF-8 or has a null character.
+    // The ids of `text`, with the special tokens that the tokenizer adds. Throws Error where `text` is not UTF-8 or has
+    // a null character.
     std::vector<std::int64_t> encode(const std::string& text) const;
-    // Special tokens are left out; bytes that are no character become U+FFFD.
+    // The text of `ids`. Special tokens are left out; bytes that are no character become U+FFFD.
     std::string decode(const std::vector<std::int64_t>& ids) const;
-    // The text of one request as its tokens come; `stop` strings end it.
+    // Turns the tokens of one request into text as they come; `stop` strings end it. `Session::submit` calls this.
     std::unique_ptr<TextReader> reader(const std::vector<std::string>& stop) const;
 
    private:

@@ -4,8 +4,8 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "bundle/manifest.h"
 #include "errors.h"
-#include "manifest.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // For tests/cpp: endurance BUNDLE answers 200 requests of every kind ten times on one session, some of them cancelled
-// or dropped unread, and writes what memory was taken behind each time, as JSON; at last what is left of a closed
+// or dropped unread, and writes what memory was taken after each time, as JSON; at last what is left of a closed
 // session. They are the same again: another kind would open a tail of its own, or make ONNX Runtime's arena grow.
 
 #include <malloc.h>
@@ -46,13 +46,13 @@ class Chance {
     pass::Request request(std::int64_t vocab) {
         static const char* const plans[] = {"ar", "two-pass", "fused", "fused:2,1,1", "auto"};
         static const char* const drafts[] = {"lookahead", "ngram", "both"};
-        pass::Request asked;
+        pass::Request sent;
         const int length = below(33) == 0 ? 200 : 1 + below(40);
         const int period = 1 + below(12);  // n-grams find something
         std::vector<std::int64_t> cycle;
         for (int i = 0; i < period; ++i) cycle.push_back(2 + below(static_cast<int>(vocab) - 2));
-        for (int i = 0; i < length; ++i) asked.prompt_ids.push_back(cycle[static_cast<std::size_t>(i % period)]);
-        pass::GenerateOptions& options = asked.options;
+        for (int i = 0; i < length; ++i) sent.prompt_ids.push_back(cycle[static_cast<std::size_t>(i % period)]);
+        pass::GenerateOptions& options = sent.options;
         options.max_new_tokens = 1 + below(8);
         options.plan = plans[below(5)];
         if (options.plan == "auto") options.lookahead = 1;  // few shapes: which it takes depends on the clock
@@ -63,7 +63,7 @@ class Chance {
         if (below(4) == 0) options.stop_token_ids = {2 + below(100), 3 + below(100)};
         if (below(4) == 0) options.logprobs = below(4);
         options.reuse_prefix = below(5) == 0;
-        return asked;
+        return sent;
     }
 
    private:
@@ -85,7 +85,7 @@ nlohmann::json memory_now(const Counting& counting) {
 void answer(pass::Session& session, Chance& chance, std::map<std::string, int>& ends) {
     std::vector<pass::Generation> running;
     for (int i = 0; i < wave; ++i) running.push_back(session.submit(chance.request(session.bundle().vocab_size())));
-    for (int rounds = chance.below(6); rounds > 0; --rounds) session.step();
+    for (int steps = chance.below(6); steps > 0; --steps) session.step();
     running[1].cancel();
     running.erase(running.begin() + 2);
     for (pass::Generation& generation : running) {

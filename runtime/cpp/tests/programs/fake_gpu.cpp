@@ -6,16 +6,19 @@
 //     undisturbed,
 //                                         on the same session
 //     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, those of opening too
+//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA fails with that code in all that it does, while
+//     the
+//                                         scene's first request is under way, and recovers before another one
 //     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES]]   opens it on a GPU of that compute capability
 #include <fstream>
 #include <iostream>
 #include <sstream>
 
-#include "core.h"
+#include "api/core.h"
+#include "backends/trt/backend.h"
 #include "errors.h"
 #include "fake_trt.h"
 #include "scenes.h"
-#include "trt_backend.h"
 
 using namespace pass;
 using namespace pass::test;
@@ -38,7 +41,7 @@ struct Machine {
         return Session(std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options.max_queue));
     }
 
-    Json told() const {
+    Json report() const {
         return {{"mallocs", cuda.mallocs},   {"captures", cuda.captures}, {"contexts", counts.contexts},
                 {"launches", cuda.launches}, {"works", cuda.works},       {"shapes_set", counts.shapes_set}};
     }
@@ -59,7 +62,7 @@ Json play_often(const std::string& bundle, const Json& scene) {
         report["differences"] = differences_of(scene, session);
         for (int again = 0; again < 4; ++again) {
             cli::play(scene, session);
-            report["done"].push_back(machine.told());
+            report["done"].push_back(machine.report());
         }
     }
     report["empty"] = machine.cuda.empty();
@@ -96,6 +99,37 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
     return report;
 }
 
+// What the request that was under way, one after it and one after it say.
+Json fail_with(const std::string& bundle, const Json& scene, int code) {
+    Machine machine;
+    Json errors = Json::array();
+    {
+        Session session = machine.open(bundle, scene);
+        cli::play(scene, session);
+        const auto attempt = [&](const auto& work) {
+            try {
+                work();
+                errors.push_back("");
+            } catch (const Error& error) {
+                errors.push_back(error.what());
+            }
+        };
+        Request request;
+        request.prompt_ids = scene["requests"][0]["prompt_ids"].get<std::vector<std::int64_t>>();
+        request.options.max_new_tokens = 100;
+        request.options.plan = "ar";
+        request.options.ignore_eos = true;
+        Generation first = session.submit(request), second = session.submit(request);
+        first.next();
+        machine.cuda.sticky = code;
+        attempt([&] { first.run(); });
+        attempt([&] { second.run(); });
+        machine.cuda.sticky = 0;
+        attempt([&] { session.submit(request).run(); });
+    }
+    return {{"errors", errors}};
+}
+
 Json open_on(const std::string& bundle, int major, int minor, int devices) {
     Machine machine;
     machine.cuda.major = major;
@@ -119,6 +153,7 @@ Json report_of(const std::vector<std::string>& words) {
         return i < words.size() ? std::stoi(words[i]) : otherwise;
     };
     if (what == "open") return open_on(words[0], number(3, 9), number(4, 0), number(5, 1));
+    if (what == "sticky") return fail_with(words[0], scenes.at(0), number(3, 700));
     if (what == "runs") {
         return fail_each(
             words[0], scenes.at(0), false, [](Machine& machine, int n) { machine.counts.fail_run = n; },

@@ -5,14 +5,14 @@
 #include <nlohmann/json.hpp>
 #include <pass/text.hpp>
 
-#include "text_reader.h"
+#include "text/text_reader.h"
 
 namespace {
 
-nlohmann::json read(const pass::Tokenizer& tokenizer, const nlohmann::json& asked) {
-    if (asked.is_string()) return tokenizer.encode(asked.get<std::string>());
-    const auto ids = asked.at("ids").get<std::vector<std::int64_t>>();
-    const auto reader = tokenizer.reader(asked.at("stop").get<std::vector<std::string>>());
+nlohmann::json read(const pass::Tokenizer& tokenizer, const nlohmann::json& sent) {
+    if (sent.is_string()) return tokenizer.encode(sent.get<std::string>());
+    const auto ids = sent.at("ids").get<std::vector<std::int64_t>>();
+    const auto reader = tokenizer.reader(sent.at("stop").get<std::vector<std::string>>());
     std::vector<std::string> pieces;
     std::optional<std::string> stop;
     for (std::size_t i = 0; i < ids.size() && !stop; ++i) pieces.push_back(reader->read(ids[i], stop));

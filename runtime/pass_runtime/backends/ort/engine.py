@@ -1,14 +1,15 @@
-"""What every ONNX Runtime part of the toolkit shares: devices, sessions, and named device buffers."""
+"""ONNX Runtime sessions: devices, opening, binding to memory, and checking graphs against the manifest."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from pass_runtime.bundle.metadata import METADATA, trunk_metadata
 from pass_runtime.bundle.noise import ROW, TABLES, TABLES_FILE
 from pass_runtime.errors import PassError
 
+Key = TypeVar("Key", bound=Hashable)
+
 PROVIDERS: Mapping[str, tuple[str, str]] = {
     # device -> execution provider, OrtValue memory
     "cpu": ("CPUExecutionProvider", "cpu"),
@@ -31,13 +34,13 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
 
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cpu": ({},),
-    # Tried in this order: a graph with a node on the CPU cannot be captured. TF32 would cost fp32 its exactness.
+    # The second is tried where the first fails, as a graph with a node on the CPU cannot be captured. TF32 would round.
     "cuda": ({"enable_cuda_graph": "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 
 
 def choose_device(device: str) -> str:
-    """`auto` is CUDA where this onnxruntime has it, else the CPU."""
+    """The device to use: `auto` is CUDA where this onnxruntime has it, else the CPU."""
     available = ort.get_available_providers()
     if device == "auto":
         return "cuda" if PROVIDERS["cuda"][0] in available else "cpu"
@@ -60,21 +63,21 @@ def open_session(
 ) -> ort.InferenceSession:
     """A session on `device`; `threads` 0 lets ONNX Runtime choose. On CUDA it captures graphs where it can.
 
-    exact: node by node as the graph says. Quantized weights multiply in float32, where ONNX Runtime's fused kernels
-    also round activations to 8 bits; weights stay in the file's mapping, without packed or widened copies. Slow.
-    shared: constants, by name, that it reads where they are instead of from the file.
+    exact: run the nodes one by one, without fusing them. Quantized weights then multiply in float32, while ONNX
+    Runtime's fused kernels also round activations to 8 bits. No packed or widened copies of the weights are made. Slow.
+    shared: constants, by name, that the session reads from this memory instead of from the file.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
-    options.enable_mem_pattern = device != "cpu"  # one would be kept for every shape, and passes come in many
+    options.enable_mem_pattern = device != "cpu"  # A memory pattern would be kept for each of many shapes.
     for name, value in shared.items():
         options.add_initializer(name, value)
     if exact:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.disable_prepacking", "1")
     if device == "cuda":
-        ort.preload_dlls()  # CUDA and cuDNN from the wheels that onnxruntime-gpu asks for, where they are installed
+        ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, where installed
     provider, errors = PROVIDERS[device][0], []
     for settings in PROVIDER_OPTIONS[device]:
         try:
@@ -86,13 +89,13 @@ def open_session(
         raise PassError(f"onnxruntime cannot load {path}: {errors[-1]}")
     if session.get_providers()[0] != provider:
         raise PassError(f"onnxruntime could not start {provider} (is the GPU visible?); use --device cpu")
-    session.shared = shared  # only these hold the memory, and it must not go before the session
+    session.shared = shared  # Keeps the memory alive for as long as the session.
     return session
 
 
 def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
-    """What tails share, in the memory of its files: the random tables, and the draft head. ONNX Runtime maps a file
-    anew for every tail, and what was touched of each mapping is resident: the same megabytes again and again."""
+    """The constants that tails share, mapped once from their files: the noise tables and the draft head. ONNX Runtime
+    itself would map a file again for every tail, and each mapping would hold the same megabytes in memory."""
     tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW)
     shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
     if (info := manifest.lookahead.head) is not None:
@@ -104,7 +107,7 @@ def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
 
 @dataclass(frozen=True)
 class BoundTensor:
-    """A graph's tensor and the memory it lies in."""
+    """A graph's tensor with the address of its memory."""
 
     name: str
     dtype: str
@@ -112,15 +115,14 @@ class BoundTensor:
     address: int
 
 
-class Bound:
-    """A session bound to memory. On CUDA it is captured as a graph of its own: addresses and shapes stay the same."""
+class BoundSession:
+    """A session with memory for its inputs and outputs. On CUDA it is captured as a graph of its own, with the number
+    `graph`, because addresses and shapes stay the same."""
 
-    _ids = itertools.count(1)
-
-    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding) -> None:
+    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, graph: int) -> None:
         self._session, self._binding = session, binding
         self._options = ort.RunOptions()
-        self._options.add_run_config_entry("gpu_graph_id", str(next(self._ids)))
+        self._options.add_run_config_entry("gpu_graph_id", str(graph))
 
     def run(self) -> None:
         """PassError where ONNX Runtime fails, as when memory runs out."""
@@ -130,16 +132,47 @@ class Bound:
             raise PassError(f"onnxruntime failed to run a pass: {' '.join(str(error).split())}") from None
 
 
+class BoundSessions(Generic[Key]):
+    """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it captured, so a session
+    that is bound to the same addresses again gets its old graph number."""
+
+    MOST = 256
+    _graphs = itertools.count(1)
+
+    def __init__(self) -> None:
+        self._bound: OrderedDict[Key, BoundSession] = OrderedDict()
+        self._graph_of: dict[Key, int] = {}
+
+    def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
+        """The bound session of `key`. A new one is made by `make`, from the number of its graph."""
+        if key not in self._bound:
+            graph = self._graph_of.setdefault(key, next(self._graphs))
+            self._bound[key] = make(graph)
+            if len(self._bound) > self.MOST:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        return self._bound[key]
+
+    def clear(self) -> None:
+        """Forget all of them, because addresses have changed."""
+        self._bound.clear()
+        self._graph_of.clear()
+
+
 def bind(
-    session: ort.InferenceSession, device: str, inputs: Sequence[BoundTensor], outputs: Sequence[BoundTensor]
-) -> Bound:
-    """`session` on nothing but the memory of `inputs` and `outputs`."""
+    session: ort.InferenceSession,
+    device: str,
+    inputs: Sequence[BoundTensor],
+    outputs: Sequence[BoundTensor],
+    graph: int,
+) -> BoundSession:
+    """Bind `session` to the memory of `inputs` and `outputs`."""
     binding, kind = session.io_binding(), PROVIDERS[device][1]
     for tensor in inputs:
         binding.bind_input(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
     for tensor in outputs:
         binding.bind_output(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
-    return Bound(session, binding)
+    return BoundSession(session, binding, graph)
 
 
 def open_memory(device: str) -> Memory:

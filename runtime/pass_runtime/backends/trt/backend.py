@@ -1,7 +1,7 @@
 """TensorRT backend: trunk and tail of a plan as one captured CUDA graph, replayed pass after pass.
 
-Ids, lengths, logits and the KV cache never leave the device. What a pass emits is copied to pinned memory inside the
-graph, so that the host's part of a pass is a launch and a wait.
+Ids, lengths, logits and the KV cache never leave the device. The graph copies what a pass emits to pinned host memory,
+so the host only launches it and waits.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from pass_runtime.backends import cuda as cuda_api
 from pass_runtime.backends.base import Backend, PassKind
 from pass_runtime.backends.capabilities import Capabilities, batch_sizes, listed_positions
 from pass_runtime.backends.cuda import Cuda
-from pass_runtime.backends.trt.engine import Bound, TrtEngine
+from pass_runtime.backends.trt.engine import EngineCall, TrtEngine
 from pass_runtime.backends.trt.engine_sets import choose_engines
 from pass_runtime.backends.trt.library import Library, import_library, make_logger
 from pass_runtime.backends.trt.program import Program
-from pass_runtime.bundle.bindings import COLUMNS, Binding, Bindings
+from pass_runtime.bundle.bindings import Binding, Bindings
 from pass_runtime.bundle.manifest import EngineSet, Graph, Manifest
 from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
 
 
 class TrtBackend(Backend):
-    """The engines of one set; `close` gives the device's memory back."""
+    """Runs the engines of one set. `close` frees the device's memory."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class TrtBackend(Backend):
         max_batch_size: int | None = 1,
         capacity: int | None = None,
     ) -> None:
-        """library: the module; api: `cuda.bindings.runtime`. capacity: the longest sequence."""
+        """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV capacity, in tokens."""
         capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
         self._cuda = Cuda(api)
         super().__init__(bundle, manifest, capabilities, self._cuda)
@@ -55,7 +56,7 @@ class TrtBackend(Backend):
         self._capacity = self._columns = 0
         self._finalizer = weakref.finalize(self, _release, self._programs, self._engines, self._cuda)
         try:
-            self._engine(manifest.trunk)  # what cannot be loaded is refused now
+            self._engine(manifest.trunk)  # An engine that cannot be loaded is refused now.
         except BaseException:
             self.close()
             raise
@@ -86,7 +87,7 @@ class TrtBackend(Backend):
         return self._capacity
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """The cache is as long as it will ever be: only the columns that a pass reads change."""
+        """Change how many entries a pass reads. The cache itself has the engines' largest capacity from the start."""
         if not self.cache.capacity:
             self.cache.resize(self._set.capacities[-1], lengths)
         self._capacity, self._columns = capacity, next(c for c in self._set.capacities if c >= capacity)
@@ -117,13 +118,16 @@ class TrtBackend(Backend):
         self._program("prefill", (plan.width, slot), make).run()
 
     def _program(self, graphs: str, key: tuple[Any, ...], make: Callable[[], Program]) -> Program:
-        """Addresses and shapes are part of a captured graph: there is one for every kind of pass and columns."""
+        """The program of `key`. A captured graph contains addresses and shapes, so every kind of pass and every number
+        of cache entries has a program of its own."""
         key = (graphs, self._columns, *key)
         if key not in self._programs:
             self._programs[key] = make()
         return self._programs[key]
 
-    def _bind_trunk(self, plan: Plan, batch: int, slot: int = 0, *, prefill: bool = False) -> tuple[TrtEngine, Bound]:
+    def _bind_trunk(
+        self, plan: Plan, batch: int, slot: int = 0, *, prefill: bool = False
+    ) -> tuple[TrtEngine, EngineCall]:
         bindings, engine = self.bindings.trunk(plan, batch, prefill=prefill), self._engine(self.manifest.trunk)
         shapes, addresses = self._placed(bindings)
         columns = Binding(COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False)
@@ -134,28 +138,28 @@ class TrtBackend(Backend):
             addresses[output] = addresses[source]
         sizes = {"batch": batch, "width": shapes["input_ids"][1], "logit_rows": shapes["logit_rows"][0]}
         sizes |= {"lookahead_rows": shapes.get("lookahead_rows", (0,))[0], COLUMNS: self._columns}
-        return engine, Bound(engine.profile(sizes), shapes, addresses)
+        return engine, EngineCall(engine.profile(sizes), shapes, addresses)
 
-    def _bind_tails(self, kind: PassKind) -> list[tuple[TrtEngine, Bound]]:
+    def _bind_tails(self, kind: PassKind) -> list[tuple[TrtEngine, EngineCall]]:
         plan, batch = kind.plan, kind.batch
         graphs = [(self.bindings.tail_graph(plan, kind.sampler), self.bindings.tail(plan, kind.sampler, batch))]
         if kind.logprobs:
             graphs.append((self.manifest.logprobs, self.bindings.logprobs(plan, batch)))
         return [self._bind_tail(plan, batch, *graph) for graph in graphs]
 
-    def _bind_tail(self, plan: Plan, batch: int, graph: Graph, bindings: Bindings) -> tuple[TrtEngine, Bound]:
+    def _bind_tail(self, plan: Plan, batch: int, graph: Graph, bindings: Bindings) -> tuple[TrtEngine, EngineCall]:
         engine = self._engine(graph)
         sizes = {"batch": batch, "width": plan.width, "lookahead_rows": len(plan.lookahead_rows)}
         sizes |= {"positions": self.capabilities.positions, "max_emitted": plan.max_emitted}
-        return engine, Bound(engine.profile(sizes), *self._placed(bindings))
+        return engine, EngineCall(engine.profile(sizes), *self._placed(bindings))
 
     def _placed(self, bindings: Bindings) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-        """The inputs' shapes, and every tensor's address."""
+        """The shape of every input, and the address of every tensor."""
         every = (*bindings.inputs, *bindings.outputs)
         return {b.tensor: b.shape for b in bindings.inputs}, {b.tensor: self.buffers.at(b) for b in every}
 
     def _result(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Pinned host memory, the same every time."""
+        """Pinned host memory, which is the same for every pass."""
         if (name, shape) not in self._results:
             self._results[name, shape] = self._cuda.pinned(shape, np.int64)
         return self._results[name, shape]
@@ -173,7 +177,7 @@ class TrtBackend(Backend):
 def _capabilities(
     manifest: Manifest, engines: EngineSet, max_batch_size: int | None, capacity: int | None
 ) -> Capabilities:
-    """What the engines were built for, and no more than was asked for."""
+    """What the engines were built for, limited to what the options request."""
     max_batch_size = max_batch_size or engines.max_batch_size
     if max_batch_size > engines.max_batch_size:
         raise PassError(
@@ -184,7 +188,7 @@ def _capabilities(
     most = built if capacity is None else capacity
     if most > built:
         raise PassError(
-            f"the engines' KV cache has {built} columns; use --capacity {built} or less, or build them with "
+            f"the engines' KV capacity is {built} tokens; use --capacity {built} or less, or build them with "
             f"--max-seq-len {most}"
         )
     return Capabilities(
@@ -210,7 +214,10 @@ def _key(kind: PassKind) -> tuple[Any, ...]:
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], cuda: Cuda) -> None:
-    """Graphs refer to engines' kernels, engines to the stream: that order."""
+    """Free graphs, then engines, then the device, because each refers to the next. In a forked process, where CUDA does
+    not work, free nothing."""
+    if cuda.forked:
+        return
     programs.clear()
     for engine in engines.values():
         engine.close()

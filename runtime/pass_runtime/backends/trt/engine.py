@@ -1,4 +1,4 @@
-"""A deserialized TensorRT engine: its profiles, and contexts bound to device memory."""
+"""A deserialized TensorRT engine: its profiles, and contexts call to device memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pass_runtime.errors import PassError
 
 
 @dataclass(frozen=True)
-class Bound:
-    """One way to run an engine: the profile, its inputs' shapes, and an address for every tensor."""
+class EngineCall:
+    """The arguments of one run of an engine: a profile, the shapes of its inputs, and the address of every tensor."""
 
     profile: int
     shapes: Mapping[str, tuple[int, ...]]
@@ -30,14 +30,14 @@ class TrtEngine:
         if self._engine is None:
             raise PassError(f"{path} cannot be loaded on this GPU; build it again with pass-export build")
         self._check()
-        # One pass runs at a time, so that all contexts can work in the same memory.
+        # All contexts share this memory, because only one of them runs at a time.
         self._scratch_size = int(self._engine.device_memory_size_v2)
         self._scratch = cuda.allocate(self._scratch_size)
         self._contexts: dict[int, Any] = {}
-        self._bound: dict[int, Bound] = {}
+        self._current: dict[int, EngineCall] = {}
 
     def _check(self) -> None:
-        """The engine's own account of its profiles, shapes and aliasing must be the manifest's."""
+        """PassError where the engine's profiles or aliases are not those of the manifest."""
         engine, file = self._engine, self._file
         if engine.num_optimization_profiles != len(file.profiles):
             raise PassError(
@@ -67,25 +67,27 @@ class TrtEngine:
         shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise PassError(f"{self._path} was not built for {shape}; build it again with pass-export build")
 
-    def enqueue(self, bound: Bound) -> None:
-        """Run once, behind what the stream has to do."""
-        context = self._context(bound.profile)
-        if self._bound.get(bound.profile) != bound:
-            self._bound.pop(bound.profile, None)  # until all of it is set
-            for name, shape in bound.shapes.items():
+    def enqueue(self, call: EngineCall) -> None:
+        """Put one run on the stream."""
+        context = self._context(call.profile)
+        if self._current.get(call.profile) != call:
+            self._current.pop(call.profile, None)  # Nothing counts as set until all of it is.
+            for name, shape in call.shapes.items():
                 if not context.set_input_shape(name, shape):
-                    raise PassError(f"{self._path} refuses shape {shape} for {name} in profile {bound.profile}")
-            for name, address in bound.addresses.items():
+                    raise PassError(f"{self._path} refuses shape {shape} for {name} in profile {call.profile}")
+            for name, address in call.addresses.items():
                 if not context.set_tensor_address(name, address):
                     raise PassError(f"{self._path} has no tensor {name}")
-            self._bound[bound.profile] = bound
+            self._current[call.profile] = call
         if not context.execute_async_v3(self._cuda.stream):
+            self._cuda.check_device()
             raise PassError(f"{self._path} failed to run; the GPU may be out of memory")
 
-    def capturable(self, bound: Bound) -> bool:
-        """Whether a CUDA graph can hold it. (TensorRT-RTX says so; TensorRT always can with these operators.)"""
-        ask = getattr(self._context(bound.profile), "is_stream_capturable", None)
-        return ask is None or bool(ask(self._cuda.stream))
+    def capturable(self, call: EngineCall) -> bool:
+        """Whether a CUDA graph can hold the call. TensorRT-RTX says so; with TensorRT and these operators it always
+        can."""
+        capturable = getattr(self._context(call.profile), "is_stream_capturable", None)
+        return capturable is None or bool(capturable(self._cuda.stream))
 
     def _context(self, profile: int) -> Any:
         if profile not in self._contexts:
@@ -101,7 +103,7 @@ class TrtEngine:
         return self._contexts[profile]
 
     def close(self) -> None:
-        """Contexts go before their engine."""
-        self._bound.clear()
+        """Free the contexts and then the engine, in the order that TensorRT requires."""
+        self._current.clear()
         self._contexts.clear()
         self._engine = None

@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX: one API under two module names. Every difference between them is a field here."""
+"""TensorRT and TensorRT-RTX, one API under two module names. Every difference between them is a field of `Library`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LibraryName = Literal["tensorrt", "tensorrt-rtx"]
 class Library:
     """module: what to import. minimum: the oldest version with a KV cache update layer. install: the exact command.
 
-    builds_ahead: builds for compute capabilities of other machines, on one without a GPU.
-    targets: the compute capabilities it has, as `sm89`; () is whatever the GPU at hand is.
-    least_width: rows of the narrowest window. TensorRT-RTX 1.7 stores linear weights in a layout of their own for one
-    row, so that an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
-    timing_cache: whether it keeps one; TensorRT-RTX times nothing while it builds.
+    builds_ahead: it builds for the compute capabilities of other machines, on a machine without a GPU.
+    targets: the compute capabilities that it builds for, as `sm89`; () is that of the GPU at hand.
+    least_width: the rows of the narrowest window. TensorRT-RTX 1.7 stores linear weights in a layout of their own for
+    one row, so that an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
+    timing_cache: whether it keeps a timing cache; TensorRT-RTX times nothing while it builds.
     """
 
     name: LibraryName
@@ -59,14 +59,14 @@ LIBRARIES: Mapping[str, Library] = {
 
 
 def find_library(name: str) -> Library:
-    """Raises PassError for a name that is none."""
+    """The library called `name`; PassError where there is none."""
     if name not in LIBRARIES:
         raise PassError(f"unknown engine {name!r}: choose one of {', '.join(LIBRARIES)}")
     return LIBRARIES[name]
 
 
 def import_library(chosen: Library) -> Any:
-    """The Python module; PassError with the command that installs it."""
+    """The Python module of `chosen`; PassError with the command that installs it."""
     try:
         library = importlib.import_module(chosen.module)
     except ImportError as error:

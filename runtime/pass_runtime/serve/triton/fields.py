@@ -1,6 +1,6 @@
-"""The tensors of a model: those of Triton's vLLM backend, what its OpenAI frontend sends, and a few of our own.
+"""The tensors of a Triton model: those of Triton's vLLM backend and of its OpenAI frontend, and a few of our own.
 
-`pass-export triton` writes them into config.pbtxt, `reading.py` and `answers.py` use them.
+`pass-export triton` writes them into config.pbtxt; `reading.py` and `output_tensors.py` use them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLED = (
     *(Field("presence_penalty", "FP32"), Field("frequency_penalty", "FP32"), Field("repetition_penalty", "FP32")),
     *(Field("plan", "STRING"), Field("speculative", "BOOL"), Field("lookahead", "INT32"), Field("draft", "STRING")),
 )
-"""What the text is to be: what stands in `sampling_parameters` too, as JSON."""
+"""Fields that decide the text, or how it is decoded. They may also be given as JSON in `sampling_parameters`."""
 
 SAMPLING_PARAMETERS = Field("sampling_parameters", "STRING")
 FLAGS = tuple(
@@ -46,23 +46,23 @@ FLAGS = tuple(
         "return_statistics",
     )
 )
-"""How it is told. Without `stream` there is one response."""
+"""Fields that choose what responses hold. Without `stream` there is one response."""
 EXCLUDE_INPUT = Field("exclude_input_in_output", "BOOL")
 
 TEXT_OUTPUT = Field("text_output", "STRING", -1)
 OUTPUT_IDS = Field("output_ids", "INT32", -1)
-TOLD = (
+RETURNED = (
     *(Field("finish_reason", "STRING", -1), Field("cumulative_logprob", "FP32", -1), Field("logprobs", "STRING", -1)),
     *(Field("num_input_tokens", "UINT32"), Field("num_output_tokens", "UINT32", -1), Field("statistics", "STRING", -1)),
 )
-"""What is there where a `return_...` asks for it."""
+"""Outputs that are there where the input `return_<name>` is true."""
 
 
 def inputs(*, tokens: bool) -> tuple[Field, ...]:
-    """Of a model that reads token ids, or of one that reads text."""
+    """The inputs of a model that reads token ids, or of one that reads text."""
     first = (INPUT_IDS,) if tokens else (TEXT_INPUT, EXCLUDE_INPUT)
     return (*first, *FLAGS, SAMPLING_PARAMETERS, *SAMPLED)
 
 
 def outputs(*, tokens: bool) -> tuple[Field, ...]:
-    return (OUTPUT_IDS if tokens else TEXT_OUTPUT, *TOLD)
+    return (OUTPUT_IDS if tokens else TEXT_OUTPUT, *RETURNED)

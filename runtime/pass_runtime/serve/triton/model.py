@@ -1,6 +1,6 @@
-"""The model itself: requests become sequences of a session, pieces become responses.
+"""The model that Triton's Python backend calls: requests become sequences of a session, their pieces responses.
 
-`1/model.py` of a repository gives it Triton's utilities and nothing else; a test gives it something like them.
+`1/model.py` in a model repository sets `pb_utils` to Triton's utilities; tests set a stand-in.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from typing import Any
 from pass_runtime.decode.sequence import Token
 from pass_runtime.errors import PassError
 from pass_runtime.serve.errors import as_api_error
-from pass_runtime.serve.jobs import ask
 from pass_runtime.serve.service import Service
-from pass_runtime.serve.triton.answers import Answers
+from pass_runtime.serve.triton.failure_log import FailureLog
 from pass_runtime.serve.triton.fields import inputs
-from pass_runtime.serve.triton.figures import TritonFigures
-from pass_runtime.serve.triton.reading import Tensors, TritonRequest, Wanted, read_request
-from pass_runtime.serve.triton.replies import Reply
+from pass_runtime.serve.triton.metric_sink import TritonMetricSink
+from pass_runtime.serve.triton.output_tensors import OutputTensors
+from pass_runtime.serve.triton.reading import ResponseOptions, Tensors, TritonRequest, read_request
+from pass_runtime.serve.triton.sender import ResponseSender
 from pass_runtime.serve.triton.settings import Settings, read_settings
 from pass_runtime.serve.triton.signals import Signals
-from pass_runtime.serve.triton.troubles import Troubles
 from pass_runtime.session import load
 
-LOOK_SECONDS = 0.02
-"""How often everybody is asked whether they still want their answer, and the gauges are looked at."""
+POLL_SECONDS = 0.02
+"""How often requests are checked for cancellation, and the gauges are updated."""
 
 
 class Model:
-    """What Triton calls: `initialize`, `execute` for requests that came, `finalize`. Needs `pb_utils`."""
+    """Triton calls `initialize`, `execute` with new requests, and `finalize`. `pb_utils` must be set before."""
 
     pb_utils: Any
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the bundle, and time what `auto` has to time before anybody waits."""
+        """Open the bundle, and time passes for `auto` before the first request."""
         try:
             settings = self._settings(args)
             directory = Path(args["model_repository"])
@@ -57,11 +56,11 @@ class Model:
         except PassError as error:
             raise self.pb_utils.TritonModelException(str(error)) from None
         session.warm_up()
-        self._figures = TritonFigures(self.pb_utils, args["model_instance_name"])
-        self._service = Service(session, settings.limits, args["model_name"], self._figures)
-        self._answers = Answers(self._service.texts, tokens=settings.tokens)
-        self._live: dict[asyncio.Task[None], Reply] = {}
-        self._troubles = Troubles()
+        self._sink = TritonMetricSink(self.pb_utils, args["model_instance_name"])
+        self._service = Service(session, settings.limits, args["model_name"], self._sink)
+        self._outputs = OutputTensors(self._service.texts, tokens=settings.tokens)
+        self._live: dict[asyncio.Task[None], ResponseSender] = {}
+        self._failures = FailureLog()
         self._drain_seconds, self._drains = settings.drain_seconds, set[asyncio.Task[None]]()
         self._loop = asyncio.new_event_loop()
         self._signals = Signals(self._loop, self._drain)
@@ -70,24 +69,25 @@ class Model:
         self._guard = guard(directory / args["model_version"] / "crashes.log")
 
     def execute(self, requests: list[Any]) -> None:
-        """Take requests, whose answers are sent from elsewhere. Tensors are read here: they are Triton's memory."""
+        """Start requests; their responses are sent from the event loop's thread. Tensors are read here, since their
+        memory is Triton's."""
         for request in requests:
-            reply = Reply(self.pb_utils, request)
+            sender = ResponseSender(self.pb_utils, request)
             try:
                 read = read_request(self._service.model, self._tensors(request), request.parameters())
             except Exception as error:
-                self._loop.call_soon_threadsafe(reply.refuse, as_api_error(error))
+                self._loop.call_soon_threadsafe(sender.refuse, as_api_error(error))
             else:
-                self._loop.call_soon_threadsafe(self._begin, reply, *read)
+                self._loop.call_soon_threadsafe(self._begin, sender, *read)
 
     def finalize(self) -> None:
-        """Nothing is under way any more, unless Triton could not wait for it."""
+        """End. Requests are still under way only where Triton stopped waiting for them."""
         self._guard.communicate(b"done\n")
         asyncio.run_coroutine_threadsafe(self._service.drain(0), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._signals.close()
-        self._figures.close()
+        self._sink.close()
         self._service.session.close()
 
     def _settings(self, args: dict[str, str]) -> Settings:
@@ -102,70 +102,71 @@ class Model:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        looking = self._loop.create_task(self._look())
+        polling = self._loop.create_task(self._poll())
         self._loop.run_forever()
-        left = [looking, *self._drains]
+        left = [polling, *self._drains]
         for task in left:
             task.cancel()
         self._loop.run_until_complete(asyncio.wait(left))
         self._loop.close()
 
     def _drain(self) -> None:
-        """A signal has come: those under way have their time, and none behind a second one. Triton itself waits for
-        them as long as it may, and crashes where that was not enough."""
+        """At a signal, give requests under way `drain_seconds`, and at a second one no more time. Triton itself crashes
+        where requests outlast its own time-out."""
         task = self._loop.create_task(self._service.drain(0 if self._service.draining else self._drain_seconds))
         self._drains.add(task)
         task.add_done_callback(self._drains.discard)
 
-    async def _look(self) -> None:
-        """What fails for one is for the others no reason not to look at them, nor to look again."""
+    async def _poll(self) -> None:
+        """Cancel the requests that clients have cancelled, and update the gauges. A failure for one request is logged
+        and does not stop the others' checks."""
         while True:
-            for task, reply in list(self._live.items()):
-                with self._troubles.told():
-                    if reply.cancelled:
+            for task, sender in list(self._live.items()):
+                with self._failures.logged():
+                    if sender.cancelled:
                         task.cancel()
-            with self._troubles.told():
-                self._figures.look(self._service.session, self._service.model)
-            await asyncio.sleep(LOOK_SECONDS)
+            with self._failures.logged():
+                self._sink.update_gauges(self._service.session, self._service.model)
+            await asyncio.sleep(POLL_SECONDS)
 
-    def _begin(self, reply: Reply, request: TritonRequest, wanted: Wanted) -> None:
-        task = self._loop.create_task(self._answer(reply, request, wanted))
-        self._live[task] = reply
+    def _begin(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
+        task = self._loop.create_task(self._answer(sender, request, options))
+        self._live[task] = sender
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """One that was cancelled may not even have begun: only here it is certain to be told."""
-        reply = self._live.pop(task)
+        """End the responses of a cancelled request here, since its task may be cancelled before it has begun."""
+        sender = self._live.pop(task)
         if task.cancelled():
-            reply.end_cancelled()
+            sender.end_cancelled()
 
-    async def _answer(self, reply: Reply, request: TritonRequest, wanted: Wanted) -> None:
+    async def _answer(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
         try:
             async with asyncio.timeout(self._service.options.request_seconds):
-                await self._decode(reply, request, wanted)
+                await self._decode(sender, request, options)
         except Exception as error:
-            reply.refuse(as_api_error(error))
+            sender.refuse(as_api_error(error))
 
-    async def _decode(self, reply: Reply, request: TritonRequest, wanted: Wanted) -> None:
+    async def _decode(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
         service = self._service
-        service.check_room()  # before any work is done
-        asked = await asyncio.to_thread(ask, service.session, service.options, request)
+        parsed = await service.parse(request)
         tokens: list[Token] = []
         text = ""
-        async with service.job(asked) as choices, aclosing(service.events(choices)) as events:
+        async with service.decode(parsed) as choices, aclosing(service.events(choices)) as events:
             async for choice, piece in events:
                 if piece is not None:
                     tokens += piece.tokens
                     text += piece.text
-                if piece is None or wanted.stream:
+                if piece is None or options.stream:
                     last = piece is None
-                    reply.send(self._answers.told(wanted, choice, tokens, text, last=last), last=last)
+                    sender.send(self._outputs.arrays(options, choice, tokens, text, last=last), last=last)
                     tokens, text = [], ""
 
 
 def guard(crashes: Path) -> subprocess.Popen[bytes]:
-    """Writes down when this process died without a last word to the guard. Triton never starts a process again that
-    died, but with --model-control-mode=poll it loads a model again whose files have changed, and that is one."""
+    """A process that adds a line to `crashes` when this process dies before it wrote a line to the guard. Triton does
+    not restart a model's process that died, but with --model-control-mode=poll it loads a model again when one of its
+    files has changed, and `crashes` is one."""
     return subprocess.Popen(
         ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""From a request's tensors to what `pass_runtime.serve.jobs` reads: the fields of a completion."""
+"""Reads a request's tensors as the fields of a completion, which `parsed_request.parse` takes."""
 
 from __future__ import annotations
 
@@ -15,70 +15,58 @@ from pass_runtime.serve.schemas import CompletionRequest, only
 from pass_runtime.serve.triton.fields import EXCLUDE_INPUT, FLAGS, INPUT_IDS, SAMPLED, SAMPLING_PARAMETERS, TEXT_INPUT
 
 Tensors = Mapping[str, np.ndarray]
-"""By name, those that a request has."""
+"""The tensors that a request has, by name."""
 
 
 class TritonRequest(CompletionRequest):
-    """A completion of one sequence. What vLLM's `sampling_parameters` may say besides has to be neutral."""
+    """A completion of one sequence. Other fields of vLLM's `sampling_parameters` may only have neutral values."""
 
     n: Any = only(1)
-    repetition_penalty: Any = only(1)
-    length_penalty: Any = only(1)
-    min_tokens: Any = only(0)
-    bad_words: Any = only([])
-    allowed_token_ids: Any = only()
-    prompt_logprobs: Any = only()
     guided_decoding: Any = only()
     lora_name: Any = only()
-    use_beam_search: Any = only(False)
-    early_stopping: Any = only(False)
-    detokenize: Any = only(True)
-    skip_special_tokens: Any = only(True)
-    spaces_between_special_tokens: Any = only(True)
-    include_stop_str_in_output: Any = only(False)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How an answer is told. returned: which of the `return_...` were asked for. prefix: text before the answer's."""
+class ResponseOptions:
+    """What the responses hold. returned: the `return_...` flags that are set. prefix: put before the answer's text."""
 
     stream: bool
     returned: frozenset[str]
     prefix: str = ""
 
 
-def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonRequest, Wanted]:
-    """parameters: the request's own, as JSON; they count where `sampling_parameters` says nothing. ApiError for what
-    cannot be read."""
-    asked = {field.name: value for field in SAMPLED if (value := _value(tensors, field.name, field.dims)) is not None}
-    if "stop_words" in asked:
-        asked["stop"] = asked.pop("stop_words")
+def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonRequest, ResponseOptions]:
+    """parameters: those of the request itself, as JSON, which are merged with `sampling_parameters`. ApiError where
+    something cannot be read, or is given twice and differs."""
+    fields = {field.name: value for field in SAMPLED if (value := _value(tensors, field.name, field.dims)) is not None}
+    if "stop_words" in fields:
+        fields["stop"] = fields.pop("stop_words")
     flags = {field.name: bool(_value(tensors, field.name)) for field in FLAGS}
     for more in (_value(tensors, SAMPLING_PARAMETERS.name), _own(parameters)):
-        _merge(asked, _json_object(more) if more is not None else {})
-    _as_completion(asked, logprobs=flags["return_logprobs"] or flags["return_cumulative_logprob"])
+        _merge(fields, _json_object(more) if more is not None else {})
+    _as_completion(fields, logprobs=flags["return_logprobs"] or flags["return_cumulative_logprob"])
     text = _value(tensors, TEXT_INPUT.name)
     prompt = text if text is not None else _value(tensors, INPUT_IDS.name, -1)
     if prompt is None:
         raise ApiError("the request has no prompt", param=TEXT_INPUT.name)
     try:
-        request = TritonRequest(model=model, prompt=prompt, **asked)
+        request = TritonRequest(model=model, prompt=prompt, **fields)
     except ValidationError as error:
         problem = error.errors()[0]
         raise of_validation({**problem, "loc": ("", *problem["loc"])}) from None
-    return request, _wanted(flags, tensors, text)
+    return request, _response_options(flags, tensors, text)
 
 
-def _wanted(flags: dict[str, bool], tensors: Tensors, text: Any) -> Wanted:
+def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> ResponseOptions:
     stream = flags.pop("stream")
     prefix = text if _value(tensors, EXCLUDE_INPUT.name) is False else ""
     if prefix and stream:
         raise ApiError(f"{EXCLUDE_INPUT.name} must be true in a stream", param=EXCLUDE_INPUT.name)
-    return Wanted(stream, frozenset(name for name, wanted in flags.items() if wanted), prefix)
+    return ResponseOptions(stream, frozenset(name for name, given in flags.items() if given), prefix)
 
 
 def _value(tensors: Tensors, name: str, dims: int = 1) -> Any:
-    """A tensor as Python has it; None where the request has none of that name."""
+    """A tensor as Python values; None where the request has no tensor of that name."""
     if (found := tensors.get(name)) is None:
         return None
     values = [_scalar(name, value) for value in found.reshape(-1)]
@@ -96,12 +84,12 @@ def _scalar(name: str, value: Any) -> Any:
         except UnicodeDecodeError:
             raise ApiError(f"{name} is not valid UTF-8 text", param=name) from None
     if isinstance(value, np.float32):
-        return float(str(value))  # 0.8, as it was meant, rather than 0.800000011920929
+        return float(str(value))  # the shortest decimal: 0.8 rather than 0.800000011920929
     return value.item()
 
 
 def _own(parameters: str) -> str | None:
-    """The parameters that a client gave: Triton has some of its own among them."""
+    """The parameters that the client gave, without those that Triton adds."""
     found = _json_object(parameters) if parameters else {}
     kept = {name: value for name, value in found.items() if not name.startswith("triton_")}
     return json.dumps(kept) if kept else None
@@ -117,24 +105,23 @@ def _json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def _merge(asked: dict[str, Any], more: dict[str, Any]) -> None:
+def _merge(fields: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
-        if name in asked and asked[name] != value:
+        if name in fields and fields[name] != value:
             raise ApiError(f"{name} is given twice, and not the same", param=name)
         if name in ("model", "prompt", "stream", "stream_options"):
             raise ApiError(f"{name} is not a sampling parameter", param=name)
-        asked[name] = value
+        fields[name] = value
 
 
-def _as_completion(asked: dict[str, Any], *, logprobs: bool) -> None:
-    """In the words of `TritonRequest`: vLLM's and the OpenAI frontend's have other ones for "off"."""
-    if asked.get("top_k") == -1:
-        asked["top_k"] = 0
-    top = asked.pop("top_logprobs", None)
-    told = asked.get("logprobs")
-    if isinstance(told, bool):  # a chat's
-        asked["logprobs"] = (top or 0) if told else None
-    if top and told is not True:
+def _as_completion(fields: dict[str, Any], *, logprobs: bool) -> None:
+    """Translate the log-probability fields of chats, which Triton's OpenAI frontend sends, into those of completions.
+    logprobs: whether an output needs them."""
+    top = fields.pop("top_logprobs", None)
+    given = fields.get("logprobs")
+    if isinstance(given, bool):  # a chat's
+        fields["logprobs"] = (top or 0) if given else None
+    if top and given is not True:
         raise ApiError("top_logprobs need logprobs to be true", param="top_logprobs")
-    if logprobs and asked.get("logprobs") is None:
-        asked["logprobs"] = 0
+    if logprobs and fields.get("logprobs") is None:
+        fields["logprobs"] = 0

@@ -1,4 +1,4 @@
-"""The parameters of config.pbtxt: which bundle, how it is opened, and what is allowed."""
+"""The parameters of config.pbtxt: which bundle, how it is opened, and its limits."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from pass_runtime.errors import PassError
-from pass_runtime.options import LoadOptions
+from pass_runtime.options import MAX_SLOTS, LoadOptions
 from pass_runtime.serve.options import ServeOptions
 
 LIMITS = ("max_queue", "max_prompt_tokens", "max_output_tokens", "request_seconds", "reuse_prefix")
-"""Those of `ServeOptions` that have a meaning here."""
+"""The fields of `ServeOptions` that apply to a Triton model."""
 OPENED = tuple(field.name for field in fields(LoadOptions) if field.name != "max_queue")
 KINDS: Mapping[str, type] = {
     **dict.fromkeys(("max_queue", "max_prompt_tokens", "max_output_tokens"), int),
     **dict.fromkeys(("max_batch_size", "threads", "capacity"), int),
     **{"request_seconds": float, "drain_seconds": float, "reuse_prefix": bool, "device": str},
 }
-MAX_SLOTS = 1024
-"""The most that a session can have."""
 DRAIN_SECONDS = 20.0
-"""Triton waits for 30 altogether where nobody says otherwise, and unloading takes some of them."""
+"""Triton waits for 30 s by default, of which unloading takes some."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """bundle: absolute, or relative to the model's directory. tokens: whether the model reads and writes token ids.
-    load: its max_queue has room for what `limits` counts itself. drain_seconds: for what is under way when a signal
-    ends the server."""
+    load: its max_queue is larger than what `limits` lets in. drain_seconds: how long requests under way may take when
+    a signal ends the server."""
 
     bundle: str
     tokens: bool
@@ -42,7 +40,7 @@ class Settings:
 
 
 def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
-    """values: by the names in KINDS; None and what is not there are defaults. PassError for those that cannot be."""
+    """values: by the names in KINDS; those missing or None have their defaults. PassError for invalid ones."""
     given = {name: value for name, value in values.items() if value is not None}
     limits = ServeOptions(**{name: given[name] for name in LIMITS if name in given})
     opened: dict[str, Any] = {"max_batch_size": None} | {name: given[name] for name in OPENED if name in given}
@@ -54,7 +52,7 @@ def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
 
 
 def read_settings(parameters: Mapping[str, str]) -> Settings:
-    """Names in capitals are Triton's own."""
+    """The settings of a config.pbtxt. Parameters in capitals are Triton's own and are skipped."""
     own = {name: value for name, value in parameters.items() if not name.isupper()}
     if not own.get("bundle"):
         raise PassError("config.pbtxt has no parameter `bundle`; write it with pass-export triton")

@@ -1,7 +1,7 @@
 """SIGTERM and Ctrl-C in a model's process.
 
-Triton tells a model of the end (`finalize`) once nothing is under way, or never. But what is sent to its whole process
-group reaches models too: Ctrl-C does, systemd, `tini -g`, `kill -- -GROUP`.
+Triton calls a model's `finalize` only when no request is under way, if at all. But a signal to its whole process group
+reaches models directly: from Ctrl-C, systemd, `tini -g`, or `kill -- -GROUP`.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ import socket
 import threading
 from collections.abc import Callable
 
-HEARD = (signal.SIGTERM, signal.SIGINT)
+HANDLED = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """`told` is called in `loop`, which does not run yet, for each of them until `close`. They come through a socket:
-    the handlers that Python itself would call wait until its main thread is back from Triton's code."""
+    """Calls `on_signal` in `loop`, which does not run yet, for each signal until `close`. The signals come through a
+    socket (`signal.set_wakeup_fd`), since Python's own handlers would only run when the main thread returns from
+    Triton's code."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, told: Callable[[], None]) -> None:
-        """Where this is not the main thread nothing can be heard."""
-        self._told = told
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> None:
+        """Outside the main thread no signal is handled, since Python cannot do it there."""
+        self._on_signal = on_signal
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         loop.add_reader(self._reader, self._read)
         self._main = threading.current_thread() is threading.main_thread()
         if self._main:
-            self._before = {number: signal.signal(number, lambda *_: None) for number in HEARD}
-            for number in HEARD:
-                signal.siginterrupt(number, False)  # as Triton had it: its threads' system calls go on
+            self._before = {number: signal.signal(number, lambda *_: None) for number in HANDLED}
+            for number in HANDLED:
+                signal.siginterrupt(number, False)  # Triton's system calls restart after a signal, as before
             self._woken = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
     def close(self) -> None:
-        """From the thread that made it, when the loop has ended."""
+        """Restore what was there before. For the thread that made this, once the loop has ended."""
         if self._main:
             signal.set_wakeup_fd(self._woken)
             for number, handler in self._before.items():
@@ -45,5 +46,5 @@ class Signals:
 
     def _read(self) -> None:
         for number in self._reader.recv(64):
-            if number in HEARD:
-                self._told()
+            if number in HANDLED:
+                self._on_signal()

@@ -1,0 +1,11 @@
+"""pass-export, and `python -m pass_exporter`."""
+
+from pass_runtime.cli.start import run
+
+
+def main() -> None:
+    run("pass_exporter.cli")
+
+
+if __name__ == "__main__":
+    main()

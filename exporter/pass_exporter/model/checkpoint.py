@@ -1,0 +1,117 @@
+"""Checks that a checkpoint is complete and fits its configuration; a refusal names the tensors.
+
+transformers only warns: it fills missing tensors with random numbers and ignores unknown ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from pass_runtime.errors import PassError
+
+NAMED = 3
+"""The most tensors that a message names; it gives the number of the others."""
+
+
+def check_not_quantized(name: str, config: PretrainedConfig) -> None:
+    """Raise PassError for GPTQ, AWQ, bitsandbytes and the like, whose formats the exporter does not read."""
+    found = getattr(config, "quantization_config", None)
+    if found:
+        settings = found if isinstance(found, dict) else found.to_dict()
+        method = settings.get("quant_method") or "its config.json has a quantization_config"
+        raise PassError(
+            f"{name} is already quantized ({getattr(method, 'value', method)}), which is not supported: "
+            "export the unquantized model, and pass --weights int4"
+        )
+
+
+def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
+    """Raise PassError unless the checkpoint has exactly the tensors of the model, in their shapes.
+
+    report: transformers' `output_loading_info`, which omits tied tensors and buffers that are computed.
+    """
+    reshaped = [f"{key} {list(stored)}, not {list(shape)}" for key, stored, shape in report["mismatched_keys"]]
+    problems = [
+        f"{len(keys)} {what}: {_some(keys)}"
+        for what, keys in (
+            ("missing", report["missing_keys"]),
+            ("not part of the model", report["unexpected_keys"]),
+            ("of another shape", reshaped),
+        )
+        if keys
+    ]
+    if problems:
+        raise PassError(
+            f"the tensors of {name} are not those of its configuration ({'; '.join(problems)}); "
+            "get the whole checkpoint, or correct its config.json"
+        )
+
+
+def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
+    """Return the tensors of a .gguf file that are not the model's, which transformers ignores silently."""
+    reader = gguf.GGUFReader(str(file))
+    field = reader.fields["general.architecture"]
+    arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == field.contents())
+    names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    stems = {names.get_name(key.rpartition(".")[0]) for key in model.state_dict()}
+    return {tensor.name for tensor in reader.tensors if tensor.name.rpartition(".")[0] not in stems}
+
+
+def check_finite(name: str, model: PreTrainedModel) -> None:
+    """Raise PassError if a tensor of the checkpoint contains NaN or an infinity."""
+    for key, tensor in model.state_dict().items():
+        ends = torch.stack(torch.aminmax(tensor))  # a NaN makes both NaN
+        if bool(torch.isfinite(ends).all()):
+            continue
+        if bool(torch.isnan(ends).any()):
+            raise PassError(f"{key} of {name} holds NaN: the checkpoint is damaged, get it again")
+        if tensor.dtype == torch.float16:
+            raise PassError(f"{key} of {name} holds numbers beyond those of fp16: choose --dtype bf16 or fp32")
+        raise PassError(f"{key} of {name} holds infinite numbers: the checkpoint is damaged, get it again")
+
+
+def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise PassError if an id of the tokenizer, or an end-of-text token, is not in the model's vocabulary."""
+    vocabulary = int(model.config.vocab_size)
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= vocabulary:
+        raise PassError(
+            f"the tokenizer of {name} has ids up to {largest}, but the model's vocabulary is {vocabulary}: "
+            "put the tokenizer that the model was trained with beside it"
+        )
+    for token in end_of_text(model) or ():
+        if not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise PassError(
+                f"the eos_token_id {token!r} of {name} is not in the model's vocabulary of {vocabulary}: "
+                "correct it in its generation_config.json, or in config.json where there is none"
+            )
+
+
+def end_of_text(model: PreTrainedModel) -> tuple[Any, ...] | None:
+    """Return `eos_token_id` of the generation config as a tuple, or None if it has none."""
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return None if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+
+
+def damaged_file(directory: Path) -> str | None:
+    """Return the name of the first .safetensors file that cannot be read, or None."""
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError):
+            return path.name
+    return None
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+    return ", ".join(ordered[:NAMED]) + more

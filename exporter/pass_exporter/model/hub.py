@@ -1,0 +1,61 @@
+"""Looks a model up on the Hugging Face hub before it is loaded.
+
+Without a connection, the hub's client retries six times, for half a minute each. One short request tells beforehand
+whether the hub can be reached and has the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from pass_exporter.model.registry import adapter_message
+from pass_runtime.errors import PassError
+
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+SECONDS = 5.0
+"""The timeout of the request."""
+
+
+def look_up(repo: str, revision: str | None) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` besides the name; PassError if there is nothing to load.
+
+    Without a connection, a model that was fetched before is loaded from the cache.
+    """
+    arguments = {} if revision is None else {"revision": revision}
+    try:
+        siblings = HfApi().model_info(repo, revision=revision, timeout=SECONDS).siblings or []
+    except HFValidationError:
+        raise PassError(f"there is no directory {repo}, and {repo!r} is no id of the Hugging Face hub") from None
+    except RevisionNotFoundError:
+        raise PassError(f"{repo} has no --revision {revision} on the Hugging Face hub") from None
+    except RepositoryNotFoundError:
+        raise PassError(
+            f"there is no directory {repo}, and no such model on the Hugging Face hub: check the name, or log in "
+            "(hf auth login) where it is private or gated"
+        ) from None
+    except HfHubHTTPError:  # the hub answers, and transformers explains this better
+        return arguments
+    except Exception as error:  # errors of the HTTP library, which differs between major versions
+        if isinstance(try_to_load_from_cache(repo, CONFIG, revision=revision), str):
+            return arguments | {"local_files_only": True}
+        offline = isinstance(error, OfflineModeIsEnabled)
+        reason = "HF_HUB_OFFLINE is set" if offline else " ".join(str(error).split()) or type(error).__name__
+        raise PassError(
+            f"there is no directory {repo}, and the Hugging Face hub cannot be reached ({reason}): check the name and "
+            "the network, or give a local directory or .gguf file"
+        ) from None
+    files = {sibling.rfilename for sibling in siblings}
+    if ADAPTER_CONFIG in files:
+        raise PassError(adapter_message(repo, None))
+    if files and CONFIG not in files:
+        raise PassError(f"{repo} has no {CONFIG} on the Hugging Face hub, so it is no model that transformers can load")
+    return arguments

@@ -1,0 +1,19 @@
+"""Finds the look-ahead weights that come with this package, by the fingerprint of the model, not by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from pass_exporter.model.fingerprint import base_sample, same_base
+from pass_exporter.model.lookahead import FILE_NAME, read_base
+from pass_exporter.model.registry import models_directory
+
+
+def shipped_weights(model: PreTrainedModel) -> Path | None:
+    """Return the weights file in models/ that was trained for `model`, in any dtype, or None. Fine-tuned models have
+    none."""
+    sample = base_sample(model)
+    files = sorted(models_directory().glob(f"*/{FILE_NAME}"))
+    return next((file for file in files if same_base(read_base(file), sample)), None)

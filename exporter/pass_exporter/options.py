@@ -1,0 +1,25 @@
+"""Flags about the model that pass-export and pass-train have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pass_exporter.model.registry import NO_REMOTE_CODE
+
+
+def _refuse(_context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    if given:
+        raise click.UsageError(f"{parameter.opts[0]} is refused: {NO_REMOTE_CODE}")
+
+
+REVISION = click.option(
+    "--revision", metavar="REV", help="Branch, tag or commit of a model of the hub.  [default: main]"
+)
+TRUST_REMOTE_CODE = click.option("--trust-remote-code", is_flag=True, hidden=True, expose_value=False, callback=_refuse)
+
+
+def model_flags(command: Any) -> Any:
+    """--revision, and --trust-remote-code, which is there to say why it is refused."""
+    return REVISION(TRUST_REMOTE_CODE(command))

@@ -1,0 +1,74 @@
+"""The quantization points of a decoder: the tensors that its linear layers read. The readers of one share its scale.
+
+A decoder layer has four in every family: the inputs of attention and of its output projection, and the same two of the
+MLP. Names of layers are those of `model.adapter.linear_layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from pass_exporter.quantize.spec import PointKind
+
+
+@dataclass(frozen=True)
+class LayerOutputs:
+    """Outputs start .. start+count-1 of the layer `name`, which another layer reads: those of v by o, of up by down.
+
+    Every group of `width` outputs is read `repeats` times in turn, as a K/V head is by the query heads of its group.
+    """
+
+    name: str
+    start: int
+    count: int
+    width: int
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class QuantPoint:
+    """A tensor [...,in] that linear layers read. readers: all of them; they read nothing else.
+
+    producer: the norm or the layer outputs that make the tensor, where its channels can be divided; None if they
+    cannot be.
+    """
+
+    kind: PointKind
+    readers: tuple[str, ...]
+    producer: torch.nn.Module | LayerOutputs | None
+
+
+def find_points(model: PreTrainedModel) -> list[QuantPoint]:
+    """In the order of the forward pass."""
+    layers = enumerate(model.model.layers)
+    return [point for index, layer in layers for point in _layer_points(model, f"layers.{index}", layer)]
+
+
+def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[QuantPoint]:
+    before_attention = getattr(layer, "input_layernorm", None)  # OLMo2 has its norms after attention and MLP instead.
+    before_mlp = None if before_attention is None else layer.post_attention_layernorm
+    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+    parts: tuple[str, ...] = ("qkv_proj",) if hasattr(layer.self_attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+    values = _values(model, layer.self_attn, f"{attention}.{parts[-1]}")
+    yield QuantPoint("attention_in", tuple(f"{attention}.{part}" for part in parts), before_attention)
+    yield QuantPoint("attention_out", (f"{attention}.o_proj",), values)
+    fused = hasattr(layer.mlp, "gate_up_proj")  # Phi3, as qkv_proj
+    parts = ("gate_up_proj",) if fused else ("gate_proj", "up_proj")
+    yield QuantPoint("mlp_in", tuple(f"{mlp}.{part}" for part in parts), before_mlp)
+    width = layer.mlp.down_proj.in_features
+    up = LayerOutputs(f"{mlp}.{parts[-1]}", width if fused else 0, width, width)
+    yield QuantPoint("mlp_out", (f"{mlp}.down_proj",), up)
+
+
+def _values(model: PreTrainedModel, attention: Any, name: str) -> LayerOutputs:
+    """The outputs that are V. A layer that makes Q and K as well has them last."""
+    heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
+    head_dim = attention.o_proj.in_features // heads
+    count = kv_heads * head_dim
+    layer = attention.get_submodule(name.rpartition(".")[2])
+    return LayerOutputs(name, layer.out_features - count, count, head_dim, heads // kv_heads)

@@ -1,0 +1,141 @@
+"""Rounding a weight to the codes of a scheme, and storing them in as few bits as they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pass_exporter.quantize.spec import LARGEST, LEVELS, WeightScheme
+
+CHUNK = 1 << 17
+"""Elements of a weight that are worked on at a time, so that they stay in a core's cache."""
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight [out,in] as codes.
+
+    data: the codes. They are int8 or float8 [out,in], uint8 [out,in] with zero points, or uint8 [out,in/2] with two
+    4-bit codes in a byte, of which the first is in the lower half. scales, offsets [out,blocks] in the model's dtype;
+    an offset is added to all values of its block. zero_points: uint8 [out,blocks].
+    """
+
+    scheme: WeightScheme
+    data: torch.Tensor
+    scales: torch.Tensor
+    zero_points: torch.Tensor | None
+    offsets: torch.Tensor | None = None
+
+    @property
+    def inputs(self) -> int:
+        """In, of [out,in]."""
+        return int(self.data.shape[1]) * (2 if self.scheme.code_type == "int4" else 1)
+
+    def codes(self) -> torch.Tensor:
+        """[out,in]: int8, uint8 with zero points, or float8."""
+        if self.scheme.code_type != "int4":
+            return self.data
+        pairs = torch.stack((self.data & 15, self.data >> 4), -1).flatten(1)
+        return pairs if self.scheme.zero_points else ((pairs ^ 8).to(torch.int8) - 8)
+
+    def restored(self) -> torch.Tensor:
+        """The weight that the codes stand for, [out,in] in the scales' dtype."""
+        restored = torch.empty(len(self.data), self.inputs, dtype=self.scales.dtype)
+        for rows in chunks(len(self.data), self.inputs):
+            restored[rows] = self._restore(rows)
+        return restored
+
+    def _restore(self, rows: slice) -> torch.Tensor:
+        part = QuantizedWeight(self.scheme, self.data[rows], self.scales[rows], None)
+        values = part.codes().float().reshape(*part.scales.shape, -1)
+        if self.zero_points is not None:
+            values -= self.zero_points[rows, :, None].float()
+        values *= part.scales[..., None].float()
+        if self.offsets is not None:
+            values += self.offsets[rows, :, None].float()
+        restored: torch.Tensor = values.flatten(1).to(self.scales.dtype)
+        return restored
+
+
+def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
+    """Round `weight` [out,in], in any float dtype, to the nearest codes. Its inputs fill whole blocks."""
+    parts = [_round(scheme, weight[rows]) for rows in chunks(*weight.shape)]
+    data, scales = (torch.cat([part[i] for part in parts]) for i in (0, 1))
+    zero_points = torch.cat([part[2] for part in parts]) if scheme.zero_points else None
+    return QuantizedWeight(scheme, data, scales, zero_points)
+
+
+def chunks(outputs: int, inputs: int) -> list[slice]:
+    """The outputs of a weight [out,in] in parts of about CHUNK elements."""
+    step = max(1, CHUNK // inputs)
+    return [slice(start, start + step) for start in range(0, outputs, step)]
+
+
+def _round(scheme: WeightScheme, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Some outputs of a weight -> data, scales, and zero points, which are 0 in a symmetric scheme."""
+    blocks = weight.float().reshape(len(weight), -1, scheme.block_size or weight.shape[1])  # [out,blocks,block]
+    scale, zero = choose_scales(scheme, blocks, weight.dtype)
+    codes = nearest(scheme, blocks, scale, zero).flatten(1)
+    return pack(scheme, codes), scale[..., 0].to(weight.dtype), zero[..., 0].to(torch.uint8)
+
+
+def choose_scales(
+    scheme: WeightScheme, blocks: torch.Tensor, dtype: torch.dtype, importance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales, rounded to `dtype`, and zero points, both float32 [...,1], for blocks [...,block].
+
+    importance [block]: the weight of each input's squared error; None: all inputs count the same.
+    """
+    tried = [_covering(scheme, blocks, factor, dtype) for factor in scheme.shrink_factors]
+    scale, zero = tried[0]
+    if len(tried) > 1:
+        least = torch.full_like(scale, torch.inf)
+        for other, offset in tried:
+            error = ((nearest(scheme, blocks, other, offset) - offset) * other - blocks).square_()
+            error = error.sum(-1, keepdim=True) if importance is None else (error @ importance)[..., None]
+            better = error < least
+            least, scale = torch.where(better, error, least), torch.where(better, other, scale)
+            zero = torch.where(better, offset, zero)
+    return scale, zero
+
+
+def nearest(scheme: WeightScheme, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """The codes nearest to values [...,n], in float32. scale, zero: [...,1]."""
+    codes = values / scale
+    if scheme.code_type == "fp8":
+        return codes.clamp_(-LARGEST["fp8"], LARGEST["fp8"])
+    codes.round_()
+    if scheme.zero_points:
+        return codes.add_(zero).clamp_(0, LEVELS[scheme.code_type])
+    return codes.clamp_(-LARGEST[scheme.code_type] - 1, LARGEST[scheme.code_type])
+
+
+def _covering(
+    scheme: WeightScheme, blocks: torch.Tensor, factor: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales and zero points with which the codes cover each block's range times `factor`."""
+    if not scheme.zero_points:
+        scale = _stored(blocks.abs().amax(-1, keepdim=True) * (factor / LARGEST[scheme.code_type]), dtype)
+        return scale, torch.zeros_like(scale)
+    levels = LEVELS[scheme.code_type]
+    low, high = (getattr(torch, end)(blocks, -1, keepdim=True) for end in ("amin", "amax"))
+    low, high = low.clamp(max=0) * factor, high.clamp(min=0) * factor
+    scale = _stored((high - low) / levels, dtype)
+    return scale, (-low / scale).round_().clamp_(0, levels)
+
+
+def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The scale as the bundle holds it, in `dtype`; 1 for a block of zeros."""
+    scale = scale.to(dtype).float()
+    return torch.where(scale > 0, scale, 1)
+
+
+def pack(scheme: WeightScheme, codes: torch.Tensor) -> torch.Tensor:
+    """Codes [out,in] in float32 -> `QuantizedWeight.data`."""
+    if scheme.code_type == "fp8":
+        return codes.to(torch.float8_e4m3fn)
+    if scheme.code_type == "int8":
+        return codes.to(torch.uint8 if scheme.zero_points else torch.int8)
+    nibbles = codes.to(torch.int8).view(torch.uint8) & 15
+    return nibbles[:, ::2] | (nibbles[:, 1::2] << 4)

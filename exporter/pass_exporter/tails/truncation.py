@@ -1,0 +1,100 @@
+"""Top-k, top-p and min-p as ONNX operators: which probabilities of a row are kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pass_exporter.tails.tape import GraphTape
+from pass_runtime.bundle import noise
+from pass_runtime.bundle.sampling import MAX_CANDIDATES
+
+F32 = np.float32
+FEW = 64
+"""Candidates that are looked at first. They hold most users' top-k, and a nucleus of 0.9 in 93 of 100 places (in half
+of the places where look-ahead rows guess)."""
+SURELY = 1e-4
+"""More than rounding can change a sum of probabilities by. The first candidates count as the whole nucleus only where
+their sum exceeds top-p by this much."""
+
+
+def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value:
+    """p [B,R,V] -> [B,R,K]: the largest values of each row in falling order, K = min(MAX_CANDIDATES, V). In rows where
+    the first FEW decide what top-k and top-p keep, the others are 0.
+
+    The search for the others runs in every row, because a CUDA graph cannot branch. In rows that do not need it, it
+    runs over numbers that are in order already, where TopK moves nothing and costs a CPU a fifth.
+    """
+    k = min(MAX_CANDIDATES, vocab_size)
+    if vocab_size <= 2 * noise.BLOCK_SIZE * k:
+        return op.pair("TopK", p, op.const([k]), axis=-1)[0]
+    best = _best_of_blocks(op, p, rows, vocab_size)
+    few = _largest(op, p, best, rows, FEW, vocab_size)
+    every = _largest(op, p, best, rows, k, vocab_size, op("Not", _decided_by(op, few)))
+    others = op("Relu", op("Slice", every, op.const([FEW]), op.const([k]), op.const([2])))
+    return op("Concat", few, others, axis=2)
+
+
+def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
+    """[B,R,1]: the smallest probability that top-k, then top-p, then min-p keep of `values` [B,R,K], which are in
+    falling order; 0 where all three are off."""
+    top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
+    no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
+    rank, axis = op.const(np.arange(candidates).reshape(1, 1, -1)), op.const([2])
+    in_top_k = op("Less", rank, op("Where", no_k, op.const(candidates), top_k))
+    of_top_k = op("Where", in_top_k, values, op.const(0, F32))
+    total = op("Where", no_k, op.const(1, F32), op("ReduceSum", of_top_k, axis, keepdims=1))
+    before = op("CumSum", op("Div", of_top_k, total), op.const(2), exclusive=1)
+    kept = op("And", in_top_k, op("Or", no_p, op("Less", before, top_p)))
+    smallest = op("ReduceMin", op("Where", kept, values, op.const(2, F32)), axis, keepdims=1)
+    smallest = op("Where", op("And", no_k, no_p), op.const(0, F32), smallest)
+    largest = op("Slice", values, op.const([0]), op.const([1]), axis)
+    return op("Max", smallest, op("Mul", op.per_request("min_p"), largest))
+
+
+def _decided_by(op: GraphTape, few: ir.Value) -> ir.Value:
+    """[B,R,1] bool: whether top-k and top-p, where they are on, keep only values of `few` [B,R,FEW], the largest."""
+    top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
+    reached = op("Greater", op("ReduceSum", few, op.const([2]), keepdims=1), op("Add", top_p, op.const(SURELY, F32)))
+    no_p = op("GreaterOrEqual", top_p, op.const(1, F32))
+    by_p = op("And", op("Equal", top_k, op.const(0)), op("Or", no_p, reached))
+    by_k = op("And", op("Greater", top_k, op.const(0)), op("LessOrEqual", top_k, op.const(FEW)))
+    return op("Or", by_p, by_k)
+
+
+def _best_of_blocks(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
+    """[B,R,V] -> [B,R,V/8]: the largest value of each block of tokens; None where the last block is not full."""
+    size, blocks = noise.BLOCK_SIZE, noise.vocabulary_blocks(vocab_size)
+    if vocab_size != size * blocks:
+        return None
+    return op("ReduceMax", op("Reshape", p, op.const([-1, rows, size, blocks])), op.const([2]), keepdims=0)
+
+
+def _largest(
+    op: GraphTape,
+    p: ir.Value,
+    best: ir.Value | None,
+    rows: int,
+    k: int,
+    vocab_size: int,
+    wanted: ir.Value | None = None,
+) -> ir.Value:
+    """[B,R,k]: the largest values of p [B,R,V] in falling order; negative numbers in rows not `wanted` [B,R,1] bool.
+
+    TopK over the whole vocabulary would be the slowest node of the graph. Where `best` is given (the largest value of
+    each block of tokens), the k blocks with the largest values are found first: they hold the k largest tokens.
+    """
+    if best is not None:
+        blocks, tokens = noise.vocabulary_blocks(vocab_size), np.arange(noise.BLOCK_SIZE)[:, None]
+        bests, chosen = op.pair("TopK", _or_falling(op, wanted, best, blocks), op.const([k]), axis=-1, sorted=0)
+        ids = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * tokens))
+        p = op("GatherElements", p, op("Reshape", ids, op.const([-1, rows, k * noise.BLOCK_SIZE])), axis=2)
+        vocab_size = k * noise.BLOCK_SIZE
+        if wanted is not None:  # k values are at least as large as the smallest of `bests`: leave out the others.
+            wanted = op("And", wanted, op("GreaterOrEqual", p, op("ReduceMin", bests, op.const([2]), keepdims=1)))
+    return op.pair("TopK", _or_falling(op, wanted, p, vocab_size), op.const([k]), axis=-1)[0]
+
+
+def _or_falling(op: GraphTape, wanted: ir.Value | None, values: ir.Value, count: int) -> ir.Value:
+    """[B,R,count]: `values` where they are wanted, elsewhere negative numbers in falling order."""
+    return values if wanted is None else op("Where", wanted, values, op.const(-np.arange(1, count + 1), F32))

@@ -1,0 +1,159 @@
+"""Checkpoints of a run: what they hold, and which run may go on from one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from pass_runtime.errors import PassError
+
+CHECKPOINT, OLD = "checkpoint", ".old"
+STATE_FILE = "progress.json"
+FLAGS = {"length": "sequence-length", "prompt": "prompt-tokens", "chat": "chat-share", "data_sha256": "data"}
+"""Settings whose flag has another name; every setting in `recipe` is a flag of its own."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run: from step `start` on, the learning rate follows the schedule of a run of `steps` steps."""
+
+    start: int
+    steps: int
+
+
+@dataclass
+class History:
+    """What a run measured so far: loss[i] is the loss of step i, evaluations are the results of the `evaluate` hook.
+
+    stages: a run begins with one stage, and every extension by more steps adds one.
+    """
+
+    stages: list[Stage]
+    loss: list[float] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Checkpoint:
+    """The directory `output`/checkpoint: trained weights, optimizer and history. It is replaced as a whole.
+
+    settings: everything that the result depends on, as JSON. A run continues from a checkpoint only if its settings are
+    the same, except that `steps` may grow. minutes: the time between two checkpoints.
+    """
+
+    def __init__(self, output: Path, settings: Mapping[str, Any], accelerator: Accelerator, minutes: float) -> None:
+        self._settings: dict[str, Any] = json.loads(json.dumps(settings))
+        self._accelerator, self._minutes = accelerator, minutes
+        self._path = output / CHECKPOINT
+        self._saved = time.monotonic()
+
+    def is_due(self) -> bool:
+        due = time.monotonic() - self._saved > 60 * self._minutes
+        flag = torch.tensor(float(due), device=self._accelerator.device)
+        return bool(self._accelerator.reduce(flag, "sum") > 0)  # all processes save, or none does
+
+    def save(self, step: int, history: History) -> None:
+        accelerator, part = self._accelerator, self._path.with_suffix(".partial")
+        if accelerator.is_main_process:
+            shutil.rmtree(part, ignore_errors=True)
+        accelerator.wait_for_everyone()
+        accelerator.save_state(str(part))
+        accelerator.wait_for_everyone()  # every process has written its file
+        if accelerator.is_main_process:
+            state = {"step": step, "settings": self._settings} | asdict(history)
+            (part / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+            replace_directory(part, self._path)
+        accelerator.wait_for_everyone()
+        self._saved = time.monotonic()
+
+    def check(self) -> None:
+        """Raise PassError if there is a checkpoint from which this run cannot continue."""
+        path = find(self._path)
+        if path is not None:
+            self._check(_read_state(path))
+
+    def load(self) -> tuple[int, History]:
+        """Return the next step and the history so far: step 0 and an empty history without a checkpoint."""
+        steps = self._settings["steps"]
+        if find(self._path) not in (None, self._path) and self._accelerator.is_main_process:
+            self._path.with_suffix(OLD).rename(self._path)
+        self._accelerator.wait_for_everyone()
+        if not self._path.is_dir():
+            return 0, History([Stage(0, steps)])
+        state = _read_state(self._path)
+        self._check(state)
+        try:
+            stages = [Stage(**stage) for stage in state["stages"]]
+            history = History(stages, state["loss"], state["evaluations"])
+            step = int(state["step"])
+            self._accelerator.load_state(str(self._path))
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise _unusable(self._path, error) from None
+        if steps != stages[-1].steps:
+            stages.append(Stage(step, steps))
+        return step, history
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        before = _flags(state["settings"])
+        for flag, value in _flags(self._settings).items():
+            known = before.get(flag)
+            if flag == "steps" and isinstance(known, int) and value >= known:
+                continue
+            if value != known:
+                less = ", and a run goes on with as many or more" if flag == "steps" else ""
+                shown = "" if flag == "data" else f" ({_shown(known)}{less})"
+                raise PassError(
+                    f"{self._path} was made with another --{flag}{shown}; give the same options, or another -o"
+                )
+
+
+def planned_steps(output: Path) -> int | None:
+    """Return the `steps` of the run whose checkpoint is in `output`, or None without a checkpoint."""
+    path = find(output / CHECKPOINT)
+    return None if path is None else int(_read_state(path)["settings"]["steps"])
+
+
+def find(path: Path) -> Path | None:
+    """Return `path`, or its old copy if a save was interrupted between its two renames, or None."""
+    return next((found for found in (path, path.with_suffix(OLD)) if found.is_dir()), None)
+
+
+def replace_directory(part: Path, path: Path) -> None:
+    """Move the finished directory `part` to `path`; after a crash on the way either the old or the new one is
+    complete."""
+    old = path.with_suffix(OLD)
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    part.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+        int(state["settings"]["steps"])
+        return state
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unusable(path, error) from None
+
+
+def _unusable(path: Path, error: Exception) -> PassError:
+    return PassError(f"cannot resume from {path}: {error}; delete it to start again")
+
+
+def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings under the names of their flags, without the leading dashes."""
+    flat = dict(settings.get("recipe", {})) | {name: value for name, value in settings.items() if name != "recipe"}
+    return {FLAGS.get(name, name.replace("_", "-")): value for name, value in flat.items()}
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)

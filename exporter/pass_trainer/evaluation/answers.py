@@ -1,0 +1,110 @@
+"""The frozen model's answers to prompts, sampled with the runtime's noise and kept on disk.
+
+They do not depend on look-ahead weights, so several weights files are measured on the same answers, written once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerFast
+
+from pass_exporter.progress import Step
+from pass_runtime.bundle import noise
+from pass_runtime.bundle.reference import gumbel_scores
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.errors import PassError
+from pass_runtime.files import write_whole
+from pass_runtime.measuring.real_use import Prompt
+from pass_trainer.torch_generate import chat_prompt, continue_prompts, plain_ids, until_end
+
+BATCH = 40
+"""Prompts that are continued together."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tokens of a prompt, and those of the answer, including its end token if there is one."""
+
+    prompt: list[int]
+    written: list[int]
+
+
+@dataclass(frozen=True)
+class SeededPrompt:
+    """A prompt's tokens, and the sampling of its answer, which has a seed."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class AnswerWriter:
+    """Answers prompts with up to `tokens` tokens. identity: names what the answers depend on besides the prompts."""
+
+    model: PreTrainedModel
+    eos_token_ids: tuple[int, ...]
+    tokens: int
+    identity: str
+
+    def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
+        """Return an answer for each prompt: from the directory `cache`, or else written now and kept there."""
+        key = json.dumps([self.identity, self.tokens, noise.SCHEME, [[p.prompt, asdict(p.sampling)] for p in prompts]])
+        path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(self._write(prompts, progress)))
+        try:
+            written = json.loads(path.read_text(encoding="utf-8"))
+            return [Answer(p.prompt, [int(t) for t in tokens]) for p, tokens in zip(prompts, written, strict=True)]
+        except (OSError, ValueError, TypeError) as error:
+            raise PassError(f"{path} is damaged ({error}); delete it, it will be made again") from None
+
+    def _write(self, prompts: Sequence[SeededPrompt], progress: Step) -> list[list[int]]:
+        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].prompt))
+        written: dict[int, list[int]] = {}
+        for first in range(0, len(prompts), BATCH):
+            batch = by_length[first : first + BATCH]
+            written |= zip(batch, self._continue([prompts[i] for i in batch]), strict=True)
+            progress(len(written), len(prompts))
+        return [written[i] for i in range(len(prompts))]
+
+    def _continue(self, prompts: Sequence[SeededPrompt]) -> list[list[int]]:
+        ids = [p.prompt for p in prompts]
+        scores = LogitsProcessorList([_GumbelScores(prompts, max(map(len, ids)))])  # greedy search follows them
+        lines = continue_prompts(
+            self.model, ids, self.tokens, self.eos_token_ids, do_sample=False, logits_processor=scores
+        )
+        return [until_end(line, self.eos_token_ids) for line in lines]
+
+
+class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
+    """Turns logits into the scores of Gumbel-max sampling: their argmax is the token that the runtime samples."""
+
+    def __init__(self, prompts: Sequence[SeededPrompt], widest: int) -> None:
+        self._sampling = [p.sampling for p in prompts]
+        self._padding = [widest - len(p.prompt) for p in prompts]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Map ids [B,N], padded on the left, and logits [B,V] to scores [B,V]."""
+        if all(sampling.temperature == 0 for sampling in self._sampling):
+            return scores
+        logits, length = scores.float().cpu().numpy(), input_ids.shape[1]
+        rows = [
+            gumbel_scores(logits[row : row + 1], np.array([length - padding]), sampling)
+            for row, (padding, sampling) in enumerate(zip(self._padding, self._sampling, strict=True))
+        ]
+        return torch.from_numpy(np.concatenate(rows)).to(scores)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
+    """Return the tokens of a prompt; a chat message goes through the chat template, if the model has one."""
+    if prompt.kind != "chat" or not tokenizer.chat_template:
+        return list(tokenizer(prompt.text)["input_ids"])
+    return plain_ids(tokenizer, chat_prompt(tokenizer, prompt.text))

@@ -1,0 +1,171 @@
+"""Counts of accepted drafts, and of the passes that a runtime would need; counts of several texts can be added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pass_runtime.measuring.real_use import ALL, KINDS, Passes, count_passes, stretches
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DraftCounts:
+    """Counts over the places of texts at which drafts were made.
+
+    tried[j]: places where all drafts before j were right and the text has a token to compare draft j with. right[j]:
+    those where draft j was right too. two_pass, fused: the passes that a runtime needs for these texts with either
+    plan.
+    """
+
+    tried: tuple[int, ...]
+    right: tuple[int, ...]
+    two_pass: Passes
+    fused: Passes
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        tried, right = (
+            tuple(a + b for a, b in zip(ours, theirs, strict=True))
+            for ours, theirs in ((self.tried, other.tried), (self.right, other.right))
+        )
+        return DraftCounts(tried, right, self.two_pass + other.two_pass, self.fused + other.fused)
+
+    @classmethod
+    def none(cls, lookahead: int) -> DraftCounts:
+        return cls((0,) * lookahead, (0,) * lookahead, Passes(), Passes())
+
+    @property
+    def places(self) -> int:
+        return self.tried[0]
+
+    @property
+    def conditional(self) -> list[float]:
+        """Conditional acceptance [L]: the rate at which draft j is right if those before it are."""
+        return [right / tried if tried else 0.0 for right, tried in zip(self.right, self.tried, strict=True)]
+
+    @property
+    def cumulative(self) -> list[float]:
+        """Cumulative acceptance [L]: the rate at which drafts 1..j are all right."""
+        return list(accumulate(self.conditional, mul))
+
+    @property
+    def accepted(self) -> float:
+        """The mean number of accepted drafts."""
+        return sum(self.cumulative)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "places": self.places,
+            "survival": [round(value, 4) for value in self.conditional],
+            "chain": [round(value, 4) for value in self.cumulative],
+            "accepted": round(self.accepted, 4),
+            "tau": {"two-pass": round(self.two_pass.tau, 4), "fused": round(self.fused.tau, 4)},
+            "passes": {"two-pass": self.two_pass.passes, "fused": self.fused.passes},
+        }
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """The counts of places outside loops, which matter, and of places where the text repeats itself."""
+
+    main: DraftCounts
+    looping: DraftCounts
+
+    def __add__(self, other: SplitCounts) -> SplitCounts:
+        return SplitCounts(self.main + other.main, self.looping + other.looping)
+
+    @property
+    def share(self) -> float:
+        """The share of places in a loop."""
+        places = self.main.places + self.looping.places
+        return self.looping.places / places if places else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return self.main.as_json() | {"looping": {"share": round(self.share, 4)} | self.looping.as_json()}
+
+
+Report = dict[str, dict[str, SplitCounts]]
+"""By temperature (such as "0.8") and kind of prompt."""
+
+
+def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCounts:
+    """Count the drafts of one answer, of which the first `tokens` tokens matter.
+
+    drafts [places,L]: row k has the drafts for written[k + 1:], made when written[k] was known.
+    """
+    rows = [right_in_row(row, written[k + 1 :]) for k, row in enumerate(drafts.tolist())]
+    main, looping = (_count(rows, drafts.shape[1], written, where) for where in stretches(written, tokens))
+    return SplitCounts(main, looping)
+
+
+def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
+    """Return for each draft whether it is right, up to the first wrong one or the end of the text."""
+    right = []
+    for draft, token in zip(drafts, text, strict=False):
+        right.append(draft == token)
+        if draft != token:
+            break
+    return right
+
+
+def _count(rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], where: range) -> DraftCounts:
+    tried, right = [0] * lookahead, [0] * lookahead
+    for k, row in enumerate(rows):
+        if k + 1 in where:
+            for j, is_right in enumerate(row):
+                tried[j] += 1
+                right[j] += is_right
+    accepted = [sum(row) for row in rows]
+    two_pass, fused = (count_passes(sizes(accepted, len(written)), where) for sizes in (two_pass_sizes, fused_sizes))
+    return DraftCounts(tuple(tried), tuple(right), two_pass, fused)
+
+
+def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
+    """Yield the tokens of each pass over a text of `length` tokens. accepted[k]: how many drafts after token k are
+    right.
+
+    The first pass has no drafts. Every later pass verifies the drafts that the pass before it made, which follow the
+    last token but one of the text so far.
+    """
+    yield 1
+    begin = 1
+    while begin - 1 < len(accepted) and begin < length:
+        size = min(1 + accepted[begin - 1], length - begin)
+        yield size
+        begin += size
+
+
+def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
+    """Yield the same for two-pass decoding: a pass that drafts and emits one token alternates with one that
+    verifies."""
+    begin = 0
+    while begin < length:
+        yield 1
+        if begin >= len(accepted) or begin + 1 >= length:
+            return
+        size = min(1 + accepted[begin], length - begin - 1)
+        yield size
+        begin += 1 + size
+
+
+def by_kind(kinds: Sequence[str], counts: Sequence[SplitCounts], lookahead: int) -> dict[str, SplitCounts]:
+    """Return the sums over texts by kind of prompt, and over all of them."""
+    sums = {}
+    for kind in (*KINDS, ALL):
+        chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL)]
+        if chosen:
+            sums[kind] = sum(chosen, SplitCounts(DraftCounts.none(lookahead), DraftCounts.none(lookahead)))
+    return sums
+
+
+def report_as_json(report: Report) -> dict[str, dict[str, dict[str, Any]]]:
+    return {
+        temperature: {kind: counts.as_json() for kind, counts in kinds.items()} for temperature, kinds in report.items()
+    }

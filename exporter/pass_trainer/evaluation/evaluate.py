@@ -1,0 +1,132 @@
+"""`pass-train evaluate`: the model answers prompts, and drafts at every place of its answers are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pass_exporter.model.load import LoadedModel, load_model
+from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
+from pass_exporter.model.registry import resolve
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD
+from pass_runtime.bundle.reference import sample
+from pass_runtime.bundle.remembered import cache_directory
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.errors import PassError
+from pass_runtime.measuring.real_use import MARGIN, Prompt, read_use
+from pass_trainer.config import TrainDtype
+from pass_trainer.drafter import Drafter
+from pass_trainer.evaluation.answers import Answer, AnswerWriter, SeededPrompt, encode
+from pass_trainer.evaluation.counts import Report, SplitCounts, by_kind, count_drafts
+from pass_trainer.evaluation.drafts import drafts_of
+from pass_trainer.run import TrainProgress, fingerprint, make_accelerator
+
+PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
+"""Forty chat messages, and the beginnings of twenty texts and twenty programs, which were written for this."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """model, revision: as for pass-export.
+
+    weights: a file that pass-train wrote, or None for the untrained baseline. prompts: see `real_use.read_use`.
+
+    tokens: how many tokens of an answer count. temperatures, top_k: how they are sampled; each temperature is measured.
+    lookahead: drafts per place, at most the look-ahead rows of the file.
+    """
+
+    model: str
+    weights: Path | None = None
+    prompts: Path = PROMPTS
+    tokens: int = 128
+    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
+    top_k: int = 0
+    lookahead: int = 4
+    dtype: TrainDtype = "fp32"
+    device: str = "auto"
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2:
+            raise PassError(f"--tokens must be at least 2, not {self.tokens}")
+        if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
+            raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
+        for temperature in self.temperatures:
+            SamplingParams(temperature, self.top_k)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what was measured, for the report."""
+        return {
+            "model": self.model,
+            "weights": None if self.weights is None else str(self.weights),
+            "prompts": len(read_use(self.prompts)),
+            "tokens": self.tokens,
+            "top_k": self.top_k,
+            "lookahead": self.lookahead,
+            "dtype": self.dtype,
+        }
+
+
+def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
+    """Return the counts by temperature and kind of prompt."""
+    prompts = read_use(config.prompts)
+    accelerator = make_accelerator(config.device)
+    source = resolve(config.model, config.revision)
+    progress.phase(f"loading {source.name}")
+    loaded = load_model(source, config.dtype)
+    encoded = [encode(loaded.tokenizer, prompt) for prompt in prompts]
+    _check_lengths(config, loaded, prompts, encoded)
+    loaded.model.to(accelerator.device)
+    lookahead = _lookahead(config, loaded)
+    drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter, lookahead.head).to(accelerator.device)
+    writer = AnswerWriter(
+        loaded.model, loaded.eos_token_ids, config.tokens + MARGIN, f"{fingerprint(loaded.model)} {config.dtype}"
+    )
+    report = {}
+    for temperature in config.temperatures:
+        sampling = [SamplingParams(temperature, config.top_k, seed=prompt.seed) for prompt in prompts]
+        step = progress.phase(f"writing at temperature {temperature:g}")
+        seeded = [SeededPrompt(*each) for each in zip(encoded, sampling, strict=True)]
+        answers = writer.answers(cache_directory(), seeded, step)
+        step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
+        for answer, each in zip(answers, sampling, strict=True):
+            counts.append(_measure(config, drafter, answer, each))
+            step(len(counts), len(answers))
+        report[f"{temperature:g}"] = by_kind([prompt.kind for prompt in prompts], counts, config.lookahead)
+    return report
+
+
+def _measure(config: EvaluateConfig, drafter: Drafter, answer: Answer, sampling: SamplingParams) -> SplitCounts:
+    """Draft after every token of the answer that counts, except the last one."""
+    places = min(config.tokens, len(answer.written)) - 1
+    anchors = range(len(answer.prompt) - 1, len(answer.prompt) - 1 + places)
+    drafts = drafts_of(
+        drafter,
+        answer.prompt + answer.written,
+        anchors,
+        config.lookahead,
+        lambda logits, positions: sample(logits, positions, sampling),
+    )
+    return count_drafts(drafts, answer.written, config.tokens)
+
+
+def _check_lengths(
+    config: EvaluateConfig, loaded: LoadedModel, prompts: Sequence[Prompt], encoded: Sequence[list[int]]
+) -> None:
+    room = loaded.geometry.max_capacity - MARGIN - config.tokens
+    for prompt, ids in zip(prompts, encoded, strict=True):
+        if not ids:
+            raise PassError(f"the prompt {prompt.id} has no tokens")
+        if len(ids) > room:
+            raise PassError(
+                f"the prompt {prompt.id} has {len(ids)} tokens, and the model takes {max(room, 0)} with "
+                f"{config.tokens} after them; shorten it, or give fewer --tokens"
+            )
+
+
+def _lookahead(config: EvaluateConfig, loaded: LoadedModel) -> Lookahead:
+    if config.weights is None:
+        return mean_embedding(loaded.model, config.lookahead)
+    return read_lookahead(config.weights, config.lookahead, loaded.model)

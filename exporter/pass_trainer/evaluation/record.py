@@ -1,0 +1,38 @@
+"""`pass-train evaluate --record`: writes the results into the weights file and the model card beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pass_exporter.model.lookahead import read_record, record_acceptance
+from pass_runtime.errors import PassError
+from pass_runtime.files import read_text, write_whole
+from pass_runtime.measuring.real_use import ALL
+from pass_trainer.evaluation.evaluate import EvaluateConfig
+from pass_trainer.evaluation.table import markdown
+from pass_trainer.report import CARD_FILE, with_section
+
+GREEDY, SAMPLED = 0.0, 0.8
+"""The temperatures for which a weights file states acceptance."""
+
+
+def check_recordable(config: EvaluateConfig) -> None:
+    """Raise PassError if the results would not be those that a weights file states: before they are measured."""
+    if config.weights is None:
+        raise PassError("--record needs the weights file to write to: pass-train evaluate WEIGHTS --record")
+    if not {GREEDY, SAMPLED} <= set(config.temperatures) or config.top_k:
+        raise PassError(f"--record states the temperatures {GREEDY:g} and {SAMPLED:g}, without --top-k: measure both")
+    length = read_record(config.weights).lookahead
+    if config.lookahead != length:
+        raise PassError(f"--record states all drafts of {config.weights}: add --lookahead {length}")
+
+
+def record_acceptance_of(config: EvaluateConfig, report: dict[str, Any]) -> None:
+    """Write cumulative acceptance over all prompts, without loops, into the weights, and the table into the model
+    card."""
+    assert config.weights is not None
+    greedy, sampled = (report["temperatures"][f"{t:g}"][ALL]["chain"] for t in (GREEDY, SAMPLED))
+    record_acceptance(config.weights, tuple(greedy), tuple(sampled))
+    card = config.weights.with_name(CARD_FILE)
+    if card.is_file() and (text := with_section(read_text(card), "acceptance", markdown({"": report}))) is not None:
+        write_whole(card, text)

@@ -1,0 +1,64 @@
+"""The report of `pass-train evaluate` as a table, for terminals and model cards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+HEADINGS = (
+    "decoding",
+    "prompts",
+    "places",
+    "acceptance of draft 1..L",
+    "accepted",
+    "tau two-pass",
+    "tau fused",
+    "in loops",
+    "accepted there",
+)
+MEANING = """A place is a token of the model's answer after which drafts were made. The acceptance of draft j is the
+rate at which it is right if the drafts before it are; "accepted" is the mean number of accepted drafts, tau is tokens
+per pass. Places in a loop, where the model repeats itself, are in the last two columns only."""
+
+
+def rows_of(report: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row under HEADINGS for every temperature and kind. report: as `--json` prints it."""
+    return [
+        [
+            decoding(temperature, report["top_k"]),
+            kind,
+            str(found["places"]),
+            " ".join(f"{value:.2f}" for value in found["survival"]),
+            f"{found['accepted']:.2f}",
+            f"{found['tau']['two-pass']:.2f}",
+            f"{found['tau']['fused']:.2f}",
+            f"{100 * found['looping']['share']:.0f} %",
+            f"{found['looping']['accepted']:.2f}" if found["looping"]["places"] else "-",
+        ]
+        for temperature, kinds in report["temperatures"].items()
+        for kind, found in kinds.items()
+    ]
+
+
+def decoding(temperature: str, top_k: int) -> str:
+    """Return the words for how the answers were decoded."""
+    if float(temperature) == 0:
+        return "greedy"
+    return f"T={temperature}" + (f", top-k {top_k}" if top_k else "")
+
+
+def markdown(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of one report or several in Markdown, with an explanation.
+
+    The keys name the weights; if there are several reports, they are the first column.
+    """
+    named = len(reports) > 1
+    first = next(iter(reports.values()))
+    headings = (*(["weights"] if named else []), *HEADINGS)
+    rows = [[*([name] if named else []), *row] for name, report in reports.items() for row in rows_of(report)]
+    lines = [headings, ["---"] * len(headings), *rows]
+    about = (
+        f"`pass-train evaluate`: the base model answered {first['prompts']} prompts, which nothing was trained on, "
+        f"with at most {first['tokens']} tokens, and drafts were made at every place, L = {first['lookahead']}."
+    )
+    return "\n".join(["| " + " | ".join(line) + " |" for line in lines]) + f"\n\n{about}\n{MEANING}"

@@ -1,0 +1,54 @@
+"""The weights with which training starts: newly initialized, or an earlier run's."""
+
+from __future__ import annotations
+
+import torch
+
+from pass_exporter.model.adapter import Adapter, truncated
+from pass_exporter.model.head import DraftHead, new_head
+from pass_exporter.model.load import LoadedModel
+from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
+from pass_runtime.errors import PassError
+from pass_trainer.config import TrainConfig
+from pass_trainer.drafter import Drafter, layer_of, new_adapter
+
+
+def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
+    """Return the parts that `config` trains, as they are before the first step."""
+    start = _start(config, loaded)
+    random = torch.Generator().manual_seed(config.seed)
+    adapter = _adapter(config, loaded, start, random) if config.adapter == "lora" else None
+    head = _head(config, loaded, start, random) if config.head else None
+    return Drafter(loaded.model, start.embeddings, adapter, head)
+
+
+def _start(config: TrainConfig, loaded: LoadedModel) -> Lookahead:
+    if config.start is None:
+        return mean_embedding(loaded.model, config.lookahead)
+    return read_lookahead(config.start, config.lookahead, loaded.model)
+
+
+def _adapter(config: TrainConfig, loaded: LoadedModel, start: Lookahead, random: torch.Generator) -> Adapter:
+    layers = int(loaded.model.config.num_hidden_layers)
+    if not 0 <= config.adapter_from < layers:
+        raise PassError(f"--adapter-from must be 0 to {layers - 1}, a layer of the model, not {config.adapter_from}")
+    if start.adapter is None:
+        return new_adapter(loaded.model, config.rank, random, config.adapter_from)
+    if start.adapter.rank < config.rank:
+        raise PassError(
+            f"{config.start} has an adapter of rank {start.adapter.rank}; use --rank {start.adapter.rank} or less"
+        )
+    upper = [i for i, name in enumerate(start.adapter.names) if layer_of(name) >= config.adapter_from]
+    return truncated(start.adapter.part(upper), config.rank).requires_grad_(True)
+
+
+def _head(config: TrainConfig, loaded: LoadedModel, start: Lookahead, random: torch.Generator) -> DraftHead:
+    head = start.head
+    if head is None:
+        embeddings = loaded.model.get_output_embeddings().weight.detach()
+        return new_head(embeddings, config.head_rank, config.head_width, random)
+    if (head.rank, head.width) != (config.head_rank, config.head_width):
+        raise PassError(
+            f"{config.start} has a head with --head-rank {head.rank} --head-width {head.width}; give the same"
+        )
+    return head.requires_grad_(True)

@@ -1,0 +1,214 @@
+#include "api/c_api.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <new>
+
+namespace {
+
+void write_error(char* error, std::size_t size, const char* message) {
+    if (error == nullptr || size == 0) return;
+    const std::size_t length = std::min(size - 1, std::strlen(message));
+    std::memcpy(error, message, length);
+    error[length] = '\0';
+}
+
+// What `call` returns. Where it throws, the message is written to `error`, and `failed` is returned: no exception may
+// cross into C.
+template <class Call, class Result>
+Result guarded(char* error, std::size_t size, Result failed, const Call& call) {
+    try {
+        return call();
+    } catch (const std::bad_alloc&) {
+        write_error(error, size, "there is no memory");
+    } catch (const std::exception& problem) {
+        write_error(error, size, problem.what());
+    } catch (...) {
+        write_error(error, size, "an unknown exception was thrown");
+    }
+    return failed;
+}
+
+void require(bool holds, const char* message) {
+    if (!holds) throw pass::Error(message);
+}
+
+// The options that a caller gave, with defaults for the fields that its version of the struct does not have.
+template <class Options>
+Options completed(const Options* given, void (*init)(Options*, std::size_t), std::size_t oldest) {
+    Options options;
+    init(&options, sizeof options);
+    if (given == nullptr) return options;
+    require(given->size >= oldest,
+            "the options have no size: begin with pass_default_load_options or "
+            "pass_default_generate_options");
+    std::memcpy(&options, given, std::min(given->size, sizeof options));
+    return options;
+}
+
+template <class Struct>
+void copy_out(const Struct& full, Struct* target, std::size_t size) {
+    if (target != nullptr) std::memcpy(target, &full, std::min(size, sizeof full));
+}
+
+// The sizes of the structs in version 0.1.
+constexpr std::size_t oldest_load_options = offsetof(pass_load_options, text) + sizeof(int);
+constexpr std::size_t oldest_generate_options = offsetof(pass_generate_options, logprobs) + sizeof(int);
+
+pass::LoadOptions options_of(const pass_load_options& given) {
+    pass::LoadOptions options;
+    if (given.device != nullptr) options.device = given.device;
+    if (given.onnxruntime != nullptr) options.onnxruntime = given.onnxruntime;
+    options.threads = given.threads;
+    options.max_batch_size = given.max_batch_size;
+    options.max_queue = static_cast<std::size_t>(std::max<std::int64_t>(given.max_queue, 0));
+    if (given.capacity != 0) options.capacity = given.capacity;
+    options.verify = given.verify != 0;
+    return options;
+}
+
+pass::GenerateOptions options_of(const pass_generate_options& given) {
+    pass::GenerateOptions options;
+    options.max_new_tokens = given.max_new_tokens;
+    options.sampling = {given.temperature, given.top_k, given.top_p, given.min_p, std::nullopt};
+    if (given.has_seed != 0) options.sampling.seed = given.seed;
+    if (given.plan != nullptr) options.plan = given.plan;
+    if (given.draft != nullptr) options.draft = given.draft;
+    if (given.lookahead >= 0) options.lookahead = given.lookahead;
+    options.ignore_eos = given.ignore_eos != 0;
+    require(given.stop_token_count == 0 || given.stop_token_ids != nullptr, "stop_token_ids is null");
+    require(given.stop_count == 0 || given.stop != nullptr, "stop is null");
+    if (given.logprobs >= 0) options.logprobs = given.logprobs;
+    for (std::size_t i = 0; i < given.stop_count; ++i) {
+        require(given.stop[i] != nullptr, "a stop string is null");
+        options.stop.emplace_back(given.stop[i]);
+    }
+    if (given.stop_token_count > 0) {
+        options.stop_token_ids.assign(given.stop_token_ids, given.stop_token_ids + given.stop_token_count);
+    }
+    return options;
+}
+
+}  // namespace
+
+const char* pass_version(void) { return PASS_VERSION; }
+
+void pass_init_load_options(pass_load_options* options, size_t size) {
+    copy_out({std::min(size, sizeof *options), "auto", nullptr, 0, 1, 1024, 0, 1, 0}, options, size);
+}
+
+void pass_init_generate_options(pass_generate_options* options, size_t size) {
+    copy_out({std::min(size, sizeof *options), 128, 0.0, 0, 1.0, 0.0, 0, 0, "auto", nullptr, -1, 0, nullptr, 0, nullptr,
+              0, -1},
+             options, size);
+}
+
+pass_session* pass_open(const char* bundle, const pass_load_options* options, char* error, size_t error_size) {
+    return guarded(error, error_size, static_cast<pass_session*>(nullptr), [&] {
+        require(bundle != nullptr, "the bundle's path is null");
+        const pass_load_options given = completed(options, pass_init_load_options, oldest_load_options);
+        pass::LoadOptions opened = options_of(given);
+        std::optional<pass::Tokenizer> tokenizer;
+        if (given.text != 0) tokenizer.emplace(bundle, "", opened.onnxruntime);
+        return new pass_session{pass::Session::load(bundle, opened), std::move(tokenizer)};
+    });
+}
+
+void pass_close(pass_session* session) { delete session; }
+
+int64_t pass_encode(pass_session* session, const char* text, int64_t* ids, size_t room, char* error,
+                    size_t error_size) {
+    return guarded(error, error_size, std::int64_t{-1}, [&] {
+        require(session != nullptr, "the session is null");
+        require(text != nullptr && (ids != nullptr || room == 0), "text or ids is null");
+        require(session->tokenizer.has_value(), "the session has no tokenizer: open it with the option text");
+        const std::vector<std::int64_t> found = session->tokenizer->encode(text);
+        std::copy_n(found.begin(), std::min(room, found.size()), ids);
+        return static_cast<std::int64_t>(found.size());
+    });
+}
+
+pass_generation* pass_submit(pass_session* session, const int64_t* prompt_ids, size_t count,
+                             const pass_generate_options* options, char* error, size_t error_size) {
+    return guarded(error, error_size, static_cast<pass_generation*>(nullptr), [&] {
+        require(session != nullptr, "the session is null");
+        require(count == 0 || prompt_ids != nullptr, "prompt_ids is null");
+        pass::Request request;
+        if (count > 0) request.prompt_ids.assign(prompt_ids, prompt_ids + count);
+        request.options = options_of(completed(options, pass_init_generate_options, oldest_generate_options));
+        const pass::Tokenizer* tokenizer = session->tokenizer ? &*session->tokenizer : nullptr;
+        require(tokenizer != nullptr || request.options.stop.empty(),
+                "stop strings need text: open the session with the option text, or use stop_token_ids");
+        return new pass_generation{session->session.submit(std::move(request), tokenizer), {}, {}};
+    });
+}
+
+int pass_step(pass_session* session, char* error, size_t error_size) {
+    return guarded(error, error_size, -1, [&] {
+        require(session != nullptr, "the session is null");
+        return session->session.step() ? 1 : 0;
+    });
+}
+
+int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size) {
+    return guarded(error, error_size, -1, [&] {
+        require(generation != nullptr, "the generation is null");
+        require(tokens != nullptr && room > 0, "there is no room for tokens: give an array of at least one");
+        std::deque<pass::Token>& unread = generation->unread;
+        generation->returned.clear();
+        while (unread.empty()) {
+            const std::optional<pass::Event> event = generation->generation.next();
+            if (!event) return 0;
+            unread.insert(unread.end(), event->tokens.begin(), event->tokens.end());
+        }
+        const auto count = static_cast<std::ptrdiff_t>(std::min(room, unread.size()));
+        generation->returned.assign(unread.begin(), unread.begin() + count);
+        unread.erase(unread.begin(), unread.begin() + count);
+        for (std::ptrdiff_t i = 0; i < count; ++i) tokens[i] = generation->returned[static_cast<std::size_t>(i)].id;
+        return static_cast<int>(count);
+    });
+}
+
+const char* pass_text(const pass_generation* generation, size_t* length) {
+    if (length != nullptr) *length = generation == nullptr ? 0 : generation->generation.text().size();
+    return generation == nullptr ? "" : generation->generation.text().c_str();
+}
+
+int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob, int64_t* top_ids,
+                        float* top_logprobs, size_t room) {
+    if (generation == nullptr || index >= generation->returned.size()) return -1;
+    const std::optional<pass::TokenLogprobs>& found = generation->returned[index].logprobs;
+    if (!found) return -1;
+    if (logprob != nullptr) *logprob = found->logprob;
+    const std::size_t count = std::min(room, found->top.size());
+    for (std::size_t i = 0; i < count; ++i) {
+        if (top_ids != nullptr) top_ids[i] = found->top[i].first;
+        if (top_logprobs != nullptr) top_logprobs[i] = found->top[i].second;
+    }
+    return static_cast<int>(count);
+}
+
+void pass_cancel(pass_generation* generation) {
+    if (generation != nullptr) generation->generation.cancel();
+}
+
+const char* pass_finish_reason(const pass_generation* generation) {
+    if (generation == nullptr) return nullptr;
+    const std::optional<pass::FinishReason> reason = generation->generation.finish_reason();
+    return reason ? pass::name_of(*reason) : nullptr;
+}
+
+void pass_read_stats(const pass_generation* generation, pass_stats* stats, size_t size) {
+    copy_out({}, stats, size);
+    if (generation == nullptr) return;
+    guarded(nullptr, 0, 0, [&] {
+        const pass::Stats found = generation->generation.stats();
+        copy_out({found.prompt_tokens, found.cached_tokens, found.generated_tokens, found.passes, found.steps,
+                  found.drafted, found.accepted, found.prefill_seconds, found.decode_seconds},
+                 stats, size);
+        return 0;
+    });
+}
+
+void pass_free(pass_generation* generation) { delete generation; }

@@ -1,0 +1,20 @@
+// What the handles of the C API refer to.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "pass/pass.h"
+#include "pass/pass.hpp"
+
+struct pass_session {
+    pass::Session session;
+    std::optional<pass::Tokenizer> tokenizer;
+};
+
+struct pass_generation {
+    pass::Generation generation;
+    std::deque<pass::Token> unread;     // tokens of events that `pass_next` had no room for
+    std::vector<pass::Token> returned;  // those of the last `pass_next`
+};

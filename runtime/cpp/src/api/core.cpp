@@ -1,0 +1,165 @@
+#include "api/core.h"
+
+#include <algorithm>
+
+#include "backends/ort/backend.h"
+#include "backends/trt/backend.h"
+#include "backends/trt/library.h"
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+Error closed() { return Error("this session is closed; load the bundle again"); }
+
+std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& manifest, const LoadOptions& options) {
+    options.check();
+    LoadOptions resolved = options;
+    if (options.device == "auto") {
+        if (const std::string library = find_engines(manifest, options); !library.empty()) resolved.device = library;
+    }
+    if (find_trt_library(resolved.device) != nullptr) {
+        return open_trt_backend(bundle.path(), manifest, resolved.device, resolved);
+    }
+    return std::make_unique<OrtBackend>(bundle.path(), manifest, resolved);
+}
+
+}  // namespace
+
+Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, std::size_t max_queue)
+    : bundle_(std::move(bundle)),
+      capabilities_(backend->capabilities()),
+      backend_(std::move(backend)),
+      runner_(*backend_),
+      tuners_(runner_),
+      scheduler_(runner_, tuners_, max_queue) {}
+
+std::shared_ptr<Core> Core::open(Bundle bundle, const Manifest& manifest, const LoadOptions& options) {
+    std::unique_ptr<Backend> backend = open_backend(bundle, manifest, options);
+    return std::make_shared<Core>(std::move(bundle), std::move(backend), options.max_queue);
+}
+
+std::shared_ptr<Sequence> Core::submit(const Request& request, std::unique_ptr<TextReader> reader) {
+    auto sequence = std::make_shared<Sequence>(resolve(request), std::move(reader), signals_);
+    {
+        const std::lock_guard lock(signals_->mutex);
+        check_open();
+        scheduler_.add(sequence);
+    }
+    return sequence;
+}
+
+Mode Core::mode(const GenerateOptions& options) const {
+    const int available = bundle_.lookahead(), lookahead = options.lookahead.value_or(available);
+    if (lookahead < 0 || lookahead > available) {
+        throw Error("look-ahead " + std::to_string(lookahead) + " is not 0 to " + std::to_string(available) +
+                    ", which is what the bundle was exported with");
+    }
+    const std::optional<int> exactly = capabilities_.lookahead;
+    if (exactly && (options.plan.starts_with("fused:") || (lookahead != 0 && lookahead != *exactly))) {
+        throw Error("the engines are for look-ahead " + std::to_string(*exactly) +
+                    " with full groups: use --plan fused, and --lookahead " + std::to_string(*exactly) + " or 0");
+    }
+    Mode found = make_mode(options.plan, lookahead, options.draft);
+    if (std::max(found.lookahead, found.ngram_drafts) > available) {
+        throw Error(options.plan + " has more drafts than the " + std::to_string(available) +
+                    " the bundle was exported with");
+    }
+    return found;
+}
+
+ResolvedRequest Core::resolve(const Request& request) const {
+    const GenerateOptions& options = request.options;
+    options.check();
+    if (request.prompt_ids.empty()) throw Error("the prompt has no tokens");
+    const std::int64_t vocab = bundle_.vocab_size(), capacity = capabilities_.max_capacity();
+    for (const std::vector<std::int64_t>* ids : {&request.prompt_ids, &options.stop_token_ids}) {
+        for (std::int64_t token : *ids) {
+            if (token >= 0 && token < vocab) continue;
+            throw Error("token id " + std::to_string(token) + " is not in the vocabulary of " + std::to_string(vocab));
+        }
+    }
+    if (static_cast<std::int64_t>(request.prompt_ids.size()) > capacity) {
+        throw Error("the prompt has " + std::to_string(request.prompt_ids.size()) +
+                    " tokens, more than the KV capacity of " + std::to_string(capacity) + "; shorten it");
+    }
+    Mode found = mode(options);
+    ResolvedRequest resolved;
+    resolved.prompt_ids = request.prompt_ids;
+    resolved.sampling = options.sampling.seeded();
+    resolved.max_new_tokens = options.max_new_tokens;
+    resolved.cycle = std::move(found.cycle);
+    resolved.lookahead = found.lookahead;
+    resolved.ngram_drafts = found.ngram_drafts;
+    resolved.stop_token_ids.insert(options.stop_token_ids.begin(), options.stop_token_ids.end());
+    if (!options.ignore_eos) {
+        resolved.stop_token_ids.insert(bundle_.eos_token_ids().begin(), bundle_.eos_token_ids().end());
+    }
+    resolved.reuse_prefix = options.reuse_prefix;
+    resolved.logprobs = options.logprobs;
+    resolved.name = std::move(found.name);
+    return resolved;
+}
+
+bool Core::step() {
+    std::unique_lock lock(signals_->mutex);
+    signals_->changed.wait(lock, [this] { return !stepping_; });
+    check_open();
+    return take_turn(lock);
+}
+
+void Core::check_open() const {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    if (closed_) throw closed();
+}
+
+void Core::wait(Sequence& sequence) {
+    std::unique_lock lock(signals_->mutex);
+    while (sequence.output.events.empty() && !sequence.output.end) {
+        if (stepping_) {
+            signals_->changed.wait(lock);
+        } else {
+            take_turn(lock);
+        }
+    }
+}
+
+bool Core::take_turn(std::unique_lock<std::mutex>& lock) {
+    stepping_ = true;
+    lock.unlock();
+    bool more = false;
+    try {
+        more = scheduler_.step();
+        if (const std::exception_ptr lost = backend_->failure(); lost != nullptr) {
+            scheduler_.end_all({FinishReason::error, {}, lost});
+            lock.lock();
+            failure_ = lost;
+            closed_ = true;
+            more = false;
+        }
+    } catch (...) {  // a bug in the scheduler; readers must not wait for ever
+        scheduler_.end_all({FinishReason::error, {}, std::current_exception()});
+        if (!lock.owns_lock()) lock.lock();
+        closed_ = true;
+    }
+    if (!lock.owns_lock()) lock.lock();
+    stepping_ = false;
+    signals_->changed.notify_all();
+    return more;
+}
+
+void Core::close(const End& end) {
+    std::unique_lock lock(signals_->mutex);
+    signals_->changed.wait(lock, [this] { return !stepping_; });
+    if (backend_ == nullptr) return;
+    closed_ = stepping_ = true;  // no other thread begins a step
+    lock.unlock();
+    scheduler_.end_all(end);
+    backend_.reset();
+    lock.lock();
+    stepping_ = false;
+    signals_->changed.notify_all();
+}
+
+}  // namespace pass

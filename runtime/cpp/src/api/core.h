@@ -1,0 +1,60 @@
+// The parts of a session (bundle, backend, scheduler), and which waiting thread decodes.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "backends/backend.h"
+#include "decode/draft_policy.h"
+#include "decode/runner.h"
+#include "decode/scheduler.h"
+#include "pass/session.hpp"
+#include "tuning/tuners.h"
+
+namespace pass {
+
+struct Bundle::Data {
+    std::filesystem::path path;
+    Manifest manifest;
+};
+
+// A thread that waits for tokens runs one step of the scheduler, unless another thread is in one; then it waits until
+// that step is done and looks for its tokens again. All methods may be called from any thread.
+class Core {
+   public:
+    // `backend` must have been opened with the manifest of `bundle`.
+    Core(Bundle bundle, std::unique_ptr<Backend> backend, std::size_t max_queue);
+    // Opens the backend that `options` names; `manifest` is that of `bundle`.
+    static std::shared_ptr<Core> open(Bundle bundle, const Manifest& manifest, const LoadOptions& options);
+
+    std::shared_ptr<Sequence> submit(const Request& request, std::unique_ptr<TextReader> reader);
+    bool step();
+    // Wait until `sequence` has something to read in its `output`.
+    void wait(Sequence& sequence);
+    // End every sequence that has not ended with `end`, and free the backend.
+    void close(const End& end = {FinishReason::cancelled, {}, nullptr});
+    Mode mode(const GenerateOptions& options) const;
+    const Bundle& bundle() const { return bundle_; }
+    const Capabilities& capabilities() const { return capabilities_; }
+    const std::shared_ptr<Signals>& signals() const { return signals_; }
+
+   private:
+    // Throws where the session takes no more requests.
+    void check_open() const;
+    ResolvedRequest resolve(const Request& request) const;
+    // One step of the scheduler. No other thread may be in one; `lock` holds the mutex of `signals_`.
+    bool take_turn(std::unique_lock<std::mutex>& lock);
+
+    Bundle bundle_;
+    Capabilities capabilities_;
+    std::shared_ptr<Signals> signals_ = std::make_shared<Signals>();
+    std::unique_ptr<Backend> backend_;
+    Runner runner_;
+    Tuners tuners_;
+    Scheduler scheduler_;
+    bool stepping_ = false, closed_ = false;  // under the mutex of `signals_`
+    std::exception_ptr failure_;              // why the session closed, where the device was lost
+};
+
+}  // namespace pass

@@ -1,0 +1,78 @@
+#include "pass/options.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <random>
+#include <thread>
+
+#include "bundle/plan.h"
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+constexpr std::int64_t max_candidates = 1024;
+constexpr int max_logprobs = 20;
+
+// The shortest text that reads back as the same number, with a decimal point, as Python writes it.
+std::string written(double number) {
+    char text[32];
+    const auto end = std::to_chars(text, text + sizeof text, number).ptr;
+    std::string found(text, end);
+    if (found.find_first_not_of("-0123456789") == std::string::npos) found += ".0";
+    return found;
+}
+
+void require(bool holds, const char* what, const std::string& found) {
+    if (!holds) throw Error(std::string(what) + ", not " + found);
+}
+
+}  // namespace
+
+void SamplingParams::check() const {
+    require(temperature >= 0 && std::isfinite(temperature), "temperature must be a number of at least 0",
+            written(temperature));
+    require(top_k >= 0 && top_k <= max_candidates, "top-k must be 0 (off) to 1024", std::to_string(top_k));
+    require(top_p > 0 && top_p <= 1, "top-p must be above 0 and at most 1 (off)", written(top_p));
+    require(min_p >= 0 && min_p <= 1, "min-p must be 0 (off) to 1", written(min_p));
+}
+
+SamplingParams SamplingParams::seeded() const {
+    SamplingParams found = *this;
+    if (!found.seed) found.seed = temperature != 0 ? std::random_device{}() : 0;
+    return found;
+}
+
+Sampler SamplingParams::sampler() const {
+    if (temperature == 0) return Sampler::greedy;
+    return top_k != 0 || top_p < 1 || min_p != 0 ? Sampler::truncated : Sampler::sample;
+}
+
+void GenerateOptions::check() const {
+    sampling.check();
+    require(max_new_tokens >= 1, "max-new-tokens must be at least 1", std::to_string(max_new_tokens));
+    if (plan != "auto") make_cycle(plan, 1);  // throws where there is no such plan
+    if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both") {
+        throw Error("unknown draft source '" + *draft + "': choose one of lookahead, ngram, both");
+    }
+    if (logprobs) {
+        require(*logprobs >= 0 && *logprobs <= max_logprobs, "logprobs must be 0 to 20", std::to_string(*logprobs));
+    }
+}
+
+void LoadOptions::check() const {
+    // More threads than this make ONNX Runtime hang rather than faster.
+    const int most = std::max(64, 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+    require(threads >= 0 && threads <= most,
+            ("threads must be 0 (the engine's choice) to " + std::to_string(most)).c_str(), std::to_string(threads));
+    require(max_batch_size >= 1 && max_batch_size <= 1024, "max-batch-size must be 1 to 1024",
+            std::to_string(max_batch_size));
+    require(max_queue >= 1, "max-queue must be at least 1", std::to_string(max_queue));
+    if (capacity) {
+        require(*capacity >= 4 && *capacity % 4 == 0, "capacity must be a multiple of 4", std::to_string(*capacity));
+    }
+}
+
+}  // namespace pass

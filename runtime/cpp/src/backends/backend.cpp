@@ -1,0 +1,114 @@
+#include "backends/backend.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "bundle/noise.h"
+
+namespace pass {
+
+namespace {
+
+constexpr std::int64_t max_logprobs = 20;
+
+}  // namespace
+
+Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory)
+    : manifest_(manifest),
+      capabilities_(std::move(capabilities)),
+      memory_(std::move(memory)),
+      bindings_(manifest, capabilities_.positions(), capabilities_.least_width),
+      buffers_(*memory_, capabilities_.slots(), bindings_.passing()),
+      cache_(*memory_, manifest, capabilities_.slots()),
+      noise_(buffers_, manifest.rule == "rejection" ? noise_streams.size() : 1, capabilities_.slots(),
+             capabilities_.positions()),
+      lengths_(static_cast<std::size_t>(capabilities_.slots())) {}
+
+void Backend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) { cache_.resize(capacity, lengths); }
+
+void Backend::set_sampling(int slot, const SamplingParams& params) {
+    const bool draws = params.sampler() != Sampler::greedy;
+    noise_.begin(slot, draws ? std::optional(params.seed.value_or(0)) : std::nullopt);
+    buffers_.write_number("temperature", slot, static_cast<float>(params.temperature));
+    buffers_.write_number("top_k", slot, params.top_k);
+    buffers_.write_number("top_p", slot, static_cast<float>(params.top_p));
+    buffers_.write_number("min_p", slot, static_cast<float>(params.min_p));
+}
+
+void Backend::mask(int slot, std::int64_t length) { set_slot(slot, length, false); }
+
+void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
+                    std::span<const std::int64_t> drafts) {
+    if (drafts.size() > static_cast<std::size_t>(plan.drafts))
+        throw std::invalid_argument("too many drafts for " + plan.name);
+    const std::int64_t vocab = capabilities_.vocab_size;
+    std::vector<std::int64_t> ids{root};
+    ids.insert(ids.end(), drafts.begin(), drafts.end());
+    ids.resize(static_cast<std::size_t>(1 + plan.drafts), vocab);
+    for (int size : plan.groups) {
+        for (int i = 0; i < size; ++i) ids.push_back(vocab + i);
+    }
+    ids.resize(static_cast<std::size_t>(bindings_.window(plan)), 0);
+    buffers_.write_row("input_ids", slot, {bindings_.window(plan)}, ids.data(), ids.size());
+    set_slot(slot, length, true);
+    if (plan.drafts > 0 && manifest_.rule == "rejection") {
+        // An n-gram draft counts as drawn with probability 1, a missing draft with 0.
+        std::vector<float> certain(static_cast<std::size_t>(plan.drafts * vocab), 0.0F);
+        for (std::size_t i = 0; i < drafts.size(); ++i) {
+            certain[i * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(drafts[i])] = 1.0F;
+        }
+        buffers_.write_row("draft_probs", slot, {plan.drafts, vocab}, certain.data(), certain.size());
+    }
+}
+
+void Backend::set_slot(int slot, std::int64_t length, bool active) {
+    buffers_.write_number("length", slot, length);
+    buffers_.write_number("active", slot, std::int64_t{active});
+    lengths_[static_cast<std::size_t>(slot)] = active ? std::optional(length) : std::nullopt;
+}
+
+void Backend::cover_noise(int slot, const Plan& plan) {
+    const std::optional<std::int64_t> length = lengths_[static_cast<std::size_t>(slot)];
+    if (length) noise_.cover(slot, *length, *length + listed_positions(plan.width()));
+}
+
+void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width) {
+    const Plan plan = prefill_plan(width);
+    const std::string scope = prefill_scope;
+    std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
+    ids.resize(static_cast<std::size_t>(bindings_.window(plan)), 0);
+    buffers_.write(scope + "input_ids", {1, bindings_.window(plan)}, ids);
+    buffers_.write(scope + "length", {1}, {length});
+    buffers_.write(scope + "logit_rows", {1}, {static_cast<std::int64_t>(tokens.size()) - 1});
+    run_prefill(slot, plan);
+}
+
+std::vector<std::vector<std::int64_t>> Backend::run(const PassKind& kind) {
+    for (int slot = 0; slot < kind.batch; ++slot) cover_noise(slot, kind.plan);
+    const Emitted found = run_pass(kind);
+    const auto most = static_cast<std::size_t>(kind.plan.max_emitted());
+    std::vector<std::vector<std::int64_t>> tokens;
+    for (std::size_t slot = 0; slot < found.count.size(); ++slot) {
+        const auto first = found.emitted.begin() + static_cast<std::ptrdiff_t>(slot * most);
+        tokens.emplace_back(first, first + found.count[slot]);
+        if (lengths_[slot]) *lengths_[slot] += found.count[slot];
+    }
+    return tokens;
+}
+
+Backend::Emitted Backend::run_pass(const PassKind& kind) {
+    run_trunk(kind.plan, kind.batch);
+    run_tail(kind);
+    return {buffers_.read<std::int64_t>("count", kind.batch, {}),
+            buffers_.read<std::int64_t>("emitted", kind.batch, {kind.plan.max_emitted()})};
+}
+
+Logprobs Backend::logprobs(const PassKind& kind) {
+    const std::int64_t emitted = kind.plan.max_emitted(), most = std::min(max_logprobs, capabilities_.vocab_size);
+    return {static_cast<std::size_t>(emitted), static_cast<std::size_t>(most),
+            buffers_.read<float>("chosen_logprob", kind.batch, {emitted}),
+            buffers_.read<std::int64_t>("top_ids", kind.batch, {emitted, most}),
+            buffers_.read<float>("top_logprobs", kind.batch, {emitted, most})};
+}
+
+}  // namespace pass

@@ -1,0 +1,110 @@
+// The graphs of a bundle over the slots of one device. The base class fills the buffers, a subclass runs the graphs.
+//
+// A backend knows nothing of sequences: the runner records which one is in a slot, and how much of it is cached. All
+// that a pass needs is in the buffers (written here, or by the graphs of the pass before) and in the KV cache. The
+// lengths that are kept here are those on the device; they only say which random numbers a slot needs next.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backends/buffers.h"
+#include "backends/capabilities.h"
+#include "backends/kv_cache.h"
+#include "backends/memory.h"
+#include "backends/noise_rows.h"
+#include "bundle/bindings.h"
+#include "bundle/manifest.h"
+#include "bundle/plan.h"
+
+namespace pass {
+
+// A pass: its plan, over the first `batch` slots, and the graphs that follow the trunk.
+struct PassKind {
+    Plan plan;
+    int batch = 1;
+    Sampler sampler = Sampler::greedy;
+    bool logprobs = false;
+};
+
+// Log-probabilities of the emitted tokens, `chosen` [b,E], and of the most likely tokens: `ids` and `values` [b,E,K].
+struct Logprobs {
+    std::size_t emitted = 0, most = 0;  // E, K
+    std::vector<float> chosen;
+    std::vector<std::int64_t> ids;
+    std::vector<float> values;
+};
+
+// A bundle on a device, with the slots 0 .. capabilities().slots()-1.
+class Backend {
+   public:
+    Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory);
+    virtual ~Backend() = default;
+    Backend(const Backend&) = delete;
+    Backend& operator=(const Backend&) = delete;
+
+    const Manifest& manifest() const { return manifest_; }
+    const Capabilities& capabilities() const { return capabilities_; }
+    // The present KV capacity in tokens.
+    virtual std::int64_t capacity() const { return cache_.capacity(); }
+
+    // The error that the device was lost with, null while it works.
+    std::exception_ptr failure() const { return memory_->failure(); }
+
+    // Make room for `capacity` tokens in every slot, keeping the first lengths[slot] of each. All or nothing.
+    virtual void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
+    // Copy the first `length` tokens in the KV cache of slot `source` into that of `target`.
+    void move(int source, int target, std::int64_t length) { cache_.move(source, target, length); }
+    // Set how the tokens of `slot` are sampled.
+    void set_sampling(int slot, const SamplingParams& params);
+    // Mask `slot`: the next passes emit nothing for it, and change nothing of its KV cache up to `length`.
+    void mask(int slot, std::int64_t length);
+    // Stage the window of `plan` in `slot`, after `length` cached tokens. A draft row without a draft gets the id V,
+    // which equals no token.
+    void stage(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
+               std::span<const std::int64_t> drafts = {});
+    // Write the K/V of `tokens` into `slot` after its first `length` tokens, by a window of `width` rows. Rows beyond
+    // the tokens are padding.
+    void prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width);
+    // One pass, trunk and tail, over the staged windows. Returns the tokens emitted for each slot, none for a masked
+    // one. The tail has then staged the windows of `kind.plan.next()`.
+    std::vector<std::vector<std::int64_t>> run(const PassKind& kind);
+    // Log-probabilities of the tokens that the last pass emitted, which must have been of this `kind`.
+    Logprobs logprobs(const PassKind& kind);
+
+    // The trunk alone over the staged windows: writes logits and K/V, and leaves the windows as they are.
+    virtual void run_trunk(const Plan& plan, int batch) = 0;
+    // The tail alone, on the logits that the trunk wrote.
+    virtual void run_tail(const PassKind& kind) = 0;
+
+   protected:
+    // What a pass over b slots emitted: `count` [b], of the tokens `emitted` [b,E].
+    struct Emitted {
+        std::vector<std::int64_t> count, emitted;
+    };
+
+    // Runs trunk and tail; returns what they emitted, in host memory.
+    virtual Emitted run_pass(const PassKind& kind);
+    // The trunk over the prefill window, on the KV cache of `slot`; only the K/V that it writes matter.
+    virtual void run_prefill(int slot, const Plan& plan) = 0;
+
+    const Manifest& manifest_;
+    Capabilities capabilities_;
+    std::unique_ptr<Memory> memory_;
+    BundleBindings bindings_;
+    Buffers buffers_;
+    KVCache cache_;
+
+   private:
+    void set_slot(int slot, std::int64_t length, bool active);
+    // Fill the noise rows of `slot` for every position that a pass of `plan` may draw at.
+    void cover_noise(int slot, const Plan& plan);
+
+    NoiseRows noise_;
+    std::vector<std::optional<std::int64_t>> lengths_;  // as the device has them; none for a masked slot
+};
+
+}  // namespace pass

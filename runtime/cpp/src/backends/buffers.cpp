@@ -1,0 +1,65 @@
+#include "backends/buffers.h"
+
+#include <algorithm>
+
+namespace pass {
+
+namespace {
+
+std::int64_t product(const Shape& shape) {
+    std::int64_t items = 1;
+    for (std::int64_t size : shape) items *= size;
+    return items;
+}
+
+}  // namespace
+
+std::byte* Buffers::at(const Binding& binding) {
+    const std::size_t item = item_size(binding.dtype);
+    if (binding.by_slot) return rows(binding.buffer, Shape(binding.shape.begin() + 1, binding.shape.end()), item);
+    std::byte* address = get(binding.buffer, binding.shape, product(binding.shape), item);
+    if (binding.constant && filled_.insert(address).second) {
+        memory_.upload(address, binding.constant->data(), binding.constant->size());
+    }
+    return address;
+}
+
+std::byte* Buffers::rows(const std::string& name, const Shape& shape, std::size_t item) {
+    Shape key{-1};
+    key.insert(key.end(), shape.begin(), shape.end());
+    return get(name, key, slots_ * product(shape), item);
+}
+
+void Buffers::write(const std::string& name, const Shape& shape, const std::vector<std::int64_t>& values) {
+    memory_.upload(get(name, shape, product(shape), sizeof(std::int64_t)), values.data(),
+                   values.size() * sizeof(std::int64_t));
+}
+
+void Buffers::write_part(const std::string& name, int slot, const Shape& shape, std::int64_t first,
+                         const std::vector<std::int64_t>& values) {
+    const std::size_t size = sizeof(std::int64_t), row = static_cast<std::size_t>(product(shape)) * size;
+    const std::size_t before = static_cast<std::size_t>(first) * (row / static_cast<std::size_t>(shape.front()));
+    std::byte* address = rows(name, shape, size) + static_cast<std::size_t>(slot) * row + before;
+    memory_.upload(address, values.data(), values.size() * size);
+}
+
+std::byte* Buffers::get(const std::string& name, const Shape& shape, std::int64_t items, std::size_t item) {
+    std::byte*& address = addresses_[{name, shape}];
+    if (address == nullptr) {
+        const std::size_t size = static_cast<std::size_t>(std::max<std::int64_t>(items, 1)) * item;
+        const bool passing = !shape.empty() && shape.front() == -1 && passing_.contains(name);
+        address = passing ? shared(name, size) : memory_.allocate(size);
+    }
+    return address;
+}
+
+std::byte* Buffers::shared(const std::string& name, std::size_t size) {
+    Block& there = largest_[name];
+    if (size > there.size) {
+        size = std::max(size, 2 * there.size);
+        there = {size, memory_.allocate(size)};
+    }
+    return there.address;
+}
+
+}  // namespace pass

@@ -1,0 +1,55 @@
+#include "backends/capabilities.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace pass {
+
+int Capabilities::batch_size(int wanted) const {
+    return *std::lower_bound(batch_sizes.begin(), batch_sizes.end(), wanted);
+}
+
+std::int64_t Capabilities::capacity(std::int64_t tokens) const {
+    const auto found = std::lower_bound(capacities.begin(), capacities.end(), tokens);
+    if (found != capacities.end()) return *found;
+    throw std::logic_error(std::to_string(tokens) + " tokens do not fit a KV capacity of " +
+                           std::to_string(max_capacity()));
+}
+
+bool Capabilities::allows(const std::vector<Plan>& plans) const {
+    if (!lookahead) return true;
+    std::vector<Plan> built;
+    for (const char* mode : {"ar", "two-pass", "fused"}) {
+        const Cycle cycle = make_cycle(mode, *lookahead);
+        built.insert(built.end(), cycle.plans.begin(), cycle.plans.end());
+    }
+    return std::all_of(plans.begin(), plans.end(),
+                       [&](const Plan& plan) { return std::find(built.begin(), built.end(), plan) != built.end(); });
+}
+
+std::vector<int> batch_sizes_up_to(int maximum) {
+    std::vector<int> sizes;
+    for (int size = 1; size < maximum; size *= 2) sizes.push_back(size);
+    sizes.push_back(maximum);
+    return sizes;
+}
+
+std::vector<std::int64_t> following_capacities(std::int64_t maximum) {
+    constexpr std::int64_t unit = 64;
+    std::vector<std::int64_t> sizes;
+    for (std::int64_t size = unit; size < maximum; size += std::max(unit, size / 8 / unit * unit)) {
+        sizes.push_back(size);
+    }
+    sizes.push_back(maximum);
+    return sizes;
+}
+
+std::vector<std::int64_t> doubling_capacities(std::int64_t maximum) {
+    std::vector<std::int64_t> sizes;
+    for (std::int64_t size = 256; size < maximum; size *= 2) sizes.push_back(size);
+    sizes.push_back(maximum);
+    return sizes;
+}
+
+}  // namespace pass

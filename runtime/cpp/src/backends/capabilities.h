@@ -1,0 +1,52 @@
+// How engines differ, as data.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bundle/plan.h"
+
+namespace pass {
+
+// N, the positions that a slot may need random numbers for, with a KV capacity of `capacity` tokens: the last row of a
+// window predicts the position after it, and a fused tail reads as far as a full group would reach.
+inline std::int64_t listed_positions(std::int64_t capacity) { return capacity + 1 + max_lookahead; }
+
+// What a backend can do.
+struct Capabilities {
+    std::string device;
+    std::int64_t vocab_size = 0;
+    std::vector<std::int64_t> capacities;  // KV capacities S in rising order
+    std::vector<int> prefill_widths;       // chunk widths Q in falling order, ending in 1
+    std::vector<int> batch_sizes;          // of passes, in rising order; the last is the number of slots
+    std::optional<int> lookahead{};        // the only number of drafts that plans may have, in full groups; none: any
+    int least_width = 1;                   // narrower windows are padded to it
+    std::int64_t listed = 0;  // N, the positions in the noise input of tails; 0: as many as max_capacity() needs
+
+    int slots() const { return batch_sizes.back(); }
+    std::int64_t max_capacity() const { return capacities.back(); }
+    // N, the positions that tails may read random numbers for.
+    std::int64_t positions() const { return listed > 0 ? listed : listed_positions(max_capacity()); }
+    // The smallest batch that covers the first `slots` slots.
+    int batch_size(int slots) const;
+    // The smallest KV capacity of at least `tokens`.
+    std::int64_t capacity(std::int64_t tokens) const;
+    // Tokens that a window of `width` rows writes into the KV cache, with its padding.
+    int padded_width(int width) const { return width > least_width ? width : least_width; }
+    // Whether there are engines for all of `plans`.
+    bool allows(const std::vector<Plan>& plans) const;
+    // The plan that verifies `drafts` drafts. It may have rows for more of them.
+    Plan verify_plan(int drafts) const { return pass::verify_plan(lookahead.value_or(drafts)); }
+};
+
+// 1, 2, 4, ... up to and including `maximum`.
+std::vector<int> batch_sizes_up_to(int maximum);
+// 64, 128, ... up to and including `maximum`, in steps of at most an eighth: attention on the CPU takes time for every
+// token of the capacity. Multiples of 64 make its sums round alike, however many tokens are masked.
+std::vector<std::int64_t> following_capacities(std::int64_t maximum);
+// 256, 512, ... up to and including `maximum`: few, since each needs CUDA graphs of its own.
+std::vector<std::int64_t> doubling_capacities(std::int64_t maximum);
+
+}  // namespace pass

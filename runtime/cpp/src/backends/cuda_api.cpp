@@ -1,0 +1,98 @@
+#include "backends/cuda_api.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <set>
+#include <vector>
+
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+constexpr int major_attribute = 75, minor_attribute = 76;  // cudaDevAttrComputeCapabilityMajor and -Minor
+constexpr std::size_t properties_size = 1 << 14;           // more than cudaDeviceProp of any version
+
+void* open_library() {
+    const char* named = std::getenv("PASS_CUDART");
+    if (named != nullptr && *named != '\0') return dlopen(named, RTLD_NOW | RTLD_NODELETE);
+    for (const char* name : {"libcudart.so.13", "libcudart.so.12", "libcudart.so"}) {
+        if (void* handle = dlopen(name, RTLD_NOW | RTLD_NODELETE)) return handle;
+    }
+    return nullptr;
+}
+
+template <class Result, class... Arguments>
+void find(void* handle, const char* name, std::function<Result(Arguments...)>& function) {
+    const auto found = reinterpret_cast<Result (*)(Arguments...)>(dlsym(handle, name));
+    if (found == nullptr) throw Error("the CUDA runtime has no " + std::string(name) + "; set PASS_CUDART to one");
+    function = found;
+}
+
+}  // namespace
+
+CudaApi CudaApi::open() {
+    void* handle = open_library();
+    if (handle == nullptr) {
+        throw Error("the CUDA runtime cannot be opened (" + std::string(dlerror()) +
+                    "); set PASS_CUDART to libcudart.so, or use --device cpu");
+    }
+    CudaApi api;
+    find(handle, "cudaGetDeviceCount", api.device_count);
+    find(handle, "cudaDeviceGetAttribute", api.device_attribute);
+    const bool versioned = dlsym(handle, "cudaGetDeviceProperties_v2") != nullptr;  // CUDA 12
+    find(handle, versioned ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties", api.device_properties);
+    find(handle, "cudaMemGetInfo", api.memory_info);
+    find(handle, "cudaMalloc", api.malloc);
+    find(handle, "cudaFree", api.free);
+    find(handle, "cudaMallocHost", api.malloc_host);
+    find(handle, "cudaFreeHost", api.free_host);
+    find(handle, "cudaMemsetAsync", api.memset_async);
+    find(handle, "cudaMemcpyAsync", api.memcpy_async);
+    find(handle, "cudaMemcpy2DAsync", api.memcpy_2d_async);
+    find(handle, "cudaStreamCreateWithFlags", api.stream_create);
+    find(handle, "cudaStreamDestroy", api.stream_destroy);
+    find(handle, "cudaStreamSynchronize", api.stream_synchronize);
+    find(handle, "cudaStreamBeginCapture", api.begin_capture);
+    find(handle, "cudaStreamEndCapture", api.end_capture);
+    find(handle, "cudaGraphInstantiate", api.graph_instantiate);
+    find(handle, "cudaGraphDestroy", api.graph_destroy);
+    find(handle, "cudaGraphExecDestroy", api.graph_exec_destroy);
+    find(handle, "cudaGraphLaunch", api.graph_launch);
+    find(handle, "cudaGetLastError", api.last_error);
+    find(handle, "cudaGetErrorString", api.error_string);
+    return api;
+}
+
+// As CUDA's documentation says: uncorrectable memory or link, contained, illegal address, launch timeout, context
+// destroyed, assert, the hardware's exceptions (stack, instruction, alignment, address space, program counter, launch
+// failure), a leak of tensor memory, another device's.
+bool CudaApi::lost(int code) {
+    static const std::set<int> codes{214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 911};
+    return codes.contains(code);
+}
+
+void CudaApi::check(int code) const {
+    if (code == 0) return;
+    if (lost(code)) {
+        throw DeviceLost("the GPU works no more for this process (CUDA error " + std::to_string(code) + ", " +
+                         error_string(code) + "); start it again");
+    }
+    throw Error("CUDA error " + std::to_string(code) + " (" + error_string(code) +
+                "); is the GPU visible to nvidia-smi?");
+}
+
+std::optional<Gpu> find_gpu(const CudaApi& api) {
+    int count = 0, major = 0, minor = 0;
+    if (api.device_count(&count) != 0 || count == 0) return std::nullopt;
+    std::vector<char> properties(properties_size);
+    if (api.device_attribute(&major, major_attribute, 0) != 0 ||
+        api.device_attribute(&minor, minor_attribute, 0) != 0 || api.device_properties(properties.data(), 0) != 0) {
+        return std::nullopt;
+    }
+    return Gpu{properties.data(), "sm" + std::to_string(major) + std::to_string(minor)};
+}
+
+}  // namespace pass

@@ -1,0 +1,57 @@
+#include "backends/kv_cache.h"
+
+#include "bundle/bindings.h"
+
+namespace pass {
+
+KVCache::KVCache(Memory& memory, const Manifest& manifest, int slots)
+    : memory_(memory), slots_(slots), heads_(manifest.model.kv_heads), head_dim_(manifest.model.head_dim) {
+    for (const Tensor& tensor : manifest.trunk.inputs) {
+        if (!tensor.name.starts_with(cache_prefix)) continue;
+        names_.push_back(tensor.name);
+        dtype_ = tensor.dtype;
+    }
+}
+
+std::size_t KVCache::token_bytes() const { return static_cast<std::size_t>(head_dim_) * item_size(dtype_); }
+
+std::byte* KVCache::place(std::size_t index, int slot) const {
+    return addresses_[index] + static_cast<std::size_t>(slot * heads_ * capacity_) * token_bytes();
+}
+
+void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
+    const auto heads = static_cast<std::size_t>(heads_);
+    const std::size_t old = static_cast<std::size_t>(capacity_) * token_bytes();
+    const std::size_t fresh = static_cast<std::size_t>(capacity) * token_bytes();
+    std::vector<std::byte*> grown;
+    grown.reserve(names_.size());
+    try {
+        while (grown.size() < names_.size()) {
+            grown.push_back(memory_.allocate(static_cast<std::size_t>(slots_) * heads * fresh));
+        }
+    } catch (...) {
+        for (std::byte* address : grown) memory_.free(address);
+        throw;
+    }
+    for (std::size_t i = 0; i < addresses_.size(); ++i) {
+        for (std::size_t slot = 0; slot < lengths.size(); ++slot) {
+            const std::size_t size = static_cast<std::size_t>(lengths[slot]) * token_bytes();
+            if (size == 0) continue;
+            memory_.copy_rows(grown[i] + slot * heads * fresh, fresh, addresses_[i] + slot * heads * old, old, size,
+                              heads);
+        }
+    }
+    addresses_.swap(grown);
+    capacity_ = capacity;
+    for (std::byte* address : grown) memory_.free(address);
+}
+
+void KVCache::move(int source, int target, std::int64_t length) {
+    const std::size_t pitch = static_cast<std::size_t>(capacity_) * token_bytes();
+    const std::size_t size = static_cast<std::size_t>(length) * token_bytes();
+    for (std::size_t i = 0; i < addresses_.size(); ++i) {
+        memory_.copy_rows(place(i, target), pitch, place(i, source), pitch, size, static_cast<std::size_t>(heads_));
+    }
+}
+
+}  // namespace pass

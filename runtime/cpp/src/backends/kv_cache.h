@@ -1,0 +1,48 @@
+// The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values.
+//
+// Slots are the outermost dimension: a pass over the first b slots is bound to the front of every tensor, and prefill
+// of one slot to that slot's part.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backends/memory.h"
+#include "bundle/manifest.h"
+
+namespace pass {
+
+class KVCache {
+   public:
+    KVCache(Memory& memory, const Manifest& manifest, int slots);
+
+    // S, the KV capacity in tokens; 0 until the first `resize`.
+    std::int64_t capacity() const { return capacity_; }
+    const std::string& dtype() const { return dtype_; }
+    // The names of these tensors among the trunk's inputs.
+    const std::vector<std::string>& names() const { return names_; }
+    // The shape of every tensor, as a pass over `slots` slots sees it.
+    std::array<std::int64_t, 4> shape(int slots) const { return {slots, heads_, capacity_, head_dim_}; }
+    // The address where the part of `slot` begins in tensor `index`.
+    std::byte* place(std::size_t index, int slot) const;
+    // Move the first lengths[slot] tokens of every slot into tensors of `capacity` tokens. Where memory runs out, the
+    // cache stays as it was.
+    void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
+    // Copy the first `length` tokens of slot `source` into slot `target`.
+    void move(int source, int target, std::int64_t length);
+
+   private:
+    std::size_t token_bytes() const;  // of one head, for one token
+
+    Memory& memory_;
+    int slots_;
+    std::vector<std::string> names_;
+    std::string dtype_;
+    std::int64_t heads_, head_dim_, capacity_ = 0;
+    std::vector<std::byte*> addresses_;
+};
+
+}  // namespace pass

@@ -1,0 +1,82 @@
+#include "backends/memory.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace pass {
+
+namespace {
+
+constexpr std::size_t alignment = 64;  // a cache line, which is enough for vector instructions
+
+}  // namespace
+
+Error out_of_memory() {
+    return Error("there is no memory: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
+}
+
+Error out_of_memory(std::size_t size) {
+    char more[64];
+    std::snprintf(more, sizeof more, "%.1f", static_cast<double>(size) / (1 << 20));
+    return Error("there is no memory for " + std::string(more) +
+                 " MiB more: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
+}
+
+HostMemory::~HostMemory() {
+    for (const auto& [address, block] : blocks_) release(block);
+}
+
+std::byte* HostMemory::allocate(std::size_t size) {
+    const std::size_t padded = size + alignment;
+    // The system backs calloc's pages with memory only when they are written.
+    void* block = allocator_ ? allocator_->allocate(padded) : std::calloc(padded, 1);
+    if (block == nullptr) throw out_of_memory(size);
+    if (allocator_) std::memset(block, 0, padded);
+    const std::size_t offset = reinterpret_cast<std::uintptr_t>(block) % alignment;
+    std::byte* address = static_cast<std::byte*>(block) + (offset == 0 ? 0 : alignment - offset);
+    try {
+        blocks_.emplace(address, block);
+    } catch (...) {
+        release(block);
+        throw;
+    }
+    return address;
+}
+
+void HostMemory::free(std::byte* address) {
+    const auto found = blocks_.find(address);
+    if (found == blocks_.end()) return;
+    release(found->second);
+    blocks_.erase(found);
+}
+
+void HostMemory::release(void* block) {
+    if (allocator_) {
+        allocator_->free(block);
+    } else {
+        std::free(block);
+    }
+}
+
+void HostMemory::upload(std::byte* address, const void* host, std::size_t size) {
+    if (size != 0) std::memcpy(address, host, size);
+}
+
+void HostMemory::download(void* host, const std::byte* address, std::size_t size) {
+    if (size != 0) std::memcpy(host, address, size);
+}
+
+void HostMemory::copy_rows(std::byte* target, std::size_t pitch, const std::byte* source, std::size_t source_pitch,
+                           std::size_t size, std::size_t rows) {
+    for (std::size_t row = 0; row < rows; ++row) std::memcpy(target + row * pitch, source + row * source_pitch, size);
+}
+
+std::size_t item_size(const std::string& dtype) {
+    if (dtype == "int64") return 8;
+    if (dtype == "float32") return 4;
+    return dtype == "bool" ? 1 : 2;
+}
+
+}  // namespace pass

@@ -1,0 +1,127 @@
+#include "backends/ort/backend.h"
+
+#include <cstring>
+
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+constexpr int logprobs_graph = -1;  // in place of a sampler
+
+bool on_cpu(const Device& device) { return std::strcmp(device.name, "cpu") == 0; }
+
+Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {
+    if (manifest.model.dtype == "bfloat16") {
+        throw Error("bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or fp32");
+    }
+    const std::int64_t most = options.capacity.value_or(manifest.model.max_capacity);
+    if (most > manifest.model.max_capacity) {
+        throw Error("capacity " + std::to_string(most) + " is more than the " +
+                    std::to_string(manifest.model.max_capacity) + " tokens of the model");
+    }
+    return {device.name,
+            manifest.model.vocab_size,
+            on_cpu(device) ? following_capacities(most) : doubling_capacities(most),
+            {256, 64, 16, 1},
+            batch_sizes_up_to(options.max_batch_size)};
+}
+
+}  // namespace
+
+OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options)
+    : OrtBackend(std::move(bundle), manifest, options, [&] {
+          std::shared_ptr<const OrtLibrary> library = OrtLibrary::open(options.onnxruntime);
+          const Device& device = choose_device(*library, options.device);
+          register_plugin(*library, device, options);
+          return Engine{std::move(library), &device};
+      }()) {}
+
+OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
+                       Engine engine)
+    : Backend(manifest, capabilities_of(manifest, options, *engine.device),
+              open_memory(*engine.device, options.allocator)),
+      bundle_(std::move(bundle)),
+      engine_(std::move(engine)) {
+    // On other devices every tail has a copy of its own.
+    if (on_cpu(*engine_.device)) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
+    const std::filesystem::path trunk = bundle_ / manifest_.trunk_file(engine_.device->name);
+    trunk_ = std::make_unique<OrtGraph>(engine_.library, *engine_.device, trunk, options.threads, nullptr);
+    trunk_->check(manifest_.trunk, &manifest_);
+}
+
+void OrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
+    Backend::resize(capacity, lengths);
+    bound_trunks_.clear();
+    bound_prefills_.clear();
+}
+
+void OrtBackend::run_bound(const BoundGraph& bound) {
+    try {
+        bound.run();
+    } catch (const Error&) {
+        memory_->check_device();
+        throw;
+    }
+}
+
+void OrtBackend::run_trunk(const Plan& plan, int batch) {
+    run_bound(bound_trunks_.get({plan.name, batch}, [&](int cuda_graph) {
+        return bind_trunk(cuda_graph, bindings_.trunk(plan, batch), 0, batch);
+    }));
+}
+
+void OrtBackend::run_prefill(int slot, const Plan& plan) {
+    run_bound(bound_prefills_.get({plan.width(), slot}, [&](int cuda_graph) {
+        return bind_trunk(cuda_graph, bindings_.trunk(plan, 1, true), slot, 1);
+    }));
+}
+
+void OrtBackend::run_tail(const PassKind& kind) {
+    run_bound(bound_tails_.get({kind.plan.name, static_cast<int>(kind.sampler), kind.batch}, [&](int cuda_graph) {
+        return bind(cuda_graph, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
+                    bindings_.tail(kind.plan, kind.sampler, kind.batch));
+    }));
+    if (!kind.logprobs) return;
+    run_bound(bound_tails_.get({kind.plan.name, logprobs_graph, kind.batch}, [&](int cuda_graph) {
+        return bind(cuda_graph, tail_graph(manifest_.logprobs), bindings_.logprobs(kind.plan, kind.batch));
+    }));
+}
+
+BoundGraph OrtBackend::bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings) {
+    std::vector<BoundTensor> inputs, outputs;
+    for (const Binding& one : bindings.inputs) inputs.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
+    for (const Binding& one : bindings.outputs) outputs.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
+    return {graph, inputs, outputs, cuda_graph};
+}
+
+// Past and present are the same memory: without that, every pass would copy the cache.
+BoundGraph OrtBackend::bind_trunk(int cuda_graph, const Bindings& bindings, int slot, int batch) {
+    std::vector<BoundTensor> inputs, outputs;
+    for (const Binding& one : bindings.inputs) inputs.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
+    for (const Binding& one : bindings.outputs) outputs.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
+    const std::array<std::int64_t, 4> shape = cache_.shape(batch);
+    for (std::size_t i = 0; i < cache_.names().size(); ++i) {
+        const std::string& past = cache_.names()[i];
+        const std::string present = present_prefix + past.substr(std::strlen(cache_prefix));
+        const std::vector<std::int64_t> sizes(shape.begin(), shape.end());
+        inputs.push_back({past, cache_.dtype(), sizes, cache_.place(i, slot)});
+        outputs.push_back({present, cache_.dtype(), sizes, cache_.place(i, slot)});
+    }
+    return {*trunk_, inputs, outputs, cuda_graph};
+}
+
+// A tail runs on one thread: a second thread pool would spin on the cores that the trunk's next pass needs.
+const OrtGraph& OrtBackend::tail_graph(const Graph& graph) {
+    std::unique_ptr<OrtGraph>& tail = tails_[graph.file];
+    if (tail == nullptr) {
+        auto opened =
+            std::make_unique<OrtGraph>(engine_.library, *engine_.device, bundle_ / graph.file, 1, shared_.get());
+        opened->check(graph);
+        tail = std::move(opened);
+    }
+    return *tail;
+}
+
+}  // namespace pass

@@ -1,0 +1,54 @@
+// The ONNX Runtime backend: trunk and tails bound to buffers that stay on the device.
+//
+// One ONNX Runtime session of a graph serves every window width and batch size; its bindings are cached by plan and
+// batch.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "backends/backend.h"
+#include "backends/ort/bound_graphs.h"
+#include "backends/ort/session.h"
+
+namespace pass {
+
+class OrtBackend : public Backend {
+   public:
+    // Throws Error where the device is missing or a graph cannot be loaded.
+    OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options);
+
+    void resize(std::int64_t capacity, std::span<const std::int64_t> lengths) override;
+    void run_trunk(const Plan& plan, int batch) override;
+    void run_tail(const PassKind& kind) override;
+
+   protected:
+    void run_prefill(int slot, const Plan& plan) override;
+
+   private:
+    // What the constructor of the base class needs.
+    struct Engine {
+        std::shared_ptr<const OrtLibrary> library;
+        const Device* device;
+    };
+
+    OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Engine engine);
+
+    void run_bound(const BoundGraph& bound);
+    BoundGraph bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings);
+    BoundGraph bind_trunk(int cuda_graph, const Bindings& bindings, int slot, int batch);
+    const OrtGraph& tail_graph(const Graph& graph);
+
+    std::filesystem::path bundle_;
+    Engine engine_;
+    std::unique_ptr<SharedTensors> shared_;
+    std::unique_ptr<OrtGraph> trunk_;
+    std::map<std::string, std::unique_ptr<OrtGraph>> tails_;      // by file
+    BoundGraphs<std::pair<std::string, int>> bound_trunks_;       // by plan and batch, for the present KV cache
+    BoundGraphs<std::pair<int, int>> bound_prefills_;             // by width and slot, for the present KV cache
+    BoundGraphs<std::tuple<std::string, int, int>> bound_tails_;  // by plan, sampler (-1: log-probabilities) and batch
+};
+
+}  // namespace pass

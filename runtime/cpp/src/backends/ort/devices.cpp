@@ -1,0 +1,147 @@
+#include "backends/ort/devices.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "backends/cuda.h"
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+constexpr const char* rtx_plugin = "NvTensorRTRTXExecutionProvider";
+
+const std::vector<Device>& devices() {
+    static const std::vector<Device> known{
+        {"cpu", "CPUExecutionProvider", "Cpu", false, {{}}},
+        // A graph with a node on the CPU cannot be captured. TF32 would cost fp32 its exactness.
+        {"cuda",
+         "CUDAExecutionProvider",
+         "Cuda",
+         false,
+         {{{"enable_cuda_graph", "1"}, {"use_tf32", "0"}}, {{"use_tf32", "0"}}}},
+        {"tensorrt-rtx-ep", rtx_plugin, "Cuda", true, {{{"enable_cuda_graph", "1"}}, {}}},
+    };
+    return known;
+}
+
+bool has_provider(const OrtLibrary& library, const char* provider) {
+    const std::vector<std::string> names = library.providers();
+    return std::find(names.begin(), names.end(), provider) != names.end();
+}
+
+std::string plugin_path(const LoadOptions& options) {
+    if (!options.plugin.empty()) return options.plugin.string();
+    const char* named = std::getenv("PASS_TENSORRT_RTX_PLUGIN");
+    return named == nullptr ? "" : named;
+}
+
+}  // namespace
+
+const Device& choose_device(const OrtLibrary& library, const std::string& name) {
+    const std::string wanted = name != "auto" ? name : has_provider(library, devices()[1].provider) ? "cuda" : "cpu";
+    for (const Device& device : devices()) {
+        if (wanted != device.name) continue;
+        if (!device.plugin && !has_provider(library, device.provider)) {
+            throw Error("this onnxruntime has no " + std::string(device.provider) +
+                        ": set PASS_ONNXRUNTIME to the libonnxruntime.so of onnxruntime-gpu, or use --device cpu");
+        }
+        return device;
+    }
+    throw Error("unknown device '" + name +
+                "': choose one of auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep");
+}
+
+#if ORT_API_VERSION >= 22
+
+void register_plugin(const OrtLibrary& library, const Device& device, const LoadOptions& options) {
+    if (!device.plugin) return;
+    const std::string path = plugin_path(options);
+    if (path.empty()) {
+        throw Error("device " + std::string(device.name) +
+                    " needs ONNX Runtime's plugin for it: set PASS_TENSORRT_RTX_PLUGIN to its library, or use --device "
+                    "cpu");
+    }
+    // The plugin has no search path for its libraries, so they are opened before it.
+    for (const std::filesystem::path& needed : options.plugin_libraries) {
+        if (dlopen(needed.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE) == nullptr) {
+            throw Error("the plugin's library cannot be opened: " + std::string(dlerror()));
+        }
+    }
+    // A process registers a plugin once; another session may have done it.
+    OrtStatus* status =
+        library.api().RegisterExecutionProviderLibrary(library.environment(), path.c_str(), path.c_str());
+    if (status != nullptr && std::strstr(library.api().GetErrorMessage(status), "already") != nullptr) {
+        library.api().ReleaseStatus(status);
+        return;
+    }
+    library.check(status, "onnxruntime cannot register the plugin " + path);
+}
+
+namespace {
+
+void append_plugin(const OrtLibrary& library, OrtSessionOptions* session_options, const Device& device,
+                   const std::vector<const char*>& keys, const std::vector<const char*>& values) {
+    const OrtApi& api = library.api();
+    const OrtEpDevice* const* found = nullptr;
+    std::size_t count = 0;
+    library.check(api.GetEpDevices(library.environment(), &found, &count), "onnxruntime cannot list devices");
+    for (std::size_t i = 0; i < count; ++i) {
+        if (std::strcmp(api.EpDevice_EpName(found[i]), device.provider) != 0) continue;
+        library.check(api.SessionOptionsAppendExecutionProvider_V2(session_options, library.environment(), &found[i], 1,
+                                                                   keys.data(), values.data(), keys.size()),
+                      "onnxruntime cannot use " + std::string(device.provider));
+        return;
+    }
+    throw Error("the plugin found no GPU for " + std::string(device.provider) +
+                " (is it visible to nvidia-smi?); use --device cpu");
+}
+
+}  // namespace
+
+#else
+
+void register_plugin(const OrtLibrary&, const Device& device, const LoadOptions&) {
+    if (device.plugin) throw Error("this libpass was built with headers that know no plugins; use --device cpu");
+}
+
+namespace {
+
+void append_plugin(const OrtLibrary&, OrtSessionOptions*, const Device&, const std::vector<const char*>&,
+                   const std::vector<const char*>&) {}
+
+}  // namespace
+
+#endif
+
+void append_provider(const OrtLibrary& library, OrtSessionOptions* session_options, const Device& device,
+                     const ProviderOptions& attempt) {
+    const OrtApi& api = library.api();
+    std::vector<const char*> keys, values;
+    for (const auto& [key, value] : attempt) {
+        keys.push_back(key);
+        values.push_back(value);
+    }
+    if (device.plugin) {
+        append_plugin(library, session_options, device, keys, values);
+    } else if (std::strcmp(device.name, "cuda") == 0) {
+        OrtCUDAProviderOptionsV2* made = nullptr;
+        library.check(api.CreateCUDAProviderOptions(&made), "onnxruntime cannot use CUDA");
+        const Owned<OrtCUDAProviderOptionsV2> cuda(made, api.ReleaseCUDAProviderOptions);
+        library.check(api.UpdateCUDAProviderOptions(made, keys.data(), values.data(), keys.size()),
+                      "onnxruntime cannot use CUDA");
+        library.check(api.SessionOptionsAppendExecutionProvider_CUDA_V2(session_options, made),
+                      "onnxruntime could not start CUDAExecutionProvider (is the GPU visible?); use --device cpu");
+    }
+}
+
+std::unique_ptr<Memory> open_memory(const Device& device, std::shared_ptr<Allocator> allocator) {
+    if (std::strcmp(device.memory, "Cpu") == 0) return std::make_unique<HostMemory>(std::move(allocator));
+    return std::make_unique<Cuda>(CudaApi::open());
+}
+
+}  // namespace pass

@@ -1,0 +1,52 @@
+// The part of TensorRT that the backend calls. nvinfer.cpp implements it with NVIDIA's headers; tests have a fake.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "backends/buffers.h"
+
+namespace pass {
+
+// An execution context. Functions return false where TensorRT reports an error.
+class TrtContext {
+   public:
+    virtual ~TrtContext() = default;
+    virtual void set_scratch(std::byte* address, std::int64_t size) = 0;
+    virtual bool set_profile(int index, void* stream) = 0;
+    virtual bool set_shape(const std::string& input, const Shape& shape) = 0;
+    virtual bool set_address(const std::string& tensor, std::byte* address) = 0;
+    // Whether the next run can be captured as a CUDA graph. TensorRT-RTX reports it; with TensorRT these operators
+    // always can.
+    virtual bool capturable(void* stream) = 0;
+    virtual bool enqueue(void* stream) = 0;
+};
+
+// A deserialized engine. Its contexts must be destroyed before it.
+class TrtPlan {
+   public:
+    virtual ~TrtPlan() = default;
+    virtual std::int64_t scratch_size() const = 0;
+    virtual int profiles() const = 0;
+    // Output -> the input whose memory it shares; none with headers before TensorRT 10.15, which cannot query it.
+    virtual std::optional<std::map<std::string, std::string>> aliases() const = 0;
+    // A context without scratch memory, which the caller sets; null where memory runs out.
+    virtual std::unique_ptr<TrtContext> create_context() = 0;
+};
+
+// The library with a TensorRT runtime. It must outlive its plans.
+class TrtApi {
+   public:
+    virtual ~TrtApi() = default;
+    // The version in the form that `pass-export build` writes: "10.15.1.29".
+    virtual std::string version() const = 0;
+    // Null where these bytes are no engine for this library and this GPU.
+    virtual std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) = 0;
+};
+
+}  // namespace pass

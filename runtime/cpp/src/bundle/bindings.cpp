@@ -1,0 +1,140 @@
+#include "bundle/bindings.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+template <class Value>
+std::shared_ptr<const Bytes> bytes_of(const std::vector<Value>& values) {
+    auto bytes = std::make_shared<Bytes>(values.size() * sizeof(Value));
+    if (!values.empty()) std::memcpy(bytes->data(), values.data(), bytes->size());
+    return bytes;
+}
+
+}  // namespace
+
+const char* name_of(Sampler sampler) {
+    switch (sampler) {
+        case Sampler::greedy: return "greedy";
+        case Sampler::sample: return "sample";
+        default: return "truncated";
+    }
+}
+
+std::set<std::string> BundleBindings::passing() const {
+    std::set<std::string> found;
+    const auto add = [&](const Graph& graph) {
+        for (const Tensor& output : graph.outputs) {
+            const auto is_fed = [&](const auto& feed) { return feed.first == output.name; };
+            if (std::none_of(manifest_.feeds.begin(), manifest_.feeds.end(), is_fed)) found.insert(output.name);
+        }
+    };
+    add(manifest_.trunk);
+    add(manifest_.logprobs);
+    for (const PlanInfo& plan : manifest_.plans) {
+        for (const auto& [sampler, tail] : plan.tails) add(tail);
+    }
+    return found;
+}
+
+// The constants that the manifest lists for `plan`, else computed ones.
+BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
+    const auto listed = std::find_if(manifest_.plans.begin(), manifest_.plans.end(),
+                                     [&](const PlanInfo& info) { return info.name == plan.name; });
+    const PlanConstants found =
+        listed != manifest_.plans.end() ? listed->constants : constants_of(plan, manifest_.model.vocab_size);
+    return {
+        {"row_position", bytes_of(found.row_position)}, {"window_mask", bytes_of(found.window_mask)},
+        {"logit_rows", bytes_of(found.logit_rows)},     {"lookahead_rows", bytes_of(found.lookahead_rows)},
+        {"draft_rows", bytes_of(found.draft_rows)},     {"lookahead_ids", bytes_of(found.lookahead_ids)},
+    };
+}
+
+Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const {
+    Constants known = constants(plan);
+    const int width = window(plan);
+    if (width > plan.width()) {  // padding after the window, whose results are not read
+        Constants padded = constants(prefill_plan(width));
+        padded["logit_rows"] = known["logit_rows"];
+        known = std::move(padded);
+    }
+    if (prefill) known.erase("logit_rows");
+    const Sizes sizes{{"batch", batch},
+                      {"width", width},
+                      {"logit_rows", prefill ? 1 : plan.width()},
+                      {"lookahead_rows", width > plan.width() ? 0 : plan.lookahead_rows()}};
+    const std::string scope = prefill ? prefill_scope : "";
+    Bindings found;
+    for (const Tensor& tensor : manifest_.trunk.inputs) {
+        if (!tensor.name.starts_with(cache_prefix)) found.inputs.push_back(bind(tensor, sizes, plan, known, scope));
+    }
+    for (const Tensor& tensor : manifest_.trunk.outputs) {
+        if (!tensor.name.starts_with(present_prefix)) found.outputs.push_back(bind(tensor, sizes, plan, {}, scope));
+    }
+    return found;
+}
+
+const Graph& BundleBindings::tail_graph(const Plan& plan, Sampler sampler) const {
+    const Graph* tail = manifest_.plan(plan.tail()).tail(name_of(sampler));
+    if (tail == nullptr) throw Error("the plan " + plan.tail() + " has no tail " + name_of(sampler));
+    return *tail;
+}
+
+Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch) const {
+    const Graph& graph = tail_graph(plan, sampler);
+    const Constants known = constants(plan);
+    const Sizes sizes{{"batch", batch},
+                      {"positions", positions_},
+                      {"width", plan.width()},
+                      {"lookahead_rows", plan.lookahead_rows()}};
+    Bindings found;
+    for (const Tensor& tensor : graph.inputs) found.inputs.push_back(bind(widened(tensor, plan), sizes, plan, known));
+    for (const Tensor& tensor : graph.outputs) found.outputs.push_back(bind(widened(tensor, plan), sizes, plan, {}));
+    return found;
+}
+
+Tensor BundleBindings::widened(const Tensor& tensor, const Plan& plan) const {
+    const bool next = tensor.name == "next_ids";
+    if (!next && tensor.name != "input_ids") return tensor;
+    const Plan of = next ? plan.next() : plan;
+    if (tensor.shape[1] != Dimension(std::int64_t{of.width()})) return tensor;
+    Tensor found = tensor;
+    found.shape[1] = std::int64_t{window(of)};
+    return found;
+}
+
+Bindings BundleBindings::logprobs(const Plan& plan, int batch) const {
+    const Sizes sizes{{"batch", batch}, {"width", plan.width()}, {"max_emitted", plan.max_emitted()}};
+    Bindings found;
+    for (const Tensor& tensor : manifest_.logprobs.inputs) found.inputs.push_back(bind(tensor, sizes, plan, {}));
+    for (const Tensor& tensor : manifest_.logprobs.outputs) found.outputs.push_back(bind(tensor, sizes, plan, {}));
+    return found;
+}
+
+Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
+                             const std::string& scope) const {
+    Binding found{tensor.name, "", {}, tensor.dtype, false, nullptr};
+    for (const Dimension& size : tensor.shape) {
+        const auto* name = std::get_if<std::string>(&size);
+        if (name != nullptr && sizes.find(*name) == sizes.end()) {
+            throw Error(tensor.name + " has a dimension " + *name + " that this version does not know; export again");
+        }
+        found.shape.push_back(name != nullptr ? sizes.at(*name) : std::get<std::int64_t>(size));
+    }
+    if (const auto constant = constants.find(tensor.name); constant != constants.end()) {
+        found.buffer = scope + plan.name + "." + tensor.name;
+        found.constant = constant->second;
+        return found;
+    }
+    const std::string* fed = manifest_.fed(tensor.name);
+    found.buffer = scope + (fed != nullptr ? *fed : tensor.name);
+    found.by_slot = scope.empty() && !tensor.shape.empty() && tensor.shape.front() == Dimension("batch");
+    return found;
+}
+
+}  // namespace pass

@@ -1,0 +1,27 @@
+// Random numbers as a function of seed and position: the offsets that the host writes for a tail. As
+// pass_runtime/bundle/noise.py.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace pass {
+
+using Words4 = std::array<std::uint32_t, 4>;
+using Words2 = std::array<std::uint32_t, 2>;
+
+// Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+Words4 philox4x32(Words4 counter, Words2 key);
+
+// The noise inputs of tails, each with random numbers of its own; only the rejection rule has the second and third.
+inline const std::array<std::string, 3> noise_streams{"noise_offsets", "accept_offsets", "draft_offsets"};
+
+inline constexpr const char* noise_tables_file = "tail.noise.data";
+inline constexpr int noise_row = 16;  // entries in a row of the tables
+
+// Fill `offsets` [N,2] with the row offsets of N positions from `first` on, for the input noise_streams[stream].
+void noise_offsets(std::uint64_t seed, std::uint32_t stream, std::int64_t first, std::span<std::int64_t> offsets);
+
+}  // namespace pass

@@ -1,0 +1,163 @@
+#include "bundle/plan.h"
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <string_view>
+
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+int checked(int lookahead) {
+    if (lookahead < 1 || lookahead > max_lookahead) {
+        throw Error("look-ahead must be 1 to " + std::to_string(max_lookahead) + ", not " + std::to_string(lookahead));
+    }
+    return lookahead;
+}
+
+std::string joined(const std::vector<int>& sizes) {
+    std::string text;
+    for (int size : sizes) text += (text.empty() ? "" : ",") + std::to_string(size);
+    return text;
+}
+
+std::vector<int> parse_sizes(std::string_view shape) {
+    std::vector<int> sizes;
+    for (std::size_t begin = 0; begin <= shape.size();) {
+        const std::size_t end = std::min(shape.find(',', begin), shape.size());
+        int size = 0;
+        const char* last = shape.data() + end;
+        const auto [stop, error] = std::from_chars(shape.data() + begin, last, size);
+        if (error != std::errc() || stop != last) {
+            throw Error("fused:" + std::string(shape) + " must list group sizes, as in fused:4,3,2,2,1");
+        }
+        sizes.push_back(size);
+        begin = end + 1;
+    }
+    return sizes;
+}
+
+// A row of a window: the index of the row that it follows, and its distance from the root.
+struct Row {
+    int parent;
+    int depth;
+};
+
+std::vector<Row> rows_of(const Plan& plan) {
+    std::vector<Row> rows{{-1, 0}};
+    for (int i = 0; i < plan.drafts; ++i) rows.push_back({i, i + 1});
+    for (std::size_t prefix = 0; prefix < plan.groups.size(); ++prefix) {
+        int parent = static_cast<int>(prefix);
+        for (int i = 0; i < plan.groups[prefix]; ++i) {
+            rows.push_back({parent, static_cast<int>(prefix) + 1 + i});
+            parent = static_cast<int>(rows.size()) - 1;
+        }
+    }
+    return rows;
+}
+
+}  // namespace
+
+int Plan::lookahead_rows() const { return std::accumulate(groups.begin(), groups.end(), 0); }
+
+Plan Plan::next() const {
+    if (is_fused() || width() == 1) return *this;
+    return groups.empty() ? draft_plan(drafts) : verify_plan(groups.front());
+}
+
+Plan ar_plan() { return {"ar", 0, {}}; }
+
+Plan draft_plan(int lookahead) { return {"draft-" + std::to_string(checked(lookahead)), 0, {lookahead}}; }
+
+Plan verify_plan(int lookahead) { return {"verify-" + std::to_string(checked(lookahead)), lookahead, {}}; }
+
+Plan prefill_plan(int width) { return {"prefill-" + std::to_string(width), width - 1, {}}; }
+
+Plan fused_plan(const std::vector<int>& groups) {
+    const int drafts = checked(static_cast<int>(groups.size()) - 1);
+    const bool sized = std::all_of(groups.begin(), groups.end(), [&](int size) { return size >= 0 && size <= drafts; });
+    if (!sized || groups.front() == 0) {
+        const std::string most = std::to_string(drafts);
+        throw Error("fused:" + joined(groups) + " has " + most + " draft rows, so the first group must have 1 to " +
+                    most + " rows and the others 0 to " + most);
+    }
+    const bool full = std::all_of(groups.begin(), groups.end(), [&](int size) { return size == drafts; });
+    return {full ? "fused-" + std::to_string(drafts) : "fused:" + joined(groups), drafts, groups};
+}
+
+PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
+    const std::vector<Row> rows = rows_of(plan);
+    const std::size_t width = rows.size();
+    PlanConstants found;
+    found.window_mask.assign(width * width, 0);
+    for (std::size_t i = 0; i < width; ++i) {
+        found.row_position.push_back(rows[i].depth);
+        found.logit_rows.push_back(static_cast<std::int64_t>(i));
+        std::uint8_t* seen = &found.window_mask[i * width];
+        if (rows[i].parent >= 0) {  // a parent has a lower index than its children
+            const std::uint8_t* above = &found.window_mask[static_cast<std::size_t>(rows[i].parent) * width];
+            std::copy(above, above + width, seen);
+        }
+        seen[i] = 1;
+    }
+    for (int row = plan.width() - plan.lookahead_rows(); row < plan.width(); ++row) found.lookahead_rows.push_back(row);
+    for (int size : plan.groups) {
+        for (int i = 0; i < size; ++i) found.lookahead_ids.push_back(vocab_size + i);
+    }
+    if (plan.is_fused()) {
+        std::int64_t row = 1 + plan.drafts;
+        for (int size : plan.groups) {
+            for (int i = 0; i < plan.drafts; ++i) found.draft_rows.push_back(i < size ? row + i : 0);
+            row += size;
+        }
+    }
+    return found;
+}
+
+int Cycle::lookahead() const {
+    int most = 0;
+    for (const Plan& plan : plans) most = std::max(most, plan.drafts);
+    return most;
+}
+
+bool Cycle::contains(const Plan& plan) const { return std::find(plans.begin(), plans.end(), plan) != plans.end(); }
+
+int Cycle::reach(const Plan& first) const {
+    int most = 0, passes = 0;
+    for (auto plan = std::find(plans.begin(), plans.end(), first); plan != plans.end(); ++plan) {
+        most = std::max(most, passes++ + plan->width());
+    }
+    return most;
+}
+
+Cycle Cycle::narrower() const {
+    const int drafts = lookahead() - 1;
+    if (drafts < 1 || !name.starts_with("fused:")) return make_cycle(name, std::max(drafts, 0));
+    std::vector<int> sizes(plans.front().groups.begin(), plans.front().groups.end() - 1);
+    for (int& size : sizes) size = std::min(size, drafts);
+    return fused_cycle(sizes);
+}
+
+Cycle make_cycle(const std::string& mode, int lookahead) {
+    const bool shaped = mode.starts_with("fused:");
+    if (shaped && lookahead > 0) return fused_cycle(parse_sizes(std::string_view(mode).substr(6)));
+    if (!shaped && mode != "ar" && mode != "two-pass" && mode != "fused") {
+        throw Error("unknown plan '" + mode +
+                    "': choose one of ar, two-pass, fused, auto, or fused:4,3,2,2,1 and so on");
+    }
+    if (mode == "ar" || lookahead == 0) return {"ar", {ar_plan()}};
+    if (mode == "fused") return fused_cycle(std::vector<int>(static_cast<std::size_t>(lookahead) + 1, lookahead));
+    return {mode, {draft_plan(lookahead), verify_plan(lookahead)}};
+}
+
+Cycle fused_cycle(const std::vector<int>& groups) {
+    Plan plan = fused_plan(groups);
+    const bool full = plan.name == plan.tail();
+    std::string name = full ? "fused" : plan.name;
+    return {std::move(name), {std::move(plan)}};
+}
+
+}  // namespace pass

@@ -1,0 +1,111 @@
+#include "bundle/remembered.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <optional>
+
+#include "bundle/sha256.h"
+
+namespace pass {
+
+namespace {
+
+constexpr const char* file_name = "hashes.txt";
+constexpr std::size_t most = 4096;  // how many lines are kept, the newest ones
+constexpr std::int64_t settled =
+    2 * 1000000000L;  // nanoseconds since its last change from which on a file's hash is kept
+
+std::int64_t nanoseconds(const timespec& time) { return std::int64_t{time.tv_sec} * 1000000000L + time.tv_nsec; }
+
+std::string environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+// PASS_CACHE, else pass-toolkit under the user's cache directory; empty where there is none.
+std::filesystem::path cache_directory() {
+    if (const std::string own = environment("PASS_CACHE"); !own.empty()) return own;
+    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty()) {
+        return std::filesystem::path(base) / "pass-toolkit";
+    }
+    const std::string home = environment("HOME");
+    return home.empty() ? std::filesystem::path() : std::filesystem::path(home) / ".cache" / "pass-toolkit";
+}
+
+struct Identity {
+    std::string text;
+    std::int64_t changed = 0;
+};
+
+std::optional<Identity> identity_of(const std::filesystem::path& path) {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+    const std::int64_t content = nanoseconds(status.st_mtim), anything = nanoseconds(status.st_ctim);
+    return Identity{std::to_string(status.st_dev) + " " + std::to_string(status.st_ino) + " " +
+                        std::to_string(status.st_size) + " " + std::to_string(content) + " " + std::to_string(anything),
+                    std::max(content, anything)};
+}
+
+}  // namespace
+
+Remembered::Remembered() {
+    const std::filesystem::path directory = cache_directory();
+    if (directory.empty()) return;
+    std::ifstream file(directory / file_name);
+    for (std::string line; std::getline(file, line);) {
+        const std::size_t space = line.rfind(' ');
+        if (space == std::string::npos) continue;
+        lines_.emplace_back(line.substr(0, space), line.substr(space + 1));
+        known_[lines_.back().first] = lines_.back().second;
+    }
+}
+
+bool Remembered::matches(const std::filesystem::path& path, const std::string& sha256) {
+    const std::optional<Identity> before = identity_of(path);
+    if (before) {
+        const auto found = known_.find(before->text);
+        if (found != known_.end() && found->second == sha256) return true;
+    }
+    const std::string found = sha256_of_file(path);
+    const std::optional<Identity> after = identity_of(path);
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (before && after && before->text == after->text && after->changed + settled < nanoseconds(now)) {
+        new_.emplace_back(before->text, found);
+    }
+    return found == sha256;
+}
+
+void Remembered::save() const {
+    const std::filesystem::path directory = cache_directory();
+    if (new_.empty() || directory.empty()) return;
+    std::vector<Line> lines = Remembered().lines_;
+    for (const Line& line : new_) {
+        std::erase_if(lines, [&](const Line& old) { return old.first == line.first; });
+        lines.push_back(line);
+    }
+    std::error_code error;  // on failure the files are read again next time
+    std::filesystem::create_directories(directory, error);
+    const std::filesystem::path part = directory / ("." + std::string(file_name) + ".part-" + std::to_string(getpid()));
+    {
+        std::ofstream file(part, std::ios::trunc);
+        for (std::size_t i = lines.size() > most ? lines.size() - most : 0; i < lines.size(); ++i) {
+            file << lines[i].first << ' ' << lines[i].second << '\n';
+        }
+        file.close();
+        if (file.fail()) {
+            std::filesystem::remove(part, error);
+            return;
+        }
+    }
+    std::filesystem::rename(part, directory / file_name, error);
+    if (error) std::filesystem::remove(part, error);
+}
+
+}  // namespace pass

@@ -1,0 +1,33 @@
+// Hashes of files that were read before, in the user's cache directory, since reading a large model takes many seconds.
+// pass_runtime/bundle/remembered.py uses the same file.
+//
+// A file is identified by device, inode, size, mtime and ctime. No copy and no `touch` can set the ctime back.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace pass {
+
+// The hashes that were known when this was created; none where the cache directory cannot be read.
+class Remembered {
+   public:
+    Remembered();
+
+    // Whether `path` has this hash. The file is read where its hash is not known. Throws Error where it cannot be read.
+    bool matches(const std::filesystem::path& path, const std::string& sha256);
+    // Add the new hashes to the file, which other processes may have changed meanwhile. Does nothing where it cannot.
+    void save() const;
+
+   private:
+    using Line = std::pair<std::string, std::string>;  // the identity of a file, and its SHA-256
+
+    std::vector<Line> lines_;
+    std::map<std::string, std::string> known_;
+    std::vector<Line> new_;
+};
+
+}  // namespace pass

@@ -1,0 +1,59 @@
+#include "bundle/tensors.h"
+
+#include <algorithm>
+
+#include "bundle/noise.h"
+
+namespace pass {
+
+namespace {
+
+constexpr std::int64_t most_logprobs = 20;
+
+Dimension size(int value) { return std::int64_t{value}; }
+
+}  // namespace
+
+TensorKinds tail_tensors(const Plan& plan, std::int64_t vocab_size, std::int64_t hidden_size) {
+    const Plan next = plan.next();
+    const bool fused = plan.is_fused();
+    const Dimension batch = "batch";
+    const Dimension window = fused ? Dimension("width") : size(plan.width());
+    const Dimension after = fused ? Dimension("width") : size(next.width());
+    const Dimension lookahead_rows = fused ? Dimension("lookahead_rows") : size(plan.lookahead_rows());
+    const TensorKind slots{"int64", {batch}}, parameter{"float32", {batch}};
+    TensorKinds kinds{
+        {"logits", {"float32", {batch, window, vocab_size}}},
+        {"input_ids", {"int64", {batch, window}}},
+        {"length", slots},
+        {"active", slots},
+        {"temperature", parameter},
+        {"top_k", slots},
+        {"top_p", parameter},
+        {"min_p", parameter},
+        {"draft_probs", {"float32", {batch, size(plan.drafts), vocab_size}}},
+        {"draft_rows", {"int64", {size(plan.drafts + 1), size(plan.drafts)}}},
+        {"lookahead_ids", {"int64", {"lookahead_rows"}}},
+        {"hidden", {"float32", {batch, lookahead_rows, hidden_size}}},
+        {"emitted", {"int64", {batch, size(plan.max_emitted())}}},
+        {"count", slots},
+        {"next_ids", {"int64", {batch, after}}},
+        {"next_length", slots},
+        {"next_draft_probs", {"float32", {batch, size(next.drafts), vocab_size}}},
+    };
+    for (const std::string& stream : noise_streams) kinds[stream] = {"int64", {batch, "positions", size(2)}};
+    return kinds;
+}
+
+TensorKinds logprobs_tensors(std::int64_t vocab_size) {
+    const std::vector<Dimension> most{"batch", "max_emitted", std::min(most_logprobs, vocab_size)};
+    return {
+        {"logits", {"float32", {"batch", "width", vocab_size}}},
+        {"emitted", {"int64", {"batch", "max_emitted"}}},
+        {"chosen_logprob", {"float32", {"batch", "max_emitted"}}},
+        {"top_ids", {"int64", most}},
+        {"top_logprobs", {"float32", most}},
+    };
+}
+
+}  // namespace pass

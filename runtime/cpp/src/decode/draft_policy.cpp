@@ -1,0 +1,100 @@
+#include "decode/draft_policy.h"
+
+#include <algorithm>
+
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+Drafts first_of(const Drafts& drafts, int count) {
+    const auto size = static_cast<std::ptrdiff_t>(drafts.size());
+    return {drafts.begin(), drafts.begin() + std::min<std::ptrdiff_t>(count, size)};
+}
+
+// A pass that verifies n-gram drafts: in a window of the cycle that holds drafts anyway, or in a verify window of its
+// own where there is no such window or where more drafts promise more.
+std::optional<Pass> with_ngrams(const Cycle& cycle, const Plan* window, std::int64_t room,
+                                const Capabilities& capabilities, const std::vector<DraftState>& states,
+                                DraftPolicy& policy) {
+    const Plan* plan = cycle.plans.front().is_fused() ? &cycle.plans.front() : nullptr;
+    if (window != nullptr && cycle.contains(*window) && window->drafts > 0) plan = window;
+    if (plan != nullptr && capabilities.padded_width(plan->width()) > room) plan = nullptr;
+    int longest = 0;
+    for (const DraftState& state : states) longest = std::max(longest, static_cast<int>(state.ngram.size()));
+    longest = std::min(longest, capabilities.lookahead.value_or(max_lookahead));
+    if (plan == nullptr || longest > plan->drafts) {
+        std::vector<Plan> plans;
+        for (int count = 1; count <= longest; ++count) {
+            Plan verify = capabilities.verify_plan(count);
+            if (capabilities.padded_width(verify.width()) <= room) plans.push_back(std::move(verify));
+        }
+        if (const int count = policy.count(states, plan, plans); count > 0) {
+            Pass found{plans[static_cast<std::size_t>(count - 1)], {}};
+            for (const DraftState& state : states) {
+                found.drafts.push_back(state.ngram.empty() ? std::nullopt
+                                                           : std::optional(first_of(state.ngram, count)));
+            }
+            return found;
+        }
+    }
+    if (plan == nullptr) return std::nullopt;
+    Pass found{*plan, {}};
+    bool any = false;
+    for (const DraftState& state : states) {
+        const bool taken = !state.ngram.empty() && policy.prefers(state, *plan);
+        found.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->drafts)) : std::nullopt);
+        any = any || taken;
+    }
+    return any ? std::optional(std::move(found)) : std::nullopt;
+}
+
+// The pass whose windows are on the device, else the first of the cycle. Near the end of the KV capacity, where the
+// cycle does not fit, a narrower one.
+std::optional<Pass> from_cycle(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
+                               std::size_t count) {
+    while (true) {
+        for (const Plan* plan : {window, static_cast<const Plan*>(&cycle.plans.front())}) {
+            const bool fits =
+                plan != nullptr && cycle.contains(*plan) && capabilities.padded_width(cycle.reach(*plan)) <= room;
+            if (fits && capabilities.allows(cycle.plans)) {
+                return Pass{*plan, std::vector<std::optional<Drafts>>(count)};
+            }
+        }
+        if (cycle.lookahead() == 0) return std::nullopt;
+        cycle = cycle.narrower();
+    }
+}
+
+}  // namespace
+
+std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
+                              const std::vector<DraftState>& states, DraftPolicy& policy) {
+    if (std::any_of(states.begin(), states.end(), [](const DraftState& state) { return !state.ngram.empty(); })) {
+        if (std::optional<Pass> found = with_ngrams(cycle, window, room, capabilities, states, policy)) return found;
+    }
+    return from_cycle(std::move(cycle), window, room, capabilities, states.size());
+}
+
+Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft) {
+    if (plan == "auto" && lookahead > 0) {
+        const std::string source = draft.value_or("both");
+        return {"auto", std::nullopt, source == "ngram" ? 0 : lookahead, source == "lookahead" ? 0 : lookahead};
+    }
+    Cycle cycle = make_cycle(plan == "auto" ? "ar" : plan, lookahead);
+    const int drafts = cycle.lookahead();
+    if (!draft || *draft == "lookahead" || lookahead == 0) {
+        std::string name = cycle.name;
+        return {std::move(name), std::move(cycle), drafts, 0};
+    }
+    if (plan == "ar") {
+        throw Error("the plan ar takes no drafts, so --draft " + *draft +
+                    " needs another one: two-pass, fused or auto");
+    }
+    if (*draft == "ngram") return {"ngram", make_cycle("ar", 0), 0, drafts};
+    std::string name = cycle.name + "+ngram";
+    return {std::move(name), std::move(cycle), drafts, drafts};
+}
+
+}  // namespace pass

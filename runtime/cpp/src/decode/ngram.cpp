@@ -1,0 +1,49 @@
+#include "decode/ngram.h"
+
+#include <algorithm>
+
+namespace pass {
+
+std::size_t NgramIndex::Hash::operator()(const Gram& gram) const {
+    std::uint64_t hash = 0x9E3779B97F4A7C15u;
+    for (std::int64_t token : gram) {
+        hash = (hash ^ static_cast<std::uint64_t>(token)) * 0xBF58476D1CE4E5B9u;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+void NgramIndex::extend(std::span<const std::int64_t> tokens) {
+    for (std::int64_t token : tokens) {
+        tokens_.push_back(token);
+        index_end();
+    }
+}
+
+void NgramIndex::index_end() {
+    const std::size_t end = tokens_.size();
+    match_ = 0;
+    matched_ = 0;
+    for (int size = std::min<int>(longest, static_cast<int>(std::min<std::size_t>(end, longest))); size >= shortest;
+         --size) {
+        Gram gram;
+        gram.fill(-1);
+        std::copy(tokens_.end() - size, tokens_.end(), gram.begin());
+        const auto [found, fresh] = after_.try_emplace(gram, end);
+        if (!fresh && match_ == 0) {
+            match_ = found->second;
+            matched_ = size;
+        }
+        found->second = end;
+    }
+}
+
+std::vector<std::int64_t> NgramIndex::propose(int count) const {
+    std::vector<std::int64_t> proposed;
+    if (match_ == 0) return proposed;
+    const std::size_t period = tokens_.size() - match_;
+    for (int i = 0; i < count; ++i) proposed.push_back(tokens_[match_ + static_cast<std::size_t>(i) % period]);
+    return proposed;
+}
+
+}  // namespace pass

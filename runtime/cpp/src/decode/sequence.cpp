@@ -1,0 +1,72 @@
+#include "decode/sequence.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace pass {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Sequence::Sequence(ResolvedRequest resolved, std::unique_ptr<TextReader> reader, std::shared_ptr<Signals> shared)
+    : request(std::move(resolved)), tokens(request.prompt_ids), signals(std::move(shared)), reader_(std::move(reader)) {
+    if (request.ngram_drafts > 0) index.emplace().extend(request.prompt_ids);
+    stats.plan = request.name;
+    stats.lookahead = std::max(request.lookahead, request.ngram_drafts);
+    stats.prompt_tokens = static_cast<std::int64_t>(request.prompt_ids.size());
+    output.stats = stats;
+}
+
+void Sequence::write(std::vector<Token> pass_tokens) {
+    Event event;
+    std::optional<End> end;
+    std::vector<std::int64_t> ids;
+    for (Token& token : pass_tokens) {
+        std::optional<std::string> stop;
+        if (reader_ != nullptr) token.text = reader_->read(token.id, stop);
+        event.text += token.text;
+        ids.push_back(token.id);
+        event.tokens.push_back(std::move(token));
+        if (request.stop_token_ids.contains(ids.back())) {
+            end = End{FinishReason::stop, ids.back(), nullptr};
+        } else if (stop) {
+            end = End{FinishReason::stop, *stop, nullptr};
+        } else if (written() + static_cast<std::int64_t>(ids.size()) == request.max_new_tokens) {
+            end = End{FinishReason::length, {}, nullptr};
+        }
+        if (end) break;
+    }
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+    if (index) index->extend(ids);
+    stats.generated_tokens = written();
+    if (decoding_since) stats.decode_seconds = now() - *decoding_since;
+    publish(std::move(event));
+    if (end) finish(std::move(*end));
+}
+
+void Sequence::leave_queue() {
+    if (queued_since_) stats.queue_seconds = now() - *queued_since_;
+    queued_since_.reset();
+}
+
+void Sequence::finish(End end) {
+    if (finished) return;
+    leave_queue();
+    finished = true;
+    const bool by_string = std::holds_alternative<std::string>(end.stop);
+    if (reader_ != nullptr && !by_string) {
+        if (std::string rest = reader_->flush(); !rest.empty()) publish({{}, std::move(rest)});
+    }
+    const std::lock_guard lock(signals->mutex);
+    output.stats = stats;
+    output.end = std::move(end);
+    signals->changed.notify_all();
+}
+
+void Sequence::publish(Event event) {
+    const std::lock_guard lock(signals->mutex);
+    output.stats = stats;
+    output.events.push_back(std::move(event));
+    signals->changed.notify_all();
+}
+
+}  // namespace pass

@@ -1,0 +1,128 @@
+#include "text/genai_tokenizer.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Opens a library for good: one with threads of its own must not be unloaded.
+void* open_library(const fs::path& given, const char* variable, const char* built_with, const char* plain) {
+    const char* set = std::getenv(variable);
+    const std::string name = !given.empty()                   ? given.string()
+                             : set != nullptr && *set != '\0' ? set
+                             : *built_with != '\0'            ? built_with
+                                                              : plain;
+    void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (handle != nullptr) return handle;
+    std::string reason = dlerror();
+    std::replace(reason.begin(), reason.end(), '\n', ' ');
+    throw Error(std::string("text needs ") + plain + ", which cannot be opened (" + reason + "); set " + variable +
+                " to it, or use token ids");
+}
+
+// A temporary directory with the three files that the library reads.
+class Folder {
+   public:
+    explicit Folder(const fs::path& tokenizer) {
+        std::string name = (fs::temp_directory_path() / "pass-tokenizer-XXXXXX").string();
+        if (mkdtemp(name.data()) == nullptr)
+            throw Error("cannot make a directory in " + fs::temp_directory_path().string());
+        path_ = name;
+        fs::create_symlink(fs::absolute(tokenizer), path_ / "tokenizer.json");
+        std::ofstream(path_ / "tokenizer_config.json") << R"({"tokenizer_class": "GPT2Tokenizer"})";
+        std::ofstream(path_ / "genai_config.json")
+            << R"({"model": {"type": "llama", "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,)"
+            << R"( "context_length": 4, "vocab_size": 1, "decoder": {"filename": "none"}}, "search": {}})";
+    }
+    ~Folder() {
+        std::error_code ignored;
+        fs::remove_all(path_, ignored);
+    }
+    Folder(const Folder&) = delete;
+    Folder& operator=(const Folder&) = delete;
+
+    const fs::path& path() const { return path_; }
+
+   private:
+    fs::path path_;
+};
+
+}  // namespace
+
+// The functions of its C interface that are used. Those that can fail return null, or a result with an error message.
+struct GenaiTokenizer::Api {
+    void* (*create_tokenizer)(const char* directory, void** tokenizer);
+    void (*destroy_tokenizer)(void* tokenizer);
+    void* (*create_sequences)(void** sequences);
+    void (*destroy_sequences)(void* sequences);
+    void* (*encode)(const void* tokenizer, const char* text, void* sequences);
+    std::size_t (*count)(const void* sequences, std::size_t index);
+    const std::int32_t* (*data)(const void* sequences, std::size_t index);
+    const char* (*error_of)(const void* result);
+    void (*destroy_result)(void* result);
+
+    explicit Api(void* library) {
+        take(library, "OgaCreateTokenizerFromPath", create_tokenizer);
+        take(library, "OgaDestroyTokenizer", destroy_tokenizer);
+        take(library, "OgaCreateSequences", create_sequences);
+        take(library, "OgaDestroySequences", destroy_sequences);
+        take(library, "OgaTokenizerEncode", encode);
+        take(library, "OgaSequencesGetSequenceCount", count);
+        take(library, "OgaSequencesGetSequenceData", data);
+        take(library, "OgaResultGetError", error_of);
+        take(library, "OgaDestroyResult", destroy_result);
+    }
+
+    template <class Function>
+    static void take(void* library, const char* name, Function& function) {
+        function = reinterpret_cast<Function>(dlsym(library, name));
+        if (function == nullptr)
+            throw Error(std::string("this onnxruntime-genai has no ") + name + "; use 0.18 or newer");
+    }
+
+    void check(void* result, const std::string& what) const {
+        if (result == nullptr) return;
+        std::string reason = error_of(result);
+        destroy_result(result);
+        std::replace(reason.begin(), reason.end(), '\n', ' ');
+        throw Error(what + ": " + reason);
+    }
+};
+
+GenaiTokenizer::GenaiTokenizer(const fs::path& tokenizer, const fs::path& library, const fs::path& onnxruntime) {
+    // libonnxruntime.so is opened first: the library aborts the process where it finds none, and it finds one that is
+    // open.
+    open_library(onnxruntime, "PASS_ONNXRUNTIME", PASS_DEFAULT_ONNXRUNTIME, "libonnxruntime.so");
+    api_ = std::make_unique<Api>(
+        open_library(library, "PASS_ONNXRUNTIME_GENAI", PASS_DEFAULT_ONNXRUNTIME_GENAI, "libonnxruntime-genai.so"));
+    const Folder folder(tokenizer);
+    api_->check(api_->create_tokenizer(folder.path().c_str(), &tokenizer_),
+                "onnxruntime-genai does not read " + tokenizer.string());
+}
+
+GenaiTokenizer::~GenaiTokenizer() { api_->destroy_tokenizer(tokenizer_); }
+
+std::vector<std::int64_t> GenaiTokenizer::encode(const std::string& text) const {
+    const std::lock_guard lock(mutex_);
+    void* sequences = nullptr;
+    api_->check(api_->create_sequences(&sequences), "cannot encode");
+    const std::unique_ptr<void, void (*)(void*)> owner(sequences, api_->destroy_sequences);
+    api_->check(api_->encode(tokenizer_, text.c_str(), sequences), "cannot encode");
+    const std::size_t count = api_->count(sequences, 0);
+    const std::int32_t* const data = api_->data(sequences, 0);
+    std::vector<std::int64_t> ids;
+    // The library returns -1 for a byte that has no token; `tokenizers` leaves it out.
+    std::copy_if(data, data + count, std::back_inserter(ids), [](std::int32_t id) { return id >= 0; });
+    return ids;
+}
+
+}  // namespace pass

@@ -1,0 +1,71 @@
+#include <pass/text.hpp>
+
+#include "bundle/manifest.h"
+#include "text/genai_tokenizer.h"
+#include "text/text_stream.h"
+#include "text/vocabulary.h"
+#include "text_file.h"
+#include "utf8.h"
+
+namespace pass {
+
+struct Tokenizer::Data {
+    Data(const std::string& path, const std::filesystem::path& library, const std::filesystem::path& onnxruntime);
+
+    std::shared_ptr<const Vocabulary> vocabulary;
+    GenaiTokenizer encoder;
+};
+
+namespace {
+
+std::shared_ptr<const Vocabulary> read_vocabulary(const std::string& path) {
+    const auto text = read_text_file(path);
+    if (!text) throw Error(path + " is missing; export the bundle again");
+    try {
+        return std::make_shared<const Vocabulary>(*text);
+    } catch (const Error& error) {
+        throw Error(path + " " + error.what());
+    }
+}
+
+}  // namespace
+
+Tokenizer::Data::Data(const std::string& path, const std::filesystem::path& library,
+                      const std::filesystem::path& onnxruntime)
+    : vocabulary(read_vocabulary(path)), encoder(path, library, onnxruntime) {}
+
+Tokenizer::Tokenizer(const std::filesystem::path& bundle, const std::filesystem::path& library,
+                     const std::filesystem::path& onnxruntime) {
+    const std::string path = joined_path(plain_path(bundle), tokenizer_file);
+    data_ = std::make_unique<Data>(path, library, onnxruntime);
+}
+
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+std::vector<std::int64_t> Tokenizer::encode(const std::string& text) const {
+    if (text.find('\0') != std::string::npos || lossy_utf8(text) != text) {
+        throw Error("the text is not UTF-8, or has a null character; use token ids");
+    }
+    std::vector<std::int64_t> ids = data_->vocabulary->prefix();
+    for (const auto& [part, token] : data_->vocabulary->split(text)) {
+        const auto inside = token >= 0 ? std::vector{token} : data_->encoder.encode(part);
+        ids.insert(ids.end(), inside.begin(), inside.end());
+    }
+    const auto& suffix = data_->vocabulary->suffix();
+    ids.insert(ids.end(), suffix.begin(), suffix.end());
+    return ids;
+}
+
+std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
+    std::string bytes;
+    for (const std::int64_t id : ids) bytes += data_->vocabulary->bytes(id);
+    return lossy_utf8(bytes);
+}
+
+std::unique_ptr<TextReader> Tokenizer::reader(const std::vector<std::string>& stop) const {
+    return std::make_unique<TextStream>(data_->vocabulary, stop);
+}
+
+}  // namespace pass

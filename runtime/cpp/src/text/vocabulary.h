@@ -1,0 +1,44 @@
+// The tokens of a byte-level tokenizer.json: the bytes of each, and which are special.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace pass {
+
+class Vocabulary {
+   public:
+    // text: the content of the file. Throws Error, without the file's name, where it is no byte-level tokenizer, or its
+    // post-processor does more than adding special tokens at either end.
+    explicit Vocabulary(const std::string& text);
+
+    // The bytes of `token`; empty for a special token, and for an id that has no token.
+    const std::string& bytes(std::int64_t token) const;
+    // The id of the special token with this text; -1 where there is none.
+    std::int64_t special(const std::string& text) const;
+    // The text of a special token; "" for any other.
+    const std::string& special_text(std::int64_t token) const;
+    // Special tokens that a prompt begins with (`prefix`) and ends with (`suffix`).
+    const std::vector<std::int64_t>& prefix() const { return prefix_; }
+    const std::vector<std::int64_t>& suffix() const { return suffix_; }
+    // A part of a text that is encoded by itself.
+    struct Part {
+        std::string text;
+        std::int64_t token = -1;  // its id, where it is a token that was added to the vocabulary, else -1
+    };
+    // The parts of `text` in their order.
+    std::vector<Part> split(const std::string& text) const;
+
+   private:
+    enum class Digits { as_letters, in_runs, one_by_one };
+
+    std::unordered_map<std::int64_t, std::string> bytes_, special_;
+    std::vector<std::pair<std::string, std::int64_t>> added_;  // the longest first
+    Digits digits_ = Digits::as_letters;
+    std::vector<std::int64_t> prefix_, suffix_;
+};
+
+}  // namespace pass

@@ -1,0 +1,105 @@
+// The C API: null arguments and options of another size are refused in one line, and nothing crashes.
+#include "api/c_api.h"
+#include "catch.hpp"
+#include "reciting.h"
+
+using namespace pass::test;
+
+namespace {
+
+struct Failure {
+    char text[200] = "";
+    std::string of(const void* handle) { return handle == nullptr ? text : "no failure"; }
+    std::string of(int code) { return code < 0 ? text : "no failure"; }
+};
+
+}  // namespace
+
+TEST_CASE("the C API refuses null arguments", "[c_api]") {
+    Failure failure;
+    const auto size = sizeof failure.text;
+    std::int64_t token = 0;
+    pass_session session{pass::Session(reciting_core(1)), {}};
+    CHECK(failure.of(pass_open(nullptr, nullptr, failure.text, size)) == "the bundle's path is null");
+    CHECK(failure.of(pass_submit(nullptr, &token, 1, nullptr, failure.text, size)) == "the session is null");
+    CHECK(failure.of(pass_submit(&session, nullptr, 1, nullptr, failure.text, size)) == "prompt_ids is null");
+    CHECK(failure.of(pass_step(nullptr, failure.text, size)) == "the session is null");
+    CHECK(failure.of(pass_next(nullptr, &token, 1, failure.text, size)) == "the generation is null");
+    CHECK(pass_encode(&session, "text", &token, 1, failure.text, size) == -1);
+    CHECK(std::string(failure.text) == "the session has no tokenizer: open it with the option text");
+    CHECK(pass_next(nullptr, nullptr, 0, nullptr, 0) == -1);
+    CHECK(pass_finish_reason(nullptr) == nullptr);
+    CHECK(std::string(pass_text(nullptr, nullptr)).empty());
+    CHECK(pass_token_logprobs(nullptr, 0, nullptr, nullptr, nullptr, 0) == -1);
+    CHECK(pass_get_stats(nullptr).passes == 0);
+    pass_cancel(nullptr);
+    pass_free(nullptr);
+    pass_close(nullptr);
+
+    pass_generate_options options = pass_default_generate_options();
+    options.stop_token_count = 1;
+    CHECK(failure.of(pass_submit(&session, &token, 1, &options, failure.text, size)) == "stop_token_ids is null");
+    options = pass_default_generate_options();
+    options.stop_count = 1;
+    CHECK(failure.of(pass_submit(&session, &token, 1, &options, failure.text, size)) == "stop is null");
+    const char* const stop[] = {"x"};
+    options.stop = stop;
+    CHECK_THAT(failure.of(pass_submit(&session, &token, 1, &options, failure.text, size)),
+               Catch::Matchers::StartsWith("stop strings need text"));
+}
+
+TEST_CASE("options of the C API carry their size", "[c_api]") {
+    Failure failure;
+    std::int64_t token = 1;
+    pass_session session{pass::Session(reciting_core(1)), {}};
+    pass_generate_options options = pass_default_generate_options();
+    CHECK(options.size == sizeof options);
+    options.size = 0;
+    CHECK_THAT(failure.of(pass_submit(&session, &token, 1, &options, failure.text, sizeof failure.text)),
+               Catch::Matchers::StartsWith("the options have no size"));
+    // A caller with a longer struct, of a newer header: what the library does not know is ignored.
+    struct Newer {
+        pass_generate_options known;
+        char more[64];
+    } newer{pass_default_generate_options(), {}};
+    newer.known.size = sizeof newer;
+    pass_generation* generation = pass_submit(&session, &token, 1, &newer.known, failure.text, sizeof failure.text);
+    REQUIRE(generation != nullptr);
+    pass_free(generation);
+    // One with a shorter struct gets only what it has room for.
+    struct Shorter {
+        std::int64_t prompt_tokens, guard;
+    } shorter{7, 7};
+    pass_read_stats(nullptr, reinterpret_cast<pass_stats*>(&shorter), sizeof shorter.prompt_tokens);
+    CHECK(shorter.prompt_tokens == 0);
+    CHECK(shorter.guard == 7);
+}
+
+TEST_CASE("the C API reads tokens and their log-probabilities", "[c_api]") {
+    char error[200] = "";
+    pass_session session{pass::Session(reciting_core(1)), {}};
+    pass_generate_options options = pass_default_generate_options();
+    options.max_new_tokens = 9;
+    options.plan = "fused";
+    options.logprobs = 2;
+    const pass::Request prompt = request(5, 9);
+    pass_generation* generation =
+        pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options, error, sizeof error);
+    REQUIRE(generation != nullptr);
+    std::vector<std::int64_t> written;
+    std::int64_t tokens[2], top[3];
+    float logprob = 1, tops[3];
+    CHECK(pass_next(generation, tokens, 0, error, sizeof error) == -1);
+    CHECK(pass_finish_reason(generation) == nullptr);
+    while (const int count = pass_next(generation, tokens, 2, error, sizeof error)) {
+        REQUIRE(count > 0);
+        written.insert(written.end(), tokens, tokens + count);
+        CHECK(pass_token_logprobs(generation, 0, &logprob, top, tops, 3) == 2);
+        CHECK(pass_token_logprobs(generation, static_cast<std::size_t>(count), &logprob, top, tops, 3) == -1);
+    }
+    CHECK(written == expected(5, 9));
+    CHECK(std::string(pass_finish_reason(generation)) == "length");
+    CHECK(pass_get_stats(generation).generated_tokens == 9);
+    CHECK(std::string(pass_version()).starts_with("0."));
+    pass_free(generation);
+}

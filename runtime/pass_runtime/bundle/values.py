@@ -1,0 +1,71 @@
+"""Converts arguments to plain Python numbers, flags and texts. Numpy's scalars and arrays are accepted; values that
+only look alike are refused: 2.5 is no count, b"Hello" is no list of token ids, True is no number."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from pass_runtime.errors import PassError
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number as an int; PassError with the `name` of the field where `value` is something else."""
+    if type(value) is int:
+        return value
+    if not isinstance(value, bool | np.bool_):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise PassError(f"{name} must be a whole number, not {shown(value)}")
+
+
+def number(name: str, value: Any) -> float:
+    """A number as a float; PassError where it is something else."""
+    if type(value) is float:
+        return value
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:  # An int may be too large for a float.
+            pass
+    raise PassError(f"{name} must be a number, not {shown(value)}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False; PassError where it is something else."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise PassError(f"{name} must be True or False, not {shown(value)}")
+
+
+def text(name: str, value: Any) -> str:
+    """A string; PassError where it is something else."""
+    if isinstance(value, str):
+        return value
+    raise PassError(f"{name} must be a string, not {shown(value)}")
+
+
+def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
+    """A list, tuple or one-dimensional array of whole numbers as a tuple; PassError where it is something else."""
+    items = values
+    if not isinstance(items, Sequence) and hasattr(items, "tolist"):  # an array of numpy, torch or Python itself
+        items = items.tolist()
+    if isinstance(items, Sequence) and not isinstance(items, str | bytes | bytearray | memoryview):
+        if set(map(type, items)) <= {int}:  # Fast, because a prompt may have a hundred thousand tokens.
+            return tuple(items)
+        return tuple(whole(f"every one of {name}", item) for item in items)
+    raise PassError(f"{name} must be a list of whole numbers, not {shown(values)}")
+
+
+def shown(value: Any) -> str:
+    """`value` as short text for a message; a value of an unknown type is shown by the type's name."""
+    if isinstance(value, bool | int | float | complex | str | bytes | bytearray | list | tuple | dict | None):
+        return reprlib.repr(value)
+    return f"a {type(value).__name__}"

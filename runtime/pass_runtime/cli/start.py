@@ -1,0 +1,49 @@
+"""The entry of the three commands: from here on Ctrl-C and SIGTERM end them quietly, even while they import.
+
+Importing ONNX Runtime or torch takes a while, and an exception that a signal handler raises in the middle of an import
+prints a traceback. Before a command does its work there is nothing to keep and nothing to remove, so a signal ends the
+process at once. This module is imported first, so it imports nothing that takes time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from importlib import import_module
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
+"""The exit status of a command that a signal ended."""
+SHOW_CURSOR = b"\x1b[?25h"
+
+Handler = Callable[[int, FrameType | None], object]
+
+
+def run(module: str) -> None:
+    """Import `module` and call its `main`, which is a command line."""
+    handle_signals(quit_at_once)
+    main = import_module(module).main
+    try:
+        main()
+    finally:
+        handle_signals(_quit_silently)  # while threads end, after the command has reported its result
+
+
+def handle_signals(handler: Handler) -> None:
+    for number in SIGNALS:
+        signal.signal(number, handler)
+
+
+def quit_at_once(_number: int, _frame: FrameType | None) -> None:
+    """A handler that ends the process with one line. Nothing is flushed: the signal may have come in the middle of a
+    write."""
+    try:
+        os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"interrupted\n")  # a progress display hides the cursor
+    finally:
+        os._exit(INTERRUPTED)
+
+
+def _quit_silently(_number: int, _frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)

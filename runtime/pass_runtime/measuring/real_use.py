@@ -1,0 +1,92 @@
+"""Acceptance in real use: prompts of each kind, the part of a text that counts, and tokens per pass over it.
+
+The trainer (`pass-train evaluate`) and the runtime (`scripts/acceptance.py`) both measure with this module, so that
+their results can be compared. Stretches that loop are counted apart.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD
+from pass_runtime.errors import PassError
+from pass_runtime.files import read_text
+from pass_runtime.json_lines import lines_of
+from pass_runtime.measuring.loops import loop_start
+
+KINDS = ("chat", "text", "code")
+ALL = "all"
+"""The name of all kinds together, in results."""
+MARGIN = MAX_LOOKAHEAD + 1
+"""Tokens that are written beyond those that count, so that a pass which begins among the latter is complete."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt. kind: one of KINDS; a "chat" prompt goes through the model's chat template."""
+
+    id: str
+    kind: str
+    text: str
+
+    @property
+    def seed(self) -> int:
+        """The seed of its sampling."""
+        return zlib.crc32(self.id.encode())
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes of the trunk, and the tokens that they emitted."""
+
+    passes: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(self.passes + other.passes, self.tokens + other.tokens)
+
+    @property
+    def tau(self) -> float:
+        """Tokens per pass; 0 where there was none."""
+        return self.tokens / self.passes if self.passes else 0.0
+
+
+def read_use(path: Path) -> list[Prompt]:
+    """The lines {"id", "kind", "prompt"} of a .jsonl file; PassError names a line that is not one."""
+    prompts: dict[str, Prompt] = {}
+    for line in lines_of(read_text(path)):
+        try:
+            values = line.object()
+            found = [values.get(name) for name in ("id", "kind", "prompt")]
+            if not all(isinstance(value, str) and value for value in found) or found[1] not in KINDS:
+                raise PassError(f'it needs an "id", a "kind" ({", ".join(KINDS)}) and a "prompt"')
+            prompt = Prompt(*map(str, found))
+            if prompt.id in prompts:
+                raise PassError(f"the id {prompt.id!r} stands in an earlier line, too")
+        except PassError as error:
+            raise PassError(f"{path}, line {line.number}: {error}") from None
+        prompts[prompt.id] = prompt
+    if not prompts:
+        raise PassError(f"{path} is empty: it needs lines with id, kind and prompt")
+    return list(prompts.values())
+
+
+def stretches(written: Sequence[int], tokens: int) -> tuple[range, range]:
+    """Of the first `tokens` written tokens, the indices that count and those that are in a loop."""
+    end = min(len(written), tokens)
+    start = loop_start(written)
+    loop = end if start is None else min(start, end)
+    return range(loop), range(loop, end)
+
+
+def count_passes(sizes: Iterable[int], where: range) -> Passes:
+    """Count the passes that begin at an index in `where`, each with all its tokens. sizes: the tokens of every pass."""
+    found, begin = Passes(), 0
+    for size in sizes:
+        if begin in where:
+            found += Passes(1, size)
+        begin += size
+    return found

@@ -1,0 +1,216 @@
+"""A request of the API, checked and parsed: prompts as token ids, and options for each sequence of the answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.errors import PassError
+from pass_runtime.options import GenerateOptions
+from pass_runtime.serve.errors import ApiError
+from pass_runtime.serve.options import ServeOptions
+from pass_runtime.serve.schemas import ChatMessage, ChatRequest, CompletionRequest, Sampled, unsupported
+from pass_runtime.session import Session
+from pass_runtime.text.messages import template_role
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for /v1/completions; a chat has no such limit."""
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """prompts: the token ids of each prompt with the options of its `n` sequences. The choices of the answer are in
+    this order. arrived: `time.perf_counter` when the request came, before its prompts were tokenized."""
+
+    prompts: tuple[tuple[list[int], tuple[GenerateOptions, ...]], ...]
+    n: int
+    arrived: float
+
+    @property
+    def sequences(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The sum over all prompts, each counted once whatever `n` is."""
+        return sum(len(ids) for ids, _ in self.prompts)
+
+
+def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None) -> ParsedRequest:
+    """Tokenize the prompts and check everything that can be wrong with a request. ApiError says what is."""
+    arrived = time.perf_counter() if arrived is None else arrived
+    _refuse_unsupported(request)
+    if request.stream_options is not None and not request.stream:
+        raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        raise _unsupported("stream_options.include_obfuscation", True)
+    try:
+        prompts = _prompts(session, limits, request)
+        n = int(request.n or 1)  # where only 1 is taken, 1.0 is
+        if len(prompts) * n > limits.max_sequences:
+            raise ApiError(
+                f"{len(prompts)} prompts with n = {n} are more than the {limits.max_sequences} sequences that a "
+                "request may have",
+                param="n",
+            )
+        options = _options(request)
+        if session.mode(options).cycle is not None and not limits.client_plans:
+            raise ApiError(
+                "this server decides how to decode: leave out plan, speculative, lookahead and draft",
+                param="plan" if request.plan else "speculative" if request.speculative is False else "lookahead",
+                code="unsupported_parameter",
+            )
+        parsed = []
+        for ids in prompts:
+            most = _max_new_tokens(session, limits, request, len(ids))
+            each = replace(options, max_new_tokens=most, reuse_prefix=limits.reuse_prefix)
+            parsed.append((ids, tuple(replace(each, sampling=s) for s in _samplings(options.sampling, n))))
+    except PassError as error:
+        raise ApiError(str(error)) from None
+    return ParsedRequest(tuple(parsed), n, arrived)
+
+
+def sequences(request: Sampled) -> int:
+    """How many sequences a request is for, as far as can be seen before it is parsed and checked."""
+    n = request.n if isinstance(request.n, int) else 1
+    return n * (len(_each(request.prompt)) if isinstance(request, CompletionRequest) else 1) or 1
+
+
+def text_bytes(request: Sampled) -> int:
+    """The size in UTF-8 of the longest text that becomes one prompt: a conversation, or one of several prompts."""
+    if isinstance(request, ChatRequest):
+        return sum(_bytes(text) for message in request.messages for text in _texts(message))
+    assert isinstance(request, CompletionRequest)
+    return max((_bytes(each) for each in _each(request.prompt) if isinstance(each, str)), default=0)
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
+def _refuse_unsupported(fields: Sampled | ChatMessage, where: str = "") -> None:
+    if (name := unsupported(fields)) is not None:
+        raise _unsupported(where + name, getattr(fields, name))
+
+
+def _unsupported(param: str, value: Any) -> ApiError:
+    shown = value if isinstance(value, int | float | bool) else "with this value"
+    return ApiError(f"{param} {shown} is not supported by this server", param=param, code="unsupported_parameter")
+
+
+def _prompts(session: Session, limits: ServeOptions, request: Sampled) -> list[list[int]]:
+    if isinstance(request, ChatRequest):
+        messages = [_message(message, f"messages.{i}.") for i, message in enumerate(request.messages)]
+        return [session.encode_chat(messages, allow_special_tokens=limits.special_tokens)]
+    assert isinstance(request, CompletionRequest)
+    prompts = [session.encode(each) if isinstance(each, str) else each for each in _each(request.prompt)]
+    vocabulary = session.manifest.model.vocab_size
+    if not prompts or not all(prompts):
+        raise ApiError("the prompt has no tokens", param="prompt")
+    if any(not 0 <= token < vocabulary for ids in prompts for token in ids):
+        raise ApiError(f"a token id of the prompt is not in the vocabulary of {vocabulary}", param="prompt")
+    return prompts
+
+
+def _each(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """The prompts of a request that may have one or several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [each for each in prompt if isinstance(each, int)]
+    return [ids] if ids else [each for each in prompt if not isinstance(each, int)]
+
+
+def _message(message: ChatMessage, where: str) -> dict[str, str]:
+    """The message in the form that chat templates take."""
+    _refuse_unsupported(message, where)
+    role = template_role(message.role)
+    for part in message.content if isinstance(message.content, list) else ():
+        if part.type != "text" or part.text is None or part.model_extra:
+            raise ApiError(
+                'content parts must be {"type": "text", "text": ...}: this model reads text only',
+                param=where + "content",
+                code="unsupported_content_part",
+            )
+    return {"role": role, "content": "\n".join(_texts(message))}
+
+
+def _texts(message: ChatMessage) -> list[str]:
+    if isinstance(message.content, str):
+        return [message.content]
+    return [part.text or "" for part in message.content]
+
+
+def _options(request: Sampled) -> GenerateOptions:
+    plan = request.plan or "auto"
+    if request.speculative is False:
+        if request.plan not in (None, "ar"):
+            raise ApiError(f"speculative false is plan ar, but plan is {plan}", param="speculative")
+        plan = "ar"
+    elif request.speculative and plan == "ar":
+        raise ApiError("speculative true, but plan is ar", param="speculative")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if any(stop.encode(errors="replace").decode() != stop for stop in stops):  # a lone surrogate
+        raise ApiError("stop is not valid Unicode text", param="stop")
+    return GenerateOptions(
+        sampling=SamplingParams(
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_k=max(request.top_k or 0, 0),
+            top_p=1.0 if request.top_p is None else request.top_p,
+            min_p=request.min_p or 0.0,
+            seed=None if request.seed is None else request.seed % (1 << 64),
+        ),
+        plan=plan,
+        lookahead=request.lookahead,
+        draft=request.draft,
+        stop=stops,
+        stop_token_ids=request.stop_token_ids or (),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=_logprobs(request),
+    )
+
+
+def _logprobs(request: Sampled) -> int | None:
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    assert isinstance(request, ChatRequest)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError("top_logprobs need logprobs to be true", param="top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _samplings(sampling: SamplingParams, n: int) -> list[SamplingParams]:
+    """For each of n choices, whose seeds are consecutive numbers."""
+    seeded = sampling.seeded()
+    return [replace(seeded, seed=((seeded.seed or 0) + i) % (1 << 64)) for i in range(n)]
+
+
+def _max_new_tokens(session: Session, limits: ServeOptions, request: Sampled, prompt: int) -> int:
+    """How many tokens to write at most after a prompt of `prompt` tokens."""
+    context = session.backend.capabilities.max_capacity
+    if prompt > (most := min(limits.max_prompt_tokens or context, context - 1)):
+        raise ApiError(
+            f"the prompt has {prompt} tokens, more than the {most} that this server reads; shorten it",
+            param="messages" if isinstance(request, ChatRequest) else "prompt",
+            code="context_length_exceeded",
+        )
+    chat = isinstance(request, ChatRequest)
+    param = "max_tokens"
+    wanted = request.max_tokens
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        if wanted not in (None, request.max_completion_tokens):
+            raise ApiError("max_tokens and max_completion_tokens differ: give one", param="max_tokens")
+        param, wanted = "max_completion_tokens", request.max_completion_tokens
+    most = min(limits.max_output_tokens or context, context)
+    if wanted is None:
+        return min(most, context - prompt, context if chat else DEFAULT_COMPLETION_TOKENS)
+    if wanted > most:
+        raise ApiError(f"{param} is {wanted}, and this server writes {most} at most", param=param)
+    if prompt + wanted > context:
+        raise ApiError(
+            f"the context is {context} tokens: the prompt has {prompt}, and {param} is {wanted}",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return wanted

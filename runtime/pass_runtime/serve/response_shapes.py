@@ -1,0 +1,143 @@
+"""The JSON of answers: the shapes of /v1/completions and /v1/chat/completions, whole and as events of a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pass_runtime.decode.sequence import Piece, Token
+from pass_runtime.generation import Generation
+from pass_runtime.serve.metrics import Timing
+from pass_runtime.serve.tokens import TokenTexts, chat_logprobs, completion_logprobs
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Choice:
+    """One sequence of a request. offset: how many characters of its text were sent."""
+
+    index: int
+    generation: Generation
+    timing: Timing
+    offset: int = 0
+
+
+class ResponseShape(ABC):
+    """The shape of one request's answer. logprobs: whether the request wants them."""
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, model: str, texts: TokenTexts, *, logprobs: bool) -> None:
+        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.model, self._texts, self._logprobs = model, texts, logprobs
+
+    def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
+        return self._envelope(self.kind, [self._finished(choice) for choice in choices]) | {"usage": usage}
+
+    def chunk(self, choices: list[Json]) -> Json:
+        """The content of one event of a stream."""
+        return self._envelope(self.chunk_kind, choices)
+
+    def opening(self, _: Choice) -> list[Json]:
+        """What a stream sends for a choice before its first piece."""
+        return []
+
+    def piece(self, choice: Choice, piece: Piece) -> list[Json]:
+        """What a stream sends for a piece: a choice, or nothing where the piece has nothing to show."""
+        if not piece.text and not (self._logprobs and piece.tokens):
+            return []
+        shown = self._choice(choice, self._delta(piece.text), self._logprobs_of(piece.tokens, choice.offset), None)
+        choice.offset += len(piece.text)
+        return [shown]
+
+    def ending(self, choice: Choice) -> Json:
+        reason = choice.generation.finish_reason
+        return self._choice(choice, self._delta(""), None, reason) | {"pass": extension(choice.generation)}
+
+    def _finished(self, choice: Choice) -> Json:
+        done = choice.generation
+        logprobs = self._logprobs_of(done.tokens, 0)
+        return self._choice(choice, self._message(done.text), logprobs, done.finish_reason) | {"pass": extension(done)}
+
+    def _logprobs_of(self, tokens: Sequence[Token], offset: int) -> Json | None:
+        return self._logprobs_json(tokens, offset) if self._logprobs else None
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+    @staticmethod
+    def _choice(choice: Choice, text: Json, logprobs: Json | None, reason: str | None) -> Json:
+        return {"index": choice.index, **text, "logprobs": logprobs, "finish_reason": reason}
+
+    @abstractmethod
+    def _delta(self, text: str) -> Json: ...
+    @abstractmethod
+    def _message(self, text: str) -> Json: ...
+    @abstractmethod
+    def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json: ...
+
+
+class CompletionShape(ResponseShape):
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def _delta(self, text: str) -> Json:
+        return {"text": text}
+
+    _message = _delta
+
+    def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json:
+        return completion_logprobs(self._texts, tokens, offset)
+
+
+class ChatShape(ResponseShape):
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, choice: Choice) -> list[Json]:
+        return [self._choice(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)]
+
+    def _delta(self, text: str) -> Json:
+        return {"delta": {"content": text} if text else {}}
+
+    def _message(self, text: str) -> Json:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json:  # noqa: ARG002 - the other shape's
+        return chat_logprobs(self._texts, tokens)
+
+
+def extension(generation: Generation) -> Json:
+    """The field `pass` of a choice, which says how it was decoded."""
+    stats = generation.stats
+    return {
+        "seed": generation.seed,
+        "stop_reason": generation.stop_reason,
+        "plan": stats.plan,
+        "passes": stats.passes,
+        "tau": stats.tau,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "queue_seconds": stats.queue_seconds,
+        "prefill_seconds": stats.prefill_seconds,
+        "decode_seconds": stats.decode_seconds,
+    }
+
+
+def usage(prompt_tokens: int, n: int, choices: Sequence[Choice]) -> Json:
+    """prompt_tokens: the sum over the prompts, each of which has n choices. A token that ended a text is counted."""
+    written = sum(len(choice.generation.tokens) for choice in choices)
+    kept = [choice.generation.stats.cached_tokens for choice in choices]
+    # Of the choices of a prompt, the one that read it found the least of it in the cache.
+    cached = sum(min(kept[i : i + n]) for i in range(0, len(kept), n))
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": prompt_tokens + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

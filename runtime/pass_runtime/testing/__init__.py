@@ -1,1 +1,0 @@
-"""For tests and checks: is it the same text, and a trunk that recites."""

@@ -1,0 +1,53 @@
+"""Nobody reads what a command writes, or nobody can: it ends without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from pass_run import PASS_RUN
+
+LONG = ("--max-new-tokens", "300", "--ignore-eos", "--plan", "ar")
+COMMANDS = {
+    "generate": ("generate", "BUNDLE", "-p", "fox", *LONG),
+    "json": ("generate", "BUNDLE", "-p", "fox", *LONG, "--json"),
+    "chat": ("chat", "BUNDLE", *LONG),
+    "batch": ("batch", "BUNDLE", "REQUESTS", "-", *LONG),
+    "bench": ("bench", "BUNDLE", "--repeat", "1", "--max-new-tokens", "4", "--plan", "ar"),
+    "rows": ("bench", "BUNDLE", "--rows", "1", "--repeat", "1"),
+    "inspect": ("inspect", "BUNDLE"),
+    "help": ("generate", "--help"),
+}
+
+
+@pytest.fixture
+def command(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -> list[str]:
+    requests = tmp_path / "in.jsonl"
+    requests.write_text("".join(json.dumps({"prompt": f"{n}"}) + "\n" for n in range(4)))
+    names = {"BUNDLE": str(tiny_bundle), "REQUESTS": str(requests)}
+    return [*PASS_RUN, *(names.get(part, part) for part in COMMANDS[request.param])]
+
+
+@pytest.mark.parametrize("command", COMMANDS, indirect=True)
+def test_a_reader_that_goes_away(command: list[str]):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(command, input=b"hello\n", stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode in (1, 141), done.stderr
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "batch", "inspect"], indirect=True)
+@pytest.mark.parametrize("closed", [1, 2], ids=["stdout", "stderr"])
+def test_a_closed_output(command: list[str], closed: int):
+    pipe = subprocess.PIPE
+    line = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
+    done = subprocess.run(line, input=b"hello\n", stdout=pipe, stderr=pipe, timeout=60, check=False)
+    if closed == 1 and "batch" in command:
+        assert (done.returncode, done.stderr.count(b"\n")) == (2, 1) and b"name a file" in done.stderr
+    else:
+        assert done.returncode == 0 and b"Traceback" not in done.stderr + done.stdout

@@ -1,0 +1,68 @@
+"""Tables in narrow terminals: no word of a heading or a cell is cut."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from pass_run import PASS_RUN, Terminal
+from rich.console import Console
+from rich.table import Table
+
+from pass_runtime.cli.tables import show_table
+
+
+def shown(table: Table, width: int) -> str:
+    text = io.StringIO()
+    show_table(Console(file=text, width=width), table)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+@pytest.mark.parametrize("boxed", [True, False], ids=["boxed", "plain"])
+def test_no_word_is_cut(width: int, boxed: bool):
+    headings = ("plan", "tokens/s in all", "each", "milliseconds/pass", "acceptance by position")
+    row = ("fused:6,5,4,3,2,1,1 +ngram x16", "12345.6", "[bold]12345.6", "123.45", "0.11 0.22 0.33")
+    table = Table() if boxed else Table(box=None, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading == "plan")
+    table.add_row(*row)
+    text = shown(table, width)
+    assert row[0] in text and "…" not in text
+    assert {word.replace("[bold]", "") for text in (*headings, *row) for word in text.split()} <= set(text.split())
+    assert max(map(len, text.splitlines())) <= max(width, 93)
+
+
+WIDE = ("--batch", "1,2", "--plan", "ar", "--plan", "fused:6,5,4,3,2,1,1", "--draft", "both")
+WORDS = {
+    "bench": ("plan", "tokens/s", "each", "ratio", "ms/pass", "host", "tau", "acceptance", "position", "+ngram"),
+    "rows": ("sequences", "rows", "window", "look-ahead", "trunk,", "ratio", "tail,"),
+    "inspect": ("plan", "rows", "drafts", "groups", "next", "samplers"),
+    "explain": ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against"),
+}
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+@pytest.mark.parametrize("name", WORDS)
+def test_commands_in_80_columns(random_bundle: Path, name: str, terminal: bool):
+    command, *flags = {
+        "bench": ("bench", "--max-new-tokens", "8", "--repeat", "1", *WIDE),
+        "rows": ("bench", "--rows", "1,9", "--batch", "1,2", "--repeat", "1"),
+        "inspect": ("inspect",),
+        "explain": ("generate", "-p", "fox", "--max-new-tokens", "8", "--explain"),
+    }[name]
+    arguments = [command, str(random_bundle), *flags]
+    if terminal:
+        with Terminal(*arguments) as running:
+            text = "".join(running.wait_for("└") for _ in range(2 if name == "inspect" else 1))
+    else:
+        environment = {**os.environ, "COLUMNS": "80"}
+        line = [*PASS_RUN, *arguments]
+        done = subprocess.run(line, capture_output=True, env=environment, timeout=120, check=True)
+        text = (done.stdout + done.stderr).decode(errors="replace")
+    words = set(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
+    assert set(WORDS[name]) <= words and "…" not in text

@@ -1,0 +1,116 @@
+"""Broken copies of the tiny model, and a .gguf file of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+Tensors = dict[str, torch.Tensor]
+Change = Callable[[Path], None]
+"""Of a model's directory, in place."""
+WEIGHTS = "model.safetensors"
+
+
+def tensors(change: Callable[[Tensors], Tensors]) -> Change:
+    def apply(directory: Path) -> None:
+        changed = change(load_file(directory / WEIGHTS))
+        save_file(changed, directory / WEIGHTS, metadata={"format": "pt"})
+
+    return apply
+
+
+def filled(name: str, value: float) -> Change:
+    """One number of a tensor is `value`."""
+
+    def change(found: Tensors) -> Tensors:
+        found[name].view(-1)[5] = value
+        return found
+
+    return tensors(change)
+
+
+def settings(file: str = "config.json", **changes: Any) -> Change:
+    def apply(directory: Path) -> None:
+        path = directory / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return apply
+
+
+def sharded(damage: Callable[[Path], None]) -> Change:
+    """In several files, the second of which is damaged."""
+
+    def apply(directory: Path) -> None:
+        model = AutoModelForCausalLM.from_pretrained(directory)
+        (directory / WEIGHTS).unlink()
+        model.save_pretrained(directory, max_shard_size="100KB")
+        damage(sorted(directory.glob("model-*.safetensors"))[1])
+
+    return apply
+
+
+def cut(path: Path) -> None:
+    """A download that was broken off."""
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def add_tokens(directory: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_tokens([f"<extra {i}>" for i in range(32)])
+    tokenizer.save_pretrained(directory)
+
+
+def add_adapter(directory: Path) -> None:
+    found = {"peft_type": "LORA", "base_model_name_or_path": "somebody/base"}
+    (directory / "adapter_config.json").write_text(json.dumps(found))
+
+
+def broken(model: Path, directory: Path, change: Change) -> Path:
+    shutil.copytree(model, directory)
+    change(directory)
+    return directory
+
+
+def write_gguf(model: Path, path: Path, *, without: Collection[str] = (), extra: Collection[str] = ()) -> Path:
+    """The tensors of a tiny Llama in float32, under GGUF's names."""
+    config, tokenizer = (
+        json.loads((model / "config.json").read_text()),
+        json.loads((model / "tokenizer.json").read_text()),
+    )
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_vocab_size(config["vocab_size"])
+    vocabulary = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(vocabulary))
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in load_file(model / WEIGHTS).items():
+        stem = names.get_name(name.removesuffix(".weight"))
+        if stem not in without:
+            writer.add_tensor(f"{stem}.weight", tensor.numpy())
+    for name in extra:
+        writer.add_tensor(name, torch.ones(8).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

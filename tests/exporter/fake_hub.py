@@ -1,0 +1,83 @@
+"""What huggingface_hub asks of the Hugging Face hub, on loopback: one model, in one revision."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+COMMIT = "0123456789" * 4
+
+
+@contextmanager
+def fake_hub(repo: str, revision: str, directory: Path, *, without: str = "") -> Iterator[tuple[str, list[str]]]:
+    """The hub's address, and the paths that were asked for. Files named in `without` are not there."""
+    asked: list[str] = []
+    names = [path.name for path in directory.iterdir() if path.name != without]
+    information = json.dumps({"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]})
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            asked.append(path)
+            files = {f"/{repo}/resolve/{known}/{name}": name for known in (revision, COMMIT) for name in names}
+            if path == f"/api/models/{repo}/revision/{revision}":
+                self.answer(information.encode())
+            elif path in files:
+                self.answer((directory / files[path]).read_bytes(), files[path])
+            else:
+                known = {revision, COMMIT} & set(path.split("/"))
+                wrong = "EntryNotFound" if known else "RevisionNotFound" if repo in path else "RepoNotFound"
+                self.answer(b"", status=404, error=wrong)
+
+        do_HEAD = do_GET
+
+        def answer(self, body: bytes, name: str = "", status: int = 200, error: str = "") -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("X-Repo-Commit", COMMIT)
+            if error:
+                self.send_header("X-Error-Code", error)
+            if name:
+                self.send_header("ETag", f'"{name}"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+        yield address, asked
+
+
+@contextmanager
+def hub_that_hangs_up() -> Iterator[tuple[str, list[str]]]:
+    """An address where every connection is closed without an answer, and the first line of each."""
+    requests: list[str] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            requests.append(self.rfile.readline().decode())
+
+    with running(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as address:
+        yield address, requests
+
+
+@contextmanager
+def running(server: socketserver.TCPServer) -> Iterator[str]:
+    """Serve in a thread for the duration of the block; yields the server's address."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,103 @@
+"""Models of the Hugging Face hub: by revision, without a connection, and names that are nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from checkpoints import add_adapter, broken
+from click.testing import CliRunner
+from fake_hub import fake_hub, hub_that_hangs_up
+
+import pass_exporter.cli
+from pass_exporter.model.load import load_model
+from pass_exporter.model.registry import resolve
+from pass_runtime import PassError, read_manifest
+
+REPO = "somebody/tiny"
+
+
+@pytest.fixture(scope="module")
+def hub(tiny_model: Path) -> Iterator[tuple[str, list[str]]]:
+    with fake_hub(REPO, "v1", tiny_model) as found:
+        yield found
+
+
+@pytest.fixture
+def reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Go to this address from now on."""
+    constants = huggingface_hub.constants
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def go(address: str) -> None:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + template)
+
+    return go
+
+
+def test_a_revision(hub: tuple[str, list[str]], reach: Callable[[str], None], tmp_path: Path):
+    reach(hub[0])
+    flags = ("--model", REPO, "--revision", "v1", "--lookahead", "1", "-o", str(tmp_path / "bundle"))
+    done = CliRunner().invoke(pass_exporter.cli.main, flags)
+    assert done.exit_code == 0, done.stderr
+    assert read_manifest(tmp_path / "bundle").model.source == f"hub:{REPO}@v1"
+    assert not any("main" in path.split("/") for path in hub[1]), hub[1]
+    with hub_that_hangs_up() as (nowhere, requests):  # what was fetched before needs no connection
+        reach(nowhere)
+        load_model(resolve(REPO, "v1"), "fp32")
+    assert len([line for line in requests if REPO in line]) == 1, requests
+
+
+@pytest.mark.parametrize(
+    ("repo", "revision", "expected"),
+    [
+        (REPO, "v2", f"{REPO} has no --revision v2"),
+        ("nobody/such", None, "there is no directory nobody/such, and no such model on the Hugging Face hub"),
+        ("nobody/such model", None, "is no id of the Hugging Face hub"),
+    ],
+    ids=["revision", "model", "no id"],
+)
+def test_what_the_hub_does_not_have(
+    hub: tuple[str, list[str]], reach: Callable[[str], None], repo: str, revision: str | None, expected: str
+):
+    reach(hub[0])
+    with pytest.raises(PassError, match=expected):
+        load_model(resolve(repo, revision), "fp32")
+
+
+def test_an_adapter_of_the_hub(tiny_model: Path, tmp_path: Path, reach: Callable[[str], None]):
+    model = broken(tiny_model, tmp_path / "model", add_adapter)
+    with fake_hub(REPO, "v1", model, without="config.json") as (address, _):
+        reach(address)
+        with pytest.raises(PassError, match=f"{REPO} is a PEFT adapter"):
+            load_model(resolve(REPO, "v1"), "fp32")
+
+
+def test_a_hub_that_cannot_be_reached_is_tried_once(reach: Callable[[str], None]):
+    with hub_that_hangs_up() as (address, requests):
+        reach(address)
+        with pytest.raises(PassError, match=f"there is no directory {REPO}, and the Hugging Face hub cannot be reach"):
+            load_model(resolve(REPO), "fp32")
+    assert len([line for line in requests if REPO in line]) == 1, requests
+
+
+def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(PassError, match="there is no directory models/tiny, though there is models"):
+        resolve("models/tiny")
+    for name in ("./tiny", "../tiny", str(tmp_path / "tiny"), "~/tiny"):
+        with pytest.raises(PassError, match="unknown model"):
+            resolve(name)
+    assert resolve("somebody/tiny").location == "somebody/tiny"
+
+
+def test_a_revision_of_what_is_not_on_the_hub(tiny_model: Path):
+    with pytest.raises(PassError, match="--revision is for models of the Hugging Face hub, which"):
+        resolve(str(tiny_model), "v1")
+    assert resolve("llama-7b", "v1").description == "hub:huggyllama/llama-7b@v1"

@@ -1,0 +1,92 @@
+"""Noise is filled in as texts grow: it is the noise of bundle/noise.py to the last bit, wherever a pass reads it, and
+beginning a request costs the same whatever the capacity is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_sessions import submit_together
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import export_bundle, make_model
+from pass_runtime import GenerateOptions, SamplingParams, load
+from pass_runtime.backends import noise_rows
+from pass_runtime.backends.buffers import Buffers
+from pass_runtime.backends.memory import HostMemory
+from pass_runtime.backends.noise_rows import NoiseRows
+from pass_runtime.bundle.noise import STREAMS, noise_offsets
+
+SAMPLED = [SamplingParams(0.9, seed=1), SamplingParams(), SamplingParams(1.0, 40, 0.9, seed=2**63 + 5)]
+
+
+@pytest.fixture(scope="module", params=["match", "rejection"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("noise")
+    model = make_model(directory / "model", initializer_range=0.06)
+    return export_bundle(model, directory / "exported", lookahead=3, rule=request.param)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many positions every computation was of."""
+    counts: list[int] = []
+
+    def counted(seed, positions, stream):
+        counts.append(len(positions))
+        return noise_offsets(seed, positions, stream)
+
+    monkeypatch.setattr(noise_rows, "noise_offsets", counted)
+    return counts
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 900), st.integers(1, 60)), max_size=12), st.booleans())
+def test_what_a_pass_may_read_is_the_noise_of_its_positions(passes, anew):
+    buffers = Buffers(HostMemory(), 3)
+    rows = NoiseRows(buffers, "rejection", 3, 1000)
+    for slot in range(3):
+        rows.begin(slot, slot + 7)
+    for slot, first, count in passes:
+        if anew:
+            rows.begin(slot, slot + 7)
+        stop = min(first + count, 1000)
+        rows.cover(slot, first, first + count)
+        for stream in STREAMS:
+            found = buffers.read(stream, (3, 1000, 2), np.int64)[slot, first:stop]
+            assert np.array_equal(found, noise_offsets(slot + 7, np.arange(first, stop), stream))
+
+
+def texts(bundle: Path) -> list[list[int]]:
+    """Of requests that move between slots, and some that begin where others were."""
+    session = load(bundle, "cpu", threads=1, max_batch_size=4)
+    plans = ("fused", "two-pass", "ar")
+    options = [
+        GenerateOptions(20 + 90 * (i % 3), SAMPLED[i % 3], plan=plans[i // 3], ignore_eos=True) for i in range(9)
+    ]
+    streams = submit_together(session, [([5] * (1 + 40 * i), one) for i, one in enumerate(options)])
+    return [stream.result().token_ids for stream in streams]
+
+
+def test_how_much_is_filled_at_a_time_changes_no_token(bundle: Path, computed: list[int], monkeypatch):
+    monkeypatch.setattr(noise_rows, "AHEAD", 1000)
+    expected = texts(bundle)
+    for block in (0, 1, 50):  # 0: exactly what the next pass may look at
+        del computed[:]
+        monkeypatch.setattr(noise_rows, "AHEAD", block)
+        assert texts(bundle) == expected
+        assert len(computed) > 100 / (block + 1)
+
+
+def test_beginning_and_moving_cost_a_block(bundle: Path, computed: list[int]):
+    """Not every position of the capacity."""
+    session = load(bundle, "cpu", threads=1, max_batch_size=2)
+    positions = session.backend.capabilities.positions
+    options = GenerateOptions(4, SAMPLED[0], plan="ar", ignore_eos=True)
+    session.generate_ids([5] * 300, options).result()
+    streams = 3 if session.manifest.rule == "rejection" else 1
+    assert len(computed) == streams and max(computed) < 300 < positions
+    session.generate_ids([5], GenerateOptions(4, SAMPLED[1], plan="ar", ignore_eos=True)).result()
+    assert len(computed) == streams  # greedy texts have no noise

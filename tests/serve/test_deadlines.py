@@ -1,0 +1,173 @@
+"""A request ends when its time is over, whether its client reads or not; and long texts do not hold up short ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from pass_runtime.serve import streaming
+from pass_runtime.serve.app import make_app
+from pass_runtime.serve.errors import ApiError
+from pass_runtime.serve.options import ServeOptions
+from pass_runtime.serve.parsed_request import text_bytes
+from pass_runtime.serve.response_shapes import CompletionShape
+from pass_runtime.serve.schemas import ChatRequest, CompletionRequest
+from pass_runtime.serve.service import LONG_TEXT
+from pass_runtime.serve.streaming import GenerationResponse
+
+REQUEST = CompletionRequest(model="m", prompt="The quick", max_tokens=4, temperature=0)
+
+
+def service_of(session, **options):
+    return make_app(session, ServeOptions(**options)).state.service
+
+
+async def never():
+    await asyncio.Event().wait()
+
+
+class Client:
+    """Takes messages up to its `patience`, and is then not ready for any more."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.got: list[dict] = []
+
+    async def send(self, message: dict) -> None:
+        if len(self.got) == self.patience:
+            await never()
+        self.got.append(message)
+
+    @property
+    def starts(self) -> int:
+        return sum(message["type"] == "http.response.start" for message in self.got)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("patience", [0, 1, 2])
+def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch, stream, patience):
+    """The answer ends, with one beginning at most, and nothing is under way afterwards."""
+    monkeypatch.setattr(streaming, "LAST_WORDS_SECONDS", 0.2)
+    client = Client(patience)
+
+    async def main() -> None:
+        service = service_of(session, request_seconds=1.0)
+        parsed = await service.parse(REQUEST)
+        answer = GenerationResponse(
+            service, parsed, CompletionShape("m", service.texts, logprobs=False), stream=stream, include_usage=False
+        )
+        await asyncio.wait_for(answer({"type": "http"}, never, client.send), 60)
+        assert service.requests == 0
+
+    asyncio.run(main())
+    assert client.starts <= 1
+
+
+def test_a_deadline_counts_from_the_arrival(session):
+    """Also what it took until the prompt was tokens."""
+    client = Client(100)
+
+    async def main() -> None:
+        service = service_of(session, request_seconds=60.0)
+        parsed = await service.parse(REQUEST)
+        late = replace(parsed, arrived=parsed.arrived - 100)
+        answer = GenerationResponse(
+            service, late, CompletionShape("m", service.texts, logprobs=False), stream=False, include_usage=False
+        )
+        await answer({"type": "http"}, never, client.send)
+
+    asyncio.run(main())
+    assert client.got[0]["status"] == 504
+    assert json.loads(client.got[1]["body"])["error"]["code"] == "timeout"
+
+
+@pytest.fixture
+def held(session, monkeypatch):
+    """Texts of more than 100 characters do not become tokens before it is set."""
+    held, encode = threading.Event(), session.encode
+
+    def slowly(text: str) -> list[int]:
+        if len(text) > 100:
+            assert held.wait(60)
+        return encode(text[:100])
+
+    monkeypatch.setattr(session, "encode", slowly)
+    yield held
+    held.set()
+
+
+def test_long_texts_do_not_hold_up_short_ones(session, held, monkeypatch):
+    """They become tokens one after another, and leave a thread for others."""
+
+    async def main() -> None:
+        service = service_of(session)
+        monkeypatch.setattr(service, "_most_bytes", 1 << 30)
+        long = REQUEST.model_copy(update={"prompt": "a" * (LONG_TEXT + 1)})
+        waiting = [asyncio.create_task(service.parse(long)) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert (await asyncio.wait_for(service.parse(REQUEST), 30)).prompt_tokens
+        assert not any(task.done() for task in waiting)
+        held.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+
+
+def test_what_is_being_read_takes_places_in_the_queue(session, held):
+    async def main() -> None:
+        service = service_of(session, max_queue=2)
+        slots = session.backend.capabilities.slots
+        reading = asyncio.create_task(service.parse(REQUEST.model_copy(update={"prompt": ["a" * 200] * (slots + 2)})))
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as caught:
+            await service.parse(REQUEST)
+        assert (caught.value.status, caught.value.code) == (429, "queue_full")
+        held.set()
+        await reading
+        assert await service.parse(REQUEST)
+
+    asyncio.run(main())
+
+
+def test_reading_ends_in_time_too(session, held):
+    async def main() -> None:
+        service = service_of(session, request_seconds=0.2)
+        with pytest.raises(ApiError) as caught:
+            await service.parse(REQUEST.model_copy(update={"prompt": "a" * 200}))
+        assert caught.value.status == 504
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_what_cannot_fit_is_not_read(session, monkeypatch, chat):
+    """A text of more bytes than the context's tokens have, were each the longest one."""
+    monkeypatch.setattr(session, "encode", lambda _: pytest.fail("it was read"))
+    monkeypatch.setattr(session, "encode_chat", lambda *_, **__: pytest.fail("it was read"))
+    longest = max(map(len, session.tokenizer.get_vocab()))
+    text = "a" * (longest * session.backend.capabilities.max_capacity + 1)
+    message = {
+        "role": "user",
+        "content": [{"type": "text", "text": text[:1000]}, {"type": "text", "text": text[1000:]}],
+    }
+    request = ChatRequest(model="m", messages=[message]) if chat else CompletionRequest(model="m", prompt=["a", text])
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(service_of(session).parse(request))
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == ("messages" if chat else "prompt")
+
+
+def test_the_longest_text_that_may_fit_is_read(session):
+    """One that consists of the longest token alone."""
+    longest = max(
+        session.tokenizer.get_vocab(),
+        key=lambda token: len(session.tokenizer.decode([session.tokenizer.token_to_id(token)])),
+    )
+    text = session.tokenizer.decode([session.tokenizer.token_to_id(longest)])
+    service = service_of(session)
+    request = CompletionRequest(model="m", prompt=text * session.backend.capabilities.max_capacity)
+    service._check_size(request, text_bytes(request))

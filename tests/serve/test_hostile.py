@@ -1,0 +1,74 @@
+"""A server with keys among many connections without one: it goes on answering, and none of them outlives its limits."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import httpx
+import psutil
+import pytest
+from running import Server
+
+CLIENT_SECONDS = 1.0
+GET = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n"
+KEY = b"Authorization: Bearer ours\r\n"
+HOSTILE: dict[str, Callable[[socket.socket], object]] = {
+    "nothing": lambda _: None,
+    "half a head": lambda client: client.sendall(GET),
+    "half a body": lambda client: client.sendall(POST + b'\r\n{"model":'),
+    "half a body, with a key": lambda client: client.sendall(POST + KEY + b'\r\n{"model":'),
+    "many requests, nothing read": lambda client: client.sendall((GET + b"\r\n") * 200),
+    "idle": lambda client: (client.sendall(GET + b"\r\n"), client.recv(1)),
+    "half a head after a request": lambda client: (client.sendall(GET + b"\r\n"), client.recv(1), client.sendall(GET)),
+}
+EACH = 30
+
+
+@pytest.fixture(scope="module", params=[512, 50], ids=["room for all", "room for few"])
+def keyed(request, random_bundle, tmp_path_factory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("hostile")
+    (directory / "keys").write_text("ours\n")
+    limits = ("--client-seconds", CLIENT_SECONDS, "--request-seconds", 20, "--max-connections", request.param)
+    with Server(random_bundle, directory / "log", "--api-key-file", directory / "keys", *limits) as running:
+        yield running
+
+
+def complete(server: Server) -> httpx.Response:
+    body = {"model": server.model, "prompt": "a", "max_tokens": 1}
+    return server.post("/v1/completions", body, headers={"Authorization": "Bearer ours"})
+
+
+def connections(server: Server) -> int:
+    """Those that the server's process holds."""
+    found = psutil.Process(server.process.pid).net_connections("tcp")
+    return sum(connection.status != psutil.CONN_LISTEN for connection in found)
+
+
+def test_among_hostile_connections(keyed):
+    """Whoever has a key is answered while there are all kinds of them; they are all gone soon, and stay away."""
+    address = ("127.0.0.1", int(keyed.url.rpartition(":")[2]))
+    with ExitStack() as stack:
+        for number in range(EACH):
+            for sends in HOSTILE.values():
+                client = stack.enter_context(socket.create_connection(address))
+                try:
+                    sends(client)
+                except ConnectionError:  # it had to make room already
+                    continue
+            if number % 5 == 0:
+                assert complete(keyed).status_code == 200
+        took = []
+        until = time.monotonic() + 60
+        while connections(keyed) and time.monotonic() < until:
+            begun = time.monotonic()
+            assert complete(keyed).status_code == 200
+            took.append(time.monotonic() - begun)
+            time.sleep(0.1)  # so that it sees this one leave
+        assert connections(keyed) == 0  # though none of the clients has closed its end
+        assert min(took, default=0) < 1
+    assert complete(keyed).status_code == 200
+    assert "Traceback" not in keyed.said

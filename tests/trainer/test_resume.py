@@ -1,0 +1,247 @@
+"""Runs that are cut off and go on, runs that are given more steps, and what is refused before the model writes text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from training import Interrupted, Silent, same, small_run, weights
+
+from conftest import write_random_weights
+from pass_runtime import PassError
+from pass_trainer.checkpoint import Checkpoint, History, Stage
+from pass_trainer.config import TrainConfig
+from pass_trainer.run import run
+from pass_trainer.text_writer import TorchTextWriter
+from pass_trainer.trainer import schedule
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture
+def config(tiny_model: Path, tmp_path: Path) -> TrainConfig:
+    return small_run(tiny_model, tmp_path / "numbers.txt", tmp_path / "run")
+
+
+@pytest.fixture
+def writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training text takes an hour where the model is large: what can be refused is refused before."""
+    monkeypatch.setattr("pass_trainer.run.distill", lambda *_: pytest.fail("text was written first"))
+
+
+def test_two_interruptions_change_nothing(config: TrainConfig, tmp_path: Path):
+    """A checkpoint after every step; work since the last one is done again."""
+    whole = run(replace(config, checkpoint_minutes=1e9), Silent())
+    often = replace(config, output=tmp_path / "interrupted", checkpoint_minutes=0, resume=True)
+    for at in (9, 12):
+        with pytest.raises(KeyboardInterrupt):
+            run(often, Interrupted(at))
+    state = json.loads((often.output / "checkpoint" / "progress.json").read_text())
+    assert 9 < state["step"] < 30
+    resumed = run(often, Silent())
+    assert resumed.history.loss == whole.history.loss
+    assert resumed.history.evaluations == whole.history.evaluations
+    assert same(weights(config.output), weights(often.output))
+    assert not same(weights(config.output), weights(_other_seed(config, tmp_path)))
+
+
+def _other_seed(config: TrainConfig, tmp_path: Path) -> Path:
+    run(replace(config, seed=1, output=tmp_path / "other"), Silent())
+    return tmp_path / "other"
+
+
+def test_a_save_cut_off_between_its_renames(config: TrainConfig):
+    whole = run(config, Silent())
+    (config.output / "checkpoint").rename(config.output / "checkpoint.old")
+    again = run(replace(config, resume=True), Silent())
+    assert again.history.loss == whole.history.loss
+
+
+def test_a_damaged_checkpoint_is_named(config: TrainConfig):
+    run(replace(config, steps=2), Silent())
+    (config.output / "checkpoint" / "progress.json").write_text("{")
+    with pytest.raises(PassError, match=r"cannot resume from .*checkpoint"):
+        run(replace(config, steps=2, resume=True), Silent())
+
+
+class SlowOther:
+    """An accelerator of two processes, as the first sees it: the second writes its part of a checkpoint only just
+    before it meets the first."""
+
+    is_main_process = True
+
+    def __init__(self) -> None:
+        self.owed: list[Path] = []
+
+    def save_state(self, directory: str) -> None:
+        Path(directory).mkdir()
+        self.owed.append(Path(directory, "random_states_1.pkl"))
+
+    def wait_for_everyone(self) -> None:
+        while self.owed:
+            self.owed.pop().touch()
+
+
+def test_a_checkpoint_has_the_part_of_every_process(config: TrainConfig):
+    config.output.mkdir()
+    Checkpoint(config.output, config.what_is_trained(), SlowOther(), 5.0).save(3, History([Stage(0, 30)]))
+    assert (config.output / "checkpoint" / "random_states_1.pkl").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"rank": 5}, r"rank \(4\)"),
+        ({"steps": 1}, r"steps \(2, and a run goes on with as many or more\)"),
+        ({"lookahead": 2}, r"lookahead \(3\)"),
+        ({"lr": 1e-3}, r"lr \(0.002\)"),
+        ({"adapter_from": 1}, r"adapter-from \(0\)"),
+        ({"seed": 1}, r"seed \(0\)"),
+        ({"write_with": "w8a8"}, r"write-with \(torch\)"),
+    ],
+    ids=str,
+)
+def test_other_settings_do_not_resume(
+    config: TrainConfig, change: dict[str, int], flag: str, request: pytest.FixtureRequest
+):
+    config = replace(config, steps=2)
+    run(config, Silent())
+    request.getfixturevalue("writes_nothing")
+    with pytest.raises(PassError, match=f"checkpoint was made with another --{flag}; give the same options"):
+        run(replace(config, **({"resume": True} | change)), Silent())
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"sequences": 65}, r"sequences \(64\)"),
+        ({"length": 40}, r"sequence-length \(48\)"),
+        ({"prompt": (4, 9)}, r"prompt-tokens \(4 8\)"),
+        ({"temperatures": (0.5,)}, r"temperatures \(0.0 0.8 1.0\)"),
+        ({"chat": 0.5}, r"chat-share \(0.0\)"),
+    ],
+    ids=str,
+)
+def test_another_recipe_is_named_by_its_flag(
+    config: TrainConfig, change: dict[str, int], flag: str, request: pytest.FixtureRequest
+):
+    config = replace(config, steps=2)
+    run(config, Silent())
+    request.getfixturevalue("writes_nothing")
+    with pytest.raises(PassError, match=f"was made with another --{flag}"):
+        run(replace(config, resume=True, recipe=replace(config.recipe, **change)), Silent())
+
+
+def test_other_text_does_not_resume(config: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest):
+    """The text counts, not what its file is called; what the weights say they were trained on stays true."""
+    config = replace(config, steps=2)
+    run(config, Silent())
+    made = weights(config.output)
+    copy, other = tmp_path / "copy.txt", tmp_path / "numbers2.txt"
+    copy.write_bytes(config.data[0].read_bytes())
+    other.write_text("other words " * 400)
+    run(replace(config, resume=True, data=(copy,)), Silent())
+    request.getfixturevalue("writes_nothing")
+    with pytest.raises(PassError, match="was made with another --data; give the same options, or another -o"):
+        run(replace(config, resume=True, data=(other,)), Silent())
+    assert same(weights(config.output), made)
+
+
+def test_weights_without_a_checkpoint_are_not_trained_over(config: TrainConfig):
+    run(replace(config, steps=2), Silent())
+    (config.output / "checkpoint").rename(config.output / "elsewhere")
+    with pytest.raises(PassError, match=r"has no checkpoint to resume from; use --start .*lookahead.safetensors"):
+        run(replace(config, steps=2, resume=True), Silent())
+
+
+def test_a_finished_run_is_given_more_steps(config: TrainConfig, tmp_path: Path):
+    """It goes on where it was, at the rates of the longer run; cut off then and resumed, it ends in the same place."""
+    short = run(replace(config, steps=10), Silent())
+    longer = replace(config, steps=25, resume=True)
+    copied = replace(longer, output=tmp_path / "copy", checkpoint_minutes=0)
+    copied.output.mkdir()
+    (copied.output / "checkpoint").mkdir()
+    for path in (config.output / "checkpoint").iterdir():
+        (copied.output / "checkpoint" / path.name).write_bytes(path.read_bytes())
+    extended = run(longer, Silent())
+    assert extended.history.loss[:10] == short.history.loss and len(extended.history.loss) == 25
+    assert extended.history.stages == [Stage(0, 10), Stage(10, 25)]
+    metrics = json.loads((config.output / "metrics.json").read_text())
+    assert metrics["training"]["steps"] == 25
+    assert metrics["training"]["recipe"]["stages"] == [{"start": 0, "steps": 10}, {"start": 10, "steps": 25}]
+    with pytest.raises(KeyboardInterrupt):
+        run(copied, Interrupted(6))
+    run(copied, Silent())
+    assert same(weights(config.output), weights(copied.output))
+
+
+def test_rates_of_a_run_that_was_given_more_steps():
+    """Warm-up from where it goes on, then those of a run that had so many from the start."""
+    first, more = Stage(0, 100), Stage(100, 300)
+    assert schedule(99, first) < 0.06 and schedule(100, more) < 0.05
+    assert [schedule(step, more) for step in range(119, 300)] == [
+        schedule(step, Stage(0, 300)) for step in range(119, 300)
+    ]
+    assert all(schedule(step, more) < schedule(step + 1, more) for step in range(100, 118))
+
+
+@pytest.mark.usefixtures("writes_nothing")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"adapter_from": 2}, r"--adapter-from must be 0 to 1, a layer of the model, not 2"),
+        ({"adapter_from": -1}, r"--adapter-from must be 0"),
+        ({"seed": -1}, r"--seed must be 0 to 4294967295, not -1"),
+        ({"lr": float("inf")}, r"--lr must be greater than 0"),
+        ({"checkpoint_minutes": float("nan")}, r"--checkpoint-minutes must be 0 or more"),
+        ({"start": Path("nowhere.safetensors")}, r"--start nowhere.safetensors: there is no such file"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_is_refused_first(config: TrainConfig, change: dict[str, int], reason: str):
+    with pytest.raises(PassError, match=reason):
+        run(replace(config, **change), Silent())
+    assert not config.output.exists()
+
+
+@pytest.mark.usefixtures("writes_nothing")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"lookahead": 9}, r"holds 8 look-ahead rows; use --lookahead 8 or less"),
+        ({"rank": 5}, r"has an adapter of rank 4; use --rank 4 or less"),
+        ({"head": True, "head_rank": 7}, r"has a head with --head-rank 12 --head-width 24; give the same"),
+    ],
+    ids=str,
+)
+def test_weights_that_a_run_cannot_start_from_are_refused_first(
+    config: TrainConfig, tiny_model: Path, tmp_path: Path, change: dict[str, int], reason: str
+):
+    start = write_random_weights(tiny_model, tmp_path / "start.safetensors", lookahead=8, head_rank=12)
+    with pytest.raises(PassError, match=reason):
+        run(replace(config, start=start, **change), Silent())
+    assert not config.output.exists()
+
+
+def test_weights_of_another_model_are_refused_first(
+    config: TrainConfig, adapter_weights: Path, tmp_path: Path, request: pytest.FixtureRequest
+):
+    tensors = load_file(adapter_weights)
+    save_file({"lookahead": tensors["lookahead"][:, :32].contiguous()}, tmp_path / "start.safetensors")
+    request.getfixturevalue("writes_nothing")
+    with pytest.raises(PassError, match="were these weights made for another model"):
+        run(replace(config, start=tmp_path / "start.safetensors"), Silent())
+
+
+def test_text_too_short_for_a_prompt_is_refused_first(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Though the prompts that the model writes itself come before it."""
+    monkeypatch.setattr(TorchTextWriter, "write", lambda *_: pytest.fail("text was written first"))
+    (tmp_path / "short.txt").write_text("too short")
+    recipe = replace(config.recipe, prompt=(40, 44))
+    with pytest.raises(PassError, match=r"short\.txt: no text is long enough for a prompt of 40 tokens"):
+        run(replace(config, data=(Path("self"), tmp_path / "short.txt"), recipe=recipe), Silent())

@@ -1,0 +1,60 @@
+"""A short training run on the tiny model, for tests: its settings, what it wrote, and progress that interrupts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from pass_trainer.config import TrainConfig
+from pass_trainer.distill import Recipe
+
+
+class Silent:
+    """pass_trainer.run.TrainProgress for tests."""
+
+    def phase(self, _name: str):
+        return lambda _done, _total, _note="": None
+
+
+class Interrupted(Silent):
+    """Raises KeyboardInterrupt, as Ctrl-C does, after `at` training steps of this process."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def phase(self, name: str):
+        def step(_done: int, _total: int, _note: str = "") -> None:
+            self._at -= name == "training"
+            if self._at < 0:
+                raise KeyboardInterrupt
+
+        return step
+
+
+def small_run(model: Path, text: Path, output: Path) -> TrainConfig:
+    """Thirty steps on 64 sequences; `text` is written where it is not there yet."""
+    if not text.exists():
+        text.write_text("".join(f"line {i}: the quick brown fox has {i * i} friends\n" for i in range(400)))
+    recipe = Recipe(sequences=64, length=48, prompt=(4, 8), chat=0.0)
+    sizes = {"lookahead": 3, "rank": 4, "steps": 30, "batch": 2, "anchors": 12}
+    return TrainConfig(
+        str(model),
+        (text,),
+        output,
+        adapter="lora",
+        dtype="fp32",
+        device="cpu",
+        write_with="torch",
+        recipe=recipe,
+        **sizes,
+    )
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "lookahead.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
