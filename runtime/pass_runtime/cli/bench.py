@@ -16,13 +16,12 @@ import click
 import onnxruntime as ort
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.bench_breakdown import Breakdown
 from pass_runtime.cli.prompts import read_prompts
-from pass_runtime.cli.tables import show_table
+from pass_runtime.cli.tables import show_rows
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
@@ -37,10 +36,7 @@ PROMPTS = (
     "To bake a loaf of bread, first",
     "Photosynthesis is the process by which",
 )
-
-
 PLANS = (*MODES, "auto")
-
 Save = Callable[[dict[str, Any]], None]
 
 
@@ -267,36 +263,31 @@ def parse_sizes(flag: str, what: str, example: str, text: str | None) -> tuple[i
     return sizes
 
 
-def _breakdown_cells(plan: dict[str, Any]) -> list[str]:
-    predicted = plan["predicted_tokens_per_second_each"]
-    if predicted is None:
-        return ["-"] * 4
-    parts = [plan[name] for name in ("trunk_milliseconds", "tail_milliseconds", "cost")]
-    return [f"{value:.2f}" for value in (*parts, plan["tokens_per_second_each"] / predicted)]
+def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
+    """Return a row of the table; acceptance is per draft position, 1..L."""
+    cells = {"plan": plan["plan"], "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}"}
+    if batched:
+        cells["each"] = f"{plan['tokens_per_second_each']:.1f}"
+    cells["ratio"] = f"{plan['ratio']:.2f}"
+    cells["ms/pass"] = f"{plan['milliseconds_per_pass']:.1f}"
+    cells["host"] = f"{plan['host_milliseconds_per_pass']:.2f}"
+    if "cost" in plan:
+        names, predicted = ("trunk_milliseconds", "tail_milliseconds", "cost"), plan["predicted_tokens_per_second_each"]
+        parts = [plan[name] for name in names] + [predicted and plan["tokens_per_second_each"] / predicted]
+        headings = ("trunk", "tail", "cost", "measured / predicted")
+        cells |= {name: "-" if part is None else f"{part:.2f}" for name, part in zip(headings, parts, strict=True)}
+    cells["tau"] = f"{plan['tau']:.2f}"
+    cells["acceptance by position"] = " ".join(f"{rate:.2f}" for rate in plan["acceptance_per_position"]) or "-"
+    return cells
 
 
 def print_plans(report: dict[str, Any]) -> None:
-    """Print the report as a table; acceptance is per draft position, 1..L."""
-    table = Table(title=f"{report['bundle']} on {report['device']}: {report['machine']}", title_justify="left")
+    """Print the report as a table."""
     batched = any(plan["batch"] for plan in report["plans"])
-    rates = ("tokens/s in all", "each") if batched else ("tokens/s",)
-    parts = ("trunk", "tail", "cost", "measured / predicted") if "cost" in report["plans"][0] else ()
-    for heading in ("plan", *rates, "ratio", "ms/pass", "host", *parts, "tau", "acceptance by position"):
-        table.add_column(heading, justify="left" if heading in ("plan", "acceptance by position") else "right")
-    for plan in report["plans"]:
-        table.add_row(
-            plan["plan"],
-            f"{plan['tokens_per_second']:.1f}",
-            *([f"{plan['tokens_per_second_each']:.1f}"] if batched else []),
-            f"{plan['ratio']:.2f}",
-            f"{plan['milliseconds_per_pass']:.1f}",
-            f"{plan['host_milliseconds_per_pass']:.2f}",
-            *(_breakdown_cells(plan) if parts else ()),
-            f"{plan['tau']:.2f}",
-            " ".join(f"{rate:.2f}" for rate in plan["acceptance_per_position"]) or "-",
-        )
+    title = f"{report['bundle']} on {report['device']}: {report['machine']}"
+    rows = [_cells(plan, batched=batched) for plan in report["plans"]]
+    show_rows(title, rows, left=("plan", "acceptance by position"))
     console = Console()
-    show_table(console, table)
     console.print(f"look-ahead embeddings: {report['lookahead_source']}", highlight=False, soft_wrap=True)
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
         console.print(

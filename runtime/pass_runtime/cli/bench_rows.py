@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.capabilities import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.bench import Save
-from pass_runtime.cli.tables import show_table
+from pass_runtime.cli.tables import show_rows
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.sequence import Request
 from pass_runtime.decode.sequence import Sequence as Decoding
@@ -148,24 +147,20 @@ def filled_slots(session: Session, request: RowsOptions, tokens: Sequence[int], 
 
 def print_rows(report: dict[str, Any]) -> None:
     """Print the report as a table."""
-    title = f"{report['bundle']} on {report['device']}: {report['machine']}"
-    table = Table(title=title, title_justify="left")
     batched = any(row["batch"] > 1 for row in report["rows"])
-    headings = (*(["sequences"] if batched else []), "rows", "window", "look-ahead rows")
-    for heading in (*headings, "trunk, ms", "ratio", "tail, ms"):
-        table.add_column(heading, justify="left" if heading == "window" else "right")
-    for row in report["rows"]:
-        table.add_row(
-            *([str(row["batch"])] if batched else []),
-            str(row["rows"]),
-            row["window"],
-            str(row["lookahead_rows"]),
-            f"{row['trunk_milliseconds']:.2f}",
-            f"{row['ratio']:.2f}",
-            f"{row['tail_milliseconds']:.2f}",
-        )
-    console = Console()
-    show_table(console, table)
-    console.print(
+    rows = [
+        ({"sequences": str(row["batch"])} if batched else {})
+        | {
+            "rows": str(row["rows"]),
+            "window": row["window"],
+            "look-ahead rows": str(row["lookahead_rows"]),
+            "trunk, ms": f"{row['trunk_milliseconds']:.2f}",
+            "ratio": f"{row['ratio']:.2f}",
+            "tail, ms": f"{row['tail_milliseconds']:.2f}",
+        }
+        for row in report["rows"]
+    ]
+    show_rows(f"{report['bundle']} on {report['device']}: {report['machine']}", rows, left=("window",))
+    Console().print(
         f"{report['cached']} tokens in a cache of {report['capacity']}; ratios are to one row", highlight=False
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
+
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -28,3 +30,13 @@ def show_table(console: Console, table: Table) -> None:
     console.width = usual - min(room, 0)
     console.print(table)
     console.width = usual
+
+
+def show_rows(title: str, rows: Iterable[Mapping[str, str]], left: Collection[str] = ()) -> None:
+    """Print rows that have the same headings. Columns are aligned to the right, but for those in `left`."""
+    table = Table(title=title, title_justify="left")
+    for number, row in enumerate(rows):
+        for heading in row if number == 0 else ():
+            table.add_column(heading, justify="left" if heading in left else "right")
+        table.add_row(*row.values())
+    show_table(Console(), table)
