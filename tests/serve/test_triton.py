@@ -120,13 +120,14 @@ def test_what_cannot_be_honoured_is_refused_by_name(triton_server, fields, messa
 def test_a_cancelled_request_frees_its_slot(triton_server):
     """Whether it streams or not, and where it waits."""
     before = triton_server.metric("vllm:request_success_total", finished_reason="abort", model_name="slow")
-    clients = [Client(triton_server) for _ in range(4)]
-    for number, client in enumerate(clients):
-        client.begin("slow", **LONG, stream=number % 2 == 0)
-    triton_server.wait_until("vllm:num_requests_running", 2, model_name="slow")
-    triton_server.wait_until("vllm:num_requests_waiting", 2, model_name="slow")
-    for client in clients:
-        client.cancel()
+    clients = [Client(triton_server) for _ in range(3)]
+    with triton_server.first_response("slow", **LONG, stream=True):
+        for number, client in enumerate(clients):
+            client.begin("slow", **LONG, stream=number == 1)
+            triton_server.wait_until("vllm:num_requests_running", 2, model_name="slow")
+        triton_server.wait_until("vllm:num_requests_waiting", 2, model_name="slow")
+        for client in reversed(clients):  # the stream among them never gets a slot
+            client.cancel()
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
         triton_server.wait_until(name, 0, model_name="slow")
     after = triton_server.metric("vllm:request_success_total", finished_reason="abort", model_name="slow")

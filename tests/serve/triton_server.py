@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +124,20 @@ class Triton(Metered):
     def generate(self, model: str, **fields: object) -> httpx.Response:
         return httpx.post(f"{self.http}/v2/models/{model}/generate", json=fields, timeout=60)
 
-    def give_up(self, model: str, **fields: object) -> None:
-        """Disconnect after the first response of a stream. (Not over gRPC in numbers: 2.51 can crash when a stream is
-        cancelled while a response is sent.)"""
+    @contextmanager
+    def first_response(self, model: str, **fields: object) -> Iterator[None]:
+        """Of a stream, whose client disconnects at the end of the context. (Over HTTP, since 2.51 can crash when a gRPC
+        stream is cancelled while a response is sent: here one in 300.)"""
         url = f"{self.http}/v2/models/{model}/generate_stream"
         with httpx.stream("POST", url, json=fields, timeout=60) as response:
-            assert next(response.iter_lines()).startswith("data: ")
+            lines = response.iter_lines()  # the connection would be closed with it
+            assert next(lines).startswith("data: ")
+            yield
+
+    def give_up(self, model: str, **fields: object) -> None:
+        """Disconnect after the first response of a stream."""
+        with self.first_response(model, **fields):
+            pass
 
 
 class Client:
@@ -140,14 +148,16 @@ class Client:
 
         self._grpc = grpc
         self._client = grpc.InferenceServerClient(server.grpc)
-        self._streaming = False
+        self._streaming = self._under_way = False
         self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.cancel()
+        """A stream whose request has ended is closed and not cancelled: where a stream is cancelled while its last
+        response is written, 2.51 can keep the request, and then never unloads the model."""
+        self._end_stream(cancel=self._under_way)
         self._client.close()
 
     def tensor(self, name: str, value: Any, dtype: str | None = None) -> Any:
@@ -169,6 +179,7 @@ class Client:
             put = self._answers.put
             self._client.start_stream(callback=lambda result, error: put((result, error)))
             self._streaming = True
+        self._under_way = True
         self._client.async_stream_infer(model, tensors, enable_empty_final_response=True)
 
     def responses(self, timeout: float = 60) -> Iterator[dict[str, list[Any]]]:
@@ -176,12 +187,14 @@ class Client:
         while True:
             result, error = self._answers.get(timeout=timeout)
             if error is not None:
+                self._under_way = False
                 raise error
             response = result.get_response()
             found = {output.name: result.as_numpy(output.name) for output in response.outputs}
             if found:
                 yield {name: array.tolist() for name, array in found.items()}
             if response.parameters["triton_final_response"].bool_param:
+                self._under_way = False
                 return
 
     def ask(self, model: str, **fields: Any) -> list[dict[str, list[Any]]]:
@@ -190,9 +203,12 @@ class Client:
 
     def cancel(self) -> None:
         """What is under way, and its stream."""
+        self._end_stream(cancel=True)
+
+    def _end_stream(self, *, cancel: bool) -> None:
         if self._streaming:
-            self._client.stop_stream(cancel_requests=True)
-            self._streaming = False
+            self._client.stop_stream(cancel_requests=cancel)
+            self._streaming = self._under_way = False
 
 
 def text_of(responses: list[dict[str, list[Any]]]) -> str:
