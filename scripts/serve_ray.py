@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from pass_runtime.backends.capabilities import DEFAULT_BATCH
+from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.open import GPU_DEVICES
 from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import one_line_errors

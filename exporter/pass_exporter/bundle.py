@@ -27,6 +27,7 @@ from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.bundle import head as heads
 from pass_runtime.bundle import noise
+from pass_runtime.bundle.bindings import fed_by
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import (
     CHAT_TEMPLATE_FILE,
@@ -50,7 +51,6 @@ from pass_runtime.bundle.manifest import (
 from pass_runtime.bundle.metadata import METADATA, metadata
 from pass_runtime.bundle.plan import Plan, bundle_plans
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
-from pass_runtime.bundle.tensors import fed_by
 
 LOGPROBS_FILE = "tail.logprobs.onnx"
 MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {

@@ -18,7 +18,7 @@ from pass_exporter.engines.target import choose_targets
 from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
-from pass_runtime.backends.capabilities import DEFAULT_BATCH
+from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.open import DEVICES
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library

@@ -13,8 +13,8 @@ import pytest
 from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
 from pass_exporter.model.registry import registry
 from pass_runtime import GenerateOptions, Manifest, SamplingParams, load, read_manifest
+from pass_runtime.bundle.bindings import fed_by
 from pass_runtime.bundle.plan import bundle_plans
-from pass_runtime.bundle.tensors import fed_by
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 ORT_TYPES = {

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.backends.buffers import Buffers
-from pass_runtime.backends.memory import HostMemory
+from pass_runtime.backends.memory import Buffers, HostMemory
 from pass_runtime.backends.ort import backend as ort_backend
-from pass_runtime.backends.ort.engine import BoundSessions
+from pass_runtime.backends.ort.backend import BoundSessions
 
 SLOTS = 3
 

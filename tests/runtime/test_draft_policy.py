@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.backends.capabilities import Capabilities
+from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
 from pass_runtime.decode.draft_policy import AlwaysTry, DraftPolicy, DraftState, TryWhereFaster, next_pass
 from pass_runtime.tuning.pass_times import PassTimes

@@ -15,10 +15,10 @@ from mixed_requests import TEXTS, Alone, Asked
 from reciting import assert_idle, reciting_session, runner_of, words
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
-from pass_runtime.backends.kv_cache import KVCache
-from pass_runtime.backends.memory import HostMemory, out_of_memory
+from pass_runtime.backends.memory import HostMemory, KVCache, out_of_memory
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.decode import runner as runner_module
+from pass_runtime.decode import scheduler as scheduler_module
 from pass_runtime.decode.sequence import Sequence
 
 SEEDED = SamplingParams(0.9, seed=1)
@@ -136,6 +136,27 @@ def test_a_pass_counts_for_all_of_its_slots_or_for_none(
     for one, stream in zip(asked, streams, strict=True):
         alone.assert_same(one, stream.result().token_ids)
     assert counted.count(3) > 2
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_what_fails_after_a_pass_was_counted_ends_its_requests(
+    tiny_bundle: Path, alone: Alone, requests: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Their tokens were not written yet, so the sequences are neither decoding nor reading their prompts."""
+    session = session_of(FaultyBackend(tiny_bundle))
+    observe, fuse = scheduler_module._observe, Fuse(RuntimeError("odd"), 3)
+
+    def observe_unless_blown(*given):
+        fuse.count()
+        observe(*given)
+
+    monkeypatch.setattr(scheduler_module, "_observe", observe_unless_blown)
+    streams = [session.generate(NEXT.text, GenerateOptions(50, ignore_eos=True)) for _ in range(requests)]
+    for stream in streams:
+        with pytest.raises(RuntimeError, match="odd"):
+            stream.result(timeout=30)
+        assert stream.finish_reason == "error"
+    assert_serves(session, alone)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

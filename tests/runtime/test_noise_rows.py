@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from conftest import export_bundle, make_model
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.backends import noise_rows
-from pass_runtime.backends.buffers import Buffers
-from pass_runtime.backends.memory import HostMemory
-from pass_runtime.backends.noise_rows import NoiseRows
+from pass_runtime.backends import memory
+from pass_runtime.backends.memory import Buffers, HostMemory, NoiseRows
 from pass_runtime.bundle.noise import STREAMS, noise_offsets
 
 SAMPLED = [SamplingParams(0.9, seed=1), SamplingParams(), SamplingParams(1.0, 40, 0.9, seed=2**63 + 5)]
@@ -38,7 +36,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(positions))
         return noise_offsets(seed, positions, stream)
 
-    monkeypatch.setattr(noise_rows, "noise_offsets", counted)
+    monkeypatch.setattr(memory, "noise_offsets", counted)
     return counts
 
 
@@ -71,11 +69,11 @@ def texts(bundle: Path) -> list[list[int]]:
 
 
 def test_how_much_is_filled_at_a_time_changes_no_token(bundle: Path, computed: list[int], monkeypatch):
-    monkeypatch.setattr(noise_rows, "AHEAD", 1000)
+    monkeypatch.setattr(memory, "AHEAD", 1000)
     expected = texts(bundle)
     for block in (0, 1, 50):  # 0: exactly what the next pass may look at
         del computed[:]
-        monkeypatch.setattr(noise_rows, "AHEAD", block)
+        monkeypatch.setattr(memory, "AHEAD", block)
         assert texts(bundle) == expected
         assert len(computed) > 100 / (block + 1)
 

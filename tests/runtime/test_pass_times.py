@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from reciting import assert_idle, reciting_session, runner_of
 
-from pass_runtime.backends.base import PassKind
-from pass_runtime.backends.capabilities import Capabilities
+from pass_runtime.backends.base import Capabilities, PassKind
 from pass_runtime.bundle.plan import ar_plan, draft_plan, fused_plan, verify_plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams

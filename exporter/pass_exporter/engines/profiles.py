@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pass_runtime.backends.capabilities import listed_positions
+from pass_runtime.backends.base import listed_positions
 from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.bundle.plan import MODES, Plan, make_cycle
 

@@ -1,18 +1,30 @@
-"""The memory that buffers are in: the host's, or a device's (`pass_runtime.backends.cuda`). It is handled as addresses,
-because ONNX Runtime and TensorRT are both bound to addresses."""
+"""The memory of a device, and what a backend keeps there: named buffers, the KV cache, the noise of every slot.
+
+Memory is the host's or a GPU's (`pass_runtime.backends.cuda`). It is handled as addresses, because ONNX Runtime and
+TensorRT are both bound to addresses.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pass_runtime.bundle.bindings import Binding
+from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.noise import STREAMS, noise_offsets
+from pass_runtime.bundle.sampling import Rule
+from pass_runtime.bundle.tensors import PAST
 from pass_runtime.errors import PassError
 
 ALIGNMENT = 64
 """The bytes of a cache line, which also suits vector instructions."""
+AHEAD = 256
+"""How many positions of noise are filled beyond those of the next pass."""
 
 
 class DeviceLost(PassError):
@@ -98,3 +110,169 @@ ITEM_SIZES = {"bfloat16": 2}
 def item_size(dtype: npt.DTypeLike) -> int:
     """Bytes of one element."""
     return ITEM_SIZES[dtype] if isinstance(dtype, str) and dtype in ITEM_SIZES else np.dtype(dtype).itemsize
+
+
+class Buffers:
+    """Device memory by name and shape, which several graphs are bound to. The same name and shape is always the same
+    memory, at the same address, because captured CUDA graphs contain the addresses. Buffers with a row for each of
+    `slots` slots are found by the shape of a row.
+
+    passing: names of buffers with rows whose content is not needed after the pass that wrote it, as logits. Buffers of
+    such a name share memory, whatever their shapes. Where that memory is too small for a shape, a new block of at least
+    twice its size is allocated, so that all blocks together are less than four times the largest buffer.
+    """
+
+    def __init__(self, memory: Memory, slots: int, passing: Collection[str] = ()) -> None:
+        self._memory, self._slots, self._passing = memory, slots, passing
+        self._largest: dict[str, tuple[int, int]] = {}
+        """For each name in `passing`: the size in bytes and the address of its newest block."""
+        self._addresses: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._filled: set[int] = set()
+
+    def at(self, binding: Binding) -> int:
+        """The address of a binding's buffer. A constant is written there at the first call."""
+        if binding.by_slot:
+            return self.rows(binding.buffer, binding.shape[1:], binding.dtype)
+        address = self._get((binding.buffer, binding.shape), binding.shape, binding.dtype)
+        if binding.constant is not None and address not in self._filled:
+            self._memory.upload(address, np.ascontiguousarray(binding.constant))
+            self._filled.add(address)
+        return address
+
+    def rows(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+        """The address of the buffer `name` that has a row of `shape` for every slot."""
+        return self._get((name, (-1, *shape)), (self._slots, *shape), dtype)
+
+    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Write a whole buffer that has no rows for slots."""
+        self._memory.upload(self._get((name, array.shape), array.shape, array.dtype), np.ascontiguousarray(array))
+
+    def write_row(self, name: str, slot: int, values: npt.ArrayLike, dtype: npt.DTypeLike) -> None:
+        """Write the row of `slot`."""
+        row = np.array(values, dtype)
+        address = self.rows(name, row.shape, row.dtype) + slot * row.nbytes
+        self._memory.upload(address, row)
+
+    def write_part(self, name: str, slot: int, shape: tuple[int, ...], first: int, items: npt.NDArray[Any]) -> None:
+        """Write `items` into the row of `slot`, which has this `shape`, beginning at its item `first`."""
+        item = math.prod(shape[1:]) * items.itemsize
+        address = self.rows(name, shape, items.dtype) + (slot * shape[0] + first) * item
+        self._memory.upload(address, np.ascontiguousarray(items))
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A copy of the first shape[0] rows of a buffer with a row for every slot."""
+        array = np.empty(shape, dtype)
+        self._memory.download(array, self.rows(name, shape[1:], dtype))
+        return array
+
+    def _get(self, key: tuple[str, tuple[int, ...]], shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+        if key not in self._addresses:
+            (name, row), size = key, max(math.prod(shape), 1) * item_size(dtype)
+            passing = name in self._passing and row[:1] == (-1,)
+            self._addresses[key] = self._shared(name, size) if passing else self._memory.allocate(size)
+        return self._addresses[key]
+
+    def _shared(self, name: str, size: int) -> int:
+        available, address = self._largest.get(name, (0, 0))
+        if size > available:
+            size = max(size, 2 * available)
+            address = self._memory.allocate(size)
+            self._largest[name] = size, address
+        return address
+
+
+class KVCache:
+    """The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values. `capacity` is S, the KV
+    capacity in tokens. It is 0 until the first `resize`.
+
+    Slots are the outermost dimension. So a pass over the first b slots is bound to the beginning of every tensor, and
+    the prefill of one slot to that slot's part of it.
+    """
+
+    def __init__(self, memory: Memory, manifest: Manifest, slots: int) -> None:
+        model, self._memory, self.slots = manifest.model, memory, slots
+        tensors = [tensor for tensor in manifest.trunk.inputs if tensor.name.startswith(PAST)]
+        self.names = [tensor.name for tensor in tensors]
+        self.dtype = tensors[0].dtype
+        self._heads, self._head_dim = model.kv_heads, model.head_dim
+        self.capacity = 0
+        self._addresses: Mapping[str, int] = {}
+
+    @property
+    def entry_bytes(self) -> int:
+        """The bytes of one token's entry in one head."""
+        return self._head_dim * item_size(self.dtype)
+
+    def shape(self, slots: int) -> tuple[int, int, int, int]:
+        """The shape that every tensor has for a pass over `slots` slots."""
+        return slots, self._heads, self.capacity, self._head_dim
+
+    def places(self, slot: int = 0) -> Iterator[tuple[str, int]]:
+        """For every tensor, the name of its input and the address at which `slot` begins."""
+        offset = slot * self._heads * self.capacity * self.entry_bytes
+        for name, address in self._addresses.items():
+            yield name, address + offset
+
+    def resize(self, capacity: int, lengths: Sequence[int]) -> None:
+        """Copy the first `lengths[slot]` entries of every slot into new tensors of `capacity`. Where memory runs out,
+        the cache stays as it was."""
+        grown: dict[str, int] = {}
+        try:
+            for name in self.names:
+                grown[name] = self._memory.allocate(self.slots * self._heads * capacity * self.entry_bytes)
+            if self.capacity:
+                for name, address in grown.items():
+                    self._copy(self._addresses[name], address, capacity, lengths)
+        except BaseException:
+            for address in grown.values():
+                self._memory.free(address)
+            raise
+        old, self._addresses, self.capacity = self._addresses, grown, capacity
+        for address in old.values():
+            self._memory.free(address)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` entries of slot `source` over those of `target`."""
+        pitch = self.capacity * self.entry_bytes
+        for address in self._addresses.values():
+            first, second = (address + slot * self._heads * pitch for slot in (source, target))
+            self._memory.copy_rows(second, pitch, first, pitch, length * self.entry_bytes, self._heads)
+
+    def _copy(self, source: int, target: int, capacity: int, lengths: Sequence[int]) -> None:
+        old, new = self.capacity * self.entry_bytes, capacity * self.entry_bytes
+        for slot, length in enumerate(lengths):
+            first, second = source + slot * self._heads * old, target + slot * self._heads * new
+            if length:
+                self._memory.copy_rows(second, new, first, old, length * self.entry_bytes, self._heads)
+
+
+class NoiseRows:
+    """The noise offsets that the tails read: for each of `slots` slots, a row that lists all `positions` (N).
+
+    Only a part of a row is ever filled: from where the slot's text is now to AHEAD positions beyond its next pass, and
+    more when a pass may look beyond that. So the cost of starting a request does not grow with the KV capacity.
+    """
+
+    def __init__(self, buffers: Buffers, rule: Rule, slots: int, positions: int) -> None:
+        self._buffers, self._positions = buffers, positions
+        self._streams = STREAMS if rule == "rejection" else STREAMS[:1]
+        self._seeds: list[int | None] = [None] * slots
+        self._filled = [range(0)] * slots
+
+    def begin(self, slot: int, seed: int | None) -> None:
+        """Start another text in `slot` with this seed, or with None where it is decoded greedily and needs no noise."""
+        self._seeds[slot], self._filled[slot] = seed, range(0)
+
+    def cover(self, slot: int, first: int, stop: int) -> None:
+        """Make sure that the row of `slot` holds the positions from `first` up to, but not including, `stop`."""
+        seed, filled = self._seeds[slot], self._filled[slot]
+        stop = min(stop, self._positions)
+        if seed is None or (filled.start <= first and stop <= filled.stop):
+            return
+        self._filled[slot] = range(0)  # Nothing counts as filled until all of it is written.
+        wanted = range(first, min(stop + AHEAD, self._positions))
+        positions = np.arange(wanted.start, wanted.stop, dtype=np.int64)
+        for stream in self._streams:
+            offsets = noise_offsets(seed, positions, stream)
+            self._buffers.write_part(stream, slot, (self._positions, 2), wanted.start, offsets)
+        self._filled[slot] = wanted

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pass_runtime.backends.base import Backend
-from pass_runtime.backends.capabilities import check_onnx_runtime
+from pass_runtime.backends.base import Backend, check_onnx_runtime
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.engine_sets import check_built, fits, is_current
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library

@@ -1,7 +1,7 @@
 """Which buffer every tensor of a graph is bound to, for any engine. This is how data flows from one pass to the next.
 
 Tensors with the same buffer and shape share memory: the trunk writes logits where the tail reads them, and a tail
-writes `next_ids` where the next pass reads `input_ids` (`fed_by` of `pass_runtime.bundle.tensors` names these pairs).
+writes `next_ids` where the next pass reads `input_ids` (`fed_by` names these pairs).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
 from pass_runtime.bundle.plan import Plan, prefill_plan
 from pass_runtime.bundle.sampling import Sampler
-from pass_runtime.bundle.tensors import PAST, PRESENT, WINDOWS, fed_by
+from pass_runtime.bundle.tensors import PAST, PRESENT, WINDOWS
 
 PREFILL = "prefill."
 """Prefix of the buffers of prefill, which runs on one slot and leaves the windows of all slots as they are."""
@@ -132,3 +132,13 @@ class BundleBindings:
         by_slot = tensor.shape[0] == "batch" and not scope
         buffer = scope + (fed_by(tensor.name) or tensor.name)
         return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot)
+
+
+def fed_by(output: str) -> str | None:
+    """The input of the next graph or pass that shares the memory of `output`; None where no input does."""
+    if output == "next_ids":
+        return "input_ids"
+    for prefix, fed in ((PRESENT, PAST), ("next_", "")):
+        if output.startswith(prefix):
+            return output.replace(prefix, fed, 1)
+    return None

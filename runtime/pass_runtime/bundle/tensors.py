@@ -45,16 +45,6 @@ def trunk_shapes(layers: int) -> Mapping[str, tuple[str, ...]]:
     }
 
 
-def fed_by(output: str) -> str | None:
-    """The input of the next graph or pass that shares the memory of `output`; None where no input does."""
-    if output == "next_ids":
-        return "input_ids"
-    for prefix, fed in ((PRESENT, PAST), ("next_", "")):
-        if output.startswith(prefix):
-            return output.replace(prefix, fed, 1)
-    return None
-
-
 def tail_tensors(plan: Plan, vocab_size: int, hidden_size: int) -> Mapping[str, Kind]:
     """Every tensor that a tail of `plan` may have. A fused tail serves windows with any groups, so its window width is
     symbolic."""

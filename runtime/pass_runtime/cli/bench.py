@@ -21,7 +21,7 @@ from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.bench_breakdown import Breakdown
 from pass_runtime.cli.prompts import read_prompts
-from pass_runtime.cli.tables import show_rows
+from pass_runtime.cli.tables import OutputConsole, show_rows
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
@@ -287,7 +287,7 @@ def print_plans(report: dict[str, Any]) -> None:
     title = f"{report['bundle']} on {report['device']}: {report['machine']}"
     rows = [_cells(plan, batched=batched) for plan in report["plans"]]
     show_rows(title, rows, left=("plan", "acceptance by position"))
-    console = Console()
+    console = OutputConsole()
     console.print(f"look-ahead embeddings: {report['lookahead_source']}", highlight=False, soft_wrap=True)
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
         console.print(

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
 
-from pass_runtime.backends.base import PassKind
-from pass_runtime.backends.capabilities import Capabilities
+from pass_runtime.backends.base import Capabilities, PassKind
 from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.bench import Save
-from pass_runtime.cli.tables import show_rows
+from pass_runtime.cli.tables import OutputConsole, show_rows
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.sequence import Request
 from pass_runtime.decode.sequence import Sequence as Decoding
@@ -161,6 +159,6 @@ def print_rows(report: dict[str, Any]) -> None:
         for row in report["rows"]
     ]
     show_rows(f"{report['bundle']} on {report['device']}: {report['machine']}", rows, left=("window",))
-    Console().print(
+    OutputConsole().print(
         f"{report['cached']} tokens in a cache of {report['capacity']}; ratios are to one row", highlight=False
     )

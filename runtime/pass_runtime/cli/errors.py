@@ -98,8 +98,8 @@ def _one_line_usage() -> Iterator[None]:
         text = " ".join(error.format_message().split()).removesuffix(".")
         command = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
         raise _UsageLine(text[:1].lower() + text[1:] + command) from None
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError:  # from --help
+        _drop_output(141)
     except OSError as error:  # as from --help with its output on a full disk
         report(error.strerror or error)
         _drop_output(2)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,7 +15,7 @@ from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo
 from pass_runtime.bundle.plan import Plan, bundle_plans
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.cli.tables import show_table
+from pass_runtime.cli.tables import OutputConsole, show_table
 from pass_runtime.json_lines import to_json
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -79,7 +78,7 @@ def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
 
 def print_tables(found: dict[str, Any]) -> None:
     """Print everything but the hashes as tables."""
-    console = Console(highlight=False)
+    console = OutputConsole(highlight=False)
     table = Table(title=escape(found["bundle"]), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pass_runtime.backends.capabilities import DEFAULT_BATCH
+from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.open import DEVICES
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MAX_LOGPROBS, SamplingParams
 from pass_runtime.cli.errors import importing

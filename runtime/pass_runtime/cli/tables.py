@@ -10,6 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 
+class OutputConsole(Console):
+    """Standard output. Where its reader has ended, commands end as after any other output (`one_line_errors`)."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def show_table(console: Console, table: Table) -> None:
     """Print a table whose columns are at least as wide as their longest words; what room is left widens the first
     columns. A table that is wider than the console is printed all the same: a terminal wraps its lines."""
@@ -39,4 +46,4 @@ def show_rows(title: str, rows: Iterable[Mapping[str, str]], left: Collection[st
         for heading in row if number == 0 else ():
             table.add_column(heading, justify="left" if heading in left else "right")
         table.add_row(*row.values())
-    show_table(Console(), table)
+    show_table(OutputConsole(), table)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pass_runtime.backends.capabilities import Capabilities
+from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.group_sizes import cumulative_of

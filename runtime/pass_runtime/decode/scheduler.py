@@ -79,12 +79,14 @@ class Scheduler:
         self._drop_cancelled()
         self._admit()
         self._prefill()
+        decoding = [slot.sequence for slot in self.runner.decoding]
         try:
             if active := self.runner.gather():
                 self._decode(active)
         except Exception as error:  # a pass runs all sequences together, so it fails for all of them
-            for slot in self.runner.decoding:
-                self._finish(slot, _failed(error))
+            for slot in self.runner.busy:
+                if slot.sequence in decoding:
+                    self._finish(slot, _failed(error))
 
     def end_all(self, end: End) -> None:
         """Finish every sequence, waiting ones too."""

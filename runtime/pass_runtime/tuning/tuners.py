@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pass_runtime.backends.base import PassKind
-from pass_runtime.backends.capabilities import Capabilities
+from pass_runtime.backends.base import Capabilities, PassKind
 from pass_runtime.bundle.manifest import LookaheadInfo, Manifest
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler

@@ -6,23 +6,23 @@ and batch, and its bindings are kept for each plan and batch.
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backends.base import Backend, PassKind
-from pass_runtime.backends.capabilities import DEFAULT_BATCH, Capabilities, batch_sizes, check_onnx_runtime
+from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, batch_sizes, check_onnx_runtime
 from pass_runtime.backends.memory import Memory
 from pass_runtime.backends.ort.engine import (
-    BoundSession,
-    BoundSessions,
-    BoundTensor,
-    bind,
+    PROVIDERS,
     check_graph,
     choose_device,
     map_shared,
@@ -34,6 +34,8 @@ from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.tensors import PAST, PRESENT
 from pass_runtime.errors import PassError
+
+Key = TypeVar("Key", bound=Hashable)
 
 FIRST_CAPACITY = 256
 CAPACITY_STEP = 64
@@ -174,6 +176,76 @@ class OrtBackend(Backend):
             check_graph(session, graph)
             self._tails[graph.file] = session
         return self._tails[graph.file]
+
+
+@dataclass(frozen=True)
+class BoundTensor:
+    """A graph's tensor with the address of its memory."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+
+
+class BoundSession:
+    """A session with memory for its inputs and outputs. On CUDA it is captured as a graph of its own, with the number
+    `graph`, because addresses and shapes stay the same."""
+
+    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, graph: int) -> None:
+        self._session, self._binding = session, binding
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("gpu_graph_id", str(graph))
+
+    def run(self) -> None:
+        """PassError where ONNX Runtime fails, as when memory runs out."""
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except Exception as error:  # onnxruntime raises bare classes of its own
+            raise PassError(f"onnxruntime failed to run a pass: {' '.join(str(error).split())}") from None
+
+
+class BoundSessions(Generic[Key]):
+    """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it captured, so a session
+    that is bound to the same addresses again gets its old graph number."""
+
+    MOST = 256
+    _graphs = itertools.count(1)
+
+    def __init__(self) -> None:
+        self._bound: OrderedDict[Key, BoundSession] = OrderedDict()
+        self._graph_of: dict[Key, int] = {}
+
+    def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
+        """The bound session of `key`. A new one is made by `make`, from the number of its graph."""
+        if key not in self._bound:
+            graph = self._graph_of.setdefault(key, next(self._graphs))
+            self._bound[key] = make(graph)
+            if len(self._bound) > self.MOST:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        return self._bound[key]
+
+    def clear(self) -> None:
+        """Forget all of them, because addresses have changed."""
+        self._bound.clear()
+        self._graph_of.clear()
+
+
+def bind(
+    session: ort.InferenceSession,
+    device: str,
+    inputs: Sequence[BoundTensor],
+    outputs: Sequence[BoundTensor],
+    graph: int,
+) -> BoundSession:
+    """Bind `session` to the memory of `inputs` and `outputs`."""
+    binding, kind = session.io_binding(), PROVIDERS[device][1]
+    for tensor in inputs:
+        binding.bind_input(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+    for tensor in outputs:
+        binding.bind_output(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+    return BoundSession(session, binding, graph)
 
 
 def following_capacities(maximum: int) -> tuple[int, ...]:

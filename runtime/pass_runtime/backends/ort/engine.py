@@ -1,15 +1,12 @@
-"""ONNX Runtime sessions: devices, opening, binding to memory, and checking graphs against the manifest."""
+"""Opens ONNX Runtime sessions: devices, what sessions share, and checking graphs against the manifest."""
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +19,6 @@ from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.metadata import METADATA, trunk_metadata
 from pass_runtime.bundle.noise import ROW, TABLES, TABLES_FILE
 from pass_runtime.errors import PassError
-
-Key = TypeVar("Key", bound=Hashable)
 
 PROVIDERS: Mapping[str, tuple[str, str]] = {
     # device -> execution provider, OrtValue memory
@@ -103,76 +98,6 @@ def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
         head = map_head(bundle / FILE, layout(model.vocab_size, model.hidden_size, info.rank, info.width))
         shared |= {f"{PREFIX}{name}": array for name, array in vars(head).items()}
     return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in shared.items()}
-
-
-@dataclass(frozen=True)
-class BoundTensor:
-    """A graph's tensor with the address of its memory."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    address: int
-
-
-class BoundSession:
-    """A session with memory for its inputs and outputs. On CUDA it is captured as a graph of its own, with the number
-    `graph`, because addresses and shapes stay the same."""
-
-    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, graph: int) -> None:
-        self._session, self._binding = session, binding
-        self._options = ort.RunOptions()
-        self._options.add_run_config_entry("gpu_graph_id", str(graph))
-
-    def run(self) -> None:
-        """PassError where ONNX Runtime fails, as when memory runs out."""
-        try:
-            self._session.run_with_iobinding(self._binding, self._options)
-        except Exception as error:  # onnxruntime raises bare classes of its own
-            raise PassError(f"onnxruntime failed to run a pass: {' '.join(str(error).split())}") from None
-
-
-class BoundSessions(Generic[Key]):
-    """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it captured, so a session
-    that is bound to the same addresses again gets its old graph number."""
-
-    MOST = 256
-    _graphs = itertools.count(1)
-
-    def __init__(self) -> None:
-        self._bound: OrderedDict[Key, BoundSession] = OrderedDict()
-        self._graph_of: dict[Key, int] = {}
-
-    def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
-        """The bound session of `key`. A new one is made by `make`, from the number of its graph."""
-        if key not in self._bound:
-            graph = self._graph_of.setdefault(key, next(self._graphs))
-            self._bound[key] = make(graph)
-            if len(self._bound) > self.MOST:
-                self._bound.popitem(last=False)
-        self._bound.move_to_end(key)
-        return self._bound[key]
-
-    def clear(self) -> None:
-        """Forget all of them, because addresses have changed."""
-        self._bound.clear()
-        self._graph_of.clear()
-
-
-def bind(
-    session: ort.InferenceSession,
-    device: str,
-    inputs: Sequence[BoundTensor],
-    outputs: Sequence[BoundTensor],
-    graph: int,
-) -> BoundSession:
-    """Bind `session` to the memory of `inputs` and `outputs`."""
-    binding, kind = session.io_binding(), PROVIDERS[device][1]
-    for tensor in inputs:
-        binding.bind_input(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
-    for tensor in outputs:
-        binding.bind_output(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
-    return BoundSession(session, binding, graph)
 
 
 def open_memory(device: str) -> Memory:

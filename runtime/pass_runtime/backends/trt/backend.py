@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.backends import cuda as cuda_api
-from pass_runtime.backends.base import Backend, PassKind
-from pass_runtime.backends.capabilities import Capabilities, batch_sizes, listed_positions
+from pass_runtime.backends.base import Backend, Capabilities, PassKind, batch_sizes, listed_positions
 from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.trt.engine import EngineCall, TrtEngine
 from pass_runtime.backends.trt.engine_sets import choose_engines
