@@ -38,7 +38,7 @@ def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeO
         """Make the app of one replica, in its process."""
         from pass_runtime.serve.app import make_app
 
-        session = opts.open_bundle(bundle, dict(engine), max_batch_size=slots, max_queue=slots + allowed.max_queue)
+        session = opts.open_bundle(bundle, dict(engine), max_batch_size=slots)
         session.warm_up()
         return make_app(session, allowed)
 

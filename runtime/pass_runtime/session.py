@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +20,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import whole_numbers
-from pass_runtime.decode.draft_policy import Mode, make_mode
+from pass_runtime.decode.draft_policy import way_of_decoding
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
 from pass_runtime.decode.sequence import Request
@@ -106,20 +108,27 @@ class Session:
     def generate_all(self, prompt: str | Sequence[int], choices: Sequence[GenerateOptions]) -> list[Generation]:
         """Several continuations of one prompt. The prompt is read once; the others begin from a copy of its K/V.
 
-        Raises as `generate` does; the continuations that had begun by then are cancelled.
+        Raises as `generate` does; then none of them begins.
         """
+        return self.begin(self.requests(prompt, choices))
+
+    def requests(self, prompt: str | Sequence[int], choices: Sequence[GenerateOptions]) -> list[Request]:
+        """The requests of `generate_all`, for `begin`."""
         ids = self.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        ids = (*ids,)  # a tuple of its own: sequences share K/V where they hold the very same tuple (see Request)
-        begun: list[Generation] = []
-        try:
-            for options in choices:
-                reader = TextStream(self.tokenizer, ids, options.stop_strings)
-                begun.append(Generation(self._submit(ids, options, reader), self))
-        except BaseException:
-            for generation in begun:
-                generation.cancel()
-            raise
-        return begun
+        ids = (*ids,)  # a tuple of its own: sequences share K/V where they hold the very same one
+        return [self.request(ids, options) for options in choices]
+
+    def begin(self, requests: Sequence[Request], max_queue: int | None = None) -> list[Generation]:
+        """Decode requests, all of them or none. max_queue: how many may wait then, instead of as many as the session
+        was opened with. Raises `QueueFull` where there would be more."""
+        sequences = [Decoding(r, TextStream(self.tokenizer, r.prompt_ids, r.stop)) for r in requests]
+        self._worker.submit(sequences, max_queue)
+        return [Generation(sequence, self) for sequence in sequences]
+
+    def reserve(self, count: int, max_queue: int | None = None) -> AbstractContextManager[None]:
+        """A context that holds places for `count` requests while their prompts are tokenized. Entering it raises
+        `QueueFull` where slots and queue have fewer; max_queue: as for `begin`."""
+        return self._worker.reserve(count, max_queue)
 
     def chat(
         self,
@@ -136,10 +145,12 @@ class Session:
         options = options or GenerateOptions()
         if options.stop_strings:
             raise PassError("stop strings need text: use generate, or stop_token_ids")
-        return TokenStream(self._submit((*_token_ids(prompt_ids),), options, None), self)
+        sequence = Decoding(self.request((*_token_ids(prompt_ids),), options))
+        self._worker.submit([sequence])
+        return TokenStream(sequence, self)
 
-    def mode(self, options: GenerateOptions) -> Mode:
-        """The mode that `options` mean on this bundle. PassError where the bundle cannot run it."""
+    def resolve(self, options: GenerateOptions) -> Request:
+        """What `options` mean on this bundle: a request without a prompt. PassError where the bundle cannot run it."""
         available = self.manifest.lookahead.length
         lookahead = available if options.lookahead is None else options.lookahead
         if not 0 <= lookahead <= available:
@@ -151,10 +162,23 @@ class Session:
             raise PassError(
                 f"the engines are for look-ahead {only} with full groups: use --plan fused, and --lookahead {only} or 0"
             )
-        mode = make_mode(options.plan, lookahead, options.draft)
-        if max(mode.lookahead, mode.ngram_drafts) > available:
+        name, cycle, lookahead, ngram_drafts = way_of_decoding(options.plan, lookahead, options.draft)
+        if max(lookahead, ngram_drafts) > available:
             raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
-        return mode
+        stops = () if options.ignore_eos else self.manifest.model.eos_token_ids
+        return Request(
+            prompt_ids=(),
+            sampling=options.sampling.seeded(),
+            max_new_tokens=options.max_new_tokens,
+            name=name,
+            cycle=cycle,
+            lookahead=lookahead,
+            ngram_drafts=ngram_drafts,
+            stop_token_ids=frozenset((*options.stop_token_ids, *stops)),
+            stop=options.stop_strings,
+            reuse_prefix=options.reuse_prefix,
+            logprobs=options.logprobs,
+        )
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
         """The request that `generate` would submit, for callers that run a scheduler themselves."""
@@ -169,20 +193,7 @@ class Session:
             raise PassError(
                 f"the prompt has {len(prompt_ids)} tokens, more than the KV capacity of {capacity}; shorten it"
             )
-        mode = self.mode(options)
-        return Request(
-            prompt_ids=prompt_ids,
-            sampling=options.sampling.seeded(),
-            max_new_tokens=options.max_new_tokens,
-            cycle=mode.cycle,
-            lookahead=mode.lookahead,
-            ngram_drafts=mode.ngram_drafts,
-            stop_token_ids=frozenset(options.stop_token_ids)
-            | (frozenset() if options.ignore_eos else frozenset(model.eos_token_ids)),
-            reuse_prefix=options.reuse_prefix,
-            logprobs=options.logprobs,
-            name=mode.name,
-        )
+        return replace(self.resolve(options), prompt_ids=prompt_ids)
 
     def tuner(self, sampling: SamplingParams) -> PlanTuner:
         """The tuner that `auto` uses for requests with this kind of sampling (greedy, sampled or truncated). The first
@@ -215,11 +226,6 @@ class Session:
     def usage(self) -> Usage:
         """How many sequences run and wait right now, and how much of the KV cache they take."""
         return self._scheduler.usage()
-
-    def _submit(self, ids: Sequence[int], options: GenerateOptions, reader: TextStream | None) -> Decoding:
-        sequence = Decoding(self.request(ids, options), reader)
-        self._worker.submit(sequence)
-        return sequence
 
 
 def _close(worker: Worker, backend: Backend) -> None:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
-from pass_runtime.decode.draft_policy import AlwaysTry, DraftPolicy, DraftState, TryWhereFaster, next_pass
+from pass_runtime.decode.draft_policy import AlwaysTry, DraftPolicy, TryWhereFaster, next_pass
+from pass_runtime.decode.sequence import Slot
 from pass_runtime.tuning.pass_times import PassTimes
 from pass_runtime.tuning.tuner import PlanTuner
 
@@ -20,6 +21,10 @@ def capabilities(draw: st.DrawFn) -> Capabilities:
     lookahead = draw(st.sampled_from([None, None, 2, 4, L]))
     least = draw(st.sampled_from([1, 1, 8, 16]))
     return Capabilities("test", 320, (256,), (64, 1), lookahead=lookahead, least_width=least)
+
+
+def slots_with(left: st.SearchStrategy[int], texts: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[Slot]:
+    return st.builds(Slot, st.just(0), left=left, ngram=texts, matched=st.integers(2, 4))
 
 
 @st.composite
@@ -35,7 +40,7 @@ def situations(draw: st.DrawFn):
     texts = st.lists(st.integers(0, 319), max_size=L).map(tuple)
     left = window.drafts if window else 0
     states = draw(
-        st.lists(st.builds(DraftState, st.integers(0, left), texts, st.integers(2, 4)), min_size=1, max_size=4),
+        st.lists(slots_with(st.integers(0, left), texts), min_size=1, max_size=4),
     )
     policy: DraftPolicy = AlwaysTry()
     if draw(st.booleans()):
@@ -74,7 +79,7 @@ def test_what_was_drafted_is_verified(mode, lookahead, room):
     """To the end of the capacity: a window with drafts that fits is never thrown away for a new one."""
     able = Capabilities("test", 320, (256,), (64, 1))
     cycle, window = make_cycle(mode, lookahead), None
-    while (found := next_pass(cycle, window, room, able, [DraftState()], AlwaysTry())) is not None:
+    while (found := next_pass(cycle, window, room, able, [Slot(0)], AlwaysTry())) is not None:
         if window is not None and window.drafts and not window.is_fused:
             assert found[0] == window
         window, room = found[0].next, room - 1  # nothing is accepted
@@ -84,7 +89,7 @@ def test_what_was_drafted_is_verified(mode, lookahead, room):
 def test_room_for_an_ngram_draft_in_a_padded_window():
     """Engines pad narrow windows: a plan of 3 rows that are 16 in memory does not fit in 10 columns."""
     able = Capabilities("test", 320, (256,), (64, 1), least_width=16)
-    state = DraftState(0, (5, 6), 3)
+    state = Slot(0, ngram=(5, 6), matched=3)
     assert next_pass(make_cycle("ar", 0), None, 10, able, [state], AlwaysTry()) is None
     found = next_pass(make_cycle("ar", 0), None, 16, able, [state], AlwaysTry())
     assert found == (verify_plan(2), ((5, 6),))

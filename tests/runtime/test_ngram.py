@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.decode.ngram import LONGEST, SHORTEST, NgramIndex
+from pass_runtime.decode.sequence import LONGEST, SHORTEST, NgramIndex
 
 
 def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:

@@ -154,6 +154,34 @@ def test_a_full_queue_refuses_and_recovers(stopped):
     assert tokens_of(session, [5], TWO_PASS) == recited(1, 12)
 
 
+def test_held_places_are_taken(stopped):
+    """One slot and a queue of two are three places, of which somebody holds two."""
+    session, go, _ = stopped
+    with session.reserve(2):
+        first = session.generate_ids([5], TWO_PASS)
+        with pytest.raises(QueueFull, match=r"^2 requests are waiting already"):
+            session.generate_ids([5, 6], TWO_PASS)
+        with pytest.raises(QueueFull), session.reserve(1):
+            pytest.fail("there is no place")
+        with session.reserve(1, max_queue=3):
+            pass
+    with pytest.raises(QueueFull):
+        session.generate_all([5, 6], [TWO_PASS] * 3)
+    others = session.generate_all([5, 6], [TWO_PASS] * 2)
+    go.set()
+    assert first.result().token_ids == recited(1, 12)
+    assert [each.result().token_ids for each in others] == [recited(2, 12)] * 2
+
+
+def test_a_place_is_free_when_the_end_is_read(tiny_bundle):
+    session = reciting_session(tiny_bundle, max_queue=1)
+    before = session.generate_ids([5], GenerateOptions(2, plan="ar"))
+    for _ in range(300):
+        after = session.generate_ids([5], GenerateOptions(2, plan="ar"))
+        assert sum(map(len, before)) == 2
+        before = after
+
+
 def test_a_cancelled_request_leaves_the_queue(stopped):
     """Behind one that waits for long, and its place is free at once."""
     session, go, begun = stopped

@@ -223,5 +223,5 @@ def test_special_tokens_that_a_message_spells_are_text(server, session, content)
     answer = server.client().chat.completions.create(**fields, max_tokens=1)
     assert answer.usage.prompt_tokens == len(ids)
     trusting = parse(session, ServeOptions(special_tokens=True), ChatRequest(**fields))
-    assert trusting.prompts[0][0] == session.encode_chat(messages, allow_special_tokens=True)
-    assert trusting.prompts[0][0].count(1) == 1
+    assert [*trusting.requests[0].prompt_ids] == session.encode_chat(messages, allow_special_tokens=True)
+    assert trusting.requests[0].prompt_ids.count(1) == 1

@@ -244,10 +244,10 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
     """Return the name of a plan with its drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`."""
     if options.plan == "auto":
         return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
-    mode = session.mode(options)
-    drafts = max(mode.lookahead, mode.ngram_drafts)
-    shape = "" if ":" in mode.name or not drafts else f" L={drafts}"
-    return mode.name.removesuffix("+ngram") + shape + (" +ngram" if mode.name.endswith("+ngram") else "")
+    resolved = session.resolve(options)
+    name, drafts = resolved.name, max(resolved.lookahead, resolved.ngram_drafts)
+    shape = "" if ":" in name or not drafts else f" L={drafts}"
+    return name.removesuffix("+ngram") + shape + (" +ngram" if name.endswith("+ngram") else "")
 
 
 def parse_sizes(flag: str, what: str, example: str, text: str | None) -> tuple[int, ...]:

@@ -35,8 +35,8 @@ class Breakdown:
         return PassKind(ar_plan(), slots, options.sampling.sampler)
 
     def _cycle(self, name: str, options: GenerateOptions) -> list[PassKind]:
-        mode = self._session.mode(options)
-        plans = () if mode.cycle is None or mode.ngram_drafts else mode.cycle.plans
+        resolved = self._session.resolve(options)
+        plans = () if resolved.cycle is None or resolved.ngram_drafts else resolved.cycle.plans
         return [replace(self._plain[name], plan=plan) for plan in plans]
 
     def time(self) -> None:

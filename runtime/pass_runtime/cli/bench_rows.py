@@ -14,9 +14,9 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.bench import Save
 from pass_runtime.cli.tables import OutputConsole, show_rows
 from pass_runtime.decode.runner import Runner
-from pass_runtime.decode.sequence import Request
 from pass_runtime.decode.sequence import Sequence as Decoding
 from pass_runtime.errors import PassError
+from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
 PASSES = 10
@@ -128,7 +128,7 @@ def filled_slots(session: Session, request: RowsOptions, tokens: Sequence[int], 
             f"{capabilities.max_capacity}: lower --cached or raise --capacity"
         )
     prompt = tuple((list(tokens) * (request.cached // len(tokens) + 1))[: request.cached + 1])
-    single = Request(prompt, request.sampling.seeded(), 1, None, 0, 0, frozenset())
+    single = session.request(prompt, GenerateOptions(1, request.sampling, plan="ar"))
     capacity = capabilities.max_capacity if request.whole_cache else capabilities.capacity(columns)
 
     def fill(_: Runner) -> None:

@@ -104,7 +104,7 @@ class SessionChat(ChatLoop):
 
     def _begin(self) -> None:
         self.template.encode_chat(self.conversation.messages("?"))  # raises where the template refuses any message
-        self.template.mode(self.options)
+        self.template.resolve(self.options)
 
     def _answer(self, user: str) -> None:
         generation = None

@@ -13,7 +13,6 @@ import click
 from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import importing
 from pass_runtime.errors import PassError
-from pass_runtime.options import MAX_SLOTS
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,8 @@ def run_serve(bundle: Path, options: dict[str, Any]) -> None:
     check_exposure(where.host, allowed.keys, allow_no_key=allow_no_key)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    queue = MAX_SLOTS + allowed.max_queue  # the app refuses more before: it counts slots and queue together
     listening = listen(where.host, where.port)
-    with listening, opts.open_bundle(bundle, options, max_batch_size=most, max_queue=queue) as session:
+    with listening, opts.open_bundle(bundle, options, max_batch_size=most) as session:
         session.warm_up()
         app = make_app(session, allowed)
         host, port = listening.getsockname()[:2]

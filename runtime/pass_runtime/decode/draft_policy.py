@@ -1,17 +1,17 @@
-"""Which pass comes next: a mode's cycle of plans, n-gram drafts, and what still fits the KV cache.
+"""Which pass comes next: a request's cycle of plans, n-gram drafts, and what still fits the KV cache.
 
-These are pure functions of numbers. Nothing here can change the text: drafts are only compared with what the model
-chooses.
+These are pure functions of numbers; of a slot they read the drafts that it has (`left`, `ngram`, `matched`). Nothing
+here can change the text: drafts are only compared with what the model chooses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
+from pass_runtime.decode.sequence import Slot
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.group_sizes import cumulative_of
 from pass_runtime.tuning.tuner import ADVANTAGE, KEEP, Candidate, PlanTuner
@@ -21,37 +21,16 @@ DRAFTS = ("lookahead", "ngram", "both")
 look-ahead rows elsewhere."""
 
 NextPass = tuple[Plan, tuple[tuple[int, ...] | None, ...]]
-"""A plan, and the n-gram drafts of every sequence; None keeps the window that the last pass left."""
-
-
-@dataclass(frozen=True)
-class Mode:
-    """How a request is decoded: the cycle of plans (None: whatever is fastest), the most look-ahead drafts and the most
-    n-gram drafts of a pass. name: what statistics call it."""
-
-    name: str
-    cycle: Cycle | None
-    lookahead: int
-    ngram_drafts: int
-
-
-@dataclass(frozen=True)
-class DraftState:
-    """The drafts that one sequence has: how many the last pass left in its window, and the tokens that an n-gram match
-    proposes. matched: the length of that match."""
-
-    left: int = 0
-    ngram: tuple[int, ...] = ()
-    matched: int = 0
+"""A plan, and the n-gram drafts of every slot; None keeps the window that the last pass left."""
 
 
 class DraftPolicy(Protocol):
     """Whether n-gram drafts are worth a pass."""
 
-    def prefers(self, state: DraftState, plan: Plan) -> bool:
-        """Whether the n-gram drafts of a sequence are better than those in its window of `plan`."""
+    def prefers(self, slot: Slot, plan: Plan) -> bool:
+        """Whether the n-gram drafts of a slot are better than those in its window of `plan`."""
 
-    def count(self, states: Sequence[DraftState], window: Plan | None, plans: Sequence[Plan]) -> int:
+    def count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:
         """How many n-gram drafts to verify in a pass of their own; 0 runs none. plans[i] would verify i + 1 of them.
 
         window: a plan that verifies some of them anyway, so that a pass of their own must be clearly better. None where
@@ -62,10 +41,10 @@ class DraftPolicy(Protocol):
 class AlwaysTry:
     """Verifies whatever an n-gram match proposes."""
 
-    def prefers(self, state: DraftState, plan: Plan) -> bool:  # noqa: ARG002
+    def prefers(self, slot: Slot, plan: Plan) -> bool:  # noqa: ARG002
         return True
 
-    def count(self, states: Sequence[DraftState], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
+    def count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
         return len(plans) if window is None else 0
 
 
@@ -75,31 +54,31 @@ class TryWhereFaster:
     def __init__(self, tuner: PlanTuner, decided: Candidate, batch: int) -> None:
         self._tuner, self._decided, self._batch = tuner, decided, batch
 
-    def prefers(self, state: DraftState, plan: Plan) -> bool:
-        ngram = cumulative_of(self._tuner.ngram(state.matched).rates)[1 : plan.drafts + 1]
-        lookahead = cumulative_of(self._tuner.lookahead_drafts.rates)[1 : state.left + 1]
+    def prefers(self, slot: Slot, plan: Plan) -> bool:
+        ngram = cumulative_of(self._tuner.ngram(slot.matched).rates)[1 : plan.drafts + 1]
+        lookahead = cumulative_of(self._tuner.lookahead_drafts.rates)[1 : slot.left + 1]
         return float(ngram.sum()) > float(lookahead.sum())
 
-    def count(self, states: Sequence[DraftState], window: Plan | None, plans: Sequence[Plan]) -> int:
-        best, count = self._best(states, plans)
-        decided = self._decided.rate * len(states)
+    def count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:
+        best, count = self._best(slots, plans)
+        decided = self._decided.rate * len(slots)
         if window is not None:
             return count if count > window.drafts and best >= ADVANTAGE * decided else 0
         if best >= KEEP * decided:
             return count
-        for state in states:
-            if state.ngram:
-                self._tuner.ngram(state.matched).forget()
+        for slot in slots:
+            if slot.ngram:
+                self._tuner.ngram(slot.matched).forget()
         return 0
 
-    def _best(self, states: Sequence[DraftState], plans: Sequence[Plan]) -> tuple[float, int]:
+    def _best(self, slots: Sequence[Slot], plans: Sequence[Plan]) -> tuple[float, int]:
         """The most tokens per second that any of `plans` promises, which verify 1, 2, ... n-gram drafts, and how many
         drafts that plan verifies."""
-        matching = [(cumulative_of(self._tuner.ngram(s.matched).rates), len(s.ngram)) for s in states if s.ngram]
+        matching = [(cumulative_of(self._tuner.ngram(s.matched).rates), len(s.ngram)) for s in slots if s.ngram]
         rates = []
         for drafts, plan in enumerate(plans, 1):
             tokens = sum(cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching)
-            tokens += len(states) - len(matching)  # a sequence without a match writes one token
+            tokens += len(slots) - len(matching)  # a sequence without a match writes one token
             rates.append(float(tokens) / self._tuner.plan_seconds(plan, self._batch))
         best = max(rates, default=0.0)
         return best, rates.index(best) + 1 if rates else 0
@@ -110,17 +89,17 @@ def next_pass(
     window: Plan | None,
     room: int,
     capabilities: Capabilities,
-    states: Sequence[DraftState],
+    slots: Sequence[Slot],
     policy: DraftPolicy,
 ) -> NextPass | None:
-    """The next pass over the sequences with these draft states; None where not even a plain one fits.
+    """The next pass over the sequences in these slots; None where not even a plain one fits.
 
     window: the plan whose windows are on the device. room: tokens of KV capacity left after the longest sequence.
     """
     found = None
-    if any(state.ngram for state in states):
-        found = _with_ngrams(cycle, window, room, capabilities, states, policy)
-    return found or _from_cycle(cycle, window, room, capabilities, len(states))
+    if any(slot.ngram for slot in slots):
+        found = _with_ngrams(cycle, window, room, capabilities, slots, policy)
+    return found or _from_cycle(cycle, window, room, capabilities, len(slots))
 
 
 def _with_ngrams(
@@ -128,7 +107,7 @@ def _with_ngrams(
     window: Plan | None,
     room: int,
     capabilities: Capabilities,
-    states: Sequence[DraftState],
+    slots: Sequence[Slot],
     policy: DraftPolicy,
 ) -> NextPass | None:
     """A pass that verifies n-gram drafts: in the windows of the cycle where those verify drafts anyway, or in windows
@@ -137,17 +116,15 @@ def _with_ngrams(
     plan = window if window in cycle.plans and window.drafts else first if first.is_fused else None
     if plan is not None and capabilities.padded_width(plan.width) > room:
         plan = None
-    longest = min(max(len(state.ngram) for state in states), capabilities.lookahead or MAX_LOOKAHEAD)
+    longest = min(max(len(slot.ngram) for slot in slots), capabilities.lookahead or MAX_LOOKAHEAD)
     if plan is None or longest > plan.drafts:
         verifying = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
         plans = [each for each in verifying if capabilities.padded_width(each.width) <= room]
-        if count := policy.count(states, plan, plans):
-            return plans[count - 1], tuple(state.ngram[:count] or None for state in states)
+        if count := policy.count(slots, plan, plans):
+            return plans[count - 1], tuple(slot.ngram[:count] or None for slot in slots)
     if plan is None:
         return None
-    drafts = tuple(
-        state.ngram[: plan.drafts] if state.ngram and policy.prefers(state, plan) else None for state in states
-    )
+    drafts = tuple(slot.ngram[: plan.drafts] if slot.ngram and policy.prefers(slot, plan) else None for slot in slots)
     return (plan, drafts) if any(drafts) else None
 
 
@@ -166,17 +143,20 @@ def _from_cycle(
         cycle = cycle.narrower()
 
 
-def make_mode(plan: str, lookahead: int, draft: str | None = None) -> Mode:
-    """The mode of a request. plan, lookahead: as for `make_cycle`; plan may also be "auto". draft: one of DRAFTS (None:
-    "both" for auto, else "lookahead")."""
+def way_of_decoding(plan: str, lookahead: int, draft: str | None = None) -> tuple[str, Cycle | None, int, int]:
+    """How a request is decoded: the fields `name`, `cycle`, `lookahead` and `ngram_drafts` of `Request`.
+
+    plan, lookahead: as for `make_cycle`; plan may also be "auto". draft: one of DRAFTS (None: "both" for auto, else
+    "lookahead").
+    """
     if plan == "auto" and lookahead:
         draft = draft or "both"
-        return Mode("auto", None, 0 if draft == "ngram" else lookahead, 0 if draft == "lookahead" else lookahead)
+        return "auto", None, 0 if draft == "ngram" else lookahead, 0 if draft == "lookahead" else lookahead
     cycle = make_cycle("ar" if plan == "auto" else plan, lookahead)
     if draft in (None, "lookahead") or lookahead == 0:
-        return Mode(cycle.name, cycle, cycle.lookahead, 0)
+        return cycle.name, cycle, cycle.lookahead, 0
     if plan == "ar":
         raise PassError(f"the plan ar takes no drafts, so --draft {draft} needs another one: two-pass, fused or auto")
     if draft == "ngram":
-        return Mode("ngram", make_cycle("ar", 0), 0, cycle.lookahead)
-    return Mode(f"{cycle.name}+ngram", cycle, cycle.lookahead, cycle.lookahead)
+        return "ngram", make_cycle("ar", 0), 0, cycle.lookahead
+    return f"{cycle.name}+ngram", cycle, cycle.lookahead, cycle.lookahead

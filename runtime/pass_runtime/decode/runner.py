@@ -7,42 +7,15 @@ stays as it was before, and all windows are staged again from that account.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pass_runtime.backends.base import Backend, Logprobs, PassKind
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
-from pass_runtime.decode.sequence import Request, Sequence, Token, TokenLogprobs, TokenSource
+from pass_runtime.decode.sequence import Request, Sequence, Slot, Token, TokenLogprobs, TokenSource
 
 Drafts = tuple[int, ...]
-
-
-@dataclass
-class Slot:
-    """One row of the batch.
-
-    admitted: the sequence's number in the order of admission. kept: the tokens of a finished sequence whose K/V are
-    still in the cache. prompt: the prompt of the slot's present or last sequence; the cache begins with its K/V.
-    left: the number of drafts in its window, and source: where they came from. staged: whether its window is on the
-    device. masked: whether the device leaves the slot out of passes.
-    """
-
-    number: int
-    sequence: Sequence | None = None
-    admitted: int = 0
-    kept: list[int] = field(default_factory=list)
-    prompt: tuple[int, ...] = ()
-    left: int = 0
-    source: TokenSource = "lookahead"
-    staged: bool = False
-    masked: bool = False
-
-    @property
-    def cached(self) -> int:
-        """Valid KV entries of the slot."""
-        return len(self.kept) if self.sequence is None else self.sequence.cached
 
 
 @dataclass(frozen=True)
@@ -150,9 +123,9 @@ class Runner:
             if slot.cached + width > self.backend.capacity:
                 self._keep(slot, slot.kept[: self.backend.capacity - width])
 
-    def run(self, plan: Plan, drafts: Mapping[int, Drafts]) -> tuple[list[StepResult], float]:
-        """Run one pass over every decoding slot; `make_room` comes first. drafts: n-gram drafts by slot number, which
-        replace those in the window. Returns the result of each sequence, and the seconds of the pass."""
+    def run(self, plan: Plan, drafts: Items[Drafts | None]) -> tuple[list[StepResult], float]:
+        """Run one pass over every decoding slot; `make_room` comes first. drafts: for each of these slots the n-gram
+        drafts that replace those in its window. Returns the result of each sequence, and the seconds of the pass."""
         active = self.decoding
         kind = self._kind(plan, active)
         if kind.sampler != self._sampler and self.backend.manifest.rule == "rejection":
@@ -165,14 +138,15 @@ class Runner:
             if slot.sequence is not None and slot.sequence.decoding_since is None:
                 slot.sequence.decoding_since, slot.sequence.engine_before = started, self._engine_seconds
         emitted = self.backend.run(kind)
-        seconds = time.perf_counter() - started
-        self._engine_seconds += seconds
+        self._engine_seconds += (seconds := time.perf_counter() - started)
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
         # All results are computed before any is counted: where one fails, the account is as it was before the pass.
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
         drafts_left = [plan.left(len(result.tokens) - 1) for result in results]
         for slot, result, left in zip(active, results, drafts_left, strict=True):
-            self._count(slot, result, left)
+            result.sequence.cached += len(result.tokens)
+            result.sequence.stats.engine_seconds = self._engine_seconds - result.sequence.engine_before
+            slot.left, slot.source = left, "lookahead"
         self.window = plan.next
         return results, seconds
 
@@ -216,18 +190,16 @@ class Runner:
         logprobs = any(slot.sequence is not None and slot.sequence.request.logprobs is not None for slot in active)
         return PassKind(plan, self.batch(active), self.sampler(active), logprobs)
 
-    def _stage(self, plan: Plan, active: Items[Slot], drafts: Mapping[int, Drafts], batch: int) -> None:
+    def _stage(self, plan: Plan, active: Items[Slot], drafts: Items[Drafts | None], batch: int) -> None:
         """Write the windows that differ from those on the device, and mask the slots that take no part."""
         for slot in self.slots[:batch]:
-            if slot not in active:
-                if not slot.masked:
-                    self._mask(slot)
+            if slot not in active and not slot.masked:
+                self._mask(slot)
+        for slot, ngram in zip(active, drafts, strict=True):
+            if self.window == plan and slot.staged and ngram is None:
                 continue
             sequence = slot.sequence
             assert sequence is not None
-            ngram = drafts.get(slot.number)
-            if self.window == plan and slot.staged and ngram is None:
-                continue
             slot.staged = False
             self.backend.stage(slot.number, plan, sequence.cached, sequence.tokens[-1], ngram or ())
             slot.left, slot.source = len(ngram or ()), "ngram"
@@ -249,13 +221,6 @@ class Runner:
         else:
             tokens = tuple(map(Token, ids, sources, _logprobs(logprobs, slot.number, ids, sequence.request.logprobs)))
         return StepResult(sequence, slot.left, slot.source, tokens)
-
-    def _count(self, slot: Slot, result: StepResult, left: int) -> None:
-        """Bring the account of one slot up to date after a pass. left: the drafts in its next window."""
-        sequence = result.sequence
-        sequence.cached += len(result.tokens)
-        sequence.stats.engine_seconds = self._engine_seconds - sequence.engine_before
-        slot.left, slot.source = left, "lookahead"
 
     def _reserve(self, tokens: int) -> None:
         """Grow the KV capacity to at least `tokens`."""

@@ -6,15 +6,16 @@ waits for the long prompt of another. A failure ends the sequences that it happe
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan, make_cycle
-from pass_runtime.decode.draft_policy import AlwaysTry, DraftPolicy, DraftState, NextPass, TryWhereFaster, next_pass
-from pass_runtime.decode.runner import Runner, Slot, StepResult
-from pass_runtime.decode.sequence import End, Sequence
+from pass_runtime.decode.draft_policy import AlwaysTry, DraftPolicy, NextPass, TryWhereFaster, next_pass
+from pass_runtime.decode.runner import Runner, StepResult
+from pass_runtime.decode.sequence import End, Sequence, Slot
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import PlanTuner
 from pass_runtime.tuning.tuners import Tuners
@@ -24,7 +25,13 @@ PROMPT_TOKENS = 64
 
 
 class QueueFull(PassError):
-    """The queue is full: as many requests wait as the session was opened for."""
+    """Slots and queue have no place for more requests."""
+
+    def __init__(self, waiting: int, max_queue: int, count: int) -> None:
+        self.reason = (
+            f"{waiting} requests are waiting already, and the queue holds {max_queue}: no room for {count} more"
+        )
+        super().__init__(f"{self.reason}; try again later, or open the session with a larger max_queue")
 
 
 @dataclass(frozen=True)
@@ -45,26 +52,41 @@ class Usage:
 
 
 class Scheduler:
-    """Any thread may call `add` and `usage`; one thread calls everything else."""
+    """Any thread may call `usage`, and, one at a time, `add`, `reserve` and `release`; one thread calls everything
+    else."""
 
     def __init__(self, runner: Runner, tuners: Tuners, max_queue: int) -> None:
         self.runner, self.tuners = runner, tuners
         self.waiting: deque[Sequence] = deque()
         self._max_queue = max_queue
+        self._reserved = 0
+        self._added = weakref.WeakSet[Sequence]()  # those under way, and ended ones that somebody still reads
 
     @property
     def idle(self) -> bool:
         """Whether no sequence runs or waits."""
         return not self.waiting and not self.runner.busy
 
-    def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the queue. Raises QueueFull."""
-        if len(self.waiting) >= self._max_queue:
-            raise QueueFull(
-                f"{len(self.waiting)} requests are waiting already, and the queue holds {self._max_queue}: "
-                "try again later, or open the session with a larger max_queue"
-            )
-        self.waiting.append(sequence)
+    def add(self, *sequences: Sequence, max_queue: int | None = None) -> None:
+        """Put sequences at the end of the queue, all of them or none. Raises QueueFull as `reserve` does."""
+        self.reserve(len(sequences), max_queue)
+        self._added.update(sequences)
+        self.waiting += sequences
+        self.release(len(sequences))
+
+    def reserve(self, count: int, max_queue: int | None = None) -> None:
+        """Hold places for `count` sequences until `release`. Slots and queue together have slots + `max_queue` places
+        (None: as many as the session was opened with), and every sequence takes one until its end. Raises QueueFull
+        where fewer are free."""
+        under_way = sum(sequence.finished is None for sequence in self._added)
+        most, slots = self._max_queue if max_queue is None else max_queue, len(self.runner.slots)
+        if under_way + self._reserved + count > slots + most:
+            raise QueueFull(max(under_way + self._reserved - slots, 0), most, count)
+        self._reserved += count
+
+    def release(self, count: int) -> None:
+        """Give back places that `reserve` held."""
+        self._reserved -= count
 
     def usage(self) -> Usage:
         """The load now. Another thread may be changing it meanwhile."""
@@ -137,8 +159,7 @@ class Scheduler:
     def _decode(self, active: Items[Slot]) -> None:
         batch = self.runner.batch(active)
         tuner = self._tuner(active, batch)
-        states = [_draft_state(slot) for slot in active]
-        chosen = self._choose(active, states, tuner, batch)
+        chosen = self._choose(active, tuner, batch)
         if chosen is None:
             self._end_longest(active, End("length"))
             return
@@ -148,15 +169,12 @@ class Scheduler:
         except Exception as error:
             self._end_longest(active, _failed(error))
             return
-        by_slot = {slot.number: ngram for slot, ngram in zip(active, drafts, strict=True) if ngram is not None}
-        results, seconds = self.runner.run(plan, by_slot)
+        results, seconds = self.runner.run(plan, drafts)
         if tuner is not None:
-            _observe(tuner, plan, batch, seconds, results, states)
+            _observe(tuner, plan, batch, seconds, results, active)
         self._deliver(results)
 
-    def _choose(
-        self, active: Items[Slot], states: Items[DraftState], tuner: PlanTuner | None, batch: int
-    ) -> NextPass | None:
+    def _choose(self, active: Items[Slot], tuner: PlanTuner | None, batch: int) -> NextPass | None:
         """The next pass. It runs one plan for all: that of the oldest request which names one, else the fastest."""
         sequences = [slot.sequence for slot in sorted(active, key=lambda slot: slot.admitted) if slot.sequence]
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
@@ -166,12 +184,13 @@ class Scheduler:
             accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
             decided = tuner.mode(limit, batch, accepted)
             cycle, policy = decided.cycle, TryWhereFaster(tuner, decided, batch)
-        elif cycle is None:
-            cycle, states = make_cycle("ar", 0), [DraftState()] * len(states)
+        for slot in active:
+            slot.propose(ngrams=cycle is not None)
         runner = self.runner
         # Where all sequences have just been admitted, none has a window yet, and a cycle begins.
         window = runner.window if any(slot.staged for slot in active) else None
-        return next_pass(cycle, window, runner.room, runner.backend.capabilities, states, policy)
+        room, capabilities = runner.room, runner.backend.capabilities
+        return next_pass(cycle or make_cycle("ar", 0), window, room, capabilities, active, policy)
 
     def _tuner(self, active: Items[Slot], batch: int) -> PlanTuner | None:
         """The tuner for these sequences; None where plans are given or plain decoding is to be used.
@@ -219,24 +238,17 @@ def _failed(error: Exception) -> End:
     return End("error", error=out_of_memory() if isinstance(error, MemoryError) else error)
 
 
-def _draft_state(slot: Slot) -> DraftState:
-    sequence = slot.sequence
-    if sequence is None or sequence.index is None:
-        return DraftState(slot.left)
-    return DraftState(slot.left, sequence.index.propose(sequence.request.ngram_drafts), sequence.index.matched)
-
-
 def _observe(
-    tuner: PlanTuner, plan: Plan, batch: int, seconds: float, results: Items[StepResult], states: Items[DraftState]
+    tuner: PlanTuner, plan: Plan, batch: int, seconds: float, results: Items[StepResult], slots: Items[Slot]
 ) -> None:
     """Teach the tuner how long a pass took, and how many of its drafts were accepted."""
     tuner.observe(plan, batch, seconds)
-    for result, state in zip(results, states, strict=True):
+    for result, slot in zip(results, slots, strict=True):
         accepted = len(result.tokens) - 1
         if not result.drafted:
             continue
         if result.source == "ngram":
-            tuner.ngram(state.matched).record(result.drafted, accepted)
+            tuner.ngram(slot.matched).record(result.drafted, accepted)
         else:
             tuner.lookahead_drafts.record(result.drafted, accepted)
             if result.sequence.acceptance is not None:

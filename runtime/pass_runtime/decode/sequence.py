@@ -1,24 +1,25 @@
-"""A request and its state: the tokens so far, and the queue from which its reader takes pieces."""
+"""A request and its state: the tokens so far, the slot that it is decoded in, and the pieces for its reader."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pass_runtime.bundle.plan import Cycle
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.decode.ngram import NgramIndex
 from pass_runtime.decode.stats import Stats
 from pass_runtime.tuning.acceptance import ConditionalAcceptance
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenSource = Literal["model", "lookahead", "ngram"]
 """Where a token came from: the model chose it in a pass of its own, or it was an accepted draft."""
+LONGEST, SHORTEST = 4, 2
+"""The n-grams that are indexed, in tokens; the longest one that matches is used."""
 
 
 @dataclass(frozen=True)
@@ -75,24 +76,26 @@ class TextReader(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate; it never changes.
+    """What to generate, and how; it never changes.
 
     prompt_ids: requests that hold the very same tuple object share its K/V.
-    cycle: the plans to decode with; None for whatever is fastest. lookahead: the most look-ahead drafts of a pass.
-    ngram_drafts: the most n-gram drafts of a pass. logprobs: how many of the likeliest tokens to report with each
-    token; None reports no log-probabilities. name: the mode as statistics call it.
+    name: what statistics call the way of decoding. cycle: the plans to decode with; None for whatever is fastest.
+    lookahead: the most look-ahead drafts of a pass. ngram_drafts: the most n-gram drafts of a pass.
+    stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each token; None reports
+    no log-probabilities.
     """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     max_new_tokens: int
+    name: str
     cycle: Cycle | None
     lookahead: int
     ngram_drafts: int
     stop_token_ids: frozenset[int]
+    stop: tuple[str, ...] = ()
     reuse_prefix: bool = False
     logprobs: int | None = None
-    name: str = "ar"
 
 
 @dataclass(eq=False)
@@ -189,3 +192,80 @@ class Sequence:
         self.events.put(event)
         if self.on_event is not None:
             self.on_event()
+
+
+@dataclass
+class Slot:
+    """One row of the batch.
+
+    admitted: the sequence's number in the order of admission. kept: the tokens of a finished sequence whose K/V are
+    still in the cache. prompt: the prompt of the slot's present or last sequence; the cache begins with its K/V.
+    left: the number of drafts in its window, and source: where they came from. staged: whether its window is on the
+    device. masked: whether the device leaves the slot out of passes. ngram: the tokens that an n-gram match proposes as
+    drafts for the next pass, and matched: the length of that match.
+    """
+
+    number: int
+    sequence: Sequence | None = None
+    admitted: int = 0
+    kept: list[int] = field(default_factory=list)
+    prompt: tuple[int, ...] = ()
+    left: int = 0
+    source: TokenSource = "lookahead"
+    staged: bool = False
+    masked: bool = False
+    ngram: tuple[int, ...] = ()
+    matched: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Valid KV entries of the slot."""
+        return len(self.kept) if self.sequence is None else self.sequence.cached
+
+    def propose(self, *, ngrams: bool) -> None:
+        """Look up the n-gram drafts for the next pass; none where `ngrams` is false."""
+        self.ngram, self.matched = (), 0
+        if ngrams and self.sequence is not None and (index := self.sequence.index) is not None:
+            self.ngram, self.matched = index.propose(self.sequence.request.ngram_drafts), index.matched
+
+
+class NgramIndex:
+    """Every n-gram of a growing token sequence, with the index of the token that followed its newest occurrence.
+
+    It makes n-gram drafts (prompt lookup): the tokens that followed the last time the newest tokens stood in a row. A
+    match is cheap and needs no model; repetitive text, quotations and code are full of them.
+    """
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self._tokens: list[int] = []
+        self._following: dict[tuple[int, ...], int] = {}
+        self._match = 0  # the index that followed the n-gram which now ends the sequence; 0 where none matches
+        self.matched = 0
+        """The length of the present match in tokens, 0 where there is none."""
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append `tokens`."""
+        for token in tokens:
+            self._tokens.append(token)
+            self._index_end()
+
+    def _index_end(self) -> None:
+        """Index the n-grams that end here, and look up where the longest of them ended before."""
+        end = len(self._tokens)
+        self._match = self.matched = 0
+        for size in range(min(LONGEST, end), SHORTEST - 1, -1):
+            gram = tuple(self._tokens[-size:])
+            if not self._match and gram in self._following:
+                self._match, self.matched = self._following[gram], size
+            self._following[gram] = end
+
+    def propose(self, count: int) -> tuple[int, ...]:
+        """Up to `count` tokens that followed the longest match, the newest one of that length; () without a match.
+
+        A match close to the end of the sequence proposes the same tokens again and again, as a loop would.
+        """
+        if not self._match or count < 1:
+            return ()
+        period = len(self._tokens) - self._match
+        return tuple(self._tokens[self._match + i % period] for i in range(count))

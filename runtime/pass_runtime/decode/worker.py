@@ -11,8 +11,10 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pass_runtime.decode.scheduler import Scheduler
@@ -36,13 +38,27 @@ class Worker:
         self._process = os.getpid()
         _live.add(self)
 
-    def submit(self, sequence: Sequence) -> None:
-        """Put a sequence into the queue. Raises QueueFull, or PassError where the session is closed."""
+    def submit(self, sequences: Items[Sequence], max_queue: int | None = None) -> None:
+        """Put sequences into the queue, all of them or none. Raises QueueFull, or PassError where the session is
+        closed."""
         check_process(self._process)
         with self._lock:
             self._check_open()
-            self._scheduler.add(sequence)
+            self._scheduler.add(*sequences, max_queue=max_queue)
             self._start()
+
+    @contextmanager
+    def reserve(self, count: int, max_queue: int | None = None) -> Iterator[None]:
+        """Hold places for `count` sequences while the context is open. Raises as `submit` does."""
+        check_process(self._process)
+        with self._lock:
+            self._check_open()
+            self._scheduler.reserve(count, max_queue)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._scheduler.release(count)
 
     def call(self, task: Callable[[], T]) -> T:
         """Run `task` between two steps, on the thread that owns the backend; returns what it returns."""

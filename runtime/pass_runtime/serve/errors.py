@@ -47,7 +47,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, TimeoutError):
         return ApiError("the request took longer than this server allows", 504, code="timeout")
     if isinstance(error, QueueFull):
-        return ApiError(str(error), 429, code="queue_full", headers={"Retry-After": "1"})
+        return ApiError(f"{error.reason}; try again later", 429, code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, PassError):
         return ApiError(str(error), 500)
     log.error("a request failed", exc_info=error)

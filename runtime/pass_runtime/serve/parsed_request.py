@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.serve.errors import ApiError
@@ -21,21 +22,19 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """prompts: the token ids of each prompt with the options of its `n` sequences. The choices of the answer are in
-    this order. arrived: `time.perf_counter` when the request came, before its prompts were tokenized."""
+    """requests: one for each choice of the answer, in this order; `n` of every prompt.
 
-    prompts: tuple[tuple[list[int], tuple[GenerateOptions, ...]], ...]
+    arrived: `time.perf_counter` when the request came, before its prompts were tokenized.
+    """
+
+    requests: tuple[Request, ...]
     n: int
     arrived: float
 
     @property
-    def sequences(self) -> int:
-        return len(self.prompts) * self.n
-
-    @property
     def prompt_tokens(self) -> int:
         """The sum over all prompts, each counted once whatever `n` is."""
-        return sum(len(ids) for ids, _ in self.prompts)
+        return sum(len(request.prompt_ids) for request in self.requests[:: self.n])
 
 
 def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None) -> ParsedRequest:
@@ -56,20 +55,20 @@ def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: flo
                 param="n",
             )
         options = _options(request)
-        if session.mode(options).cycle is not None and not limits.client_plans:
+        if session.resolve(options).cycle is not None and not limits.client_plans:
             raise ApiError(
                 "this server decides how to decode: leave out plan, speculative, lookahead and draft",
                 param="plan" if request.plan else "speculative" if request.speculative is False else "lookahead",
                 code="unsupported_parameter",
             )
-        parsed = []
+        requests: list[Request] = []
         for ids in prompts:
             most = _max_new_tokens(session, limits, request, len(ids))
             each = replace(options, max_new_tokens=most, reuse_prefix=limits.reuse_prefix)
-            parsed.append((ids, tuple(replace(each, sampling=s) for s in _samplings(options.sampling, n))))
+            requests += session.requests(ids, [replace(each, sampling=s) for s in _samplings(options.sampling, n)])
     except PassError as error:
         raise ApiError(str(error)) from None
-    return ParsedRequest(tuple(parsed), n, arrived)
+    return ParsedRequest(tuple(requests), n, arrived)
 
 
 def sequences(request: Sampled) -> int:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 
 from pass_runtime.decode.scheduler import QueueFull
 from pass_runtime.decode.sequence import Piece
 from pass_runtime.errors import PassError
-from pass_runtime.generation import Generation, merged
-from pass_runtime.options import GenerateOptions
+from pass_runtime.generation import merged
 from pass_runtime.serve.errors import ApiError, as_api_error, shutting_down
 from pass_runtime.serve.metrics import MetricSink, RequestMetrics, Timing
 from pass_runtime.serve.options import ServeOptions
@@ -41,34 +40,31 @@ class Service:
         self.texts = TokenTexts(session.tokenizer)
         self.metrics = RequestMetrics(sink, model)
         self.draining = False
-        self.requests = 0
-        """How many requests have an answer that is not sent to its end."""
-        self._live: list[Generation] = []
-        self._reading = 0
-        """How many sequences belong to requests whose prompts are being tokenized."""
+        self._answers: list[list[Choice]] = []
+        """The choices of every request whose answer is not sent to its end."""
         self._readers = ThreadPoolExecutor(2, "pass-reader")
         self._long = asyncio.Semaphore(1)  # so that one thread is always left for short texts
         self.prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.backend.capabilities.max_capacity)
         self._most_bytes = self.prompt_tokens * self.texts.longest() * (SHRINKS if session.tokenizer.normalizer else 1)
 
+    @property
+    def requests(self) -> int:
+        """How many requests have an answer that is not sent to its end."""
+        return len(self._answers)
+
     async def parse(self, request: Sampled) -> ParsedRequest:
         """`parsed_request.parse` in a thread. ApiError where it refuses the request, and, before any text is tokenized
         (seconds for long texts), where there is no room for the request or its text cannot fit."""
         arrived, wanted, size = time.perf_counter(), sequences(request), text_bytes(request)
-        self.check_room(wanted, reading=self._reading)
-        self._check_size(request, size)
-        self._reading += wanted
         try:
-            async with asyncio.timeout(self.options.request_seconds):
-                async with self._long if size > LONG_TEXT else nullcontext():
-                    work = partial(parse, self.session, self.options, request, arrived)
-                    parsed = await asyncio.get_running_loop().run_in_executor(self._readers, work)
+            with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
+                self._check_size(request, size)
+                async with asyncio.timeout(self.options.request_seconds):
+                    async with self._long if size > LONG_TEXT else nullcontext():
+                        work = partial(parse, self.session, self.options, request, arrived)
+                        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
         except TimeoutError as error:
             raise as_api_error(error) from None
-        finally:
-            self._reading -= wanted
-        self.check_room(parsed.sequences)
-        return parsed
 
     def _check_size(self, request: Sampled, size: int) -> None:
         """ApiError where a text is too long to fit even if all its tokens were the longest of the vocabulary."""
@@ -80,49 +76,37 @@ class Service:
                 code="context_length_exceeded",
             )
 
-    def check_room(self, wanted: int = 1, reading: int = 0) -> None:
-        """ApiError where `wanted` more sequences do not fit into slots and queue. reading: how many sequences are being
-        tokenized and come first."""
+    @contextmanager
+    def _admission(self, wanted: int) -> Iterator[None]:
+        """For a block that asks the session for `wanted` places: what it refuses becomes the client's error."""
         if self.draining:
             raise shutting_down()
         places = self.session.backend.capabilities.slots + self.options.max_queue
         if wanted > places:
             raise ApiError(f"{wanted} sequences at once are more than the {places} that this server takes", param="n")
-        self._live = [generation for generation in self._live if not generation.done]
-        if (live := len(self._live) + reading) + wanted > places:
-            raise ApiError(
-                f"{live} sequences are under way already, and this server takes {places}: try again later",
-                429,
-                code="queue_full",
-                headers={"Retry-After": "1"},
-            )
-
-    @asynccontextmanager
-    async def decode(self, parsed: ParsedRequest) -> AsyncIterator[list[Choice]]:
-        """Submit the sequences of a request. Leaving the context cancels those that have not ended."""
-        self.check_room(parsed.sequences)
-        choices: list[Choice] = []
-        self.requests += 1
         try:
-            for ids, options in parsed.prompts:
-                for generation in self._submit(ids, options):
-                    choices.append(Choice(len(choices), generation, Timing(parsed.arrived)))
-                    self._live.append(generation)
-            yield choices
-        finally:
-            self.requests -= 1
-            for choice in choices:
-                choice.generation.cancel()
-            for choice in choices:
-                self.metrics.record_end(choice.generation, choice.timing)
-
-    def _submit(self, ids: list[int], options: Sequence[GenerateOptions]) -> list[Generation]:
-        try:
-            return self.session.generate_all(ids, options)
+            yield
         except QueueFull as error:
             raise as_api_error(error) from None
         except PassError as error:
             raise ApiError(str(error), 503 if self.session.closed else 400) from None
+
+    @asynccontextmanager
+    async def decode(self, parsed: ParsedRequest) -> AsyncIterator[list[Choice]]:
+        """Begin the sequences of a request, all of them or none. Leaving the context cancels those that have not
+        ended."""
+        with self._admission(len(parsed.requests)):
+            generations = self.session.begin(parsed.requests, self.options.max_queue)
+        choices = [Choice(i, generation, Timing(parsed.arrived)) for i, generation in enumerate(generations)]
+        self._answers.append(choices)
+        try:
+            yield choices
+        finally:
+            self._answers = [others for others in self._answers if others is not choices]
+            for choice in choices:
+                choice.generation.cancel()
+            for choice in choices:
+                self.metrics.record_end(choice.generation, choice.timing)
 
     async def events(self, choices: list[Choice]) -> AsyncGenerator[Event, None]:
         """The pieces of all choices as they come. Raises the error of the first that fails."""
@@ -142,8 +126,9 @@ class Service:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._idle()
-        for generation in self._live:
-            generation.cancel()
+        for choices in self._answers:
+            for choice in choices:
+                choice.generation.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await self._idle()

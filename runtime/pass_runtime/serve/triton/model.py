@@ -50,7 +50,6 @@ class Model:
                 options.device,
                 threads=options.threads,
                 max_batch_size=options.max_batch_size,
-                max_queue=options.max_queue,
                 capacity=options.capacity,
             )
         except PassError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pass_runtime.errors import PassError
-from pass_runtime.options import MAX_SLOTS, LoadOptions
+from pass_runtime.options import LoadOptions
 from pass_runtime.serve.options import ServeOptions
 
 LIMITS = ("max_queue", "max_prompt_tokens", "max_output_tokens", "request_seconds", "reuse_prefix")
@@ -26,8 +26,7 @@ DRAIN_SECONDS = 20.0
 @dataclass(frozen=True)
 class Settings:
     """bundle: absolute, or relative to the model's directory. tokens: whether the model reads and writes token ids.
-    load: its max_queue is larger than what `limits` lets in. drain_seconds: how long requests under way may take when
-    a signal ends the server."""
+    drain_seconds: how long requests under way may take when a signal ends the server."""
 
     bundle: str
     tokens: bool
@@ -44,7 +43,7 @@ def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
     given = {name: value for name, value in values.items() if value is not None}
     limits = ServeOptions(**{name: given[name] for name in LIMITS if name in given})
     opened: dict[str, Any] = {"max_batch_size": None} | {name: given[name] for name in OPENED if name in given}
-    load = LoadOptions(max_queue=MAX_SLOTS + limits.max_queue, **opened)
+    load = LoadOptions(**opened)
     drain_seconds = given.get("drain_seconds", DRAIN_SECONDS)
     if not 0 <= drain_seconds < float("inf"):
         raise PassError(f"drain-seconds must be at least 0, not {drain_seconds}")
