@@ -181,10 +181,8 @@ class Stream(Generic[T]):
             self.text += event.text
 
     def _close(self) -> None:
+        """Note that everything was read. Raises the error of a request that failed."""
         self._read_to_end = True
-        self._raise_error()
-
-    def _raise_error(self) -> None:
         error = None if self._end is None else self._end.error
         if isinstance(error, PassError):
             raise PassError(str(error)) from error

@@ -56,7 +56,7 @@ class Session:
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
         self._scheduler = Scheduler(runner, self._tuners, max_queue)
         self._worker = Worker(self._scheduler)
-        self._finalizer = weakref.finalize(self, _close, self._worker, backend)
+        self._finalizer = weakref.finalize(self, self._worker.close, backend.close)
 
     def close(self) -> None:
         """Cancel all requests and free the device's memory. The session cannot be used afterwards."""
@@ -110,20 +110,17 @@ class Session:
 
         Raises as `generate` does; then none of them begins.
         """
-        return self.begin(self.requests(prompt, choices))
-
-    def requests(self, prompt: str | Sequence[int], choices: Sequence[GenerateOptions]) -> list[Request]:
-        """The requests of `generate_all`, for `begin`."""
         ids = self.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         ids = (*ids,)  # a tuple of its own: sequences share K/V where they hold the very same one
-        return [self.request(ids, options) for options in choices]
+        return self.begin([self.request(ids, options) for options in choices])
 
     def begin(self, requests: Sequence[Request], max_queue: int | None = None) -> list[Generation]:
         """Decode requests, all of them or none. max_queue: how many may wait then, instead of as many as the session
         was opened with. Raises `QueueFull` where there would be more."""
         sequences = [Decoding(r, TextStream(self.tokenizer, r.prompt_ids, r.stop)) for r in requests]
+        generations = [Generation(sequence, self) for sequence in sequences]
         self._worker.submit(sequences, max_queue)
-        return [Generation(sequence, self) for sequence in sequences]
+        return generations
 
     def reserve(self, count: int, max_queue: int | None = None) -> AbstractContextManager[None]:
         """A context that holds places for `count` requests while their prompts are tokenized. Entering it raises
@@ -146,8 +143,9 @@ class Session:
         if options.stop_strings:
             raise PassError("stop strings need text: use generate, or stop_token_ids")
         sequence = Decoding(self.request((*_token_ids(prompt_ids),), options))
+        stream = TokenStream(sequence, self)
         self._worker.submit([sequence])
-        return TokenStream(sequence, self)
+        return stream
 
     def resolve(self, options: GenerateOptions) -> Request:
         """What `options` mean on this bundle: a request without a prompt. PassError where the bundle cannot run it."""
@@ -181,7 +179,7 @@ class Session:
         )
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
-        """The request that `generate` would submit, for callers that run a scheduler themselves."""
+        """The request that `generate` would begin; several that hold the very same tuple of ids share its K/V."""
         model, capacity = self.manifest.model, self.backend.capabilities.max_capacity
         prompt_ids = _token_ids(prompt_ids)
         if not prompt_ids:
@@ -226,10 +224,6 @@ class Session:
     def usage(self) -> Usage:
         """How many sequences run and wait right now, and how much of the KV cache they take."""
         return self._scheduler.usage()
-
-
-def _close(worker: Worker, backend: Backend) -> None:
-    worker.close(backend.close)
 
 
 def _token_ids(prompt: object) -> tuple[int, ...]:

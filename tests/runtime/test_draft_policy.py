@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
-from pass_runtime.decode.draft_policy import AlwaysTry, DraftPolicy, TryWhereFaster, next_pass
+from pass_runtime.decode.draft_policy import DraftPolicy, TryWhereFaster, next_pass
 from pass_runtime.decode.sequence import Slot
 from pass_runtime.tuning.pass_times import PassTimes
 from pass_runtime.tuning.tuner import PlanTuner
@@ -42,7 +42,7 @@ def situations(draw: st.DrawFn):
     states = draw(
         st.lists(slots_with(st.integers(0, left), texts), min_size=1, max_size=4),
     )
-    policy: DraftPolicy = AlwaysTry()
+    policy = DraftPolicy()
     if draw(st.booleans()):
         row = draw(st.sampled_from([0.0, 0.05, 1.0]))
         tuner = PlanTuner(PassTimes({1: 1.0, 65: 1.0 + 64 * row}, {1: 0.0, 9: 0.0}), L, (0.6, 0.4))
@@ -79,7 +79,7 @@ def test_what_was_drafted_is_verified(mode, lookahead, room):
     """To the end of the capacity: a window with drafts that fits is never thrown away for a new one."""
     able = Capabilities("test", 320, (256,), (64, 1))
     cycle, window = make_cycle(mode, lookahead), None
-    while (found := next_pass(cycle, window, room, able, [Slot(0)], AlwaysTry())) is not None:
+    while (found := next_pass(cycle, window, room, able, [Slot(0)], DraftPolicy())) is not None:
         if window is not None and window.drafts and not window.is_fused:
             assert found[0] == window
         window, room = found[0].next, room - 1  # nothing is accepted
@@ -90,6 +90,6 @@ def test_room_for_an_ngram_draft_in_a_padded_window():
     """Engines pad narrow windows: a plan of 3 rows that are 16 in memory does not fit in 10 columns."""
     able = Capabilities("test", 320, (256,), (64, 1), least_width=16)
     state = Slot(0, ngram=(5, 6), matched=3)
-    assert next_pass(make_cycle("ar", 0), None, 10, able, [state], AlwaysTry()) is None
-    found = next_pass(make_cycle("ar", 0), None, 16, able, [state], AlwaysTry())
+    assert next_pass(make_cycle("ar", 0), None, 10, able, [state], DraftPolicy()) is None
+    found = next_pass(make_cycle("ar", 0), None, 16, able, [state], DraftPolicy())
     assert found == (verify_plan(2), ((5, 6),))

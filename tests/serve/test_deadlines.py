@@ -133,6 +133,22 @@ def test_what_is_being_read_takes_places_in_the_queue(session, held):
     asyncio.run(main())
 
 
+def test_all_sequences_of_a_request_begin_or_none(session):
+    async def main() -> None:
+        service = service_of(session, max_queue=1)
+        prompts = ["a"] * (session.backend.capabilities.slots + 1)
+        parsed = await service.parse(REQUEST.model_copy(update={"prompt": prompts}))
+        with session.reserve(1), pytest.raises(ApiError) as caught:
+            await service.decode(parsed).__aenter__()
+        assert (caught.value.status, caught.value.code) == (429, "queue_full")
+        assert "max_queue" not in caught.value.message  # which a client cannot change
+        assert session.usage().waiting == service.requests == 0
+        async with service.decode(parsed) as choices:
+            assert len(choices) == len(prompts)
+
+    asyncio.run(main())
+
+
 def test_reading_ends_in_time_too(session, held):
     async def main() -> None:
         service = service_of(session, request_seconds=0.2)

@@ -168,12 +168,6 @@ class Backend(ABC):
         self.buffers.write_row("active", slot, active, np.int64)
         self._lengths[slot] = length if active else None
 
-    def _cover_noise(self, slot: int, plan: Plan) -> None:
-        """Provide the noise for the next pass of `slot`, up to the last position that a window of `plan` can reach."""
-        length = self._lengths[slot]
-        if length is not None:
-            self._noise.cover(slot, length, length + listed_positions(plan.width))
-
     def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
         """Append the K/V of `tokens` to the `length` entries of `slot`, in a window of `width` rows. The rows after the
         tokens are padding."""
@@ -190,8 +184,9 @@ class Backend(ABC):
     def run(self, kind: PassKind) -> list[list[int]]:
         """Run one pass, trunk and tail, over the staged windows, and return the tokens that each slot emitted; a masked
         slot emits none. Afterwards the windows of `kind.plan.next` are staged."""
-        for slot in range(kind.batch):
-            self._cover_noise(slot, kind.plan)
+        for slot, length in enumerate(self._lengths[: kind.batch]):
+            if length is not None:  # noise up to the last position that a window of the plan can reach
+                self._noise.cover(slot, length, length + listed_positions(kind.plan.width))
         counts, emitted = self._run_pass(kind)
         for slot, count in enumerate(counts.tolist()):
             if (length := self._lengths[slot]) is not None:

@@ -7,7 +7,6 @@ here can change the text: drafts are only compared with what the model chooses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
@@ -24,31 +23,23 @@ NextPass = tuple[Plan, tuple[tuple[int, ...] | None, ...]]
 """A plan, and the n-gram drafts of every slot; None keeps the window that the last pass left."""
 
 
-class DraftPolicy(Protocol):
-    """Whether n-gram drafts are worth a pass."""
+class DraftPolicy:
+    """Whether n-gram drafts are worth a pass. This policy verifies whatever a match proposes."""
 
-    def prefers(self, slot: Slot, plan: Plan) -> bool:
+    def prefers(self, slot: Slot, plan: Plan) -> bool:  # noqa: ARG002
         """Whether the n-gram drafts of a slot are better than those in its window of `plan`."""
+        return True
 
-    def count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:
+    def count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
         """How many n-gram drafts to verify in a pass of their own; 0 runs none. plans[i] would verify i + 1 of them.
 
         window: a plan that verifies some of them anyway, so that a pass of their own must be clearly better. None where
         no such plan can run.
         """
-
-
-class AlwaysTry:
-    """Verifies whatever an n-gram match proposes."""
-
-    def prefers(self, slot: Slot, plan: Plan) -> bool:  # noqa: ARG002
-        return True
-
-    def count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
         return len(plans) if window is None else 0
 
 
-class TryWhereFaster:
+class TryWhereFaster(DraftPolicy):
     """Verifies n-gram drafts where they promise more tokens per second than `decided` does without them."""
 
     def __init__(self, tuner: PlanTuner, decided: Candidate, batch: int) -> None:

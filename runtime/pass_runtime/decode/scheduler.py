@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan, make_cycle
-from pass_runtime.decode.draft_policy import AlwaysTry, DraftPolicy, NextPass, TryWhereFaster, next_pass
+from pass_runtime.decode.draft_policy import DraftPolicy, NextPass, TryWhereFaster, next_pass
 from pass_runtime.decode.runner import Runner, StepResult
 from pass_runtime.decode.sequence import End, Sequence, Slot
 from pass_runtime.errors import PassError
@@ -178,7 +178,7 @@ class Scheduler:
         """The next pass. It runs one plan for all: that of the oldest request which names one, else the fastest."""
         sequences = [slot.sequence for slot in sorted(active, key=lambda slot: slot.admitted) if slot.sequence]
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
-        policy: DraftPolicy = AlwaysTry()
+        policy = DraftPolicy()
         if cycle is None and tuner is not None:
             limit = max(sequence.request.lookahead for sequence in sequences)
             accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]

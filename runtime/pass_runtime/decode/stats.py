@@ -6,6 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+STATISTICS = (
+    *("plan", "lookahead", "prompt_tokens", "cached_tokens", "generated_tokens", "passes", "tau", "steps", "drafted"),
+    *("accepted", "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"),
+    *("acceptance_per_position", "queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds"),
+    "decode_tokens_per_second",
+)
+"""What JSON holds of a generation, in this order."""
+
 
 @dataclass
 class Stats:
@@ -78,24 +86,4 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """Every statistic, for JSON."""
-        return {
-            "plan": self.plan,
-            "lookahead": self.lookahead,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "generated_tokens": self.generated_tokens,
-            "passes": self.passes,
-            "tau": self.tau,
-            "steps": self.steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "acceptance_histogram": self.acceptance_histogram,
-            "acceptance_per_position": self.acceptance_per_position,
-            "queue_seconds": self.queue_seconds,
-            "prefill_seconds": self.prefill_seconds,
-            "decode_seconds": self.decode_seconds,
-            "engine_seconds": self.engine_seconds,
-            "decode_tokens_per_second": self.decode_tokens_per_second,
-        }
+        return {name: getattr(self, name) for name in STATISTICS}

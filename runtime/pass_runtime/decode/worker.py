@@ -41,18 +41,14 @@ class Worker:
     def submit(self, sequences: Items[Sequence], max_queue: int | None = None) -> None:
         """Put sequences into the queue, all of them or none. Raises QueueFull, or PassError where the session is
         closed."""
-        check_process(self._process)
-        with self._lock:
-            self._check_open()
+        with self._open():
             self._scheduler.add(*sequences, max_queue=max_queue)
             self._start()
 
     @contextmanager
     def reserve(self, count: int, max_queue: int | None = None) -> Iterator[None]:
         """Hold places for `count` sequences while the context is open. Raises as `submit` does."""
-        check_process(self._process)
-        with self._lock:
-            self._check_open()
+        with self._open():
             self._scheduler.reserve(count, max_queue)
         try:
             yield
@@ -62,10 +58,8 @@ class Worker:
 
     def call(self, task: Callable[[], T]) -> T:
         """Run `task` between two steps, on the thread that owns the backend; returns what it returns."""
-        check_process(self._process)
         future: Future[T] = Future()
-        with self._lock:
-            self._check_open()
+        with self._open():
             self._tasks.append((task, future))
             self._start()
         return future.result()
@@ -85,9 +79,14 @@ class Worker:
         if release is not None:
             release()
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise _closed() if self._failure is None else PassError(str(self._failure))
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Hold the lock. PassError where the session is closed."""
+        check_process(self._process)
+        with self._lock:
+            if self.closed:
+                raise _closed() if self._failure is None else PassError(str(self._failure))
+            yield
 
     def _start(self) -> None:
         if self._thread is None:

@@ -65,7 +65,8 @@ def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: flo
         for ids in prompts:
             most = _max_new_tokens(session, limits, request, len(ids))
             each = replace(options, max_new_tokens=most, reuse_prefix=limits.reuse_prefix)
-            requests += session.requests(ids, [replace(each, sampling=s) for s in _samplings(options.sampling, n)])
+            prompt = tuple(ids)  # one for all of them, which so share its K/V
+            requests += [session.request(prompt, replace(each, sampling=s)) for s in _samplings(options.sampling, n)]
     except PassError as error:
         raise ApiError(str(error)) from None
     return ParsedRequest(tuple(requests), n, arrived)

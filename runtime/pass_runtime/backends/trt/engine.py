@@ -1,11 +1,13 @@
-"""A deserialized TensorRT engine: its profiles, and contexts call to device memory."""
+"""A deserialized TensorRT engine: its profiles, its contexts, and calls that are repeated as CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy.typing as npt
 
 from pass_runtime.backends.cuda import Cuda
 from pass_runtime.bundle.manifest import EngineFile
@@ -107,3 +109,38 @@ class TrtEngine:
         self._current.clear()
         self._contexts.clear()
         self._engine = None
+
+
+class Program:
+    """Engine calls one after another, and copies of their results to the host. They run twice, are then captured as a
+    CUDA graph, and replayed from there on."""
+
+    def __init__(
+        self,
+        cuda: Cuda,
+        work: Sequence[tuple[TrtEngine, EngineCall]],
+        copies: Sequence[tuple[npt.NDArray[Any], int]] = (),
+    ) -> None:
+        """copies: pinned host arrays, each with the device address that it is filled from."""
+        self._cuda, self._work, self._copies = cuda, work, copies
+        self._repeated = False
+        self._graph: Any = None
+
+    def run(self) -> None:
+        """Run everything, and return when the device is done."""
+        if self._graph is not None:
+            self._cuda.launch(self._graph)
+            self._cuda.synchronize()
+            return
+        self._enqueue()
+        self._cuda.synchronize()
+        # Only captured after a run: the first run with new shapes may do what a capture does not allow.
+        if self._repeated and all(engine.capturable(call) for engine, call in self._work):
+            self._graph = self._cuda.capture(self._enqueue)
+        self._repeated = True
+
+    def _enqueue(self) -> None:
+        for engine, call in self._work:
+            engine.enqueue(call)
+        for array, address in self._copies:
+            self._cuda.enqueue_download(array, address)
