@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-
 from pass_runtime.backends.base import Capabilities, PassKind
 from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
