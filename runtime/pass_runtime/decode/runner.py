@@ -291,7 +291,4 @@ def _shared(slot: Slot, request: Request) -> int:
 
 
 def _common_prefix(a: Items[int], b: Items[int]) -> int:
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -29,7 +29,7 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a reservation wherever it runs
         self._thread: threading.Thread | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.closed = False
