@@ -8,24 +8,23 @@ the first token, and compiling are not timed. The contenders take turns, and med
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
+from contestants import Write, Written, rate, ratio, same_tokens
 
-from pass_runtime.cli.bench import PROMPTS
+from pass_runtime.cli.bench import PROMPTS, write_json
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.cli.prompts import read_prompts
-from pass_runtime.cli.tables import show_table
+from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
-from pass_runtime.files import write_whole
+from pass_runtime.measuring.turns import in_turns
 
 try:
     import torch
@@ -33,31 +32,37 @@ try:
 except ImportError as missing:
     raise SystemExit(f"error: {missing}; install torch and transformers, as pip install -e '.[export]' does") from None
 
-Decode = Callable[[list[int], int], tuple[float, list[int]]]
-"""(prompt ids, N) -> (seconds from the first token to the last, the N tokens)."""
-
 
 @dataclass
 class Peer:
-    """A contender: tokens per second of every round, and its texts. error: why it dropped out."""
+    """A contender, whose prefill gives the first token and is not timed. error: why it dropped out."""
 
     name: str
-    decode: Decode
-    rates: list[float] = field(default_factory=list)
-    texts: list[list[int]] = field(default_factory=list)
+    write: Write
     error: str | None = None
 
-    def as_dict(self, first: Peer) -> dict[str, Any]:
-        """Return its results. first: the peer to which ratio and same_tokens refer."""
+    def run(self, prompts: Sequence[list[int]], tokens: int) -> list[Written]:
+        """Continue every prompt; a peer that has failed does nothing."""
+        if self.error is None:
+            try:
+                with torch.no_grad():
+                    return [self.write(ids, tokens) for ids in prompts]
+            except Exception as error:  # a compiler can raise anything
+                self.error = (" ".join(str(error).split()) or type(error).__name__)[:400]
+        return []
+
+    def as_dict(self, rounds: list[list[Written]], first: list[list[Written]]) -> dict[str, Any]:
+        """Return its results. first: the rounds to which ratio and same_tokens refer."""
         if self.error is not None:
             return {"name": self.name, "error": self.error}
-        pairs = [pair for texts in zip(self.texts, first.texts, strict=True) for pair in zip(*texts, strict=True)]
+        same, total = same_tokens(rounds[-1], first[-1])
+        speed = statistics.median(map(rate, rounds))
         return {
             "name": self.name,
-            "tokens_per_second": statistics.median(self.rates),
-            "ratio": statistics.median(a / b for a, b in zip(self.rates, first.rates, strict=True)),
-            "milliseconds_per_pass": 1e3 / statistics.median(self.rates),
-            "same_tokens": sum(a == b for a, b in pairs) / len(pairs),
+            "tokens_per_second": speed,
+            "ratio": ratio(rounds, first),
+            "milliseconds_per_pass": 1e3 / speed,
+            "same_tokens": same / total,
         }
 
 
@@ -75,21 +80,21 @@ class Stopwatch:
     def end(self) -> None: ...
 
 
-def generate(model: Any) -> Decode:
+def generate(model: Any) -> Write:
     """Return the decoding of transformers' own loop with its growing cache."""
     model.generation_config.eos_token_id = None  # so that no text ends early
 
-    def decode(ids: list[int], count: int) -> tuple[float, list[int]]:
+    def write(ids: list[int], count: int) -> Written:
         watch = Stopwatch()
         window = torch.tensor([ids], device=model.device)
         options = {"max_new_tokens": count, "do_sample": False, "pad_token_id": 0, "streamer": watch}
         model.generate(window, attention_mask=torch.ones_like(window), **options)
-        return watch.times[-1] - watch.times[1], watch.tokens[len(ids) :]
+        return Written(watch.tokens[len(ids) :], count - 1, watch.times[-1] - watch.times[1])
 
-    return decode
+    return write
 
 
-def compiled(model: Any, capacity: int) -> Decode:
+def compiled(model: Any, capacity: int) -> Write:
     """Return plain decoding with torch.compile and a static cache: on a GPU, one CUDA graph per pass."""
     cache = transformers.StaticCache(config=model.config, max_cache_len=capacity)
 
@@ -110,7 +115,7 @@ def compiled(model: Any, capacity: int) -> Decode:
             chosen[0] = parts
             return parts(token, position).clone()
 
-    def decode(ids: list[int], count: int) -> tuple[float, list[int]]:
+    def write(ids: list[int], count: int) -> Written:
         cache.reset()
         position = torch.arange(len(ids), device=model.device)[None]
         tokens = [step(torch.tensor([ids], device=model.device), position)]
@@ -121,31 +126,15 @@ def compiled(model: Any, capacity: int) -> Decode:
             tokens.append(advance(tokens[-1], position))
             position += 1
         _synchronize(model)
-        return time.perf_counter() - started, torch.cat(tokens).flatten().tolist()
+        seconds = time.perf_counter() - started
+        return Written(torch.cat(tokens).flatten().tolist(), count - 1, seconds)
 
-    return decode
+    return write
 
 
 def _synchronize(model: Any) -> None:
     if model.device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def compare(peers: Sequence[Peer], prompts: Sequence[list[int]], count: int, rounds: int) -> None:
-    """Run the rounds; round 0 warms up and compiles. A peer that fails is left out of the later ones."""
-    for number in range(rounds + 1):
-        for peer in peers:
-            if peer.error is not None:
-                continue
-            try:
-                with torch.no_grad():
-                    answers = [peer.decode(ids, count) for ids in prompts]
-            except Exception as error:  # a compiler can raise anything
-                peer.error = (" ".join(str(error).split()) or type(error).__name__)[:400]
-                continue
-            if number:
-                peer.rates.append(len(prompts) * (count - 1) / sum(seconds for seconds, _ in answers))
-            peer.texts = [tokens for _, tokens in answers]
 
 
 @click.command()
@@ -171,8 +160,9 @@ def main(
     network: Any = loaded.model.to(device)
     capacity = -(-(max(map(len, prompts)) + tokens) // 64) * 64
     peers = [Peer("generate", generate(network)), Peer("compiled", compiled(network, capacity))]
-    compare(peers, prompts, tokens, rounds)
-    report = {
+    *_, found = in_turns({peer.name: partial(peer.run, prompts, tokens) for peer in peers}, rounds)
+    first = next((found[peer.name] for peer in peers if peer.error is None), [])
+    report: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -181,26 +171,23 @@ def main(
         "prompts": len(prompts),
         "max_new_tokens": tokens,
         "rounds": rounds,
-        "peers": [peer.as_dict(next((p for p in peers if p.error is None), peer)) for peer in peers],
+        "peers": [peer.as_dict(found[peer.name], first) for peer in peers],
     }
-    if output is not None:
-        write_whole(output, json.dumps(report, indent=1) + "\n")
-    print_table(report)
+    write_json(report, output)
+    columns = {"tokens/s": "tokens_per_second", "ratio": "ratio", "ms/pass": "milliseconds_per_pass"}
+    rows = [
+        {"peer": entry["name"]}
+        | {heading: f"{entry[name]:.2f}" for heading, name in columns.items()}
+        | {"same tokens": f"{entry['same_tokens']:.0%}"}
+        for entry in report["peers"]
+        if "error" not in entry
+    ]
+    show_rows(f"{model} {dtype} on {report['device']}, torch {report['torch']}", rows, left=("peer",))
     for peer in peers:
         if peer.error is not None:
             click.echo(f"error: {peer.name}: {peer.error}", err=True)
     if any(peer.error is not None for peer in peers):
         raise SystemExit(1)
-
-
-def print_table(report: dict[str, Any]) -> None:
-    title = f"{report['model']} {report['dtype']} on {report['device']}, torch {report['torch']}"
-    table = Table("peer", "tokens/s", "ratio", "ms/pass", "same tokens", title=title, title_justify="left")
-    for peer in report["peers"]:
-        if "error" not in peer:
-            figures = [f"{peer[key]:.2f}" for key in ("tokens_per_second", "ratio", "milliseconds_per_pass")]
-            table.add_row(peer["name"], *figures, f"{peer['same_tokens']:.0%}")
-    show_table(Console(), table)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,13 @@ import shutil
 from pathlib import Path
 
 import click
-import numpy as np
-from safetensors.numpy import save_file
+import torch
+from safetensors.torch import save_file
+from step_time import STD, Shape, random_llama
+
+SPREAD = 0.98
+"""The standard deviation of a weight, times the root of the numbers that it is summed over: it spreads logits, so that
+near-ties are few."""
 
 
 @click.command()
@@ -33,55 +38,21 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     shutil.copy(tokenizer / "tokenizer.json", output)
     words = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    vocab, kv_heads = vocab or max(len(words), max(words.values()) + 1), kv_heads or heads
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocab,
-        "max_position_embeddings": 4096,
-        "torch_dtype": "float16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (output / "config.json").write_text(json.dumps(config))
+    vocab = vocab or max(len(words), max(words.values()) + 1)
+    model = random_llama(Shape(hidden, intermediate, layers, heads, kv_heads or heads, hidden // heads, vocab))
+    model.config.update({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096})
+    model.config.save_pretrained(output)
     (output / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    rng, found = np.random.default_rng(0), {}
-    kv = hidden // heads * kv_heads
-
-    def write(name: str, tensors: dict[str, tuple[int, ...]]) -> None:
-        save_file({key: _random(rng, shape) for key, shape in tensors.items()}, output / name, {"format": "pt"})
-        found.update(dict.fromkeys(tensors, name))
-
-    write("embed.safetensors", {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)})
-    write("head.safetensors", {"lm_head.weight": (vocab, hidden)})
-    for i in range(layers):
-        layer = f"model.layers.{i}"
-        sizes = {
-            "self_attn.q_proj": (hidden, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, hidden),
-            "mlp.gate_proj": (intermediate, hidden),
-            "mlp.up_proj": (intermediate, hidden),
-            "mlp.down_proj": (hidden, intermediate),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-        }
-        write(f"layer-{i}.safetensors", {f"{layer}.{part}.weight": shape for part, shape in sizes.items()})
+    shards: dict[str, dict[str, torch.Tensor]] = {}
+    for name, weight in model.named_parameters():
+        shards.setdefault(".".join(name.split(".")[:3]) + ".safetensors", {})[name] = weight
+    for file, weights in shards.items():
+        scales = {name: 1 if w.ndim == 1 else SPREAD * w.shape[1] ** -0.5 / STD for name, w in weights.items()}
+        tensors = {name: (weight.detach() * scales[name]).contiguous() for name, weight in weights.items()}
+        save_file(tensors, output / file, {"format": "pt"})
+    found = {name: file for file, weights in shards.items() for name in weights}
     (output / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": found}))
     click.echo(output)
-
-
-def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    if len(shape) == 1:
-        return np.ones(shape, np.float16)
-    spread = 1.7 * shape[1] ** -0.5  # this spreads logits, so that near-ties are few
-    return (rng.random(shape, np.float32) * np.float32(2 * spread) - np.float32(spread)).astype(np.float16)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import platform
 import statistics
 import tempfile
@@ -26,8 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.backends.cuda import ON_DEVICE, Cuda, call, find_device, import_api
@@ -42,14 +39,15 @@ from pass_runtime.bundle.manifest import (
     Manifest,
     ModelInfo,
     Profile,
-    Tensor,
 )
 from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.bundle.tensors import COLUMNS
+from pass_runtime.cli.bench import write_json
 from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.cli.tables import show_table
+from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
+from pass_runtime.measuring.turns import in_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
     from pass_exporter.engines.builder import Source
 
 TRUNK, GRAPH = "trunk.onnx", "graph.json"
-WARM_UP, COPY_ROUNDS, COPIES = 3, 10, 5
+WARM_UP, COPY_ROUNDS, COPIES = 2, 10, 5
 STD, FP16 = 0.02, 2
 """The standard deviation of the weights; the bytes of a number."""
 COPIED = {"gpu": 1 << 30, "cpu": 1 << 28}
@@ -148,24 +146,15 @@ def random_llama(shape: Shape) -> PreTrainedModel:
 def engine_source(directory: Path, graph: Graph, rows: Sequence[int], capacities: Sequence[int], least: int) -> Source:
     """Return what an engine is built from, with one profile per cell of the table. The cache has the largest capacity,
     and a pass reads its first columns."""
-    from pass_exporter.engines.builder import Source
-    from pass_exporter.engines.graph import aliases, trunk_for_tensorrt
+    from pass_exporter.engines.build import trunk_source
 
-    longest, path = max(capacities), directory / TRUNK
-    inputs = (*_static(graph.inputs, longest), Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
     cells = [
         {"batch": 1, "width": max(q, least), "logit_rows": q, "lookahead_rows": 0, COLUMNS: columns}
         for columns in capacities
         for q in rows
     ]
     profiles = tuple(Profile(sizes={name: (n, n, n) for name, n in cell.items()}) for cell in cells)
-    model = trunk_for_tensorrt(path, longest)
-    return Source(graph, model, path, inputs, _static(graph.outputs, longest), profiles, aliases(path))
-
-
-def _static(tensors: Sequence[Tensor], capacity: int) -> tuple[Tensor, ...]:
-    shapes = [tuple(capacity if size == "capacity" else size for size in tensor.shape) for tensor in tensors]
-    return tuple(t.model_copy(update={"shape": shape}) for t, shape in zip(tensors, shapes, strict=True))
+    return trunk_source(directory / TRUNK, graph, max(capacities), profiles)
 
 
 def build_engine(
@@ -228,14 +217,14 @@ def measure(backend: Backend, rows: Sequence[int], capacity: int, rounds: int) -
 
 def median_seconds(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     """Return the median seconds of each call. The calls take turns, and the first rounds warm up."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for number in range(WARM_UP + rounds):
-        for run, values in zip(calls, seconds, strict=True):
-            started = time.perf_counter()
-            run()
-            if number >= WARM_UP:
-                values.append(time.perf_counter() - started)
-    return [statistics.median(values) for values in seconds]
+
+    def timed(call: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+
+    *_, found = in_turns({number: partial(timed, call) for number, call in enumerate(calls)}, WARM_UP + rounds)
+    return [statistics.median(seconds[WARM_UP:]) for seconds in found.values()]
 
 
 def copy_bandwidth(api: Any | None, size: int) -> float:
@@ -296,21 +285,17 @@ def main(engine: str, rounds: int, keep: Path | None, output: Path | None, **opt
                 for q, s in zip(rows, seconds, strict=True):
                     cell = {"rows": q, "capacity": capacity, "milliseconds": 1e3 * s, "ratio": s / seconds[0]}
                     report["cells"].append(cell | {"bound_fraction": bound / s})
-                if output is not None:  # after every capacity, so that an interrupted run keeps its results
-                    write_whole(output, json.dumps(report, indent=1) + "\n")
+                write_json(report, output)  # after every capacity, so that an interrupted run keeps its results
     print_table(report)
 
 
 def print_table(report: dict[str, Any]) -> None:
     title = f"{report['engine']} on {report['device']}, copies at {report['copy_bandwidth'] / 1e9:.0f} GB/s"
-    table = Table("rows", title=title, title_justify="left")
-    for capacity in dict.fromkeys(cell["capacity"] for cell in report["cells"]):
-        table.add_column(f"S={capacity}: ms, ratio, of the bound", justify="right")
-    for rows in dict.fromkeys(cell["rows"] for cell in report["cells"]):
-        row = [cell for cell in report["cells"] if cell["rows"] == rows]
-        figures = [f"{c['milliseconds']:.2f}  {c['ratio']:.2f}  {c['bound_fraction']:.0%}" for c in row]
-        table.add_row(str(rows), *figures)
-    show_table(Console(), table)
+    table: dict[int, dict[str, str]] = {cell["rows"]: {"rows": str(cell["rows"])} for cell in report["cells"]}
+    for cell in report["cells"]:
+        figures = f"{cell['milliseconds']:.2f}  {cell['ratio']:.2f}  {cell['bound_fraction']:.0%}"
+        table[cell["rows"]][f"S={cell['capacity']}: ms, ratio, of the bound"] = figures
+    show_rows(title, table.values(), left=("rows",))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pass_exporter.progress import Progress, Step
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import find_library, import_library
 from pass_runtime.bundle.integrity import verify_files
-from pass_runtime.bundle.manifest import EngineFile, EngineSet, Manifest, Tensor
+from pass_runtime.bundle.manifest import EngineFile, EngineSet, Graph, Manifest, Profile, Tensor
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
@@ -160,13 +160,16 @@ def graph_sources(
     graph, path = manifest.logprobs, bundle / manifest.logprobs.file
     profiles = logprobs_profiles(manifest, max_batch_size)
     sources.append(Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {}))
-    graph, path = manifest.trunk, bundle / manifest.trunk.file
+    profiles = trunk_profiles(manifest, columns, max_batch_size, least_width)
+    sources.append(trunk_source(bundle / manifest.trunk.file, manifest.trunk, capacity, profiles))
+    return sources
+
+
+def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profile, ...]) -> Source:
+    """The trunk with a cache of `capacity` tokens, of which a pass reads the first `columns`."""
     inputs = (*(_fixed(t, capacity) for t in graph.inputs), Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
     outputs = tuple(_fixed(t, capacity) for t in graph.outputs)
-    profiles = trunk_profiles(manifest, columns, max_batch_size, least_width)
-    model = trunk_for_tensorrt(path, capacity)
-    sources.append(Source(graph, model, path, inputs, outputs, profiles, aliases(path)))
-    return sources
+    return Source(graph, trunk_for_tensorrt(path, capacity), path, inputs, outputs, profiles, aliases(path))
 
 
 def _fixed(tensor: Tensor, capacity: int) -> Tensor:

@@ -9,8 +9,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import onnxruntime as ort
@@ -27,6 +28,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.json_lines import to_json
 from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.measuring.turns import in_turns
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
@@ -37,6 +39,7 @@ PROMPTS = (
     "Photosynthesis is the process by which",
 )
 PLANS = (*MODES, "auto")
+T = TypeVar("T")
 Save = Callable[[dict[str, Any]], None]
 
 
@@ -62,8 +65,9 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Round:
-    """One run of every prompt: the counts of each, and the seconds that are compared."""
+    """One run of every prompt: the text and the counts of each, and the seconds that are compared."""
 
+    texts: list[list[int]]
     stats: list[Stats]
     seconds: float
 
@@ -80,20 +84,19 @@ class Contender:
     options: GenerateOptions
     batch: int | None = None
     rounds: list[Round] = field(default_factory=list)
-    texts: list[list[int]] = field(default_factory=list)
 
-    def run(self, session: Session, prompts: Sequence[list[int]]) -> tuple[list[list[int]], Round]:
-        """Return the texts and the measurements of one round. Each group of `batch` prompts begins together."""
+    def run(self, session: Session, prompts: Sequence[list[int]]) -> Round:
+        """Run one round. Each group of `batch` prompts begins together."""
         if self.batch is None:
             streams = [run_tokens(session, prompt, self.options) for prompt in prompts]
             stats = [stream.stats for stream in streams]
-            return [s.token_ids for s in streams], Round(stats, sum(s.decode_seconds for s in stats))
+            return Round([s.token_ids for s in streams], stats, sum(s.decode_seconds for s in stats))
         streams, started = [], time.perf_counter()
         for first in range(0, len(prompts), self.batch):
             group = [session.generate_ids(prompt, self.options) for prompt in prompts[first : first + self.batch]]
             streams += [stream.result() for stream in group]
         seconds = time.perf_counter() - started
-        return [s.token_ids for s in streams], Round([s.stats for s in streams], seconds)
+        return Round([s.token_ids for s in streams], [s.stats for s in streams], seconds)
 
     @property
     def rates(self) -> list[float]:
@@ -158,24 +161,21 @@ def run_bench(session: Session, request: BenchOptions, save: Save = lambda _repo
             "plans": [entry(contender) for contender in contenders],
         }
 
-    for number in _shown(range(request.repeat + 1)):
+    calls = {contender.name: partial(contender.run, session, prompts) for contender in contenders}
+    for found in _shown(in_turns(calls, request.repeat), request.repeat):
         for contender in contenders:
-            written, measured = contender.run(session, prompts)
-            if number == 0:
-                contender.texts = written
-            else:
-                contender.rounds.append(measured)
-        if breakdown and number:
+            contender.rounds = found[contender.name]
+        if breakdown:
             breakdown.time()
-        if 0 < number < request.repeat:
+        if len(contenders[0].rounds) < request.repeat:
             save(report(None))  # the texts are compared at the end
     return report(_near_ties(session, prompts, contenders))
 
 
-def _shown(rounds: Iterable[int]) -> Iterable[int]:
-    """Return the rounds, with a progress bar in a terminal. Round 0 warms up."""
+def _shown(rounds: Iterable[T], count: int) -> Iterable[T]:
+    """Return the rounds, with a progress bar in a terminal."""
     console = Console(stderr=True)
-    return track(rounds, "bench", console=console, transient=True) if console.is_terminal else rounds
+    return track(rounds, "bench", count, console=console, transient=True) if console.is_terminal else rounds
 
 
 def about(session: Session) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _near_ties(session: Session, prompts: list[list[int]], contenders: list[Cont
     near_ties = []
     by_rejection = session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
     for contender in contenders[1:] if not by_rejection else []:  # then plans share a distribution, not a text
-        for prompt, ours, theirs in zip(prompts, contender.texts, contenders[0].texts, strict=True):
+        for prompt, ours, theirs in zip(prompts, contender.rounds[0].texts, contenders[0].rounds[0].texts, strict=True):
             difference = first_difference(session, prompt, contender.options, theirs, ours)
             if difference is not None and not difference.is_near_tie:
                 raise PassError(f"{contender.name} wrote another text than {contenders[0].name}: {difference}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from pass_runtime.backends.base import Capabilities, PassKind
@@ -15,6 +16,7 @@ from pass_runtime.cli.tables import OutputConsole, show_rows
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.sequence import Sequence as Decoding
 from pass_runtime.errors import PassError
+from pass_runtime.measuring.turns import in_turns
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
@@ -50,13 +52,13 @@ def measure_rows(
     tokens = [token for text in texts for token in session.encode(text)]
     runner = filled_slots(session, request, tokens, max(plan.width for plan in plans))
     kinds = [PassKind(plan, batch, request.sampling.sampler) for batch in request.batches for plan in plans]
-    seconds: dict[PassKind, list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    for number in range(1 + PASSES * request.repeat):
-        for kind in kinds:
-            measured = session.call(lambda _, kind=kind: runner.idle_pass(kind))  # type: ignore[misc]
-            if number:  # the first pass warms up
-                seconds[kind].append(measured)
-        if number and number % PASSES == 0 and number < PASSES * request.repeat:
+
+    def timed(kind: PassKind) -> tuple[float, float]:
+        return session.call(lambda _: runner.idle_pass(kind))
+
+    calls = {kind: partial(timed, kind) for kind in kinds}
+    for done, seconds in enumerate(in_turns(calls, PASSES * request.repeat), 1):
+        if done % PASSES == 0 and done < PASSES * request.repeat:
             save(_report(request, runner, seconds))
     return _report(request, runner, seconds)
 

@@ -1,0 +1,118 @@
+"""What compare_genai.py, speed_in_use.py and gpu_peers.py share: engines that write texts in turn, and the figures. The
+engines of the first two have processes of their own, so that no other threads spin while one is timed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from pass_runtime import GenerateOptions, PassError, SamplingParams, load
+from pass_runtime.measuring.lossless import run_tokens
+
+NGRAM = {"ngram_size": 3, "max_draft_tokens": 8}
+"""How onnxruntime-genai drafts with n-grams."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text, and the seconds in which `timed` of its tokens were decoded. passes: 0 where an engine does not count."""
+
+    tokens: list[int]
+    timed: int
+    seconds: float
+    passes: int = 0
+
+
+Write = Callable[..., Written]
+"""(prompt ids, tokens to write, **options of the engine) -> Written."""
+
+
+def open_pass(bundle: Path, threads: int) -> Write:
+    """Return decoding by a session. Options: those of GenerateOptions, and `temperature`."""
+    session = load(bundle, "cpu", threads=threads)
+
+    def write(ids: list[int], tokens: int, *, temperature: float = 0, **options: Any) -> Written:
+        sampling = SamplingParams(temperature=temperature, seed=1)
+        stream = run_tokens(session, ids, GenerateOptions(max_new_tokens=tokens, sampling=sampling, **options))
+        return Written(
+            stream.token_ids, stream.stats.generated_tokens, stream.stats.decode_seconds, stream.stats.passes
+        )
+
+    return write
+
+
+def open_genai(directory: Path, threads: int) -> Write:
+    """Return greedy decoding by onnxruntime-genai. Options: `ngram`, to draft, and `ignore_eos`."""
+    import onnxruntime_genai as og
+
+    config = og.Config(str(directory))
+    if threads:
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    model = og.Model(config)
+
+    def write(ids: list[int], tokens: int, *, ngram: bool = False, ignore_eos: bool = False) -> Written:
+        params, total = og.GeneratorParams(model), len(ids) + tokens
+        params.set_search_options(max_length=total, min_length=total if ignore_eos else 0, do_sample=False)
+        if ngram:
+            params.set_speculative_options(**NGRAM)
+        generator = og.Generator(model, params)
+        generator.append_tokens(ids)  # prefill
+        started, written = perf_counter(), list[int]()
+        while len(written) < tokens and not generator.is_done():
+            generator.generate_next_token()
+            written += map(int, generator.get_next_tokens())
+        return Written(written, len(written), perf_counter() - started)
+
+    return write
+
+
+def start(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Write:
+    """Open an engine in another process, and return its decoding."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    spawn.Process(target=_serve, args=(engine, path, threads, there), daemon=True).start()
+    there.close()
+
+    def answer() -> Any:
+        try:
+            return here.recv()
+        except EOFError:
+            raise PassError(f"the process that runs {path} ended; what it wrote above says why") from None
+
+    def write(*request: Any, **options: Any) -> Written:
+        here.send((request, options))
+        written: Written = answer()
+        return written
+
+    answer()  # engines load one after the other, which needs less memory
+    return write
+
+
+def _serve(engine: Callable[[Path, int], Write], path: Path, threads: int, pipe: Any) -> None:
+    write = engine(path, threads)
+    pipe.send("ready")
+    while True:
+        request, options = pipe.recv()
+        pipe.send(write(*request, **options))
+
+
+def rate(texts: Sequence[Written]) -> float:
+    """Tokens per second."""
+    return sum(each.timed for each in texts) / sum(each.seconds for each in texts)
+
+
+def ratio(ours: Sequence[Sequence[Written]], theirs: Sequence[Sequence[Written]]) -> float:
+    """The median over rounds of the ratio of rates."""
+    return statistics.median(rate(a) / rate(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def same_tokens(ours: Sequence[Written], theirs: Sequence[Written]) -> tuple[int, int]:
+    """Return how many tokens are the same, and of how many."""
+    pairs = [pair for a, b in zip(ours, theirs, strict=True) for pair in zip(a.tokens, b.tokens, strict=True)]
+    return sum(a == b for a, b in pairs), len(pairs)
