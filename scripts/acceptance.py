@@ -10,20 +10,29 @@ text continue differently. A quantized bundle (int4, w8a8) writes other texts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from pass_runtime import load
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.cli.tables import show_table
-from pass_runtime.measuring.real_use import ALL, KINDS, MARGIN, Passes, Prompt, count_passes, read_use, stretches
+from pass_runtime.cli.tables import show_rows
+from pass_runtime.measuring.real_use import (
+    ALL,
+    KINDS,
+    MARGIN,
+    Passes,
+    Prompt,
+    count_passes,
+    parse_temperatures,
+    read_use,
+    stretches,
+)
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
@@ -58,7 +67,7 @@ def measure(
     top_k: int,
     lookahead: int,
     tokens: int,
-    shown: Callable[[Sequence[Prompt]], Iterator[Prompt]] = iter,
+    shown: Callable[[Sequence[Prompt]], Iterable[Prompt]] = iter,
 ) -> tuple[Taus, Taus]:
     """Return the sums over prompts: passes that count, and passes where answers repeat themselves."""
     kinds = [kind for kind in KINDS if any(prompt.kind == kind for prompt in prompts)]
@@ -75,31 +84,19 @@ def measure(
     return main, looping
 
 
-def table(found: dict[str, tuple[Taus, Taus]], expected: dict[str, Any]) -> Table:
-    """Return the table of tau by plan: the runtime's, and the prediction of `pass-train evaluate`."""
-    shown = Table()
-    for heading in ("temperature", "prompts", *(f"tau {plan}{of}" for plan in PLANS for of in ("", ", expected"))):
-        shown.add_column(heading, no_wrap=True)
-    shown.add_column("tau in loops")
-    for temperature, (main, looping) in found.items():
-        for kind, taus in main.items():
-            theirs = expected.get(temperature, {}).get(kind, {}).get("tau", {})
-            cells = [
-                text
-                for plan in PLANS
-                for text in (f"{taus[plan].tau:.3f}", f"{theirs[plan]:.3f}" if plan in theirs else "-")
-            ]
-            loops = " ".join(f"{looping[kind][plan].tau:.2f}" if looping[kind][plan].passes else "-" for plan in PLANS)
-            shown.add_row(temperature, kind, *cells, loops)
-    return shown
+def cells(taus: dict[str, Passes], loops: dict[str, Passes], theirs: dict[str, float]) -> dict[str, str]:
+    """Return tau by plan, beside the predictions of `pass-train evaluate`, and tau where answers repeat themselves."""
+    row = {}
+    for plan in PLANS:
+        row[f"tau {plan}"] = f"{taus[plan].tau:.3f}"
+        row[f"tau {plan}, expected"] = f"{theirs[plan]:.3f}" if plan in theirs else "-"
+    return row | {"tau in loops": " ".join(f"{loops[plan].tau:.2f}" if loops[plan].passes else "-" for plan in PLANS)}
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", type=click.Path(path_type=Path), default=PROMPTS, help="JSON lines: id, kind, prompt.")
-@click.option(
-    "--tokens", type=click.IntRange(min=2), default=128, show_default=True, help="The longest answer that counts."
-)
+@click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="The longest answer.")
 @click.option("--temperatures", default="0,0.8,1.0", show_default=True)
 @click.option("--top-k", default=0, show_default=True)
 @click.option("--lookahead", default=4, show_default=True)
@@ -119,15 +116,17 @@ def main(
     weights_figures: Path | None,
 ) -> None:
     """Print tau by temperature and kind of prompt."""
-    texts, console = read_use(prompts), Console(stderr=True)
     expected = json.loads(weights_figures.read_text())["temperatures"] if weights_figures is not None else {}
-    found = {}
+    rows, texts, console = [], read_use(prompts), Console(stderr=True)
     with load(bundle, device, threads=threads) as session:
-        for temperature in map(float, temperatures.split(",")):
+        for temperature in parse_temperatures(temperatures):
             name = f"{temperature:g}"
-            shown = lambda prompts, name=name: track(prompts, f"temperature {name}", console=console, transient=True)  # noqa: E731
-            found[name] = measure(session, texts, temperature, top_k, lookahead, tokens, shown)
-    show_table(Console(), table(found, expected))
+            shown = partial(track, description=f"temperature {name}", console=console, transient=True)
+            main, looping = measure(session, texts, temperature, top_k, lookahead, tokens, shown)
+            for kind, taus in main.items():
+                theirs = expected.get(name, {}).get(kind, {}).get("tau", {})
+                rows.append({"temperature": name, "prompts": kind, **cells(taus, looping[kind], theirs)})
+    show_rows("tokens per pass", rows, left=rows[0])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -97,9 +98,10 @@ def start(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Wri
 def _serve(engine: Callable[[Path, int], Write], path: Path, threads: int, pipe: Any) -> None:
     write = engine(path, threads)
     pipe.send("ready")
-    while True:
-        request, options = pipe.recv()
-        pipe.send(write(*request, **options))
+    with suppress(EOFError, KeyboardInterrupt):  # until the script ends
+        while True:
+            request, options = pipe.recv()
+            pipe.send(write(*request, **options))
 
 
 def rate(texts: Sequence[Written]) -> float:

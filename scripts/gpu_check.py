@@ -31,7 +31,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 from rich.text import Text
 
 from pass_exporter.model.registry import registry
@@ -39,8 +39,9 @@ from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, import_library
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.cli.bench import write_json
 from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.cli.tables import show_table
+from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -48,6 +49,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL, BUNDLE = "smollm2-135m", ROOT / "build/smollm2-135m-fp16"
 TESTS = ("tests/parity/test_cuda.py", "tests/runtime/test_trt_backend.py")
 PLANS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft ngram --draft both"
+DEVICES = ("cuda", *LIBRARIES)
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 PROMPT = "504,3575,282,4649,314,253,2591,216"
 """The prompt for the C++ runtime, as token ids of SmolLM2: for text it would need another library."""
@@ -160,42 +162,32 @@ def plan_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
     model = manifest.model.name if manifest else MODEL
     length = min(SEQUENCE, manifest.model.max_capacity) if manifest else SEQUENCE
     tool, missing, exported = (sys.executable, "-m"), found.missing, () if manifest else ("export",)
-    flags = ("--model", MODEL, "--lookahead", "4", "--dtype", "fp16", "-o", str(bundle))
-    steps = [] if manifest else [Step("export", (*tool, "pass_exporter.cli", *flags))]
-    flags = ("-q", "-m", "gpu", "-o", "addopts=-ra", *TESTS)  # addopts: the project's need plugins that may not be here
+    flags = f"--model {MODEL} --lookahead 4 --dtype fp16 -o".split()
+    steps = [] if manifest else [Step("export", (*tool, "pass_exporter.cli", *flags, str(bundle)))]
+    flags = ["-q", "-m", "gpu", "-o", "addopts=-ra"]  # the project's addopts need plugins that may not be here
     blocked = None if importlib.util.find_spec("pytest") else "pytest is not installed"
-    steps.append(Step("tests", (*tool, "pytest", *flags), blocked))
+    steps.append(Step("tests", (*tool, "pytest", *flags, *TESTS), blocked))
     for name in LIBRARIES:
-        flags = (str(bundle), "--engine", name, "--max-seq-len", str(length))
-        steps.append(Step(f"build {name}", (*tool, "pass_exporter.cli", "build", *flags), missing.get(name), exported))
-    for name in ("cuda", *LIBRARIES):
+        command = (*tool, "pass_exporter.cli", "build", str(bundle), "--engine", name, "--max-seq-len", str(length))
+        steps.append(Step(f"build {name}", command, missing.get(name), exported))
+    unbuilt = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
+    for name in DEVICES:
         after = (f"build {name}",) if name in LIBRARIES else exported
-        for kind, sampling in {"greedy": (), "sampled": ("--temperature", "0.8", "--seed", "1")}.items():
-            flags = (*PLANS.split(), "--device", name, *sampling, "--max-new-tokens", str(tokens), "-o", OUTPUT)
-            command = (*tool, "pass_runtime.cli.main", "bench", str(bundle), *flags)
+        flags = [str(bundle), *f"{PLANS} --device {name} --max-new-tokens {tokens} -o {OUTPUT}".split()]
+        for kind, sampling in {"greedy": "", "sampled": "--temperature 0.8 --seed 1"}.items():
+            command = (*tool, "pass_runtime.cli.main", "bench", *flags, *sampling.split())
             steps.append(Step(f"bench {name} {kind}", command, missing.get(name), after))
-        flags = (
-            "--device",
-            name,
-            "--prompt-ids",
-            PROMPT,
-            "--max-new-tokens",
-            str(tokens),
-            *PLANS.split(),
-            "-o",
-            OUTPUT,
-        )
-        command = (str(PROGRAM), "bench", str(bundle), *flags)
-        unbuilt = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
+        command = (str(PROGRAM), "bench", *flags, "--prompt-ids", PROMPT)
         steps.append(Step(f"cpp {name}", command, missing.get(name) or unbuilt, after))
     unknown = None if model in registry() else f"{model} is not in models/registry.toml; see scripts/gpu_peers.py"
     dtype = {"float32": "fp32", "bfloat16": "bf16"}.get(manifest.model.dtype if manifest else "", "fp16")
-    flags = ("--model", model, "--dtype", dtype, "--tokens", str(tokens), "-o", OUTPUT)
+    flags = ["--model", model, *f"--dtype {dtype} --tokens {tokens} -o {OUTPUT}".split()]
     steps.append(Step("peers", (sys.executable, "scripts/gpu_peers.py", *flags), missing.get("torch") or unknown))
     small = f"7B need {LARGE} GiB, this GPU has {found.memory:.0f}" if found.memory < LARGE else ""
-    for name in ("cuda", *LIBRARIES):
-        command = (sys.executable, "scripts/step_time.py", "--engine", name, "--keep", "build/step-time", "-o", OUTPUT)
-        steps.append(Step(f"step-time {name}", command, missing.get(name) or missing.get("cuda-python") or small))
+    for name in DEVICES:
+        flags = f"--engine {name} --keep build/step-time -o {OUTPUT}".split()
+        blocked = missing.get(name) or missing.get("cuda-python") or small
+        steps.append(Step(f"step-time {name}", (sys.executable, "scripts/step_time.py", *flags), blocked))
     return steps
 
 
@@ -259,28 +251,36 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(5)
 
 
-def tables(found: Found, results: Sequence[Result]) -> Iterable[tuple[str, Sequence[str], list[list[str]]]]:
-    """Yield title, headings and rows of each table: the machine, the steps, and what they measured."""
-    yield "GPU and libraries", ("", "as found"), [[*item] for item in {**found.gpu, **found.versions}.items()]
-    steps = [[result.name, result.status, f"{result.seconds:.0f}", result.reason] for result in results]
-    yield "steps", ("step", "status", "seconds", "reason"), steps
-    for result in results:
-        entries, keys = TABLES.get(result.name.split()[0], ("", ()))
-        if entries and result.data:
-            figures = (map(entry.get, keys) for entry in result.data[entries])
-            rows = [[f"{v:.2f}" if isinstance(v, float) else str(v or "-") for v in values] for values in figures]
-            yield result.name, [key.replace("_", " ") for key in keys], rows
+def tables(found: Found, results: Sequence[Result]) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of each table by its title: the machine, the steps, and what they measured."""
+    facts = {**found.gpu, **found.versions}
+    shown = {"GPU and libraries": [{"": name, "as found": value} for name, value in facts.items()], "steps": []}
+    for step in results:
+        row = {"step": step.name, "status": step.status, "seconds": f"{step.seconds:.0f}", "reason": step.reason}
+        shown["steps"].append(row)
+        entries, keys = TABLES.get(step.name.split()[0], ("", ()))
+        if entries and step.data:
+            shown[step.name] = [
+                {key.replace("_", " "): _cell(entry.get(key)) for key in keys} for entry in step.data[entries]
+            ]
+    return shown
+
+
+def _cell(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value or "-")
 
 
 def write_report(directory: Path, bundle: Path, found: Found, results: Sequence[Result]) -> None:
     """Write gpu_check.json and gpu_check.md, each beside its place and renamed."""
     report = {"bundle": str(bundle), **asdict(found), "steps": [asdict(result) for result in results]}
-    parts = []
-    for title, headings, rows in tables(found, results):
-        lines = [[cell.replace("|", "\\|") for cell in line] for line in (headings, ["---"] * len(headings), *rows)]
-        parts.append(f"## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
-    for name, text in {"gpu_check.json": json.dumps(report, indent=1) + "\n", "gpu_check.md": "\n".join(parts)}.items():
-        write_whole(directory / name, text)
+    text = ""
+    for title, rows in tables(found, results).items():
+        headings = [*rows[0]] if rows else []
+        lines = [headings, ["---"] * len(headings), *(row.values() for row in rows)]
+        shown = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)
+        text += f"## {title}\n\n" + "".join(f"| {line} |\n" for line in shown) + "\n"
+    write_json(report, directory / "gpu_check.json")
+    write_whole(directory / "gpu_check.md", text)
 
 
 @click.command()
@@ -308,11 +308,9 @@ def main(bundle: Path, output: Path, budget: float, tokens: int, only: tuple[str
         progress.print(Text(f"{last.name:27} {last.status:8} {last.seconds:4.0f} s  {last.reason}"))
 
     results = run_steps(steps, budget, output / "gpu_check.log", done)
-    for title, headings, rows in tables(found, results):
-        table = Table(*headings, title=title, title_justify="left")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        show_table(Console(), table)
+    for title, rows in tables(found, results).items():
+        shown = [{heading: escape(cell) for heading, cell in row.items()} for row in rows]
+        show_rows(title, shown, left=("", "as found", "step", "status", "reason", "plan", "name"))
     sys.exit(any(result.status == "failed" for result in results))
 
 

@@ -12,8 +12,6 @@ has text of the other part.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -21,16 +19,17 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from pass_exporter.checks.perplexity import WINDOW, score, scorer
+from pass_exporter.checks.perplexity import WINDOW, Logits, score, scorer
 from pass_runtime.bundle.manifest import TOKENIZER_FILE
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.errors import PassError
+from pass_trainer.corpus import documents_of
 
 Ids = npt.NDArray[np.int64]
-Score = Callable[[Ids], npt.NDArray[np.float32]]
-"""Maps ids [WINDOW] to logits [WINDOW,V]."""
 
 
-def genai_scorer(directory: Path) -> Score:
+def genai_scorer(directory: Path) -> Logits:
     import onnxruntime_genai as og
 
     model = og.Model(str(directory))
@@ -48,17 +47,13 @@ def genai_scorer(directory: Path) -> Score:
 
 def windows(path: Path, tokenizer: Tokenizer, count: int) -> Ids:
     """Return at most `count` windows, [n,WINDOW], from every document in turn, so that no long one dominates."""
-    text = path.read_text(encoding="utf-8")
-    lines = [line for line in text.split("\n") if line.strip()]
-    documents = [json.loads(line)["text"] for line in lines] if path.suffix == ".jsonl" else [text]
-    cut = []
-    for document in documents:
-        ids = tokenizer.encode(document, add_special_tokens=False).ids
-        cut.append([ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)])
-    turns = [row[i] for i in range(max(map(len, cut), default=0)) for row in cut if i < len(row)]
-    if not turns:
-        raise click.ClickException(f"{path} has no document of {WINDOW} tokens")
-    return np.array(turns[:count], np.int64)
+    texts = [tokenizer.encode(text, add_special_tokens=False).ids for text in documents_of(path)]
+    longest = max(map(len, texts), default=0)
+    starts = range(0, longest - WINDOW + 1, WINDOW)
+    found = [ids[start : start + WINDOW] for start in starts for ids in texts if len(ids) >= start + WINDOW]
+    if not found:
+        raise PassError(f"{path} has no document of {WINDOW} tokens")
+    return np.array(found[:count], np.int64)
 
 
 @click.command()
@@ -66,6 +61,7 @@ def windows(path: Path, tokenizer: Tokenizer, count: int) -> Ids:
 @click.option("--text", "texts", multiple=True, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--genai", multiple=True, type=click.Path(exists=True, path_type=Path), help="An exported directory.")
 @click.option("--windows", "count", default=24, show_default=True, help="Of each text.")
+@one_line_errors
 def main(bundles: tuple[Path, ...], texts: tuple[Path, ...], genai: tuple[Path, ...], count: int) -> None:
     """Print perplexity, and its ratio to that of the first bundle, of every text."""
     tokenizer = Tokenizer.from_file(str(bundles[0] / TOKENIZER_FILE))

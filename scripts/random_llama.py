@@ -40,7 +40,7 @@ def main(
     words = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     vocab = vocab or max(len(words), max(words.values()) + 1)
     model = random_llama(Shape(hidden, intermediate, layers, heads, kv_heads or heads, hidden // heads, vocab))
-    model.config.update({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096})
+    model.config.update({"architectures": ["LlamaForCausalLM"], "dtype": "float16", "max_position_embeddings": 4096})
     model.config.save_pretrained(output)
     (output / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     shards: dict[str, dict[str, torch.Tensor]] = {}

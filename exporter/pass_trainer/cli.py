@@ -17,6 +17,7 @@ from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.cli.tables import show_table
 from pass_runtime.errors import PassError
 from pass_runtime.json_lines import to_json
+from pass_runtime.measuring.real_use import parse_temperatures
 
 PATH = click.Path(path_type=Path)
 
@@ -175,7 +176,7 @@ def evaluate(as_json: bool, record: bool, prompts: Path | None, temperatures: st
     """
     if not options["model"]:
         raise PassError("missing --model; pass-train evaluate --help lists the options")
-    values = _temperatures(temperatures)
+    values = parse_temperatures(temperatures)
     _quiet_libraries()
     with importing():
         from pass_trainer.evaluation import evaluate as evaluation
@@ -193,13 +194,6 @@ def evaluate(as_json: bool, record: bool, prompts: Path | None, temperatures: st
         click.echo(to_json(report))
     else:
         _print_evaluation(report)
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(dict.fromkeys(float(value) for value in text.split(",")))
-    except ValueError:
-        raise PassError(f"--temperatures must list numbers, as in 0,0.8, not {text!r}") from None
 
 
 def _print_evaluation(report: dict[str, Any]) -> None:

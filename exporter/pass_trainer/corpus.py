@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pass_runtime.errors import PassError
-from pass_runtime.json_lines import Line
+from pass_runtime.json_lines import lines_of
 
 SELF = "self"
 """The value of --data for prompts that the model writes itself."""
@@ -70,16 +70,17 @@ def _read_source(path: Path) -> TextSource:
         files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         if not files:
             raise PassError(f"{path} holds no {', '.join(SUFFIXES)} file")
-        documents = [text for file in files for text in _read_file(file)]
+        documents = [text for file in files for text in documents_of(file)]
     else:
-        documents = list(_read_file(path))
+        documents = list(documents_of(path))
     documents = [text for text in documents if text.strip()]
     if not documents:
         raise PassError(f"{path} is empty: there is nothing to train on")
     return TextSource(path.name, tuple(documents))
 
 
-def _read_file(path: Path) -> Iterator[str]:
+def documents_of(path: Path) -> Iterator[str]:
+    """Yield the documents of a file: "text", or else "prompt", of every line of a .jsonl, or all of it."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -93,20 +94,13 @@ def _read_file(path: Path) -> Iterator[str]:
             f"{path} is not UTF-8 text (byte {error.start}); convert it first, for example with iconv"
         ) from None
     if path.suffix == ".jsonl":
-        yield from _json_lines(path, text)
+        for line in lines_of(text):
+            try:
+                yield _text_of(line.object())
+            except PassError as error:
+                raise PassError(f"{path} line {line.number}: {error}") from None
     else:
         yield text
-
-
-def _json_lines(path: Path, text: str) -> Iterator[str]:
-    """Yield "text", or else "prompt", of every line that is not blank. Only a line feed ends a line, because strings in
-    JSON may contain other line separators unescaped."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield _text_of(Line(number, line).object())
-            except PassError as error:
-                raise PassError(f"{path} line {number}: {error}") from None
 
 
 def _text_of(value: dict[str, Any]) -> str:

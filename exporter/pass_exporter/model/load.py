@@ -73,9 +73,7 @@ def load_model(source: ModelSource, dtype: LoadDtype) -> LoadedModel:
     with _refusing(source), _parse_gguf_once():
         config = AutoConfig.from_pretrained(location, **kwargs)
         sizes = geometry(config)
-        if source.is_gguf:
-            kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        else:
+        if not source.is_gguf:
             check_not_quantized(source.name, config)
         tokenizer = _load_tokenizer(source, location, kwargs, sizes.vocab_size)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -83,6 +81,7 @@ def load_model(source: ModelSource, dtype: LoadDtype) -> LoadedModel:
             dtype=TORCH_DTYPES[dtype],
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # check_complete refuses them, by name
+            quantization_config=transformers.GgufConfig(dequantize=True) if source.is_gguf else None,
             **kwargs,
         )
         if source.is_gguf:

@@ -74,6 +74,14 @@ def read_use(path: Path) -> list[Prompt]:
     return list(prompts.values())
 
 
+def parse_temperatures(text: str) -> tuple[float, ...]:
+    """Parse `0,0.8` to (0.0, 0.8)."""
+    try:
+        return tuple(dict.fromkeys(float(value) for value in text.split(",")))
+    except ValueError:
+        raise PassError(f"--temperatures must list numbers, as in 0,0.8, not {text!r}") from None
+
+
 def stretches(written: Sequence[int], tokens: int) -> tuple[range, range]:
     """Of the first `tokens` written tokens, the indices that count and those that are in a loop."""
     end = min(len(written), tokens)
