@@ -29,6 +29,7 @@ import click
 from acceptance import PROMPTS
 
 from pass_runtime import GenerateOptions, load
+from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.real_use import read_use
 
@@ -50,10 +51,9 @@ def install_aiperf() -> Path:
 @contextmanager
 def serving(bundle: Path, threads: int, slots: int) -> Iterator[tuple[str, str]]:
     """Start a server and yield its URL and the name of its model."""
-    line = ["serve", str(bundle), "--port", "0", "--threads", str(threads), "--max-batch-size", str(slots)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pass_runtime.cli.main", *line], stderr=subprocess.PIPE, text=True, bufsize=1
-    )
+    serve = [sys.executable, "-m", "pass_runtime.cli.main", "serve", str(bundle)]
+    flags = f"--port 0 --threads {threads} --max-batch-size {slots}".split()
+    process = subprocess.Popen([*serve, *flags], stderr=subprocess.PIPE, text=True, bufsize=1)
     assert process.stderr is not None
     try:
         for said in process.stderr:
@@ -72,24 +72,15 @@ def load_of(
 ) -> Any:
     """Return aiperf's report of one run. place: a directory with prompts and tokenizer."""
     results = place / f"{clients}-{plan}"
-    flags: dict[str, object] = {
-        "model": model,
-        "url": url,
-        "endpoint-type": "chat",
-        "tokenizer": place / "tokenizer",
-        "ui": "none",
-        "input-file": place / "prompts.jsonl",
-        "custom-dataset-type": "single_turn",
-        "concurrency": clients,
-        "request-count": requests,
-        "warmup-request-count": clients,
-        "artifact-dir": results,
-    }
-    line = [str(program), "profile", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]
-    line += ["--streaming", "--use-server-token-count", "--no-server-metrics", "--no-gpu-telemetry"]
-    for name, value in {"max_completion_tokens": tokens, "temperature": 0, "plan": plan}.items():
-        line += ["--extra-inputs", f"{name}:{value}"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    flags = (
+        f"--concurrency {clients} --warmup-request-count {clients} --request-count {requests} --streaming --ui none "
+        f"--extra-inputs max_completion_tokens:{tokens} --extra-inputs temperature:0 --extra-inputs plan:{plan} "
+        "--endpoint-type chat --custom-dataset-type single_turn --use-server-token-count --no-server-metrics "
+        "--no-gpu-telemetry"
+    )
+    places = ("--tokenizer", place / "tokenizer", "--input-file", place / "prompts.jsonl", "--artifact-dir", results)
+    line = [program, "profile", "--model", model, "--url", url, *places, *flags.split()]
+    done = subprocess.run([*map(str, line)], capture_output=True, text=True, check=False)
     report = results / "profile_export_aiperf.json"
     if done.returncode or not report.exists():
         raise PassError(f"aiperf failed: {' '.join((done.stdout + done.stderr).split())[-400:]}")
@@ -133,13 +124,11 @@ def cost_of_http(bundle: Path, url: str, model: str, prompts: list[str], threads
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path, exists=True))
 @click.option("--clients", default="1,4,16", show_default=True, help="Concurrent clients.")
-@click.option(
-    "--requests", type=int, default=24, show_default=True, help="Requests of a run; at least two for each client."
-)
-@click.option("--tokens", type=int, default=64, show_default=True, help="The longest answer.")
-@click.option("--threads", type=int, default=0, help="Of the server.  [default: the engine's choice]")
-@click.option("--slots", type=int, default=16, show_default=True, help="Sequences that the server decodes at a time.")
-@click.option("--prompts", "count", type=int, default=12, show_default=True, help="Different prompts.")
+@click.option("--requests", default=24, show_default=True, help="Requests of a run; at least two for each client.")
+@click.option("--tokens", default=64, show_default=True, help="The longest answer.")
+@click.option("--threads", default=0, help="Of the server.  [default: the engine's choice]")
+@click.option("--slots", default=16, show_default=True, help="Sequences that the server decodes at a time.")
+@click.option("--prompts", "count", default=12, show_default=True, help="Different prompts.")
 def main(bundle: Path, clients: str, requests: int, tokens: int, threads: int, slots: int, count: int) -> None:
     program = install_aiperf()
     prompts = [prompt.text for prompt in read_use(PROMPTS) if prompt.kind == "chat"][:count]
@@ -163,4 +152,4 @@ def main(bundle: Path, clients: str, requests: int, tokens: int, threads: int, s
 
 
 if __name__ == "__main__":
-    main()
+    one_line_errors(main)()

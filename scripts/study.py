@@ -10,6 +10,7 @@ and the model card.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -35,14 +36,10 @@ PROMPT_CHARACTERS = 400
 
 @click.command()
 @click.option("--corpus", type=click.Path(exists=True, path_type=Path), required=True, help="Held-out text.")
-@click.option(
-    "--weights", type=click.Path(exists=True, path_type=Path), required=True, help="Directory of the weights."
-)
+@click.option("--weights", type=click.Path(exists=True, path_type=Path), required=True, help="A directory.")
 @click.option("--output", type=click.Path(path_type=Path), required=True)
 @click.option("--work", type=click.Path(path_type=Path), default=Path("build/study"), show_default=True)
-@click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice([*KINDS]), help="The kind of weights.  [default: all]"
-)
+@click.option("--kind", "kinds", multiple=True, type=click.Choice([*KINDS]), help="Of weights.  [default: all]")
 @click.option("--format", "weight_format", default="w8a8", show_default=True, help="As pass-export --weights; or fp32.")
 @click.option("--prompts", default=12, show_default=True, help="For each kind of text.")
 @click.option("--tokens", default=32, show_default=True, help="For each prompt.")
@@ -80,9 +77,8 @@ def main(
     write_card(output / "README.md", {"study": f"{table(results)}\n\n{setting}", "held-out": held_out(corpus)})
 
 
-def run(*arguments: object) -> str:
-    done = subprocess.run([sys.executable, "-m", *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+def run(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", *map(str, arguments)], stdout=subprocess.DEVNULL, check=True)
 
 
 def write_prompts(source: Path, target: Path, count: int) -> Path:
@@ -104,9 +100,8 @@ def export(bundle: Path, weights: Path, weight_format: str) -> Path:
 def bench(bundle: Path, prompts: Path, flags: list[str], tokens: int, repeat: int, target: Path) -> None:
     lookahead = [flag for length in range(1, LOOKAHEAD + 1) for flag in ("--lookahead", length)]
     plans = [flag for plan in ("ar", *CYCLES) for flag in ("--plan", plan)]
-    counts = ("--max-new-tokens", tokens, "--repeat", repeat)
-    run("pass_runtime.cli.main", "bench", bundle, "--prompt-file", prompts, *plans, *lookahead, *flags, *counts,
-        "-o", target)  # fmt: skip
+    counts = ("--max-new-tokens", tokens, "--repeat", repeat, "-o", target)
+    run("pass_runtime.cli.main", "bench", bundle, "--prompt-file", prompts, *plans, *lookahead, *flags, *counts)
 
 
 def lengths_of(cycle: str, report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -140,16 +135,13 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = [
-        "| text | sampling | weights | cycle | " + " | ".join(f"L={i}" for i in range(1, LOOKAHEAD + 1)) + " |",
-        "|---" * (4 + LOOKAHEAD) + "|",
-    ]
+    lengths = " | ".join(f"L={i}" for i in range(1, LOOKAHEAD + 1))
+    lines = [f"| text | sampling | weights | cycle | {lengths} |", "|---" * (4 + LOOKAHEAD) + "|"]
     for text, samplings in results.items():
         for sampling, kinds in samplings.items():
-            for kind, report in kinds.items():
-                for cycle in CYCLES:
-                    cells = " | ".join(f"{plan['tau']:.2f} / {plan['ratio']:.2f}" for plan in lengths_of(cycle, report))
-                    lines.append(f"| {text} | {sampling} | {kind} | {cycle} | {cells} |")
+            for kind, cycle in itertools.product(kinds, CYCLES):
+                cells = [f"{plan['tau']:.2f} / {plan['ratio']:.2f}" for plan in lengths_of(cycle, kinds[kind])]
+                lines.append(f"| {' | '.join([text, sampling, kind, cycle, *cells])} |")
     return "\n".join(lines)
 
 

@@ -12,13 +12,8 @@ from pass_runtime.errors import PassError
 from pass_trainer.distill import Recipe
 
 AdapterKind = Literal["none", "lora"]
-ADAPTERS: tuple[AdapterKind, ...] = ("none", "lora")
-
 WriteWith = Literal["auto", "torch", "w8a8"]
-WRITERS: tuple[WriteWith, ...] = ("auto", "torch", "w8a8")
-
 TrainDtype = Literal["fp32", "bf16"]
-TRAIN_DTYPES: tuple[TrainDtype, ...] = ("bf16", "fp32")
 
 
 @dataclass(frozen=True)
