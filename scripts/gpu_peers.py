@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,17 +103,16 @@ def compiled(model: Any, capacity: int) -> Write:
         logits = model(input_ids=token, position_ids=position, past_key_values=cache, use_cache=True).logits
         return logits[:, -1:].argmax(-1)
 
-    whole, parts = (torch.compile(step, mode="reduce-overhead", fullgraph=whole) for whole in (True, False))
-    chosen: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [whole]
+    steps = [torch.compile(step, mode="reduce-overhead", fullgraph=whole) for whole in (True, False)]
 
     def advance(token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         try:
-            return chosen[0](token, position).clone()  # the next replay overwrites it
+            return steps[0](token, position).clone()  # the next replay overwrites it
         except torch._dynamo.exc.TorchDynamoException:
-            if chosen[0] is parts:
+            if len(steps) == 1:
                 raise
-            chosen[0] = parts
-            return parts(token, position).clone()
+            del steps[0]
+            return advance(token, position)
 
     def write(ids: list[int], count: int) -> Written:
         cache.reset()

@@ -1,1 +1,1 @@
-"""What benches, exports and training compare texts by: equal or not, loops, tokens per pass by kind of prompt."""
+"""What benches, exports and training share: texts that are equal or not, loops, tokens per pass, taking turns."""
