@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from once import made_once, shared_folder
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never reach for a model hub
 os.environ.setdefault("TQDM_DISABLE", "1")
 THREADS = 0
@@ -101,27 +103,44 @@ def export_bundle(model: Path, output: Path, **options) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run, for what is made once for all workers (tests/once.py)."""
+    return shared_folder(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def traces(shared: Path) -> Iterator[None]:
+    """What is exported from now on is traced once for each architecture (tests/traced.py)."""
+    from traced import traced_once
+
+    with traced_once(shared):
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_model(shared: Path, traces: None) -> Path:
     """A tiny random Llama directory."""
-    return make_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+    return made_once(shared / "tiny-llama", make_model)
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_bundle(tiny_model: Path, shared: Path) -> Path:
     """The tiny Llama exported with L=6 and the untrained baseline. Shared: tests must not change it."""
-    return export_bundle(tiny_model, tmp_path_factory.mktemp("bundles") / "tiny", lookahead=6)
+    return made_once(shared / "tiny", lambda output: export_bundle(tiny_model, output, lookahead=6))
 
 
 @pytest.fixture(scope="session")
-def random_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def random_bundle(tiny_model: Path, shared: Path) -> Path:
     """The tiny Llama exported with L=6 and random look-ahead vectors, large enough to draft nonsense."""
     import torch
     from safetensors.torch import save_file
 
-    weights = tmp_path_factory.mktemp("weights") / "random.safetensors"
-    save_file({"lookahead": torch.randn(6, 64, generator=torch.Generator().manual_seed(1)) * 3}, weights)
-    output = tmp_path_factory.mktemp("bundles") / "random"
-    return export_bundle(tiny_model, output, lookahead=6, lookahead_weights=weights)
+    def make(output: Path) -> None:
+        weights = shared / "random.safetensors"
+        save_file({"lookahead": torch.randn(6, 64, generator=torch.Generator().manual_seed(1)) * 3}, weights)
+        export_bundle(tiny_model, output, lookahead=6, lookahead_weights=weights)
+
+    return made_once(shared / "random", make)
 
 
 def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int = 4, head_rank: int = 0) -> Path:
@@ -165,36 +184,43 @@ def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2):
 
 
 @pytest.fixture(scope="session")
-def adapter_weights(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_weights(tiny_model, tmp_path_factory.mktemp("weights") / "lookahead.safetensors", lookahead=8)
+def adapter_weights(tiny_model: Path, shared: Path) -> Path:
+    return made_once(shared / "adapter.safetensors", lambda path: write_random_weights(tiny_model, path, lookahead=8))
 
 
 @pytest.fixture(scope="session")
-def adapter_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter_bundle(tiny_model: Path, adapter_weights: Path, shared: Path) -> Path:
     """The tiny Llama with random embeddings and a random adapter on its look-ahead rows, L=8."""
-    output = tmp_path_factory.mktemp("bundles") / "adapter"
-    return export_bundle(tiny_model, output, lookahead=8, lookahead_weights=adapter_weights)
+    options = {"lookahead": 8, "lookahead_weights": adapter_weights}
+    return made_once(shared / "adapter", lambda output: export_bundle(tiny_model, output, **options))
 
 
 @pytest.fixture(scope="session")
-def head_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `adapter_bundle`, with a random draft head besides."""
-    directory = tmp_path_factory.mktemp("head")
-    weights = write_random_weights(tiny_model, directory / "lookahead.safetensors", lookahead=8, head_rank=12)
-    return export_bundle(tiny_model, directory / "bundle", lookahead=8, lookahead_weights=weights)
+def head_bundle(tiny_model: Path, shared: Path) -> Path:
+    """As `adapter_bundle`, with a random draft head besides. Its weights lie beside it."""
+
+    def make(directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        weights = write_random_weights(tiny_model, directory / "lookahead.safetensors", lookahead=8, head_rank=12)
+        export_bundle(tiny_model, directory / "bundle", lookahead=8, lookahead_weights=weights)
+
+    return made_once(shared / "head", make) / "bundle"
 
 
 @pytest.fixture(scope="session")
-def subset_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft head that sees half of a vocabulary of 1024, and no adapter, L=4."""
-    directory = tmp_path_factory.mktemp("subset")
-    model = make_model(directory / "model", vocab_size=1024)
-    weights = write_random_weights(model, directory / "lookahead.safetensors", lookahead=4, rank=0, head_rank=12)
-    return export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights)
+def subset_bundle(shared: Path, traces: None) -> Path:
+    """A draft head that sees half of a vocabulary of 1024, and no adapter, L=4. Model and weights lie beside it."""
+
+    def make(directory: Path) -> None:
+        model = make_model(directory / "model", vocab_size=1024)
+        weights = write_random_weights(model, directory / "lookahead.safetensors", lookahead=4, rank=0, head_rank=12)
+        export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights)
+
+    return made_once(shared / "subset", make) / "bundle"
 
 
 @pytest.fixture(scope="session")
-def smollm2_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2_bundle(shared: Path) -> Path:
     """The default model in fp32 with L=4 and the weights that ship, for tests marked slow.
 
     PASS_TEST_BUNDLE names a directory to keep it in between runs (half a gigabyte, half a minute).
@@ -203,13 +229,16 @@ def smollm2_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pass_exporter.export import export
     from pass_runtime import PassError, load
 
-    kept = os.environ.get("PASS_TEST_BUNDLE")
-    output = Path(kept or tmp_path_factory.mktemp("bundles")) / f"{SMOLLM2}-pass4"
-    try:
-        load(output, "cpu", verify=False)
-    except PassError:  # not there, or of an older version
-        report = export(ExportConfig(SMOLLM2, lookahead=4, output=output, force=True), SilentProgress())
-        assert report.relative_error < 2e-5
+    output = Path(os.environ.get("PASS_TEST_BUNDLE") or shared) / f"{SMOLLM2}-pass4"
+
+    def make(_mark: Path) -> None:
+        try:
+            load(output, "cpu", verify=False)
+        except PassError:  # not there, or of an older version
+            report = export(ExportConfig(SMOLLM2, lookahead=4, output=output, force=True), SilentProgress())
+            assert report.relative_error < 2e-5
+
+    made_once(shared / "smollm2", make)
     return output
 
 

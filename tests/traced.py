@@ -1,0 +1,79 @@
+"""Small models of one architecture are traced once in a run of the tests.
+
+Tracing is most of what a tiny export costs, and the tests export one tiny model in many formats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from once import made_once
+
+SMALL = 4 << 20
+"""Parameters of a model whose trace is kept."""
+
+
+@contextmanager
+def traced_once(folder: Path) -> Iterator[None]:
+    """While the block runs, the first trace of an architecture leaves its graph in `folder`. Later ones get that graph
+    with their own weights.
+    """
+    export = torch.onnx.export
+
+    def remembering(module: torch.nn.Module, inputs: Any, **options: Any) -> Any:
+        if sum(parameter.numel() for parameter in module.parameters()) > SMALL:
+            return export(module, inputs, **options)
+        path = folder / f"{_architecture(module, inputs, options)}.onnx"
+        made_once(path, lambda path: ir.save(export(module, inputs, **options).model, path))
+        return _Program(_with_weights(ir.load(path), module))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", remembering)
+        yield
+
+
+class _Program:
+    """The part of torch.onnx.ONNXProgram that the exporter reads."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer by every name that it has: of tied weights, the graph has either name."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
+
+
+def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
+    """Everything about a trunk that decides how its graph looks: all but the values of its parameters, and how many
+    look-ahead embeddings there are. (An export compares the graph with torch, whatever the graph was made from.)"""
+    config = {name: value for name, value in module.model.config.to_dict().items() if name != "_name_or_path"}
+    tensors = _tensors(module)
+    tied: dict[int, str] = {}
+    shapes = [
+        (name, t.shape[name == "lookahead" :], t.dtype, tied.setdefault(id(t), name)) for name, t in tensors.items()
+    ]
+    adapted = None if module.adapter is None else module.adapter.names
+    examples = [[(t.shape, t.dtype) for t in (one if isinstance(one, list) else [one])] for one in inputs]
+    found = (type(module.model), config, shapes, adapted, module.gives_hidden, module.training, examples, options)
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+
+
+def _with_weights(model: ir.Model, module: torch.nn.Module) -> ir.Model:
+    """Set each initializer to the module's tensor of that name: a reference to it, as the tracer makes it."""
+    from torch.onnx._internal.exporter._core import TorchTensor
+
+    tensors = _tensors(module)
+    for name, value in model.graph.initializers.items():
+        value.const_value = TorchTensor(tensors[name], name=name)
+        value.shape = value.const_value.shape
+    return model
