@@ -77,12 +77,12 @@ class Terminal:
 
     def end(self) -> int:
         """The exit status."""
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=60)
 
 
 def process(*arguments: object, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
     command = [*PASS_RUN, *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
 
 
 def pass_run(*arguments: object, stdin: str | bytes = "") -> Result:

@@ -26,7 +26,7 @@ def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
         assert running.stdout is not None
         first = running.stdout.read(8)
         running.send_signal(number)
-        rest, errors = running.communicate(timeout=30)
+        rest, errors = running.communicate(timeout=60)
     assert running.returncode == 130
     assert errors.decode() == "interrupted\n"
     whole = output(*flags).encode()
@@ -46,7 +46,7 @@ def test_a_long_generation_as_json(tiny_bundle: Path, tmp_path: Path, number: si
             assert running.poll() is None
             time.sleep(0.01)
         running.send_signal(number)
-        printed, errors = running.communicate(timeout=30)
+        printed, errors = running.communicate(timeout=60)
     assert (running.returncode, errors.decode()) == (130, "interrupted\n")
     found, whole = json.loads(printed), json.loads(output(*flags, "--json"))
     assert found["finish_reason"] == "cancelled" and 1 < len(found["token_ids"]) < 300
@@ -61,7 +61,7 @@ def test_chat_stops_the_answer_and_goes_on(tiny_bundle: Path):
         assert running.stdout.read(4)
         running.send_signal(signal.SIGINT)
         running.stdin.write(b"/quit\n")
-        _, errors = running.communicate(timeout=30)
+        _, errors = running.communicate(timeout=60)
     assert running.returncode == 0
     assert errors.decode() == " [stopped]"
 
@@ -75,7 +75,7 @@ def test_sigterm_ends_a_chat(tiny_bundle: Path):
         assert running.stdout.read(4)
         running.send_signal(signal.SIGTERM)
         try:
-            running.wait(timeout=5)  # standard input stays open: it would wait for the next line
+            running.wait(timeout=60)  # standard input stays open: it would wait for the next line
         except subprocess.TimeoutExpired:
             running.kill()
     assert running.returncode == 130
@@ -90,7 +90,7 @@ def test_batch_keeps_what_is_done(tiny_bundle: Path, tmp_path: Path):
         while not results.is_file() or results.read_bytes().count(b"\n") < 2:
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=30)
+        _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
     assert errors.decode() == "interrupted\n"
     lines = results.read_text().splitlines()
@@ -108,9 +108,10 @@ def test_chat_stops_a_command_and_goes_on(tiny_bundle: Path, tmp_path: Path):
         running.stdin.flush()
         while not running.stdout.readline():
             pass
-        time.sleep(0.5)
+        writer = os.open(fifo, os.O_WRONLY)  # once the chat has opened it to read
         running.send_signal(signal.SIGINT)
         running.stdin.write(b"hello\n")
-        rest, errors = running.communicate(timeout=30)
+        rest, errors = running.communicate(timeout=60)
+        os.close(writer)
     assert (running.returncode, errors.decode()) == (0, "[stopped]\n")
     assert rest.strip()

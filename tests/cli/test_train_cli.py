@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from click import Command
+from click.testing import CliRunner, Result
 from safetensors import safe_open
 
+import pass_exporter.cli
 from pass_trainer.cli import main
 
 SMALL = [
@@ -47,10 +49,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def pass_train(cache: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pass_trainer.cli", *map(str, arguments)]
-    environment = {**os.environ, "PASS_CACHE": cache}
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+def run(command: Command, *arguments: object, cache: str | None = None) -> Result:
+    """In this process: `trained` and `test_in_a_terminal` have one of their own."""
+    environment = {} if cache is None else {"PASS_CACHE": cache}
+    done = CliRunner(env=environment).invoke(command, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
 
 
 def refusal(*arguments: object) -> str:
@@ -72,7 +77,9 @@ def test_usage_errors_are_one_line(arguments: list[str]):
 @pytest.fixture(scope="module")
 def trained(tiny_model: Path, text: Path, cache: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("trained") / "run"
-    done = pass_train(cache, "--model", tiny_model, "--data", text, "-o", output, *TRAIN)
+    command = [sys.executable, "-m", "pass_trainer.cli", "--model", tiny_model, "--data", text, "-o", output, *TRAIN]
+    environment = {**os.environ, "PASS_CACHE": cache}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{output}/lookahead.safetensors\n"
     assert "training: 5/5  loss" in done.stderr and "held-out" in done.stderr
@@ -84,16 +91,15 @@ def test_a_resumed_run_keeps_its_steps(tiny_model: Path, text: Path, trained: Pa
     """Where nobody says how many: the default is for new runs."""
     shutil.copytree(trained.parent, tmp_path / "run")
     flags = [*("--lookahead", 2, "--adapter", "lora", "--rank", 2, "--resume"), *SMALL]
-    done = pass_train(cache, "--model", tiny_model, "--data", text, "-o", tmp_path / "run", *flags)
-    assert done.returncode == 0, done.stderr
+    done = run(main, "--model", tiny_model, "--data", text, "-o", tmp_path / "run", *flags, cache=cache)
+    assert done.exit_code == 0, done.stderr
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["training"]["steps"] == 5
 
 
 def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path: Path):
-    command = [*(sys.executable, "-m", "pass_exporter.cli", "--model", tiny_model, "--lookahead", 2)]
-    command += ["--lookahead-weights", trained, "-o", tmp_path / "bundle"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    flags = ("--model", tiny_model, "--lookahead", 2, "--lookahead-weights", trained, "-o", tmp_path / "bundle")
+    done = run(pass_exporter.cli.main, *flags)
+    assert done.exit_code == 0, done.stderr
     assert "trained 5 steps, lora rank 2" in " ".join(done.stderr.split())
     manifest = json.loads((tmp_path / "bundle" / "pass_config.json").read_text())
     assert manifest["lookahead"]["trained"] and manifest["lookahead"]["adapter_rank"] == 2
@@ -112,8 +118,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_evaluate_prints_json(tiny_model: Path, trained: Path, prompts: Path, cache: str):
     flags = ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12, "--temperatures", "0,0.8"]
     for weights in ([trained], []):  # trained, and the baseline
-        done = pass_train(cache, "evaluate", *weights, *flags, "--json")
-        assert done.returncode == 0, done.stderr
+        done = run(main, "evaluate", *weights, *flags, "--json", cache=cache)
+        assert done.exit_code == 0, done.stderr
         report = json.loads(done.stdout)
         assert list(report["temperatures"]) == ["0", "0.8"] and report["prompts"] == 3
         for kinds in report["temperatures"].values():
@@ -122,8 +128,8 @@ def test_evaluate_prints_json(tiny_model: Path, trained: Path, prompts: Path, ca
             assert value["places"] + value["looping"]["places"] > 11
             assert len(value["survival"]) == 2 and value["chain"][0] == value["survival"][0]
             assert all(1 <= tau <= 3 for tau in value["tau"].values())
-    done = pass_train(cache, "evaluate", trained, *flags, "--temperatures", "0.8", "--top-k", 5)
-    assert done.returncode == 0 and "T=0.8, top-k 5" in done.stderr and "writing" in done.stderr
+    done = run(main, "evaluate", trained, *flags, "--temperatures", "0.8", "--top-k", 5, cache=cache)
+    assert done.exit_code == 0 and "T=0.8, top-k 5" in done.stderr and "writing" in done.stderr
 
 
 def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prompts: Path, cache: str, tmp_path: Path):
@@ -132,8 +138,8 @@ def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prom
         shutil.copy(trained.with_name(name), tmp_path / name)
     copy = tmp_path / "lookahead.safetensors"
     flags = ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12]
-    done = pass_train(cache, "evaluate", copy, *flags, "--temperatures", "0,0.8", "--record", "--json")
-    assert done.returncode == 0, done.stderr
+    done = run(main, "evaluate", copy, *flags, "--temperatures", "0,0.8", "--record", "--json", cache=cache)
+    assert done.exit_code == 0, done.stderr
     figures = json.loads(done.stdout)["temperatures"]
     with safe_open(trained, "pt") as before, safe_open(copy, "pt") as after:
         assert set(before.keys()) == set(after.keys())
@@ -145,10 +151,8 @@ def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prom
     assert {name: old[name] for name in old if name not in stated} == {n: new[n] for n in new if n not in stated}
     bundle = tmp_path / "bundle"
     export = [*("--model", tiny_model, "--lookahead", 1), "--lookahead-weights", copy, "-o", bundle]
-    done = subprocess.run(
-        [sys.executable, "-m", "pass_exporter.cli", *map(str, export)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(pass_exporter.cli.main, *export)
+    assert done.exit_code == 0, done.stderr
     stated_there = json.loads((bundle / "pass_config.json").read_text())["lookahead"]
     assert stated_there["acceptance_per_position"] == new["acceptance"][:1]
     assert stated_there["acceptance_per_position_sampled"] == new["acceptance_sampled"][:1]

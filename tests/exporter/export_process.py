@@ -1,4 +1,4 @@
-"""Run pass-export as a user does: another process, its exit status and both of its streams."""
+"""Run pass-export: in this process where only the command matters, in another one where the process does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from pass_exporter.cli import main
+
 PASS_EXPORT = [sys.executable, "-m", "pass_exporter.cli"]
 
 
 def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [*PASS_EXPORT, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """What `process` gives, without the seconds in which Python imports torch. Another exception than the command's own
+    way to end is raised here."""
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 def error_line(done: subprocess.CompletedProcess[str]) -> str:

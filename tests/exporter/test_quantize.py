@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from export_process import error_line, process
+from export_process import command, error_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,9 +143,9 @@ def test_manifest_says_how_weights_are_quantized(int4_bundle: Path, free_bundle:
 
 def test_zero_points_are_for_integers(tiny_model: Path, tmp_path: Path):
     flags = ("--model", tiny_model, "--zero-points", "-o", tmp_path / "bundle")
-    assert "--zero-points is for --weights int4 and int8" in error_line(process(*flags, "--weights", "fp8"))
+    assert "--zero-points is for --weights int4 and int8" in error_line(command(*flags, "--weights", "fp8"))
     engines = ("--weights", "int4", "--engine", "tensorrt-rtx", "--compute-capability", "8.9")
-    assert "TensorRT multiplies symmetric integers only" in error_line(process(*flags, *engines))
+    assert "TensorRT multiplies symmetric integers only" in error_line(command(*flags, *engines))
 
 
 def test_int4_has_zero_points_where_cpus_run_it():
@@ -157,8 +157,8 @@ def test_int4_has_zero_points_where_cpus_run_it():
 def test_calibration_is_for_int4(tiny_model: Path, tmp_path: Path):
     (tmp_path / "short.txt").write_text("too short")
     flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate", tmp_path / "short.txt")
-    assert "--calibrate is for --weights int4" in error_line(process(*flags, "--weights", "int8"))
-    assert "give one of at least 512" in error_line(process(*flags, "--weights", "int4"))
+    assert "--calibrate is for --weights int4" in error_line(command(*flags, "--weights", "int8"))
+    assert "give one of at least 512" in error_line(command(*flags, "--weights", "int4"))
 
 
 def test_tied_embeddings_stay_exact(tmp_path: Path):
@@ -195,7 +195,7 @@ def test_verify_reports_quality(tiny_model: Path, tmp_path: Path):
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
     flags = ("--model", tiny_model, "--lookahead", 1, "--verify", text)
-    done = process(*flags, "-o", tmp_path / "full")
+    done = command(*flags, "-o", tmp_path / "full")
     assert done.returncode == 0, done.stderr
     assert "greedy agreement        100.0 % of tokens" in done.stderr
     full = next(line for line in done.stderr.splitlines() if line.startswith("perplexity"))
@@ -205,8 +205,8 @@ def test_verify_reports_quality(tiny_model: Path, tmp_path: Path):
 def test_verify_needs_text(tiny_model: Path, tmp_path: Path):
     (tmp_path / "short.txt").write_text("too short")
     flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--verify")
-    assert "at least 256" in error_line(process(*flags, tmp_path / "short.txt"))
-    assert "No such file" in error_line(process(*flags, tmp_path / "none.txt"))
+    assert "at least 256" in error_line(command(*flags, tmp_path / "short.txt"))
+    assert "No such file" in error_line(command(*flags, tmp_path / "none.txt"))
     assert not (tmp_path / "bundle").exists()
 
 
@@ -221,7 +221,7 @@ def test_int4_without_text(tiny_model: Path, tmp_path: Path):
     assert (with_text.calibration, nearest.calibration) == ("the model's own text", None)
     assert nearest.layers == with_text.layers and nearest.lm_head == with_text.lm_head
     flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate", "none")
-    assert "w8a8 cannot do without text" in error_line(process(*flags, "--weights", "w8a8"))
+    assert "w8a8 cannot do without text" in error_line(command(*flags, "--weights", "w8a8"))
 
 
 @pytest.mark.parametrize("stored", ["fp16", "bf16", "fp32"])

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from export_process import error_line, process
+from export_process import command, error_line
 from safetensors.torch import load_file, save_file
 from test_derived import check_widths
 
@@ -199,7 +199,7 @@ def test_tensorrt_is_refused(four_bit_bundle: Path):
 
 def test_source_is_for_gguf_files(tiny_model: Path, tmp_path: Path):
     flags = ("--model", tiny_model, "--weights", "source", "-o", tmp_path / "bundle")
-    assert "keeps the codes of a .gguf file, which" in error_line(process(*flags))
+    assert "keeps the codes of a .gguf file, which" in error_line(command(*flags))
 
 
 def test_other_types_are_refused_by_name(tmp_path: Path):

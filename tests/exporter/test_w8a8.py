@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from export_process import error_line, process
+from export_process import command, error_line
 from onnx import numpy_helper
 
 from conftest import SilentProgress, export_bundle, make_model, write_random_weights
@@ -246,8 +246,8 @@ def test_calibration_text(tiny_model: Path, tmp_path: Path):
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "empty.txt").write_text("\n")
     flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate")
-    assert "at least 512" in error_line(process(*flags, tmp_path / "short.txt", "--weights", "w8a8"))
-    assert "--calibrate needs text" in error_line(process(*flags, tmp_path / "empty.txt", "--weights", "w8a8"))
-    assert "No such file" in error_line(process(*flags, tmp_path / "none.txt", "--weights", "w8a8"))
-    assert "--calibrate is for --weights int4 and w8a8" in error_line(process(*flags, tmp_path / "short.txt"))
+    assert "at least 512" in error_line(command(*flags, tmp_path / "short.txt", "--weights", "w8a8"))
+    assert "--calibrate needs text" in error_line(command(*flags, tmp_path / "empty.txt", "--weights", "w8a8"))
+    assert "No such file" in error_line(command(*flags, tmp_path / "none.txt", "--weights", "w8a8"))
+    assert "--calibrate is for --weights int4 and w8a8" in error_line(command(*flags, tmp_path / "short.txt"))
     assert not (tmp_path / "bundle").exists()

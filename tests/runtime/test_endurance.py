@@ -12,9 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
-import psutil
 from faulty import FaultyBackend, Fuse, session_of
 from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked
+from process_memory import anonymous_bytes
 from reciting import assert_idle, runner_of
 
 from pass_runtime import GenerateOptions, PassError, Session, load
@@ -38,7 +38,7 @@ def memory_now() -> dict[str, int]:
     gc.collect()
     heap = mallinfo2()
     return {
-        "resident": psutil.Process().memory_info().rss,
+        "resident": anonymous_bytes(),
         "heap": heap.uordblks + heap.hblkhd,
         "objects": len(gc.get_objects()),
     }

@@ -130,9 +130,7 @@ def test_a_client_that_goes_away_frees_its_slot(slow_server, stream):
         connection.sendall(head.encode() + b"\r\n\r\n" + content)
         slow_server.wait_until(RUNNING, 1)
         time.sleep(0.3)
-    left = time.monotonic()
-    slow_server.wait_until(RUNNING, 0, seconds=2)
-    assert time.monotonic() - left < 2
+    slow_server.wait_until(RUNNING, 0)
     assert slow_server.metric("vllm:request_success_total", finished_reason="abort") == aborted + 1
     assert slow_server.metric("vllm:generation_tokens_total") - written < 100
 
@@ -146,15 +144,17 @@ def test_a_client_that_goes_away_while_it_waits(slow_server):
             httpx.post(
                 f"{slow_server.url}/v1/completions", json={"model": slow_server.model, "prompt": "b"}, timeout=0.3
             )
-        slow_server.wait_until(WAITING, 0, seconds=2)
+        slow_server.wait_until(WAITING, 0, seconds=10)  # the other one takes 20 seconds at least
         assert slow_server.metric(RUNNING) == 1
 
 
 def test_the_openai_client_can_stop(slow_server):
     slow_server.wait_until(RUNNING, 0)
+    aborted = slow_server.metric("vllm:request_success_total", finished_reason="abort")
     stream = slow_server.client().completions.create(
         model=slow_server.model, prompt="a", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     stream.close()
-    slow_server.wait_until(RUNNING, 0, seconds=2)
+    slow_server.wait_until(RUNNING, 0)
+    assert slow_server.metric("vllm:request_success_total", finished_reason="abort") == aborted + 1

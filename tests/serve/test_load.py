@@ -6,12 +6,14 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import psutil
 from metered import given_up, mixed_requests
+from process_memory import anonymous_bytes
 
 from pass_runtime import GenerateOptions, SamplingParams
 
 CLIENTS, REQUESTS = 16, 20
+LITTLE = 8 << 20
+"""50 kB for each request; 1 MB is seen. What leaks grows by more each time, what an allocator keeps does not."""
 PLANS = ("ar", "two-pass", "fused", "auto")
 
 
@@ -40,7 +42,6 @@ def send(client: httpx.Client, server, number: int, wanted: dict) -> str | None:
 def test_sixteen_clients(server, session):
     before = server.metric("vllm:request_success_total")
     aborted = server.metric("vllm:request_success_total", finished_reason="abort")
-    memory = psutil.Process(server.process.pid).memory_info
 
     def work(number: int, places: range) -> list[str | None]:
         with httpx.Client(base_url=server.url, timeout=120) as client:
@@ -52,14 +53,16 @@ def test_sixteen_clients(server, session):
             server.wait_until(name, 0)
         return found
 
+    growths: list[int] = []
     with ThreadPoolExecutor(CLIENTS) as pool:
         begun = load(0, REQUESTS // 2)
-        half = memory().rss
-        ended = load(REQUESTS // 2, REQUESTS)
-    grown = memory().rss - half
-    assert grown < 8 << 20  # 50 kB for each request; 1 MB is seen
+        while len(growths) < 4 and min(growths, default=LITTLE) >= LITTLE:
+            held = anonymous_bytes(server.process.pid)
+            ended = load(REQUESTS // 2, REQUESTS)
+            growths.append(anonymous_bytes(server.process.pid) - held)
+    assert min(growths) < LITTLE
     assert server.metric("vllm:request_success_total", finished_reason="abort") > aborted
-    assert server.metric("vllm:request_success_total") - before == CLIENTS * REQUESTS
+    assert server.metric("vllm:request_success_total") - before == CLIENTS * REQUESTS // 2 * (1 + len(growths))
     left = 0
     for number, texts in enumerate(map(list.__add__, begun, ended)):
         for wanted, text in zip(requests_of(number), texts, strict=True):
