@@ -33,9 +33,17 @@ BOS, EOS = 0, 1
 SMOLLM2 = "smollm2-135m"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="Run the tests marked `seldom`, too.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("seldom")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("seldom")]
     for item in items:
         if item.path.parent.name == "serve":
             item.add_marker(pytest.mark.serve)

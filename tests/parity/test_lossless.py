@@ -25,6 +25,12 @@ PROMPTS = {
     "long": "The quick brown fox jumps over the lazy dog. def add(a, b): " * 15,
 }
 TOKENS = 32
+CASES = [
+    pytest.param(prompt, values, marks=[pytest.mark.seldom] * ((i + j) % 2), id=f"{prompt}-{values}")
+    for i, prompt in enumerate(PROMPTS)
+    for j, values in enumerate(SAMPLING)
+]
+"""Every prompt with every sampling; half of the pairs, with all of either in them, unless --all is given."""
 
 
 @pytest.fixture(scope="module", params=["tiny_bundle", "random_bundle", "adapter_bundle", "head_bundle"])
@@ -55,8 +61,7 @@ def test_the_long_prompt_spans_prefill_chunks(session: Session):
     assert len(session.encode(PROMPTS["one token"])) == 1
 
 
-@pytest.mark.parametrize("values", SAMPLING, ids=str)
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize(("prompt", "values"), CASES)
 def test_two_pass_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
     ids = session.encode(PROMPTS[prompt])
     for seed in SEEDS[:1] if values[0] == 0 or prompt == "long" else SEEDS[1:]:
@@ -67,8 +72,7 @@ def test_two_pass_is_plain_decoding(session: Session, prompt: str, values: tuple
             assert_same_text(session, ids, plain, options(sampling, "two-pass", lookahead))
 
 
-@pytest.mark.parametrize("values", SAMPLING, ids=str)
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize(("prompt", "values"), CASES)
 def test_fused_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
     ids = session.encode(PROMPTS[prompt])
     sampling = SamplingParams(*values, SEEDS[len(prompt) % 3])

@@ -21,11 +21,15 @@ PROMPTS = [
 ]
 SAMPLING = [(0.0, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 1.0), (1.0, 50, 0.8)]
 TOKENS = 64
+References = dict[int, tuple[list[int], list[int]]]
+OFTEN, LONG = range(0, len(PROMPTS), 3), (3, 4)
+"""The prompts that are compared with Hugging Face without --all, and those whose answers every plan writes."""
 
 
 @pytest.fixture(scope="module")
-def references() -> list[tuple[list[int], list[int]]]:
-    """Prompt and greedy continuation by Hugging Face; torch's copy of the weights is gone afterwards."""
+def references(request: pytest.FixtureRequest) -> References:
+    """Prompt and greedy continuation by Hugging Face, of the prompts that tests use; torch's copy of the weights is
+    gone afterwards."""
     import torch
 
     from pass_exporter.model.load import load_model
@@ -34,16 +38,17 @@ def references() -> list[tuple[list[int], list[int]]]:
     loaded = load_model(resolve(SMOLLM2), "fp32")
     tokenizer, found = loaded.tokenizer, {}
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
-    by_length = sorted(PROMPTS, key=len)
-    for start in range(0, len(PROMPTS), 8):  # eight cost little more than one
-        prompts = by_length[start : start + 8]
+    numbers = range(len(PROMPTS)) if request.config.getoption("--all") else sorted({*OFTEN, *LONG})
+    by_length = sorted((PROMPTS[number] for number in numbers), key=len)
+    for start in range(0, len(by_length), 9):  # nine cost little more than one
+        prompts = by_length[start : start + 9]
         batch = tokenizer(prompts, return_tensors="pt", padding=True)
         with torch.no_grad():
             out = loaded.model.generate(**batch, do_sample=False, max_new_tokens=TOKENS)
         width = batch["input_ids"].shape[1]
         for prompt, mask, row in zip(prompts, batch["attention_mask"].bool(), out, strict=True):
             found[prompt] = (row[:width][mask].tolist(), _until_end(row[width:].tolist(), loaded.eos_token_ids))
-    return [found[prompt] for prompt in PROMPTS]
+    return {number: found[PROMPTS[number]] for number in numbers}
 
 
 def _until_end(ids: list[int], ends: tuple[int, ...]) -> list[int]:
@@ -52,7 +57,7 @@ def _until_end(ids: list[int], ends: tuple[int, ...]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def session(references: list[tuple[list[int], list[int]]], smollm2_bundle: Path) -> Iterator[Session]:
+def session(references: References, smollm2_bundle: Path) -> Iterator[Session]:
     """After `references`, so that the weights are in memory once at a time."""
     yield load(smollm2_bundle, "cpu", threads=THREADS)
 
@@ -70,8 +75,10 @@ def test_the_prompts_are_varied(session: Session):
     assert min(lengths) >= 5 and max(lengths) <= 60
 
 
-@pytest.mark.parametrize("number", range(len(PROMPTS)))
-def test_greedy_text_is_hugging_faces(session: Session, references: list[tuple[list[int], list[int]]], number: int):
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[pytest.mark.seldom] * (n not in OFTEN)) for n in range(len(PROMPTS))]
+)
+def test_greedy_text_is_hugging_faces(session: Session, references: References, number: int):
     ids, expected = references[number]
     assert session.encode(PROMPTS[number]) == ids  # the bundle's tokenizer is the model's
     options = GenerateOptions(max_new_tokens=TOKENS, plan="ar")
@@ -90,12 +97,12 @@ def test_every_plans_text_is_plain_decodings(session: Session, number: int, valu
 
 
 @pytest.mark.parametrize("plan", ["two-pass", "fused", "auto"])
-def test_through_a_long_answer(session: Session, references: list[tuple[list[int], list[int]]], plan: str):
+def test_through_a_long_answer(session: Session, references: References, plan: str):
     """All of L and the shipped weights, as people run it, to the answer's own end."""
     assert session.manifest.lookahead.trained and session.manifest.lookahead.adapter_rank == 64
     assert session.manifest.lookahead.head is not None
     accepted = 0
-    for ids, expected in references[3:5]:
+    for ids, expected in (references[number] for number in LONG):
         options = GenerateOptions(max_new_tokens=TOKENS, plan=plan)
         stream = run_tokens(session, ids, options)
         accepted += stream.stats.accepted
