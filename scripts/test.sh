@@ -9,4 +9,5 @@ test_environment
 ruff check .
 ruff format --check .
 mypy
-pytest -n "${PYTEST_WORKERS:-2}" --dist loadfile "$@"
+# Files go to workers in the order of tests/conftest.py; xdist's own is by how many tests they have, not how long they are.
+pytest -n "${PYTEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

@@ -31,6 +31,8 @@ CHAT_TEMPLATE = (
 VOCAB_SIZE = 320
 BOS, EOS = 0, 1
 SMOLLM2 = "smollm2-135m"
+EXPORTING = ("parity", "exporter", "trainer")
+"""Folders in which most tests export or train a model, which takes seconds."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.parent.name not in EXPORTING))
     if not config.getoption("--all"):
         left_out = [item for item in items if item.get_closest_marker("seldom")]
         config.hook.pytest_deselected(items=left_out)
