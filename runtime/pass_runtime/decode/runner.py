@@ -49,7 +49,7 @@ class Runner:
     @property
     def decoding(self) -> list[Slot]:
         """Slots whose sequence has its whole prompt in the cache."""
-        return [slot for slot in self.slots if slot.sequence is not None and slot.sequence.prefilled]
+        return [slot for slot in self.busy if slot.current.prefilled]
 
     @property
     def room(self) -> int:
@@ -81,17 +81,14 @@ class Runner:
 
     def release(self, slot: Slot) -> None:
         """Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same prefix."""
-        if slot.sequence is not None:
-            self._keep(slot, slot.sequence.tokens[: slot.sequence.cached])
-            slot.sequence = None
+        self._keep(slot, slot.current.tokens[: slot.cached])
+        slot.sequence = None
 
     def share(self, slot: Slot) -> None:
         """Copy the K/V of the prompt of `slot` from another slot that has read more of the very same prompt."""
-        sequence = slot.sequence
-        assert sequence is not None
-        started, request = time.perf_counter(), sequence.request
-        source = max(self.slots, key=lambda other: _read(other, request))
-        if (count := _read(source, request)) <= sequence.cached:
+        sequence, started = slot.current, time.perf_counter()
+        source = max(self.slots, key=lambda other: _read(other, sequence.request))
+        if (count := _read(source, sequence.request)) <= sequence.cached:
             return
         self.backend.cache.move(source.number, slot.number, count)
         sequence.stats.cached_tokens += count - sequence.cached
@@ -100,9 +97,8 @@ class Runner:
 
     def prefill(self, slot: Slot, most: int | None = None) -> int:
         """Prefill one chunk of the prompt, of at most `most` rows. Returns the number of tokens in it."""
-        sequence = slot.sequence
-        assert sequence is not None
-        started, prompt = time.perf_counter(), sequence.request.prompt_ids
+        sequence, started = slot.current, time.perf_counter()
+        prompt = sequence.request.prompt_ids
         count, width = self._chunk(sequence.cached, len(prompt) - 1, most)
         self._reserve(sequence.cached + self.backend.capabilities.padded_width(width))
         begun = time.perf_counter()
@@ -134,9 +130,9 @@ class Runner:
         self._stage(plan, active, drafts, kind.batch)
         self.window = None  # until the pass is done
         started = time.perf_counter()
-        for slot in active:
-            if slot.sequence is not None and slot.sequence.decoding_since is None:
-                slot.sequence.decoding_since, slot.sequence.engine_before = started, self._engine_seconds
+        for sequence in (slot.current for slot in active):
+            if sequence.decoding_since is None:
+                sequence.decoding_since, sequence.engine_before = started, self._engine_seconds
         emitted = self.backend.run(kind)
         self._engine_seconds += (seconds := time.perf_counter() - started)
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
@@ -183,11 +179,10 @@ class Runner:
     def sampler(self, active: Items[Slot]) -> Sampler:
         """The cheapest sampler that serves all of `active`: each one of SAMPLERS also computes what those before it
         do."""
-        samplers = (slot.sequence.request.sampling.sampler for slot in active if slot.sequence is not None)
-        return max(samplers, key=SAMPLERS.index)
+        return max((slot.current.request.sampling.sampler for slot in active), key=SAMPLERS.index)
 
     def _kind(self, plan: Plan, active: Items[Slot]) -> PassKind:
-        logprobs = any(slot.sequence is not None and slot.sequence.request.logprobs is not None for slot in active)
+        logprobs = any(slot.current.request.logprobs is not None for slot in active)
         return PassKind(plan, self.batch(active), self.sampler(active), logprobs)
 
     def _stage(self, plan: Plan, active: Items[Slot], drafts: Items[Drafts | None], batch: int) -> None:
@@ -198,10 +193,8 @@ class Runner:
         for slot, ngram in zip(active, drafts, strict=True):
             if self.window == plan and slot.staged and ngram is None:
                 continue
-            sequence = slot.sequence
-            assert sequence is not None
             slot.staged = False
-            self.backend.stage(slot.number, plan, sequence.cached, sequence.tokens[-1], ngram or ())
+            self.backend.stage(slot.number, plan, slot.cached, slot.current.tokens[-1], ngram or ())
             slot.left, slot.source = len(ngram or ()), "ngram"
             slot.staged, slot.masked = True, False
 
@@ -213,8 +206,7 @@ class Runner:
     @staticmethod
     def _result(slot: Slot, ids: Items[int], logprobs: Logprobs | None) -> StepResult:
         """The result of a pass for the sequence of a slot. Changes nothing."""
-        sequence = slot.sequence
-        assert sequence is not None
+        sequence = slot.current
         sources: list[TokenSource] = [slot.source] * (len(ids) - 1) + ["model"]
         if logprobs is None:
             tokens = tuple(map(Token, ids, sources))
@@ -231,7 +223,7 @@ class Runner:
         """Shrink a cache that is longer than all sequences need, before one of `tokens` tokens joins in `slot`: every
         pass pays for the length of the cache. Kept tokens that no longer fit are dropped."""
         self._keep(slot, slot.kept[:keep])
-        busy = max((len(s.sequence.tokens) + 1 for s in self.slots if s.sequence is not None), default=0)
+        busy = max((len(slot.current.tokens) + 1 for slot in self.busy), default=0)
         fitting = self.backend.capabilities.capacity(min(max(tokens, busy), self.backend.capabilities.max_capacity))
         if fitting < self.backend.capacity:
             for other in self.slots:
@@ -248,8 +240,7 @@ class Runner:
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
 
     def _move(self, source: Slot, target: Slot) -> None:
-        sequence = source.sequence
-        assert sequence is not None
+        sequence = source.current
         self._keep(target, [])
         self.backend.cache.move(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)

@@ -101,13 +101,13 @@ class Scheduler:
         self._drop_cancelled()
         self._admit()
         self._prefill()
-        decoding = [slot.sequence for slot in self.runner.decoding]
+        decoding = [slot.current for slot in self.runner.decoding]
         try:
             if active := self.runner.gather():
                 self._decode(active)
         except Exception as error:  # a pass runs all sequences together, so it fails for all of them
             for slot in self.runner.busy:
-                if slot.sequence in decoding:
+                if slot.current in decoding:
                     self._finish(slot, _failed(error))
 
     def end_all(self, end: End) -> None:
@@ -118,8 +118,8 @@ class Scheduler:
             self.waiting.popleft().finish(end)
 
     def _drop_cancelled(self) -> None:
-        for slot in self.runner.slots:
-            if slot.sequence is not None and slot.sequence.cancelled:
+        for slot in self.runner.busy:
+            if slot.current.cancelled:
                 self._finish(slot, End("cancelled"))
         if self.waiting:
             for sequence in [sequence for sequence in self.waiting.copy() if sequence.cancelled]:
@@ -141,7 +141,7 @@ class Scheduler:
 
     def _prefill(self) -> None:
         """Prefill prompt chunks, those of the oldest sequence first; wide chunks where no sequence decodes."""
-        reading = [slot for slot in self.runner.slots if slot.sequence is not None and not slot.sequence.prefilled]
+        reading = [slot for slot in self.runner.busy if not slot.current.prefilled]
         if not reading:
             return
         most = PROMPT_TOKENS if self.runner.decoding else None
@@ -149,7 +149,7 @@ class Scheduler:
         for slot in sorted(reading, key=lambda slot: slot.admitted):
             try:
                 self.runner.share(slot)  # an older sequence with the same prompt has read it by now
-                while slot.sequence is not None and not slot.sequence.prefilled:
+                while not slot.current.prefilled:
                     if read and (most is None or read >= most):
                         return  # after every chunk others get their pass, and can be cancelled
                     read += self.runner.prefill(slot, most)
@@ -176,7 +176,7 @@ class Scheduler:
 
     def _choose(self, active: Items[Slot], tuner: PlanTuner | None, batch: int) -> NextPass | None:
         """The next pass. It runs one plan for all: that of the oldest request which names one, else the fastest."""
-        sequences = [slot.sequence for slot in sorted(active, key=lambda slot: slot.admitted) if slot.sequence]
+        sequences = [slot.current for slot in sorted(active, key=lambda slot: slot.admitted)]
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         policy = DraftPolicy()
         if cycle is None and tuner is not None:
@@ -198,7 +198,7 @@ class Scheduler:
         Passes must be timed first. While one of the sequences has no token yet, it gets its first one from a plain pass
         instead of waiting for that; and while the cache has no room to time passes, sequences are decoded plainly.
         """
-        sequences = [slot.sequence for slot in active if slot.sequence is not None]
+        sequences = [slot.current for slot in active]
         if all(sequence.request.cycle is not None for sequence in sequences):
             return None
         sampler = self.runner.sampler(active)
@@ -219,8 +219,8 @@ class Scheduler:
                 sequence.write(result.tokens)
             except Exception as error:  # from its detokenizer
                 sequence.finish(_failed(error))
-        for slot in self.runner.slots:
-            if slot.sequence is not None and slot.sequence.finished is not None:
+        for slot in self.runner.busy:
+            if slot.current.finished is not None:
                 self.runner.release(slot)
 
     def _end_longest(self, active: Items[Slot], end: End) -> None:
@@ -228,10 +228,9 @@ class Scheduler:
         self._finish(max(active, key=lambda slot: slot.cached), end)
 
     def _finish(self, slot: Slot, end: End) -> None:
-        sequence = slot.sequence
+        sequence = slot.current
         self.runner.release(slot)
-        if sequence is not None:
-            sequence.finish(end)
+        sequence.finish(end)
 
 
 def _failed(error: Exception) -> End:

@@ -218,6 +218,12 @@ class Slot:
     matched: int = 0
 
     @property
+    def current(self) -> Sequence:
+        """The sequence of a slot that is known to have one."""
+        assert self.sequence is not None
+        return self.sequence
+
+    @property
     def cached(self) -> int:
         """Valid KV entries of the slot."""
         return len(self.kept) if self.sequence is None else self.sequence.cached
