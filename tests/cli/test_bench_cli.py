@@ -59,13 +59,13 @@ def test_sampling_and_plans(random_bundle: Path):
 
 def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
     """Of every batch size up to the largest, and of the kind of sampling that is measured."""
-    done, probe, run = [], Tuners._measure, Contender.run
+    done, probe, run = [], Tuners._times, Contender.run
 
-    def probed(self, sampler, plans, batch=1):
+    def probed(self, sampler, batch=1):
         done.append((sampler, batch))
-        return probe(self, sampler, plans, batch)
+        return probe(self, sampler, batch)
 
-    monkeypatch.setattr(Tuners, "_measure", probed)
+    monkeypatch.setattr(Tuners, "_times", probed)
     monkeypatch.setattr(Contender, "run", lambda *arguments: (done.append("round"), run(*arguments))[1])
     sampling = SamplingParams(temperature=0.8, top_k=5, seed=1)
     with load(tiny_bundle, threads=1, max_batch_size=4) as session:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
+from machines import DEAR, FREE, timed, times_of
 from reciting import plans_run, reciting_session, right_unless, words, wrong
 
 from pass_runtime.bundle.manifest import LookaheadInfo
@@ -14,13 +14,11 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.group_sizes import cumulative_of
-from pass_runtime.tuning.pass_times import PassTimes
+from pass_runtime.tuning.pass_times import PassTimes, shape_of
 from pass_runtime.tuning.tuner import PlanTuner
 from pass_runtime.tuning.tuners import Tuners, stated_acceptance
 
 GOOD = (0.7, 0.45, 0.2, 0.06)
-FREE = PassTimes({1: 1.0, 25: 1.0}, {1: 0.0, 9: 0.0})
-DEAR = PassTimes({1: 1.0, 25: 25.0}, {1: 0.0, 9: 0.0})
 
 
 def test_dear_rows_mean_plain_decoding():
@@ -36,14 +34,14 @@ def test_free_rows_mean_full_groups():
 
 
 def test_rows_at_a_price_mean_pruned_groups():
-    times = PassTimes({1: 1.0, 25: 3.0}, {1: 0.0, 9: 0.0})
+    times = times_of({1: 1.0, 25: 3.0})
     plan = PlanTuner(times, 4, GOOD).decide(4).cycle.plans[0]
     assert plan.is_fused and plan.width < 20
     assert plan.groups[0] == plan.drafts and list(plan.groups) == sorted(plan.groups, reverse=True)
 
 
 def test_two_pass_where_only_narrow_windows_are_cheap():
-    times = PassTimes({1: 1.0, 5: 1.0, 7: 50.0}, {1: 0.0, 9: 0.0})
+    times = times_of({1: 1.0, 5: 1.0, 7: 50.0})
     assert PlanTuner(times, 4, (0.9, 0.8, 0.7, 0.6)).decide(4).cycle.name in (
         "two-pass",
         "fused:1,0",
@@ -60,34 +58,32 @@ def test_a_requests_lookahead_is_a_limit():
 
 
 def test_unmeasured_drafts_are_not_trusted_on_a_cpu():
-    assert PlanTuner(PassTimes({1: 1.0, 25: 2.5}, {1: 0.0, 9: 0.0}), 4, ()).decide(4).cycle.name == "ar"
+    assert PlanTuner(times_of({1: 1.0, 25: 2.5}), 4, ()).decide(4).cycle.name == "ar"
 
 
 def test_a_plan_that_takes_longer_than_it_promised_is_given_up():
     """And so is a promise that only a slow machine broke: what slows every pass changes no decision."""
-    times = PassTimes({1: 1.0, 25: 1.3}, {1: 0.0, 9: 0.0})
     for factor, kept in ((1.0, True), (3.0, False)):
-        tuner = PlanTuner(times, 4, GOOD, follow=True)
+        times = timed({1: 1.0, 25: 1.3})
+        tuner, promised = PlanTuner(times, 4, GOOD), times_of({1: 1.0, 25: 1.3})
         first = tuner.decide(4).cycle
         assert first.lookahead
         for _ in range(30):
             for plan in (ar_plan(), *first.plans):
-                tuner.observe(plan, 1, 5.0 * times.plan_seconds(plan) * (factor if plan.drafts else 1.0))
+                seconds = promised.seconds(shape_of(plan))
+                tuner.observe(plan, 1, 5.0 * seconds * (factor if plan.drafts else 1.0))
         assert (tuner.decide(4).cycle == first) is kept
-    fixed = PlanTuner(FREE, 4, GOOD)
-    fixed.observe(ar_plan(), 1, 100.0)
-    assert fixed.plan_seconds(ar_plan()) == 1.0
 
 
 def test_one_pause_says_nothing():
-    tuner = PlanTuner(FREE, 4, GOOD, follow=True)
+    tuner = PlanTuner(timed({1: 1.0, 25: 1.0}), 4, GOOD)
     tuner.observe(ar_plan(), 1, 1.0)
     tuner.observe(ar_plan(), 1, 500.0)
     assert tuner.plan_seconds(ar_plan()) < 1.07
 
 
 def test_it_stays_with_its_choice_until_another_is_clearly_better():
-    tuner = PlanTuner(PassTimes({1: 1.0, 25: 3.0}, {1: 0.0, 9: 0.0}), 4, GOOD)
+    tuner = PlanTuner(times_of({1: 1.0, 25: 3.0}), 4, GOOD)
     first = tuner.decide(4)
     for _ in range(3):
         tuner.lookahead_drafts.record(4, 2)
@@ -145,7 +141,7 @@ def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
 
 
 @pytest.mark.parametrize("drafter", [words, wrong, right_unless(lambda position: position % 3 == 0)])
-@pytest.mark.parametrize("times", [FREE, DEAR, PassTimes({1: 1.0, 25: 1.6}, {1: 0.1, 9: 0.2})])
+@pytest.mark.parametrize("times", [FREE, DEAR, times_of({1: 1.0, 25: 1.6}, lambda rows: 0.1 + 0.0125 * (rows - 1))])
 def test_it_never_changes_the_text(tiny_bundle, drafter, times):
     stream, _, _ = auto_run(reciting_session(tiny_bundle, drafter=drafter), times, 200, GOOD)
     assert stream.token_ids == [words(position) for position in range(2, 202)]
@@ -158,27 +154,27 @@ def slow_passes(monkeypatch):
 
 
 def test_it_gives_up_drafts_that_are_always_wrong(tiny_bundle, slow_passes):
-    times = PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0})
+    times = times_of({1: 1.0, 49: 4.0})
     stream, names, _ = auto_run(reciting_session(tiny_bundle, drafter=wrong), times, 300, GOOD, draft="lookahead")
     assert names[0].startswith("fused") and names[-1] == "ar"
     assert stream.stats.accepted == 0
 
 
 def test_it_takes_up_drafts_that_are_better_than_stated(tiny_bundle, slow_passes):
-    times = PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0})
+    times = times_of({1: 1.0, 49: 4.0})
     stream, names, _ = auto_run(reciting_session(tiny_bundle), times, 600, (0.6, 0.4, 0.2), draft="lookahead")
     assert names[-1] not in names[:10] and stream.stats.tau > 2.5
 
 
 def test_text_that_repeats_is_drafted_from_the_text(tiny_bundle):
     session = reciting_session(tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong)
-    stream, names, tuner = auto_run(session, PassTimes({1: 1.0, 49: 4.0}, {1: 0.0, 13: 0.0}), 100, draft="ngram")
+    stream, names, tuner = auto_run(session, times_of({1: 1.0, 49: 4.0}), 100, draft="ngram")
     assert stream.token_ids == [10 + position % 9 for position in range(2, 102)]
     assert names[:11] == ["ar"] * 11 and names[-1] == "verify-6"
     assert stream.stats.tau > 3 and max(tuner.ngrams[4].rates) > 0.8
 
 
-NARROW = PassTimes({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0}, {1: 0.0, 17: 0.0})
+NARROW = times_of({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0})
 """Up to eight rows cost nothing; behind them a pass takes as long as it has rows."""
 
 
@@ -192,9 +188,10 @@ def test_rows_of_a_batch_are_dear_where_rows_are():
 
 
 def test_a_batch_that_was_measured_counts_as_measured():
-    times = replace(FREE, batched={8: PassTimes({1: 1.0, 25: 25.0}, FREE.tail)})
-    assert PlanTuner(times, 4, GOOD).decide(4, batch=8).cycle.name == "ar"
-    assert PlanTuner(times, 4, GOOD).decide(4, batch=2).cycle.lookahead == 4
+    tuner = PlanTuner(times_of({1: 1.0, 50: 1.0}), 4, GOOD)
+    tuner.by_batch[8] = times_of({8: 1.0, 200: 25.0})
+    assert tuner.decide(4, batch=8).cycle.name == "ar"
+    assert tuner.decide(4, batch=2).cycle.lookahead == 4
 
 
 def test_modes_are_kept_by_request_and_batch():
@@ -206,7 +203,7 @@ def test_modes_are_kept_by_request_and_batch():
 
 def test_every_sequence_has_an_acceptance_of_its_own():
     """One that drafts badly is decoded plainly while another, by the same tuner, drafts; together it is the mean."""
-    tuner = PlanTuner(PassTimes({1: 1.0, 25: 2.0}, {1: 0.0, 9: 0.0}), 4, GOOD)
+    tuner = PlanTuner(times_of({1: 1.0, 25: 2.0}), 4, GOOD)
     good, bad = tuner.new_acceptance(), tuner.new_acceptance()
     for _ in range(300):
         good.record(4, 4)
@@ -224,7 +221,7 @@ def test_decisions_take_a_hundredth_of_the_time(monkeypatch, lookahead):
     """Passes of a millisecond, and decisions of 25 of them: fewer and fewer are made."""
     clock = [0.0]
     monkeypatch.setattr(tuner_module.time, "perf_counter", lambda: clock[0])
-    times = PassTimes({1: 1e-3, 81: 2e-3}, {1: 0.0, 17: 0.0})
+    times = times_of({1: 1e-3, 81: 2e-3})
     tuner = PlanTuner(times, lookahead, GOOD[:lookahead])
     decide, decided = tuner.decide, []
 
@@ -237,8 +234,8 @@ def test_decisions_take_a_hundredth_of_the_time(monkeypatch, lookahead):
     decoding = 0.0
     while decoding < 60.0:
         plan = tuner.mode(lookahead, 1, []).cycle.plans[0]
-        tuner.observe(plan, 1, times.plan_seconds(plan))
-        decoding += times.plan_seconds(plan)
+        tuner.observe(plan, 1, times.seconds(shape_of(plan)))
+        decoding += times.seconds(shape_of(plan))
     assert len(decided) > 5
     assert clock[0] <= 0.01 * decoding + 0.025  # the first one is made before there was any time
 
@@ -246,7 +243,7 @@ def test_decisions_take_a_hundredth_of_the_time(monkeypatch, lookahead):
 @pytest.mark.parametrize("lookahead", [4, 8])
 def test_decisions_measured(lookahead):
     """The same by the clock: passes of a millisecond, in this machine's own time of decisions."""
-    times = PassTimes({1: 1e-3, 81: 2e-3}, {1: 0.0, 17: 0.0})
+    times = times_of({1: 1e-3, 81: 2e-3})
     tuner = PlanTuner(times, lookahead, (*GOOD, 0.05, 0.04, 0.03, 0.02)[:lookahead])
     decoding, deciding, longest = 0.0, 0.0, 0.0
     for _ in range(20_000):
@@ -255,8 +252,8 @@ def test_decisions_measured(lookahead):
         if tuner._passes < passes or not deciding:  # it decided; asking costs a look into a table
             seconds = time.thread_time() - started
             deciding, longest = deciding + seconds, max(longest, seconds)
-        decoding += times.plan_seconds(plan)
-        tuner.observe(plan, 1, times.plan_seconds(plan))
+        decoding += times.seconds(shape_of(plan))
+        tuner.observe(plan, 1, times.seconds(shape_of(plan)))
     assert 0 < deciding <= 0.01 * decoding + longest
 
 

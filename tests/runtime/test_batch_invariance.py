@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from machines import times_of
 from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked, requests
 from reciting import assert_idle, watch_capacity
 
@@ -30,9 +31,9 @@ from pass_runtime.tuning.tuner import PlanTuner
 
 SLOTS = (1, 3, 8)
 TIMES = {
-    "free rows": PassTimes({1: 1.0, 64: 1.0}, {1: 0.0, 17: 0.0}),
-    "rows at a price": PassTimes({1: 1.0, 64: 4.0}, {1: 0.0, 17: 0.1}),
-    "dear rows": PassTimes({1: 1.0, 64: 64.0}, {1: 0.0, 17: 0.0}),
+    "free rows": times_of({1: 1.0, 64: 1.0}),
+    "rows at a price": times_of({1: 1.0, 64: 4.0}, lambda rows: 0.1 * (rows - 1) / 16),
+    "dear rows": times_of({1: 1.0, 64: 64.0}),
 }
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import times_of
 
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
 from pass_runtime.decode.draft_policy import DraftPolicy, TryWhereFaster, next_pass
 from pass_runtime.decode.sequence import Slot
-from pass_runtime.tuning.pass_times import PassTimes
 from pass_runtime.tuning.tuner import PlanTuner
 
 L = 6
@@ -45,7 +45,7 @@ def situations(draw: st.DrawFn):
     policy = DraftPolicy()
     if draw(st.booleans()):
         row = draw(st.sampled_from([0.0, 0.05, 1.0]))
-        tuner = PlanTuner(PassTimes({1: 1.0, 65: 1.0 + 64 * row}, {1: 0.0, 9: 0.0}), L, (0.6, 0.4))
+        tuner = PlanTuner(times_of({1: 1.0, 65: 1.0 + 64 * row}), L, (0.6, 0.4))
         policy = TryWhereFaster(tuner, tuner.decide(L), len(states))
     return cycle, window, draw(st.integers(0, 70)), able, states, policy
 

@@ -94,38 +94,74 @@ TEST_CASE("group sizes", "[tuning]") {
                     .has_value());
 }
 
-TEST_CASE("times between points", "[tuning]") {
-    const Points points{{1, 1.0}, {5, 3.0}};
-    CHECK(between(points, 1) == Approx(1.0));
-    CHECK(between(points, 3) == Approx(2.0));
-    CHECK(between(points, 9) == Approx(5.0));
-    CHECK(between({{1, 3.0}, {5, 2.0}}, 9) == Approx(2.0));  // wider windows are never quicker
-    CHECK(between({{4, 2.0}}, 4) == Approx(2.0));
-    CHECK_THROWS_AS(between({{4, 2.0}}, 9), std::logic_error);
-    CHECK_THROWS_AS(between({}, 1), std::logic_error);
+// The sum of trunk 1 + rows / 4, adapter 0.8, 0.05 for a look-ahead row; tail 0.1, 0.05 for a sampled row, 0.3 for a
+// draft.
+PassSeconds seconds_of(const PassShape& shape) {
+    const double drafting = shape.drafts > 0 ? 0.8 + 0.05 * (shape.rows - shape.sampled) : 0.0;
+    return {1 + 0.25 * shape.rows + drafting, 0.1 + 0.05 * shape.sampled + 0.3 * shape.drafts};
 }
 
-TEST_CASE("one width with look-ahead rows moves the curve of those without", "[tuning]") {
-    const PassTimes times{{{{1, 1.0}, {5, 2.0}}, {{1, 0.1}, {5, 0.5}}, {{5, 4.0}}, {{4, 0.9}}}, {}};
-    CHECK(times.plan_seconds(draft_plan(4)) == Approx(4.0 + 0.9));
-    CHECK(times.plan_seconds(draft_plan(2)) == Approx(3.5 + 0.5));
-    CHECK(times.plan_seconds(fused_plan({4, 4, 4, 4, 4})) == Approx(9.0 + 0.9 + 0.4));
+TimedPasses timed_passes() {
+    TimedPasses timed;
+    for (const Plan& plan : probe_plans(4)) timed[shape_of(plan)] = seconds_of(shape_of(plan));
+    return timed;
 }
 
-TEST_CASE("passes that draft have curves of their own", "[tuning]") {
-    const PassTimes times{{{{1, 1.0}, {9, 2.0}}, {{1, 0.1}, {9, 0.9}}, {{2, 3.0}, {25, 26.0}}, {{1, 0.5}, {4, 2.0}}},
-                          {}};
-    CHECK(times.max_width() == 25);
-    CHECK(times.plan_seconds(verify_plan(4)) == Approx(1.5 + 0.5));
-    CHECK(times.plan_seconds(draft_plan(4)) == Approx(6.0 + 2.0));
-    CHECK(times.plan_seconds(fused_plan({1, 1})) == Approx(5.0 + 0.5 + 0.1));
-    CHECK(times.plan_seconds(draft_plan(2), 2) == Approx(7.0 + 2.0 + 0.1));
+TEST_CASE("pass times are fitted", "[tuning]") {
+    const PassTimes times(timed_passes());
+    CHECK(times.max_rows() == 25);
+    for (const Plan& plan :
+         {ar_plan(), verify_plan(3), draft_plan(2), fused_plan({1, 1}), fused_plan({4, 2, 1, 1, 0})}) {
+        const PassSeconds expected = seconds_of(shape_of(plan));
+        CHECK(times.seconds(shape_of(plan)) == Approx(expected.trunk + expected.tail).epsilon(0.01));
+    }
+    const PassTimes one(TimedPasses{{{4, 4, 0}, {2.0, 0.2}}});
+    CHECK(one.seconds({4, 4, 0}) == Approx(2.2).epsilon(0.01));
+    CHECK(one.seconds({9, 9, 0}) > 3.0);  // where one width was timed, no row looks free
+    const PassTimes falling(TimedPasses{{{1, 1, 0}, {3.0, 0.1}}, {{5, 5, 0}, {2.0, 0.1}}});
+    CHECK(falling.seconds({9, 9, 0}) >= falling.seconds({1, 1, 0}));  // wider windows are never quicker
+}
 
-    const std::vector<Plan> plans = probe_plans(4);
-    const Curves measured = measure([](const Plan& plan) { return PassSeconds{1.0 * plan.width(), 0.1}; }, plans);
-    CHECK(measured.trunk == Points{{1, 1.0}, {2, 2.0}, {5, 5.0}});
-    CHECK(measured.lookahead == Points{{2, 2.0}, {5, 5.0}, {9, 9.0}, {25, 25.0}});
-    CHECK(measured.drafting == Points{{1, 0.1}, {4, 0.1}});
+TEST_CASE("pass times follow what passes take", "[tuning]") {
+    PassTimes times(timed_passes());
+    const PassShape plain{1, 1, 0}, fused = shape_of(fused_plan({4, 4, 4, 4, 4}));
+    const double before = times.seconds(plain), ratio = times.seconds(fused) / before;
+    for (int i = 0; i < 40; ++i) times.record(plain, before);
+    times.record(plain, 500 * before);
+    CHECK(times.seconds(plain) < 1.07 * before);  // one pause says nothing
+    for (int i = 0; i < 60; ++i) times.record(plain, 2 * before);
+    CHECK(times.seconds(plain) == Approx(2 * before).epsilon(0.05));
+    CHECK(times.seconds(fused) / times.seconds(plain) == Approx(ratio).epsilon(0.25));  // all passes became slower
+    CHECK(times.doubt({plain}, plain) == 0.0);
+    CHECK(times.doubt({fused}, plain) > 0.01);
+    // Another sampler, with a dearer tail, on a machine twice as slow: few passes show it.
+    TimedPasses few;
+    for (const Plan& plan : {ar_plan(), verify_plan(4), draft_plan(1), draft_plan(4)}) {
+        const PassSeconds seconds = seconds_of(shape_of(plan));
+        few[shape_of(plan)] = {4 * seconds.trunk, 3 * seconds.tail};
+    }
+    const PassTimes other(few, &times);
+    const PassSeconds wide = seconds_of(fused);
+    CHECK(other.seconds(fused) == Approx(4 * wide.trunk + 3 * wide.tail).epsilon(0.05));
+}
+
+TEST_CASE("pass times are those of Python", "[tuning]") {  // tests/runtime/test_pass_times.py has the same figures
+    PassTimes times(timed_passes());
+    const std::vector<Plan> plans{ar_plan(), verify_plan(2), draft_plan(4), fused_plan({4, 4, 4, 4, 4})};
+    const auto check = [&](const std::vector<double>& seconds, double doubt) {
+        for (std::size_t i = 0; i < plans.size(); ++i) {
+            CHECK(times.seconds(shape_of(plans[i])) == Approx(seconds[i]).epsilon(1e-9));
+        }
+        CHECK(times.doubt({shape_of(plans[3])}, shape_of(plans[0])) == Approx(doubt).epsilon(1e-6));
+    };
+    check({1.3995170111959505, 2.0053540273292367, 4.560761536847423, 10.59096516275727}, 0.08744518461127111);
+    const std::vector<std::pair<Plan, double>> passes{
+        {plans[0], 1.2}, {plans[3], 2.0}, {plans[1], 30.0}, {fused_plan({2, 1, 0}), 0.5}, {plans[0], 1.0}};
+    for (const auto& [plan, factor] : passes) {
+        const PassSeconds seconds = seconds_of(shape_of(plan));
+        times.record(shape_of(plan), factor * (seconds.trunk + seconds.tail));
+    }
+    check({1.4884701546186436, 2.222042207579624, 4.251262367270487, 11.451546098407063}, 0.09478481701666026);
 }
 
 TEST_CASE("statistics of a generation", "[stats]") {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +17,7 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
     candidates = tuner.candidates(tuner.lookahead if lookahead is None else lookahead)
     plain = next(c for c in candidates if c.cycle.name == "ar")
     table = Table(title="plan auto: expected tokens per second", title_justify="left")
-    for heading in ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against ar"):
+    for heading in ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against ar", "doubt"):
         table.add_column(heading, justify="left" if heading == "plan" else "right")
     for candidate in candidates:
         mark = "[bold]" if candidate.cycle == tuner.chosen else ""
@@ -26,16 +28,16 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
             f"{candidate.tokens:.2f}",
             f"{candidate.rate:.1f}",
             f"{candidate.rate / plain.rate:.2f}",
+            f"{candidate.doubt:.2f}",
         )
     show_table(console, table)
-    present = tuner.chosen.plans[0].name
+    present, times = tuner.chosen.plans[0].name, tuner.times()
     console.print(
-        f"in use now: {present}; a plan must promise {ADVANTAGE:.2f} times `ar` to be taken up", soft_wrap=True
+        f"in use now: {present}; a plan must promise {ADVANTAGE:.2f} times that, less what is in doubt, to be taken up",
+        soft_wrap=True,
     )
-    console.print("trunk, ms by rows: " + _points(tuner.times.trunk), soft_wrap=True)
-    console.print("tail, ms by sampled rows: " + _points(tuner.times.tail), soft_wrap=True)
-    if tuner.slower:
-        console.print("passes since, times of that: " + _ratios(tuner.slower), soft_wrap=True)
+    console.print("a pass takes, in ms: " + _milliseconds(times.terms), soft_wrap=True)
+    console.print(f"passes deviate from that by {100 * times.noise:.0f} %", soft_wrap=True)
     console.print(
         "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_drafts.rates), soft_wrap=True
     )
@@ -46,13 +48,9 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
         )
 
 
-def _points(seconds: dict[int, float]) -> str:
-    return ", ".join(f"{size}: {1e3 * value:.2f}" for size, value in sorted(seconds.items()))
+def _milliseconds(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}: {1e3 * value:.2f}" for name, value in seconds.items())
 
 
 def _rates(rates: list[float]) -> str:
     return " ".join(f"{rate:.2f}" for rate in rates)
-
-
-def _ratios(points: dict[int, float]) -> str:
-    return ", ".join(f"{width}: {slower:.2f}" for width, slower in sorted(points.items()))

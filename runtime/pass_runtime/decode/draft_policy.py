@@ -13,11 +13,15 @@ from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.decode.sequence import Slot
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.group_sizes import cumulative_of
-from pass_runtime.tuning.tuner import ADVANTAGE, KEEP, Candidate, PlanTuner
+from pass_runtime.tuning.tuner import ADVANTAGE, Candidate, PlanTuner
 
 DRAFTS = ("lookahead", "ngram", "both")
 """Where drafts come from: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams where one matches and
 look-ahead rows elsewhere."""
+
+CLEARLY = 1.10
+"""N-gram drafts get a pass of their own, in place of one that verifies some of them anyway, where it promises this many
+times the tokens per second."""
 
 NextPass = tuple[Plan, tuple[tuple[int, ...] | None, ...]]
 """A plan, and the n-gram drafts of every slot; None keeps the window that the last pass left."""
@@ -54,8 +58,8 @@ class TryWhereFaster(DraftPolicy):
         best, count = self._best(slots, plans)
         decided = self._decided.rate * len(slots)
         if window is not None:
-            return count if count > window.drafts and best >= ADVANTAGE * decided else 0
-        if best >= KEEP * decided:
+            return count if count > window.drafts and best >= CLEARLY * decided else 0
+        if best >= ADVANTAGE * decided:
             return count
         for slot in slots:
             if slot.ngram:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pass_runtime.backends.base import Capabilities, PassKind
 from pass_runtime.bundle.manifest import LookaheadInfo, Manifest
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
-from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans
+from pass_runtime.tuning.pass_times import PassTimes, measure, probe_plans, shape_of
 from pass_runtime.tuning.tuner import PlanTuner
 
 IdlePass = Callable[[PassKind], tuple[float, float]]
@@ -47,7 +47,7 @@ class Tuners:
         """Whether `get` has nothing left to time for these."""
         if sampler not in self._tuners:
             return False
-        return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].times.batched
+        return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].by_batch
 
     def get(self, sampler: Sampler, batch: int = 1) -> PlanTuner | None:
         """The tuner for `sampler`, which knows the times of passes over `batch` slots.
@@ -61,29 +61,24 @@ class Tuners:
             self._tuners[sampler] = self._new(sampler)
         tuner = self._tuners[sampler]
         if not self.known(sampler, batch):
-            tuner.times.batched[batch] = self._measure(sampler, self._plans[batch], batch)
+            tuner.by_batch[batch] = self._times(sampler, batch)
         return tuner
 
     def _new(self, sampler: Sampler) -> PlanTuner:
         lookahead = self._manifest.lookahead
-        return PlanTuner(
-            self._times(sampler),
-            lookahead.length,
-            stated_acceptance(lookahead, sampler),
-            exactly=self._capabilities.lookahead,
-            follow=True,
-        )
+        stated = stated_acceptance(lookahead, sampler)
+        return PlanTuner(self._times(sampler), lookahead.length, stated, self._capabilities.lookahead)
 
-    def _times(self, sampler: Sampler) -> PassTimes:
-        plans = self._plans[1]
-        if not self._tuners:
-            return self._measure(sampler, plans)
-        known = next(iter(self._tuners.values())).times
-        verifying = [plan for plan in plans if not plan.next.drafts]
-        drafting = [plan for plan in plans if plan.next.drafts and not plan.is_fused]
-        return known.with_tail(
-            self._measure(sampler, list(dict.fromkeys([*verifying[:1], *verifying[-1:], *drafting])))
-        )
+    def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
+        """Time passes; few of them where the times of this batch size are known for another sampler."""
+        plans = self._plans[batch]
+        like = next((tuner.by_batch[batch] for tuner in self._tuners.values() if batch in tuner.by_batch), None)
+        if like is not None:
+            verifying = [plan for plan in plans if not plan.next.drafts]
+            drafting = [plan for plan in plans if plan.next.drafts and not plan.is_fused]
+            plans = list(dict.fromkeys([*verifying[:1], *verifying[-1:], *drafting]))
+        timed = measure(lambda plan: self._idle_pass(PassKind(plan, batch, sampler)), plans)
+        return PassTimes({shape_of(plan, batch): seconds for plan, seconds in timed.items()}, like)
 
     def _timed_plans(self, batch: int) -> list[Plan]:
         """The plans to time over `batch` slots, the narrowest first. Their windows take at most half the capacity, so
@@ -104,9 +99,3 @@ class Tuners:
         """Whether there is room now for the windows that are timed with one slot and with `batch` slots."""
         widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
         return bool(self._plans[1]) and self._capabilities.padded_width(widest) <= self._room()
-
-    def _measure(self, sampler: Sampler, plans: Sequence[Plan], batch: int = 1) -> PassTimes:
-        return measure(lambda plan: self._time(plan, sampler, batch), plans)
-
-    def _time(self, plan: Plan, sampler: Sampler, batch: int) -> tuple[float, float]:
-        return self._idle_pass(PassKind(plan, batch, sampler))

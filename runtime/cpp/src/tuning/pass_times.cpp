@@ -1,10 +1,9 @@
 #include "tuning/pass_times.h"
 
 #include <algorithm>
-#include <iterator>
+#include <array>
+#include <cmath>
 #include <set>
-#include <stdexcept>
-#include <string>
 
 namespace pass {
 
@@ -13,6 +12,21 @@ namespace {
 constexpr double agree = 1.1;  // once the two least times differ by less than this factor, no more are taken
 constexpr int repeats = 4, wide_repeats = 2, wide = 8;  // how often a pass is timed, and one of more than `wide` rows
 constexpr int widest = 64;                              // passes with more rows, of all slots together, are not timed
+
+// Terms: a pass, a row, the adapter (of passes that make drafts), what a look-ahead row takes more than another; and of
+// the tail: a pass, a sampled row or draft, and what a draft takes more. Before any pass was timed, their standard
+// deviations are these times a plain pass, and those of steps are a share of trunks as wide.
+constexpr std::array<double, 7> spreads{10.0, 1.0, 1.0, 0.1, 1.0, 0.3, 0.3};
+constexpr double step_spread = 0.2;
+constexpr std::size_t count = spreads.size(), tail = 4;
+// How far passes are from what is expected of them, relative to that: at first; at least; an average over so many. A
+// pass that is further away than `outlier` times that counts as one that is so far away.
+constexpr double least_noise = 0.01, noise_memory = 16, outlier = 3;
+constexpr double least_seconds = 1e-9;
+// How much may change from pass to pass, in times of the noise: the speed of all passes, and the step of one width.
+constexpr double drift = 1.0 / 8, step_drift = 1.0 / 48;
+
+double dot(const std::valarray<double>& a, const std::valarray<double>& b) { return (a * b).sum(); }
 
 // Whether the two least times of a pass (trunk and tail together) nearly agree.
 bool settled(const std::vector<PassSeconds>& passes) {
@@ -25,61 +39,113 @@ bool settled(const std::vector<PassSeconds>& passes) {
 
 }  // namespace
 
-double between(const Points& points, int at) {
-    if (points.empty() || (points.size() == 1 && !points.contains(at))) {
-        throw std::logic_error("times of passes over " + std::to_string(points.size()) +
-                               " numbers of rows do not say how long one over " + std::to_string(at) + " takes");
+PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* like) {
+    const auto& [narrowest, first] = *timed.begin();
+    const double plain = first.trunk + first.tail;
+    if (like != nullptr) {
+        rows_ = like->rows_;
+        values_ = like->values_;
+        covariance_ = like->covariance_;
+        add_outer(1 / noise_);
+        for (std::size_t i = tail; i < count; ++i) covariance_[i][i] += std::pow(plain / noise_, 2);
+    } else {
+        std::vector<double> spread;
+        for (const double share : spreads) spread.push_back(share * plain);
+        for (const auto& [shape, seconds] : timed) {
+            if (!rows_.empty() && rows_.back() == shape.rows) continue;
+            rows_.push_back(shape.rows);
+            spread.push_back(step_spread * seconds.trunk);
+        }
+        values_.resize(spread.size());
+        // Half of a plain pass is taken to be due to its rows: none looks free where one width alone was timed.
+        values_[0] = plain / 2;
+        values_[1] = plain / 2 / narrowest.rows;
+        covariance_.assign(spread.size(), Values(spread.size()));
+        for (std::size_t i = 0; i < spread.size(); ++i) covariance_[i][i] = std::pow(spread[i] / noise_, 2);
     }
-    const auto first = points.begin();
-    const auto last = std::prev(points.end());
-    if (at > last->first) {
-        const double slope = (last->second - first->second) / (last->first - first->first);
-        return last->second + (at - last->first) * std::max(0.0, slope);
+    fit(timed);
+}
+
+void PassTimes::fit(const TimedPasses& timed) {
+    const PassTimes before = *this;
+    for (const auto& [shape, seconds] : timed) {
+        const double total = seconds.trunk + seconds.tail;
+        Values trunk = terms(shape) / total, sampling = trunk;
+        for (std::size_t i = 0; i < trunk.size(); ++i) (i >= tail && i < count ? trunk : sampling)[i] = 0;
+        correct(trunk, seconds.trunk / total - dot(trunk, values_));
+        correct(sampling, seconds.tail / total - dot(sampling, values_));
     }
-    const auto above = points.lower_bound(at);
-    if (above == first || above->first == at) return above->second;
-    const auto below = std::prev(above);
-    const double share = static_cast<double>(at - below->first) / (above->first - below->first);
-    return below->second + share * (above->second - below->second);
+    const Values fitted = values_[std::slice(0, count, 1)];
+    if (fitted.min() >= 0) return bound();
+    *this = before;
+    for (std::size_t i = 0; i < count; ++i) {
+        if (fitted[i] >= 0) continue;
+        values_[i] = 0;
+        covariance_[i] = 0;
+        for (Values& row : covariance_) row[i] = 0;
+    }
+    fit(timed);
 }
 
-double Curves::seconds(int width, int targets, int drafts) const {
-    if (drafts == 0) return between(trunk, width) + between(tail, targets);
-    if (drafting.empty()) return lookahead_trunk(width) + between(tail, targets + drafts);
-    const double plain =
-        between(tail, 1);  // the tail without drafts, a second point for the line where `drafting` has only one
-    Points line = drafting;
-    line.emplace(0, plain);
-    return lookahead_trunk(width) + between(line, drafts) + between(tail, targets) - plain;
+double PassTimes::seconds(const PassShape& shape) const { return std::max(dot(terms(shape), bounded_), least_seconds); }
+
+double PassTimes::doubt(const std::vector<PassShape>& shapes, const PassShape& other) const {
+    Values first(values_.size());
+    for (const PassShape& shape : shapes) first += terms(shape);
+    const Values second = terms(other);
+    const Values apart = first / dot(first, bounded_) - second / dot(second, bounded_);
+    double variance = 0;
+    for (std::size_t i = 0; i < apart.size(); ++i) variance += apart[i] * dot(covariance_[i], apart);
+    return noise_ * std::sqrt(std::max(0.0, variance));
 }
 
-double Curves::lookahead_trunk(int width) const {
-    if (lookahead.size() > 1) return between(lookahead, width);
-    double added = 0;
-    for (const auto& [timed, seconds] : lookahead) added = std::max(added, seconds - between(trunk, timed));
-    return between(trunk, width) + added;
+void PassTimes::record(const PassShape& shape, double seconds) {
+    const Values all = terms(shape);
+    const double expected = std::max(dot(all, values_), least_seconds), most = outlier * noise_;
+    const double deviation = std::clamp(seconds / expected - 1, -most / (1 + most), most);
+    const double variance = noise_ * noise_ + (deviation * deviation - noise_ * noise_) / noise_memory;
+    noise_ = std::max(std::sqrt(variance), least_noise);
+    add_outer(drift);
+    for (std::size_t i = count; i < all.size(); ++i) covariance_[i][i] += std::pow(step_drift * expected * all[i], 2);
+    correct(all / expected, deviation);
+    bound();
 }
 
-PassTimes PassTimes::with_tail(const Curves& now) const {
-    double slower = 0;
-    for (const auto& [width, time] : now.trunk) slower += time / single.trunk.at(width);
-    for (const auto& [width, time] : now.lookahead) slower += time / single.lookahead.at(width);
-    slower /= static_cast<double>(now.trunk.size() + now.lookahead.size());
-    PassTimes found{{single.trunk, now.tail, single.lookahead, now.drafting}, {}};
-    for (auto& [width, time] : found.single.trunk) time *= slower;
-    for (auto& [width, time] : found.single.lookahead) time *= slower;
+PassTimes::Values PassTimes::terms(const PassShape& shape) const {
+    const int drafting = shape.drafts > 0 ? 1 : 0, lookahead = drafting * (shape.rows - shape.sampled);
+    const std::array<int, count> first{1,           shape.rows, drafting, lookahead, 1, shape.sampled + shape.drafts,
+                                       shape.drafts};
+    Values found(values_.size());
+    std::copy(first.begin(), first.end(), std::begin(found));
+    const auto above = std::lower_bound(rows_.begin(), rows_.end() - 1, shape.rows);
+    const std::size_t at = count + static_cast<std::size_t>(above - rows_.begin());
+    const bool between = above != rows_.begin() && shape.rows < *above;
+    found[at] = between ? static_cast<double>(shape.rows - above[-1]) / (above[0] - above[-1]) : 1.0;
+    if (between) found[at - 1] = 1 - found[at];
     return found;
 }
 
-int PassTimes::max_width() const {
-    const int widest_plain = single.trunk.rbegin()->first;
-    return single.lookahead.empty() ? widest_plain : std::max(widest_plain, single.lookahead.rbegin()->first);
+void PassTimes::add_outer(double share) {
+    for (std::size_t i = 0; i < values_.size(); ++i) covariance_[i] += share * share * values_[i] * values_;
 }
 
-double PassTimes::seconds(int width, int targets, int drafts, int batch) const {
-    const auto known = batched.find(batch);
-    if (known != batched.end()) return known->second.seconds(width, targets, drafts);
-    return single.seconds(batch * width, batch * targets, batch * drafts);
+void PassTimes::correct(const Values& terms, double deviation) {
+    Values covariance(terms.size());
+    for (std::size_t i = 0; i < terms.size(); ++i) covariance[i] = dot(covariance_[i], terms);
+    const Values gain = covariance / (1 + dot(terms, covariance));
+    values_ += gain * deviation;
+    for (std::size_t i = 0; i < terms.size(); ++i) covariance_[i] -= gain[i] * covariance;
+}
+
+void PassTimes::bound() {
+    for (std::size_t i = 0; i < count; ++i) values_[i] = std::max(values_[i], 0.0);
+    bounded_ = values_;
+    double trunk = 0;
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+        const double line = values_[0] + values_[1] * rows_[i];
+        trunk = std::max({trunk, line + values_[count + i], line / 2});
+        bounded_[count + i] = trunk - line;
+    }
 }
 
 std::vector<Plan> probe_plans(int lookahead, int batch) {
@@ -108,7 +174,7 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
     return plans;
 }
 
-Curves measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans) {
+std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans) {
     std::vector<std::vector<PassSeconds>> seconds(plans.size());
     for (int number = 0; number < repeats; ++number) {
         for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -116,16 +182,12 @@ Curves measure(const std::function<PassSeconds(const Plan&)>& time, const std::v
             if (number < most && !settled(seconds[i])) seconds[i].push_back(time(plans[i]));
         }
     }
-    Curves found;
-    for (std::size_t i = 0; i < plans.size(); ++i) {
-        PassSeconds least = seconds[i].front();
-        for (const PassSeconds& one : seconds[i]) {
+    std::vector<PassSeconds> found;
+    for (const std::vector<PassSeconds>& passes : seconds) {
+        PassSeconds& least = found.emplace_back(passes.front());
+        for (const PassSeconds& one : passes) {
             least = {std::min(least.trunk, one.trunk), std::min(least.tail, one.tail)};
         }
-        const int drafts = plans[i].next().drafts;
-        (drafts > 0 ? found.lookahead : found.trunk)[plans[i].width()] = least.trunk;
-        if (plans[i].is_fused()) continue;  // whose tails draw several tokens and make drafts too
-        (drafts > 0 ? found.drafting : found.tail)[drafts > 0 ? drafts : plans[i].width()] = least.tail;
     }
     return found;
 }

@@ -1,8 +1,10 @@
-// Seconds of a pass on this machine, interpolated from a few timed passes: trunk by window width, tail by rows.
+// What a pass costs on this machine: a linear model, fitted to a few timed passes and corrected by every later one.
 #pragma once
 
+#include <compare>
 #include <functional>
 #include <map>
+#include <valarray>
 #include <vector>
 
 #include "bundle/plan.h"
@@ -10,45 +12,58 @@
 
 namespace pass {
 
-using Points = std::map<int, double>;  // seconds by rows
+// What the time of a pass depends on, for all slots together: rows of the windows, rows that tokens are sampled from,
+// and drafts that are made.
+struct PassShape {
+    int rows = 0;
+    int sampled = 0;
+    int drafts = 0;
 
-// Linear interpolation between the points. Beyond the last one, the line through the first and the last point, but
-// never decreasing. Throws where it cannot be computed: without points, and with one point that is for another number
-// of rows.
-double between(const Points& points, int at);
-
-// Seconds of a pass by its rows. Passes that draft have curves of their own, because an adapter costs the same for one
-// look-ahead row as for many, and a draft head runs once for every draft. Where none were timed, such a pass is assumed
-// to cost as much as another one with as many rows.
-struct Curves {
-    Points trunk;      // by window width, without look-ahead rows
-    Points tail;       // by rows that tokens are drawn from, in passes that make no drafts
-    Points lookahead;  // the trunk by window width, with look-ahead rows
-    Points drafting;   // the tail by the drafts that it makes besides one token
-
-    // Of a pass that draws tokens from `targets` rows of its window and makes `drafts` drafts for the next one.
-    double seconds(int width, int targets, int drafts) const;
-
-   private:
-    // The trunk over a window of `width` rows with look-ahead rows among them. Where such windows were timed at a
-    // single width, the extra time there is added at every width.
-    double lookahead_trunk(int width) const;
+    auto operator<=>(const PassShape&) const = default;
 };
 
-// The curves of one slot, and those of the other batch sizes that were timed, by the rows of each slot.
-struct PassTimes {
-    Curves single;
-    std::map<int, Curves> batched;
+inline PassShape shape_of(const Plan& plan, int batch = 1) {
+    return {batch * plan.width(), batch * (plan.drafts + 1), batch * plan.next().drafts};
+}
 
-    // The times with another tail, of which fewer widths were timed (`now`): its own tail times, and these trunk times
-    // multiplied by the mean ratio of the trunk times now to those then.
-    PassTimes with_tail(const Curves& now) const;
-    int max_width() const;
-    // A batch size that was not timed is assumed to cost as much as one window with as many rows.
-    double seconds(int width, int targets, int drafts, int batch = 1) const;
-    double plan_seconds(const Plan& plan, int batch = 1) const {
-        return seconds(plan.width(), plan.drafts + 1, plan.next().drafts, batch);
-    }
+using TimedPasses = std::map<PassShape, PassSeconds>;
+
+// Seconds of a pass: a sum of terms, and a step at each number of rows that was timed, which is how far the trunk is
+// from the line there. Steps are interpolated in between.
+//
+// Terms and steps are estimated together by a Kalman filter. Timed passes fit them, and later ones correct them: what
+// changes for all passes (a busy machine, a longer text) is followed fast, what changes for one width slowly.
+class PassTimes {
+   public:
+    // like: the times for another sampler, which differ in the tail and, as the machine's speed may have changed, by a
+    // factor. Few shapes need be timed then.
+    explicit PassTimes(const TimedPasses& timed, const PassTimes* like = nullptr);
+
+    // The seconds of one pass, which never fall with more rows.
+    double seconds(const PassShape& shape) const;
+    // The standard deviation of the mean time of `shapes` relative to that of `other`.
+    double doubt(const std::vector<PassShape>& shapes, const PassShape& other) const;
+    // Correct the estimate by a pass that took so long.
+    void record(const PassShape& shape, double seconds);
+    int max_rows() const { return rows_.back(); }
+
+   private:
+    using Values = std::valarray<double>;
+    // How often a pass has each term, and what share of each step.
+    Values terms(const PassShape& shape) const;
+    // Take up timed passes one after another. A term that would be negative is fixed at zero.
+    void fit(const TimedPasses& timed);
+    // Doubt that the speed of all passes has changed, by this share.
+    void add_outer(double share);
+    // The sum of `terms`, relative to the time of a pass, is found to deviate by so much.
+    void correct(const Values& terms, double deviation);
+    // No term is negative, and the trunk takes no less time with more rows.
+    void bound();
+
+    std::vector<int> rows_;
+    Values values_, bounded_;  // as estimated; as `bound` corrects them
+    std::vector<Values> covariance_;
+    double noise_ = 0.05;  // how far passes are from what is expected of them, relative to that
 };
 
 // The plans to time: a few whose widths span those of a bundle with `lookahead` rows, since times are nearly linear in
@@ -57,6 +72,6 @@ std::vector<Plan> probe_plans(int lookahead, int batch = 1);
 
 // Time passes of `plans`, `ar` among them, in alternation, and take the least time of each plan: disturbances only make
 // a pass slower.
-Curves measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans);
+std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans);
 
 }  // namespace pass

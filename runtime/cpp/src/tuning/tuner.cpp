@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::int64_t every = 12;   // the fewest passes between two decisions
 constexpr double budget = 0.01;      // the fraction of decoding time that decisions may take
-constexpr double advantage = 1.10;   // how much faster another plan must promise to be
-constexpr double keep = 1.03;        // how much faster than plain decoding a plan must be to be kept
+constexpr double advantage = 1.03;   // how much faster another plan must promise to be
+constexpr double clearly = 1.10;     // the same of n-gram drafts, where a pass verifies some of them anyway
 constexpr double unknown = 0.1;      // acceptance rate of drafts that were never measured
 constexpr double ngram_prior = 0.6;  // acceptance rate of n-gram drafts before any was verified
 
@@ -37,35 +37,16 @@ double sum(const std::vector<double>& cumulative, int from, int to) {
 }  // namespace
 
 PlanTuner::PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance, std::optional<int> exactly)
-    : times_(std::move(times)), lookahead_(lookahead), exactly_(exactly), drafts_(prior_of(acceptance, lookahead)) {
-    decided_ = {make_cycle("ar", 0), 1.0, times_.seconds(1, 1, 0)};
-}
-
-double PlanTuner::seconds(int width, int targets, int drafts, int batch) const {
-    return slower_at(batch * width) * times_.seconds(width, targets, drafts, batch);
-}
-
-double PlanTuner::plan_seconds(const Plan& plan, int batch) const {
-    return seconds(plan.width(), plan.drafts + 1, plan.next().drafts, batch);
-}
-
-double PlanTuner::slower_at(int rows) const {
-    if (slower_.empty()) return 1.0;
-    // Constant beyond the outermost points, where `between` would extrapolate.
-    return between(slower_, std::clamp(rows, slower_.begin()->first, slower_.rbegin()->first));
-}
+    : by_batch_{{1, std::move(times)}},
+      lookahead_(lookahead),
+      exactly_(exactly),
+      drafts_(prior_of(acceptance, lookahead)),
+      decided_(candidate(make_cycle("ar", 0), 1.0, 1)) {}
 
 void PlanTuner::observe(const Plan& plan, int batch, double seconds) {
     passes_ += 1;
-    debt_ -= budget * seconds;
-    const double ratio = seconds / times_.plan_seconds(plan, batch);
-    const int rows = batch * plan.width();
-    slower_.try_emplace(rows, slower_at(rows));
-    for (auto& [width, slower] : slower_) {
-        const double share = width == rows ? 1.0 / 8 : 1.0 / 64;
-        slower +=
-            (std::min(ratio, 1.5 * slower) - slower) * share;  // an outlier, such as a pause of the process, is limited
-    }
+    decoding_ += seconds;
+    by_batch_.at(by_batch_.contains(batch) ? batch : 1).record(shape_of(plan, batch), seconds);
 }
 
 Acceptance& PlanTuner::ngram(int matched) {
@@ -74,10 +55,14 @@ Acceptance& PlanTuner::ngram(int matched) {
 }
 
 Candidate PlanTuner::candidate(Cycle cycle, double tokens, int batch) const {
+    std::vector<PassShape> shapes;
     double seconds = 0;
-    for (const Plan& plan : cycle.plans) seconds += plan_seconds(plan, batch);
-    const auto passes = static_cast<double>(cycle.plans.size());
-    return {std::move(cycle), tokens, seconds / passes};
+    for (const Plan& plan : cycle.plans) {
+        shapes.push_back(shape_of(plan, batch));
+        seconds += times(batch).seconds(shapes.back());
+    }
+    const double doubt = cycle.lookahead() > 0 ? times(batch).doubt(shapes, shape_of(ar_plan(), batch)) : 0.0;
+    return {std::move(cycle), tokens, seconds / static_cast<double>(shapes.size()), doubt};
 }
 
 std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch, std::vector<double> cumulative) const {
@@ -95,9 +80,11 @@ std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch, std::vect
         if (drafts != *exactly_) return {};
         return {full_shape(drafts)};
     };
-    const auto cost = [&](int width, int drafts) { return seconds(width, drafts + 1, drafts, batch); };
-    if (const std::optional<GroupChoice> shape = best_shape(cumulative, cost, times_.max_width(), shapes)) {
-        found.push_back({fused_cycle(shape->groups), shape->tokens, shape->seconds});
+    const auto cost = [&](int width, int drafts) {
+        return times(batch).seconds({batch * width, batch * (drafts + 1), batch * drafts});
+    };
+    if (const std::optional<GroupChoice> shape = best_shape(cumulative, cost, times(1).max_rows(), shapes)) {
+        found.push_back(candidate(fused_cycle(shape->groups), shape->tokens, batch));
     }
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.rate() > b.rate(); });
@@ -109,15 +96,15 @@ Candidate PlanTuner::mode(int lookahead, int batch, const std::vector<const Acce
     const std::pair request(lookahead, batch);
     const auto known = by_request_.find(request);
     if (known != by_request_.end()) decided_ = known->second;
-    if (known == by_request_.end() || (passes_ >= every && debt_ <= 0)) {
+    if (known == by_request_.end() || (passes_ >= every && decoding_ >= due_)) {
         by_request_[request] = decide(lookahead, batch, acceptances);
         passes_ = 0;
-        debt_ = std::max(debt_, 0.0) + now() - started;
+        due_ = std::max(due_, decoding_) + (now() - started) / budget;
     }
     return decided_;
 }
 
-// Keep the present cycle unless another one is clearly faster; plain decoding where none is clearly faster than that.
+// The best candidate where it is clearly better than plain decoding and the present one, else one of those.
 Candidate PlanTuner::decide(int lookahead, int batch, const std::vector<const Acceptance*>& acceptances) {
     std::vector<double> cumulative = cumulative_acceptance(drafts_.rates());
     if (!acceptances.empty()) {  // the mean over the sequences of the batch
@@ -130,20 +117,16 @@ Candidate PlanTuner::decide(int lookahead, int batch, const std::vector<const Ac
         }
     }
     const std::vector<Candidate> found = candidates(lookahead, batch, std::move(cumulative));
-    const Candidate& best = found.front();
     const auto matching = [&](const auto& test) { return std::find_if(found.begin(), found.end(), test); };
-    const Candidate& plain = *matching([](const Candidate& one) { return one.cycle.lookahead() == 0; });
-    auto present = matching([&](const Candidate& one) { return one.cycle == decided_.cycle; });
-    if (present == found.end()) {  // the present one has another shape, or the look-ahead of another request
-        const bool fused = decided_.cycle.plans.front().is_fused();
-        present = matching([&](const Candidate& one) { return one.cycle.plans.front().is_fused() == fused; });
-        if (present == found.end()) present = found.begin();
-    }
-    if (&*present == &plain || present->rate() < keep * plain.rate()) {
-        decided_ = best.rate() >= advantage * plain.rate() ? best : plain;
-    } else {
-        decided_ = best.rate() >= advantage * present->rate() ? best : *present;
-    }
+    const auto plain = matching([](const Candidate& one) { return one.cycle.lookahead() == 0; });
+    // The sizes of the present plan may be others by now.
+    const auto kind = [](const Cycle& cycle) { return std::pair(cycle.plans.size(), cycle.plans.front().is_fused()); };
+    auto present = matching([&](const Candidate& one) { return kind(one.cycle) == kind(decided_.cycle); });
+    if (present == found.end() || present->rate() < advantage * plain->rate()) present = plain;
+    const auto best = std::max_element(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
+        return a.sure_rate() < b.sure_rate();
+    });
+    decided_ = best->sure_rate() >= advantage * present->sure_rate() ? *best : *present;
     return decided_;
 }
 
@@ -155,8 +138,8 @@ bool ExpectedRate::prefers(const DraftState& state, const Plan& plan) {
 int ExpectedRate::count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) {
     const auto [rate, drafts] = best(states, plans);
     const double decided = decided_.rate() * static_cast<double>(states.size());
-    if (window != nullptr) return drafts > window->drafts && rate >= advantage * decided ? drafts : 0;
-    if (rate >= keep * decided) return drafts;
+    if (window != nullptr) return drafts > window->drafts && rate >= clearly * decided ? drafts : 0;
+    if (rate >= advantage * decided) return drafts;
     for (const DraftState& state : states) {
         if (!state.ngram.empty()) tuner_.ngram(state.matched).forget();
     }

@@ -16,8 +16,11 @@ struct Candidate {
     Cycle cycle;
     double tokens = 0;
     double seconds = 0;
+    double doubt = 0;  // by what share its passes may take longer than expected, compared with plain ones
 
     double rate() const { return tokens / seconds; }
+    // The rate if passes take as much longer as they may.
+    double sure_rate() const { return rate() / (1 + doubt); }
 };
 
 // Pass times and acceptance rates for one kind of sampling in a session; all requests share them.
@@ -27,12 +30,11 @@ class PlanTuner {
     // exactly: the only look-ahead that the engines have plans for (see `Capabilities::lookahead`).
     PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance, std::optional<int> exactly = {});
 
-    const PassTimes& times() const { return times_; }
-    // Add the times of passes over `batch` slots.
-    void add_batch(int batch, Curves times) { times_.batched[batch] = std::move(times); }
-    // Expected seconds of one pass: the timed ones, corrected by how long passes have taken since.
-    double seconds(int width, int targets, int drafts, int batch = 1) const;
-    double plan_seconds(const Plan& plan, int batch = 1) const;
+    // The times of passes by batch size. One that was not timed counts as one window with as many rows.
+    const std::map<int, PassTimes>& by_batch() const { return by_batch_; }
+    void add_batch(int batch, PassTimes times) { by_batch_.emplace(batch, std::move(times)); }
+    const PassTimes& times(int batch) const { return by_batch_.at(by_batch_.contains(batch) ? batch : 1); }
+    double plan_seconds(const Plan& plan, int batch = 1) const { return times(batch).seconds(shape_of(plan, batch)); }
     // Record that a pass of `plan` took `seconds`.
     void observe(const Plan& plan, int batch, double seconds);
 
@@ -51,18 +53,16 @@ class PlanTuner {
    private:
     Candidate candidate(Cycle cycle, double tokens, int batch) const;
     Candidate decide(int lookahead, int batch, const std::vector<const Acceptance*>& acceptances);
-    double slower_at(int rows) const;
 
-    PassTimes times_;
+    std::map<int, PassTimes> by_batch_;
     int lookahead_;
     std::optional<int> exactly_;
     Acceptance drafts_;
     std::map<int, Acceptance> ngrams_;
     Candidate decided_;
-    Points slower_;  // by rows of a pass: running average of its time relative to the timed one
     std::map<std::pair<int, int>, Candidate> by_request_;  // by look-ahead and batch
-    std::int64_t passes_ = 0;
-    double debt_ = 0.0;
+    std::int64_t passes_ = 0;                              // since the last decision
+    double decoding_ = 0, due_ = 0;                        // seconds of passes, and those before the next decision
 };
 
 // Verifies n-gram drafts where they promise more tokens per second than the cycle `decided` does without them.

@@ -30,7 +30,7 @@ Tuners::Tuners(Runner& runner) : runner_(runner) {
 bool Tuners::known(Sampler sampler, int batch) const {
     const auto found = tuners_.find(sampler);
     if (found == tuners_.end()) return false;
-    return batch == 1 || plans_.at(batch).empty() || found->second.times().batched.contains(batch);
+    return batch == 1 || plans_.at(batch).empty() || found->second.by_batch().contains(batch);
 }
 
 PlanTuner* Tuners::get(Sampler sampler, int batch) {
@@ -38,12 +38,12 @@ PlanTuner* Tuners::get(Sampler sampler, int batch) {
     auto found = tuners_.find(sampler);
     if (found == tuners_.end()) {
         const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
-        PlanTuner fresh(times(sampler), static_cast<int>(lookahead.length), stated_acceptance(lookahead, sampler),
+        PlanTuner fresh(times(sampler, 1), static_cast<int>(lookahead.length), stated_acceptance(lookahead, sampler),
                         runner_.backend().capabilities().lookahead);
         found = tuners_.emplace(sampler, std::move(fresh)).first;
     }
     PlanTuner& tuner = found->second;
-    if (!known(sampler, batch)) tuner.add_batch(batch, measured(sampler, plans_.at(batch), batch));
+    if (!known(sampler, batch)) tuner.add_batch(batch, times(sampler, batch));
     return &tuner;
 }
 
@@ -55,17 +55,26 @@ bool Tuners::fits(int batch) const {
     return !plans_.at(1).empty() && runner_.backend().capabilities().padded_width(widest) <= runner_.room();
 }
 
-PassTimes Tuners::times(Sampler sampler) {
-    const std::vector<Plan>& offered = plans_.at(1);
-    if (tuners_.empty()) return {measured(sampler, offered, 1), {}};
-    const PassTimes& known = tuners_.begin()->second.times();
-    std::vector<Plan> shown, drafting;
-    for (const Plan& plan : offered) {
-        if (!plan.is_fused()) (plan.next().drafts > 0 ? drafting : shown).push_back(plan);
+PassTimes Tuners::times(Sampler sampler, int batch) {
+    std::vector<Plan> plans = plans_.at(batch);
+    const PassTimes* like = nullptr;
+    for (const auto& [other, tuner] : tuners_) {
+        if (tuner.by_batch().contains(batch)) like = &tuner.by_batch().at(batch);
     }
-    if (shown.size() > 2) shown.erase(shown.begin() + 1, shown.end() - 1);
-    shown.insert(shown.end(), drafting.begin(), drafting.end());
-    return known.with_tail(measured(sampler, shown, 1));
+    if (like != nullptr) {
+        std::vector<Plan> shown, drafting;
+        for (const Plan& plan : plans) {
+            if (!plan.is_fused()) (plan.next().drafts > 0 ? drafting : shown).push_back(plan);
+        }
+        if (shown.size() > 2) shown.erase(shown.begin() + 1, shown.end() - 1);
+        shown.insert(shown.end(), drafting.begin(), drafting.end());
+        plans = std::move(shown);
+    }
+    const auto time = [&](const Plan& plan) { return runner_.idle_pass({plan, batch, sampler, false}); };
+    const std::vector<PassSeconds> seconds = measure(time, plans);
+    TimedPasses timed;
+    for (std::size_t i = 0; i < plans.size(); ++i) timed[shape_of(plans[i], batch)] = seconds[i];
+    return PassTimes(timed, like);
 }
 
 std::vector<Plan> Tuners::timed_plans(int batch) const {
@@ -77,10 +86,6 @@ std::vector<Plan> Tuners::timed_plans(int batch) const {
     const bool one_width = std::none_of(found.begin(), found.end(),
                                         [&](const Plan& plan) { return plan.width() != found.front().width(); });
     return one_width ? std::vector<Plan>{} : found;
-}
-
-Curves Tuners::measured(Sampler sampler, const std::vector<Plan>& offered, int batch) {
-    return measure([&](const Plan& plan) { return runner_.idle_pass({plan, batch, sampler, false}); }, offered);
 }
 
 }  // namespace pass

@@ -30,12 +30,12 @@ class Tuners {
    private:
     // Whether the KV cache has room now for the passes that are timed with one slot and with `batch` slots.
     bool fits(int batch) const;
-    PassTimes times(Sampler sampler);
+    // The times of passes over `batch` slots. Where those for another sampler are known, few passes are timed.
+    PassTimes times(Sampler sampler, int batch);
     // The plans to time over `batch` slots, the narrowest first. Their windows have at most half the capacity, so that
     // there is room for them at most times. None where a single width is left, from which no line can be drawn: a batch
     // then counts as a window of as many rows.
     std::vector<Plan> timed_plans(int batch) const;
-    Curves measured(Sampler sampler, const std::vector<Plan>& plans, int batch);
 
     Runner& runner_;
     std::map<int, std::vector<Plan>> plans_;  // the plans to time, by batch size

@@ -1,0 +1,146 @@
+"""Machines that exist as formulas: pass times to decide by, and passes that take as long as a formula says."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pass_runtime.bundle.plan import Cycle, Plan, make_cycle
+from pass_runtime.tuning.pass_times import PassShape, PassTimes, probe_plans, shape_of
+from pass_runtime.tuning.tuner import PlanTuner
+
+
+class Given(PassTimes):
+    """Pass times that no later pass corrects."""
+
+    def record(self, shape: PassShape, seconds: float) -> None:
+        pass
+
+
+Tail = Callable[[int], float]
+
+
+def timed(trunk: Mapping[int, float], tail: Tail = lambda rows: 0.0, kind: type[PassTimes] = PassTimes) -> PassTimes:
+    """Times with these seconds of the trunk by rows, and of the tail by sampled rows. Look-ahead rows cost what others
+    do, and a draft what a sampled row does."""
+    shapes = [shape for rows in trunk for shape in {PassShape(rows, rows, 0), PassShape(rows, 1, rows - 1)}]
+    return kind({shape: (trunk[shape.rows], tail(shape.rows)) for shape in shapes})
+
+
+def times_of(trunk: Mapping[int, float], tail: Tail = lambda rows: 0.0) -> PassTimes:
+    """The same, never corrected."""
+    return timed(trunk, tail, Given)
+
+
+FREE = times_of({1: 1.0, 25: 1.0})
+DEAR = times_of({1: 1.0, 25: 25.0})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a pass costs: a trunk by rows, an adapter and look-ahead rows, a tail by sampled rows and drafts. noise: the
+    relative deviation of a pass. pauses: the share of passes that take ten times as long."""
+
+    trunk: Callable[[int], float]
+    adapter: float = 0.0
+    lookahead: float = 0.0
+    tail: float = 0.0
+    sampled: float = 0.0
+    draft: float = 0.0
+    noise: float = 0.0
+    pauses: float = 0.0
+
+    def parts(self, shape: PassShape) -> tuple[float, float]:
+        """Seconds of trunk and tail without noise."""
+        rows, sampled, drafts = shape
+        trunk = self.trunk(rows) + (self.adapter + self.lookahead * (rows - sampled)) * (drafts > 0)
+        return trunk, self.tail + self.sampled * sampled + self.draft * drafts
+
+    def seconds(self, plan: Plan, batch: int = 1) -> float:
+        return sum(self.parts(shape_of(plan, batch)))
+
+    def factor(self, chance: random.Random) -> float:
+        return math.exp(abs(chance.gauss(0, self.noise))) * (10.0 if chance.random() < self.pauses else 1.0)
+
+    def times(self, lookahead: int = 4, batch: int = 1, chance: random.Random | None = None) -> PassTimes:
+        """What timed passes of this machine say."""
+        chance = chance or random.Random(0)
+        shapes = [shape_of(plan, batch) for plan in probe_plans(lookahead, batch)]
+        least = {shape: min(self.factor(chance) for _ in range(3)) for shape in shapes}
+        return PassTimes({s: (least[s] * self.parts(s)[0], least[s] * self.parts(s)[1]) for s in shapes})
+
+
+def steps(base: float, tile: int, each: float) -> Callable[[int], float]:
+    """Rows are computed in tiles."""
+    return lambda rows: base + each * math.ceil(rows / tile)
+
+
+def points(seconds: Mapping[int, float]) -> Callable[[int], float]:
+    """Between these points rows cost what the line between them says, and beyond them what the last two say."""
+    rows, values = list(seconds), list(seconds.values())
+    slope = (values[-1] - values[-2]) / (rows[-1] - rows[-2])
+    return lambda at: float(np.interp(at, rows, values)) + slope * max(0, at - rows[-1])
+
+
+MACHINES = {
+    "w8a8 on a CPU": Machine(points({1: 10.4, 2: 11.7, 3: 12.6, 5: 14.7, 9: 18.9, 25: 33.4}), 1.1, 0, 0.8, 0.5, 0.35),
+    "int4 on a CPU": Machine(points({1: 9.7, 2: 12.0, 3: 13.7, 5: 17.3, 9: 25.3, 25: 54.3}), 0.8, 0, 0.8, 0.5, 0.35),
+    "a GPU": Machine(points({1: 10.0, 16: 10.0, 17: 11.5, 32: 11.5, 33: 14.0, 64: 14.0}), 0.6, 0, 0.5, 0.02, 0.3),
+    "tiles of 8": Machine(steps(8.0, 8, 2.0), 0.3, 0, 0.5, 0.1, 0.2),
+    "dear rows": Machine(lambda rows: 6 + 4.0 * rows, 0.3, 0, 0.5, 0.1, 0.2),
+    "a dear head": Machine(lambda rows: 9.7 + 0.3 * rows, 4.0, 0, 0.5, 0.1, 1.5),
+    "cheap rows": Machine(lambda rows: 9.7 + 0.3 * rows, 0.3, 0, 0.5, 0.1, 0.1),
+}
+
+
+def decode(
+    machine: Machine,
+    tuner: PlanTuner | None,
+    rates: Sequence[float],
+    tokens: int,
+    seed: int = 1,
+    change: Callable[[Plan, float], float] = lambda plan, share: 1.0,
+    cycle: Cycle | None = None,
+) -> float:
+    """Seconds for `tokens` tokens of sequences of 150, whose drafts are accepted at these conditional rates, by `auto`
+    or a given cycle. change(plan, share): a factor on a pass where this share of the tokens is written."""
+    chance, drawn, lookahead = random.Random(seed), random.Random(seed + 1), len(rates)
+    seconds, written, ends, left = 0.0, 0, 0, 0
+    window, acceptance = None, None
+    while written < tokens:
+        if tuner is not None:
+            if acceptance is None or written >= ends:
+                acceptance, ends = tuner.new_acceptance(), written + 150
+            cycle = tuner.mode(lookahead, 1, [acceptance]).cycle
+        assert cycle is not None
+        plan = window if window in cycle.plans else cycle.plans[0]
+        drafted = min(left, plan.drafts) if plan == window else 0
+        accepted = next((i for i in range(drafted) if drawn.random() >= rates[i]), drafted)
+        took = machine.seconds(plan) * machine.factor(chance) * change(plan, written / tokens)
+        seconds, written, left, window = seconds + took, written + 1 + accepted, plan.left(accepted), plan.next
+        if tuner is not None:
+            tuner.observe(plan, 1, took)
+            for counted in (tuner.lookahead_drafts, acceptance):
+                assert counted is not None
+                if drafted:
+                    counted.record(drafted, accepted)
+                elif not plan.groups:
+                    counted.forget()
+    return seconds * tokens / written
+
+
+def plainly(machine: Machine, tokens: int, seed: int = 1, **more) -> float:
+    """The same by plain decoding."""
+    return decode(machine, None, [0.0], tokens, seed, cycle=make_cycle("ar", 0), **more)
+
+
+def fastest(machine: Machine, rates: Sequence[float], tokens: int, seed: int = 1, **more) -> float:
+    """The same by the cycle that a noiseless machine and the true rates recommend: nobody can know it beforehand."""
+    stated = [float(share) for share in np.cumprod(rates)]
+    oracle = PlanTuner(Machine.times(machine), len(rates), stated)
+    best = max(oracle.candidates(len(rates)), key=lambda candidate: candidate.rate)
+    return decode(machine, None, rates, tokens, seed, cycle=best.cycle, **more)

@@ -1,0 +1,63 @@
+"""How much time `auto` takes on machines that are formulas, against plain decoding and against the best fixed plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import MACHINES, Machine, decode, fastest, plainly, steps
+
+from pass_runtime.tuning import tuner as tuner_module
+from pass_runtime.tuning.tuner import PlanTuner
+
+STATED = tuple(accumulate((0.6, 0.55, 0.5, 0.5), mul))
+RATES = {"good": (0.75, 0.65, 0.55, 0.5), "fair": (0.5, 0.45, 0.4, 0.3), "none": (0.03, 0.03, 0.03, 0.03)}
+CHANGES = {
+    "steady": lambda plan, share: 1.0,
+    "slower for a while": lambda plan, share: 1.6 if 0.3 < share < 0.65 else 1.0,
+    "busy: rows cost more": lambda plan, share: 1 + 0.02 * (plan.width - 1) * (share > 0.4),
+    "drafting takes longer than timed": lambda plan, share: 1.25 if plan.groups else 1.0,
+    "longer texts": lambda plan, share: 1 + 0.5 * ((10 * share) % 1.0),
+}
+TOKENS = 700
+
+
+@pytest.fixture(autouse=True)
+def decisions_take_no_time(monkeypatch):
+    monkeypatch.setattr(tuner_module, "BUDGET", 1e9)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("rates", RATES)
+def test_auto_takes_little_more_time_than_the_best_plan(rates, change):
+    """In the mean over machines, and never much more than plain decoding."""
+    against_best, against_plain = [], []
+    for seed, machine in enumerate(MACHINES.values()):
+        noisy, more = replace(machine, noise=0.03, pauses=0.005), {"seed": seed, "change": CHANGES[change]}
+        spent = decode(noisy, PlanTuner(noisy.times(), 4, STATED), RATES[rates], TOKENS, **more)
+        best, plain = fastest(machine, RATES[rates], TOKENS, **more), plainly(noisy, TOKENS, **more)
+        noise = plainly(machine, TOKENS, **more) / plain
+        against_best.append(math.log(noise * spent / best))
+        against_plain.append(spent / plain)
+    assert math.exp(sum(against_best) / len(against_best)) < 1.05
+    assert max(against_plain) < 1.06
+
+
+@settings(derandomize=True, deadline=None, max_examples=12)
+@given(
+    row=st.floats(0.1, 0.6),
+    tile=st.sampled_from([1, 2]),
+    adapter=st.floats(0.0, 0.5),
+    noise=st.sampled_from([0.01, 0.05, 0.1]),
+    seed=st.integers(0, 99),
+)
+def test_where_drafts_do_not_pay_little_is_lost(row, tile, adapter, noise, seed):
+    """Drafts are stated to be good and are never accepted."""
+    machine = Machine(steps(1.0, tile, row), adapter, 0.0, 0.1, 0.02, 0.05, noise, 0.005)
+    spent = decode(machine, PlanTuner(machine.times(), 4, STATED), (0.0,) * 4, TOKENS, seed)
+    assert spent < 1.08 * plainly(machine, TOKENS, seed)
