@@ -74,9 +74,8 @@ class Tuners:
         plans = self._plans[batch]
         like = next((tuner.by_batch[batch] for tuner in self._tuners.values() if batch in tuner.by_batch), None)
         if like is not None:
-            verifying = [plan for plan in plans if not plan.next.drafts]
-            drafting = [plan for plan in plans if plan.next.drafts and not plan.is_fused]
-            plans = list(dict.fromkeys([*verifying[:1], *verifying[-1:], *drafting]))
+            most = max(plan.drafts for plan in plans if not plan.groups)
+            plans = [plan for plan in plans if not plan.drafts or (plan.drafts == most and not plan.groups)]
         timed = measure(lambda plan: self._idle_pass(PassKind(plan, batch, sampler)), plans)
         return PassTimes({shape_of(plan, batch): seconds for plan, seconds in timed.items()}, like)
 

@@ -62,13 +62,10 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
         if (tuner.by_batch().contains(batch)) like = &tuner.by_batch().at(batch);
     }
     if (like != nullptr) {
-        std::vector<Plan> shown, drafting;
-        for (const Plan& plan : plans) {
-            if (!plan.is_fused()) (plan.next().drafts > 0 ? drafting : shown).push_back(plan);
-        }
-        if (shown.size() > 2) shown.erase(shown.begin() + 1, shown.end() - 1);
-        shown.insert(shown.end(), drafting.begin(), drafting.end());
-        plans = std::move(shown);
+        int most = 0;  // drafts that a timed pass verifies
+        for (const Plan& plan : plans) most = plan.groups.empty() ? std::max(most, plan.drafts) : most;
+        std::erase_if(
+            plans, [&](const Plan& plan) { return plan.drafts > 0 && (plan.drafts < most || !plan.groups.empty()); });
     }
     const auto time = [&](const Plan& plan) { return runner_.idle_pass({plan, batch, sampler, false}); };
     const std::vector<PassSeconds> seconds = measure(time, plans);
