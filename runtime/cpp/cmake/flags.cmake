@@ -7,9 +7,24 @@ function(pass_flags target)
     $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> # GCC 12 sees overlaps in std::string that are none
     $<$<BOOL:${PASS_WERROR}>:-Werror>)
   if(PASS_SANITIZE)
-    set(sanitize -fsanitize=${PASS_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    set(sanitize -fsanitize=${PASS_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
     # -O1: half the time to compile. GCC 12 warns of its own std::function in instrumented code.
     target_compile_options(${target} PRIVATE ${sanitize} -O1 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
     target_link_options(${target} PUBLIC ${sanitize})
   endif()
+endfunction()
+
+# The sources of a directory as one source, where sanitizers run: a fifth of the time to compile, most of which goes to
+# headers. The other builds compile each by itself, and so find a header that is missing; clang-tidy reads those.
+function(pass_unity target)
+  if(NOT PASS_SANITIZE)
+    return()
+  endif()
+  get_target_property(files ${target} SOURCES)
+  foreach(file ${files})
+    cmake_path(GET file PARENT_PATH directory)
+    string(MAKE_C_IDENTIFIER "${directory}" group)
+    set_source_files_properties(${file} PROPERTIES UNITY_GROUP ${group})
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()

@@ -12,6 +12,7 @@ endfunction()
 file(GLOB tests CONFIGURE_DEPENDS tests/*.cpp)
 find_package(Catch2 REQUIRED)
 test_program(pass-tests ${tests})
+pass_unity(pass-tests)
 target_link_libraries(pass-tests PRIVATE
   $<IF:$<TARGET_EXISTS:Catch2::Catch2WithMain>,Catch2::Catch2WithMain,Catch2::Catch2>)
 add_test(NAME pass-tests COMMAND pass-tests)

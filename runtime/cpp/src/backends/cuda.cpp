@@ -13,7 +13,7 @@ namespace {
 constexpr unsigned non_blocking = 1;
 constexpr int to_device = 1, to_host = 2, on_device = 3;  // cudaMemcpyKind
 constexpr int thread_local_capture = 1;                   // other threads may call CUDA during a capture
-constexpr std::size_t alignment = 256;                    // which engines require
+constexpr std::size_t engine_alignment = 256;             // which engines require
 
 Error no_room(std::size_t size, std::size_t free, std::size_t total) {
     const auto mebibytes = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
@@ -57,7 +57,7 @@ Cuda::~Cuda() {
 }
 
 std::byte* Cuda::allocate(std::size_t size) {
-    size = (std::max<std::size_t>(size, 1) + alignment - 1) / alignment * alignment;
+    size = (std::max<std::size_t>(size, 1) + engine_alignment - 1) / engine_alignment * engine_alignment;
     void* block = nullptr;
     if (const int code = api_.malloc(&block, size); code != 0) {
         if (CudaApi::lost(code)) check(code);

@@ -9,7 +9,7 @@ namespace pass {
 
 namespace {
 
-constexpr std::size_t alignment = 64;  // a cache line, which is enough for vector instructions
+constexpr std::size_t cache_line = 64;  // bytes, which is enough for vector instructions
 
 }  // namespace
 
@@ -29,13 +29,13 @@ HostMemory::~HostMemory() {
 }
 
 std::byte* HostMemory::allocate(std::size_t size) {
-    const std::size_t padded = size + alignment;
+    const std::size_t padded = size + cache_line;
     // The system backs calloc's pages with memory only when they are written.
     void* block = allocator_ ? allocator_->allocate(padded) : std::calloc(padded, 1);
     if (block == nullptr) throw out_of_memory(size);
     if (allocator_) std::memset(block, 0, padded);
-    const std::size_t offset = reinterpret_cast<std::uintptr_t>(block) % alignment;
-    std::byte* address = static_cast<std::byte*>(block) + (offset == 0 ? 0 : alignment - offset);
+    const std::size_t offset = reinterpret_cast<std::uintptr_t>(block) % cache_line;
+    std::byte* address = static_cast<std::byte*>(block) + (offset == 0 ? 0 : cache_line - offset);
     try {
         blocks_.emplace(address, block);
     } catch (...) {

@@ -8,9 +8,9 @@ namespace pass {
 
 namespace {
 
-constexpr int max_drafts = 8;  // more drafts than this are not tried
-constexpr int every = 3;       // up to this many drafts every shape is tried
-constexpr int exhaustive = 5;  // up to this many every shape that never increases
+constexpr int max_drafts = 8;   // more drafts than this are not tried
+constexpr int every_shape = 3;  // up to this many drafts every shape is tried
+constexpr int exhaustive = 5;   // up to this many every shape that never increases
 
 using Matrix = std::vector<std::vector<double>>;  // the right-hand side is the last column
 
@@ -91,7 +91,7 @@ std::vector<std::vector<int>> group_shapes(int drafts) {
     }
     std::vector<std::vector<int>> found;
     std::vector<int> begun;
-    if (drafts <= every) {
+    if (drafts <= every_shape) {
         enumerate(sizes, drafts + 1, false, begun, found);
         std::erase_if(found, [](const std::vector<int>& groups) { return groups.front() == 0; });
         return found;
