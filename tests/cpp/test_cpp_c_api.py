@@ -1,4 +1,5 @@
-"""The C API through ctypes: text, stop strings and log-probabilities as the Python runtime has them."""
+"""The C API through ctypes: text, stop strings and log-probabilities as the Python runtime has them, and ONNX Runtime's
+messages."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ class LoadOptions(ctypes.Structure):
         ("capacity", c_int64),
         ("verify", c_int),
         ("text", c_int),
+        ("device_ordinal", c_int),
     )
 
 
@@ -48,19 +50,57 @@ class Options(ctypes.Structure):
     )
 
 
-def test_text_stop_strings_and_log_probabilities(tiny_bundle: Path):
+def opened() -> tuple[ctypes.CDLL, LoadOptions, ctypes.Array]:
+    """The library, default options on the CPU, and a buffer for errors."""
     library = ctypes.CDLL(str(program_at("libpass.so")))
     for name in ("pass_open", "pass_submit", "pass_text"):
         getattr(library, name).restype = c_void_p
     for name in ("pass_finish_reason", "pass_version"):
         getattr(library, name).restype = c_char_p
     library.pass_encode.restype = c_int64
-    error = ctypes.create_string_buffer(500)
-    opening, options = LoadOptions(), Options()
+    opening = LoadOptions()
     library.pass_init_load_options(byref(opening), c_size_t(ctypes.sizeof(opening)))
+    assert opening.size == ctypes.sizeof(opening)
+    opening.device = b"cpu"
+    return library, opening, ctypes.create_string_buffer(500)
+
+
+def test_messages_and_a_loop_that_never_waits(random_bundle: Path):
+    """ONNX Runtime's messages go to the callback; tokens are polled between steps."""
+    library, opening, error = opened()
+    messages = []
+    callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)(lambda _, level, text: messages.append((level, text)))
+    library.pass_set_log(callback, None, 1)
+    session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
+    assert session is not None, error.value
+    prompt, tokens, found = (c_int64 * 3)(5, 6, 7), (c_int64 * 4)(), []
+    generation = c_void_p(library.pass_submit(c_void_p(session), prompt, c_size_t(3), None, error, c_size_t(500)))
+    assert generation.value is not None, error.value
+    poll = lambda: library.pass_poll(generation, tokens, c_size_t(4), error, c_size_t(500))  # noqa: E731
+    assert poll() == 0 and library.pass_finish_reason(generation) is None
+    while library.pass_finish_reason(generation) is None:
+        assert library.pass_step(c_void_p(session), error, c_size_t(500)) >= 0, error.value
+        while (count := poll()) > 0:
+            found += tokens[:count]
+        assert count == 0, error.value
+    with load(random_bundle, device="cpu") as python:
+        assert found == python.generate_ids([5, 6, 7], GenerateOptions()).result().token_ids
+    library.pass_free(generation)
+    library.pass_close(c_void_p(session))
+    library.pass_set_log(None, None, 0)
+    assert messages and all(level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages)
+
+    opening.device_ordinal = 1
+    assert library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500)) is None
+    assert error.value == b"the CPU has no ordinal; leave it out, or use --device cuda"
+
+
+def test_text_stop_strings_and_log_probabilities(tiny_bundle: Path):
+    library, opening, error = opened()
+    options = Options()
     library.pass_init_generate_options(byref(options), c_size_t(ctypes.sizeof(options)))
-    assert (opening.size, options.size) == (ctypes.sizeof(opening), ctypes.sizeof(options))
-    opening.device, opening.text = b"cpu", 1
+    assert options.size == ctypes.sizeof(options)
+    opening.text = 1
     session = library.pass_open(str(tiny_bundle).encode(), byref(opening), error, c_size_t(500))
     if session is None and b"onnxruntime-genai" in error.value:
         pytest.skip("onnxruntime-genai is not installed (extra peers)")

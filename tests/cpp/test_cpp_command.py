@@ -174,7 +174,7 @@ def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
     shown, legend = shown_in_a_terminal(program, "generate", random_bundle, *prompt, *flags, "--show-drafts")
     assert "".join(re.split("\x1b\\[[0-9]*m", shown)) == plain
     counts = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z' -]+)", legend)}
-    drafts = counts.get("look-ahead drafts", 0) + counts.get("drafts from the text", 0)
+    drafts = counts.get("look-ahead drafts", 0) + counts.get("n-gram drafts", 0)
     assert drafts + counts["the model's own"] == 60 and 0 < drafts <= stats["accepted"]
     marks = shown.count("\x1b[32m") + shown.count("\x1b[36m")
     assert 0 < marks <= drafts if as_text else marks == drafts  # a token may have no text of its own

@@ -91,6 +91,17 @@ def test_writes_what_python_writes(
     assert "token_ids" in fake_gpu(engines, write(tmp_path / "wrong.jsonl", scenes[:1]))[0]["differences"]
 
 
+def test_another_gpu(
+    engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All that is done, is done on it, and the calling thread has its own device again afterwards."""
+    (scene, *_) = record(golden, Gpu(engines, monkeypatch), tokens=9)
+    (played,) = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene | {"ordinal": 1}]))
+    assert (played["differences"], played["empty"]) == ("", True)
+    refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 1)
+    assert refused["refusal"] == "there is no GPU 1: 1 are visible, numbered from 0 (see CUDA_VISIBLE_DEVICES)"
+
+
 def test_what_was_seen_is_replayed(
     engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -5,22 +5,15 @@
 #include <exception>
 #include <iostream>
 #include <new>
-#include <sstream>
 
 #include "options.h"
+#include "utf8.h"
 
 namespace {
 
-std::string one_line(const std::string& text) {
-    std::istringstream words(text);
-    std::string line;
-    for (std::string word; words >> word;) line += (line.empty() ? "" : " ") + word;
-    return line;
-}
-
 int report(const std::string& problem) {
     std::cout.flush();
-    std::cerr << "error: " << one_line(problem) << std::endl;
+    std::cerr << "error: " << pass::one_line(problem) << std::endl;
     return 2;
 }
 

@@ -9,6 +9,7 @@ void EngineFlags::add_to(CLI::App& command) {
     command.add_option("bundle", bundle, "A directory that pass-export wrote.")->type_name("BUNDLE")->required();
     command.add_option("--device", options.device, "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep.")
         ->capture_default_str();
+    command.add_option("--device-ordinal", options.device_ordinal, "Which GPU, of those that CUDA sees.");
     command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
     command.add_option("--capacity", capacity, "Longest sequence in tokens: bounds the KV cache.");
     command.add_flag("--trust-bundle", trust, "Skip the hash check of the bundle's files.");

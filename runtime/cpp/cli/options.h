@@ -11,7 +11,7 @@
 
 namespace pass::cli {
 
-// --device --threads --capacity --trust-bundle --onnxruntime --plugin
+// --device --device-ordinal --threads --capacity --trust-bundle --onnxruntime --plugin
 struct EngineFlags {
     std::string bundle;
     LoadOptions options;

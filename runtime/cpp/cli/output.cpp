@@ -20,7 +20,7 @@ struct Look {
 
 constexpr std::array<Look, 3> looks{{{TokenSource::model, nullptr, "the model's own"},
                                      {TokenSource::lookahead, "\x1b[32m", "look-ahead drafts"},
-                                     {TokenSource::ngram, "\x1b[36m", "drafts from the text"}}};
+                                     {TokenSource::ngram, "\x1b[36m", "n-gram drafts"}}};
 constexpr const char *dim = "\x1b[2m", *reset = "\x1b[0m";
 
 std::string coloured(const std::string& text, const char* colour, int file) {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -11,7 +10,6 @@
 #include <iostream>
 #include <memory>
 
-#include "text_file.h"
 #include "utf8.h"
 
 namespace pass::cli {
@@ -21,42 +19,29 @@ namespace {
 constexpr const char* standard_input = "-";
 constexpr const char* byte_order_mark = "\xef\xbb\xbf";
 
-std::string read_bytes(std::FILE* file, const std::string& name) {
-    const auto fail = [&] { return Error("cannot read the prompt from " + name + ": " + std::strerror(errno)); };
-    if (file == nullptr) throw fail();
-    std::string bytes;
-    std::array<char, 1 << 16> piece{};
-    std::size_t size = piece.size();
-    while (size == piece.size()) {  // a shorter read is the end; a terminal would have to signal it again
-        size = std::fread(piece.data(), 1, piece.size(), file);
-        bytes.append(piece.data(), size);
-    }
-    if (std::ferror(file) != 0) throw fail();
-    return bytes;
-}
-
-std::string read_standard_input(const std::string& name) {
+std::optional<std::string> read_standard_input() {
     if (fcntl(STDIN_FILENO, F_GETFD) < 0) {
         throw Error("standard input is closed: give the prompt in another way");
     }
     if (isatty(STDIN_FILENO) != 0) {
         std::cerr << "reading the prompt from the terminal; end with Ctrl-D" << std::endl;
     }
-    return read_bytes(stdin, name);
+    return read_bytes(stdin);
 }
 
-std::string read_file(const std::string& path) {
+std::optional<std::string> read_file(const std::string& path) {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-    return read_bytes(file.get(), path);
+    return read_bytes(file.get());
 }
 
 // UTF-8 text, line ends as they are; a byte order mark is no part of it.
 std::string read_text(const std::string& path) {
     const bool standard = path == standard_input;
     const std::string name = standard ? "standard input" : path;
-    const std::string text = standard ? read_standard_input(name) : read_file(path);
-    if (lossy_utf8(text) != text) throw Error("the prompt in " + name + " is not UTF-8 text");
-    return text.starts_with(byte_order_mark) ? text.substr(std::strlen(byte_order_mark)) : text;
+    const std::optional<std::string> text = standard ? read_standard_input() : read_file(path);
+    if (!text) throw Error("cannot read the prompt from " + name + ": " + std::strerror(errno));
+    if (lossy_utf8(*text) != *text) throw Error("the prompt in " + name + " is not UTF-8 text");
+    return text->starts_with(byte_order_mark) ? text->substr(std::strlen(byte_order_mark)) : *text;
 }
 
 }  // namespace
@@ -80,7 +65,7 @@ std::optional<std::string> PromptFlags::read() const {
     }
     if (ids) return std::nullopt;
     if (prompt) return prompt;
-    std::string text = read_text(file ? plain_path(*file) : standard_input);
+    std::string text = read_text(file ? *file : standard_input);
     if (keep_newline || !text.ends_with('\n')) return text;
     text.resize(text.size() - (text.ends_with("\r\n") ? 2 : 1));
     return text;

@@ -1,5 +1,12 @@
 #include "utf8.h"
 
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "errors.h"
+
 namespace pass {
 
 namespace {
@@ -29,23 +36,57 @@ Lead lead_of(unsigned char first) {
 
 Utf8Character utf8_character(std::string_view bytes, std::size_t at) {
     const Lead lead = lead_of(static_cast<unsigned char>(bytes[at]));
-    if (lead.size == 0) return {1, "invalid start byte"};
+    if (lead.size == 0) return {1, false};
     for (std::size_t k = 1; k < lead.size; ++k) {
-        if (at + k == bytes.size()) return {k, "unexpected end of data"};
-        const auto byte = static_cast<unsigned char>(bytes[at + k]);
+        const auto byte = static_cast<unsigned char>(at + k < bytes.size() ? bytes[at + k] : '\0');  // '\0': no part
         const bool good = k > 1 ? byte >= 0x80 && byte <= 0xBF : byte >= lead.low && byte <= lead.high;
-        if (!good) return {k, "invalid continuation byte"};
+        if (!good) return {k, false};
     }
-    return {lead.size, nullptr};
+    return {lead.size, true};
 }
 
 std::string lossy_utf8(std::string_view bytes) {
     std::string text;
     for (std::size_t i = 0; i < bytes.size();) {
         const Utf8Character character = utf8_character(bytes, i);
-        text += character.fault == nullptr ? bytes.substr(i, character.size) : replacement;
+        text += character.valid ? bytes.substr(i, character.size) : replacement;
         i += character.size;
     }
+    return text;
+}
+
+std::string one_line(std::string_view text) {
+    std::string line;
+    for (const char c : text) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (byte > ' ' && byte != 0x7F) {
+            line += c;
+        } else if (!line.empty() && line.back() != ' ') {
+            line += ' ';
+        }
+    }
+    if (line.ends_with(' ')) line.pop_back();
+    return line;
+}
+
+std::optional<std::string> read_bytes(std::FILE* file) {
+    if (file == nullptr) return std::nullopt;
+    std::string bytes;
+    std::array<char, 1 << 16> piece{};
+    std::size_t size = piece.size();
+    while (size == piece.size()) {
+        size = std::fread(piece.data(), 1, piece.size(), file);
+        bytes.append(piece.data(), size);
+    }
+    return std::ferror(file) == 0 ? std::optional(std::move(bytes)) : std::nullopt;
+}
+
+std::optional<std::string> read_text_file(const std::filesystem::path& path) {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+    if (!file && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
+    std::optional<std::string> text = read_bytes(file.get());
+    if (!text) throw Error("cannot read " + path.string() + ": " + std::strerror(errno));
+    if (lossy_utf8(*text) != *text) throw Error("cannot read " + path.string() + ": it is not UTF-8");
     return text;
 }
 

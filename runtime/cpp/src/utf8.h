@@ -1,21 +1,34 @@
-// UTF-8 characters in bytes that may not be valid UTF-8.
+// UTF-8: characters in bytes that may not be valid, files of text, and text for messages.
 #pragma once
 
 #include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace pass {
 
-// The character that begins at a place: its `size` in bytes, or the size of the invalid bytes there and their `fault`.
+// The character that begins at a place: its `size` in bytes; where it is not valid, that of the invalid bytes there.
 struct Utf8Character {
     std::size_t size = 0;
-    const char* fault = nullptr;  // Python's reason why it cannot be decoded; null for a valid character
+    bool valid = true;
 };
 
 Utf8Character utf8_character(std::string_view bytes, std::size_t at);
 
 // `bytes` with U+FFFD in place of invalid bytes, as Python's errors="replace" and Rust's from_utf8_lossy have it.
 std::string lossy_utf8(std::string_view bytes);
+
+// `text` on one line, as messages of Error are: control characters and white space become single spaces.
+std::string one_line(std::string_view text);
+
+// The bytes of `file` up to a read that is not full, since a terminal would have to signal its end again; none where it
+// is null or reading fails, for the reason in errno.
+std::optional<std::string> read_bytes(std::FILE* file);
+
+// The contents of a UTF-8 file; none where there is no such file. Throws Error where it cannot be read.
+std::optional<std::string> read_text_file(const std::filesystem::path& path);
 
 }  // namespace pass

@@ -1,6 +1,11 @@
 // The C API: null arguments and options of another size are refused in one line, and nothing crashes.
 #include "api/c_api.h"
+
+#include <atomic>
+#include <thread>
+
 #include "catch.hpp"
+#include "log.h"
 #include "reciting.h"
 
 using namespace pass::test;
@@ -25,6 +30,7 @@ TEST_CASE("the C API refuses null arguments", "[c_api]") {
     CHECK(failure.of(pass_submit(&session, nullptr, 1, nullptr, failure.text, size)) == "prompt_ids is null");
     CHECK(failure.of(pass_step(nullptr, failure.text, size)) == "the session is null");
     CHECK(failure.of(pass_next(nullptr, &token, 1, failure.text, size)) == "the generation is null");
+    CHECK(failure.of(pass_poll(nullptr, &token, 1, failure.text, size)) == "the generation is null");
     CHECK(pass_encode(&session, "text", &token, 1, failure.text, size) == -1);
     CHECK(std::string(failure.text) == "the session has no tokenizer: open it with the option text");
     CHECK(pass_next(nullptr, nullptr, 0, nullptr, 0) == -1);
@@ -102,4 +108,80 @@ TEST_CASE("the C API reads tokens and their log-probabilities", "[c_api]") {
     CHECK(pass_get_stats(generation).generated_tokens == 9);
     CHECK(std::string(pass_version()).starts_with("0."));
     pass_free(generation);
+}
+
+TEST_CASE("a poll neither waits nor decodes", "[c_api]") {
+    char error[200] = "";
+    pass_session session{pass::Session(reciting_core(1)), {}};
+    pass_generate_options options = pass_default_generate_options();
+    options.max_new_tokens = 20;
+    options.plan = "fused";
+    const pass::Request prompt = request(5, 20);
+    const auto submit = [&] {
+        return pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options, error, sizeof error);
+    };
+    pass_generation* generation = submit();
+    std::vector<std::int64_t> written;
+    std::int64_t tokens[3];
+    CHECK(pass_poll(generation, tokens, 3, error, sizeof error) == 0);
+    CHECK(pass_get_stats(generation).passes == 0);
+    CHECK(pass_finish_reason(generation) == nullptr);
+    while (pass_finish_reason(generation) == nullptr) {
+        CHECK(pass_step(&session, error, sizeof error) >= 0);
+        while (const int count = pass_poll(generation, tokens, 3, error, sizeof error)) {
+            REQUIRE(count > 0);
+            written.insert(written.end(), tokens, tokens + count);
+        }
+    }
+    CHECK(written == expected(5, 20));
+    CHECK(pass_poll(generation, tokens, 3, error, sizeof error) == 0);
+    pass_free(generation);
+
+    generation = submit();  // while another thread steps
+    std::atomic<bool> done = false;
+    std::thread steps([&] {
+        while (!done) pass_step(&session, nullptr, 0);
+    });
+    written.clear();
+    while (pass_finish_reason(generation) == nullptr) {
+        const int count = pass_poll(generation, tokens, 3, error, sizeof error);
+        REQUIRE(count >= 0);
+        written.insert(written.end(), tokens, tokens + count);
+    }
+    done = true;
+    steps.join();
+    CHECK(written == expected(5, 20));
+    pass_free(generation);
+
+    generation = submit();
+    session.session.close();
+    CHECK(pass_poll(generation, tokens, 3, error, sizeof error) == 0);
+    CHECK(std::string(pass_finish_reason(generation)) == "cancelled");
+    pass_free(generation);
+}
+
+TEST_CASE("a program's log gets messages of its level", "[c_api]") {
+    std::vector<std::string> messages;
+    const auto keep = [](void* user, int level, const char* message) {
+        static_cast<std::vector<std::string>*>(user)->push_back(std::to_string(level) + message);
+    };
+    pass_set_log(keep, &messages, PASS_LOG_WARNING);
+    pass::log(pass::LogLevel::info, " quiet");
+    pass::log(pass::LogLevel::warning, " loud");
+    pass::log(pass::LogLevel::error, " louder");
+    pass_set_log(nullptr, nullptr, PASS_LOG_VERBOSE);
+    CHECK(pass::log_level() == pass::LogLevel::error);
+    CHECK(messages == std::vector<std::string>{"2 loud", "3 louder"});
+}
+
+TEST_CASE("a device's ordinal is checked", "[c_api]") {
+    Failure failure;
+    pass_load_options options = pass_default_load_options();
+    CHECK(options.device_ordinal == 0);
+    options.device_ordinal = -1;
+    CHECK(failure.of(pass_open("nowhere", &options, failure.text, sizeof failure.text)) ==
+          "device-ordinal must be at least 0, not -1");
+    options.size = offsetof(pass_load_options, device_ordinal);  // of a program with an older header
+    CHECK_THAT(failure.of(pass_open("nowhere", &options, failure.text, sizeof failure.text)),
+               Catch::Matchers::StartsWith("nowhere is not a bundle"));
 }

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda_api.h"
+#include "backends/cuda.h"
 
 namespace pass::test {
 
@@ -34,6 +34,7 @@ class FakeCuda {
     std::size_t limit = std::size_t{1} << 30;  // bytes of device memory
     int fail_malloc = 0;                       // counts down with every allocation; the one that makes it 0 fails
     int devices = 1, major = 9, minor = 0;
+    int ordinal = 0, current = 0;  // the device that everything must be done on, and the present one
     int mallocs = 0, launches = 0, captures = 0;
     int works = 0;        // copies and engines that ran outside a graph
     int error = 0;        // of the last call that failed, until `last_error` is called
@@ -44,7 +45,10 @@ class FakeCuda {
     CudaApi api() {
         CudaApi api;
         api.device_count = [this](int* count) { return *count = devices, 0; };
-        api.device_attribute = [this](int* value, int attribute, int) {
+        api.get_device = [this](int* device) { return *device = current, 0; };
+        api.set_device = [this](int device) { return current = device, 0; };
+        api.device_attribute = [this](int* value, int attribute, int device) {
+            require(device == ordinal, "another device is looked at");
             return *value = attribute == 75 ? major : minor, 0;
         };
         api.device_properties = [](void* name, int) { return std::strcpy(static_cast<char*>(name), "Fake GPU"), 0; };
@@ -60,7 +64,7 @@ class FakeCuda {
         };
         api.free_host = [this](void* block) { return give_back(pinned_, block); };
         api.memset_async = [this](void* block, int value, std::size_t size, void* stream) {
-            require(on_device(block, size) && streams_.contains(stream), "memset elsewhere");
+            require(on_device(block, size) && has_stream(stream), "memset elsewhere");
             return std::memset(block, value, size), 0;
         };
         api.memcpy_async = [this](void* to, const void* from, std::size_t size, int kind, void* stream) {
@@ -71,13 +75,14 @@ class FakeCuda {
             return copy_rows(to, pitch, from, source_pitch, size, rows, kind, stream);
         };
         api.stream_create = [this](void** stream, unsigned) {
+            require(current == ordinal, "a stream of another device");
             *stream = handle();
             streams_.insert(*stream);
             return 0;
         };
         api.stream_destroy = [this](void* stream) { return streams_.erase(stream) == 1 ? 0 : 1; };
         api.stream_synchronize = [this](void* stream) {
-            require(streams_.contains(stream), "no such stream");
+            require(has_stream(stream), "no such stream");
             if (sticky != 0) return sticky;
             return capturing ? 900 : 0;  // cudaErrorStreamCaptureUnsupported
         };
@@ -104,7 +109,7 @@ class FakeCuda {
         };
         api.graph_exec_destroy = [this](void* made) { return graphs_.erase(made) == 1 ? 0 : 1; };
         api.graph_launch = [this](void* made, void* stream) {
-            require(streams_.contains(stream), "no such stream");
+            require(has_stream(stream), "no such stream");
             if (sticky != 0) return sticky;
             launches += 1;
             for (const auto& work : graphs_.at(made)) work();
@@ -125,7 +130,8 @@ class FakeCuda {
     }
 
     bool on_device(const void* address, std::size_t size) const { return within(blocks_, address, size); }
-    bool has_stream(void* stream) const { return streams_.contains(stream); }
+    // Whether `stream` is one, and of the present device.
+    bool has_stream(void* stream) const { return current == ordinal && streams_.contains(stream); }
     // Whether everything was given back.
     bool empty() const {
         return blocks_.empty() && pinned_.empty() && streams_.empty() && graphs_.empty() && undestroyed == 0 &&
@@ -162,7 +168,7 @@ class FakeCuda {
     }
 
     int take(void** block, std::size_t size) {
-        require(!capturing, "allocated inside a capture");
+        require(!capturing && current == ordinal, "allocated inside a capture, or on another device");
         if (sticky != 0) return sticky;
         if (--fail_malloc == 0 || used() + size > limit) return error = 2;
         mallocs += 1;
@@ -171,7 +177,7 @@ class FakeCuda {
     }
 
     int copy(void* to, const void* from, std::size_t size, int kind, void* stream) {
-        require(streams_.contains(stream), "no such stream");
+        require(has_stream(stream), "no such stream");
         require(on_device(kind == 1 ? to : from, size), "not the device's memory");
         if (sticky != 0) return sticky;
         if (capturing) require(kind == 2 && within(pinned_, to, size), "a captured copy must be to pinned memory");
@@ -181,7 +187,7 @@ class FakeCuda {
 
     int copy_rows(void* to, std::size_t pitch, const void* from, std::size_t source_pitch, std::size_t size,
                   std::size_t rows, int kind, void* stream) {
-        require(streams_.contains(stream) && kind == 3 && size <= pitch && size <= source_pitch, "a wrong copy");
+        require(has_stream(stream) && kind == 3 && size <= pitch && size <= source_pitch, "a wrong copy");
         if (rows > 0) {
             require(on_device(to, (rows - 1) * pitch + size), "not the device's memory");
             require(on_device(from, (rows - 1) * source_pitch + size), "not the device's memory");

@@ -2,8 +2,6 @@
 
 #include "catch.hpp"
 #include "errors.h"
-#include "text/digits.h"
-#include "text/stop_filter.h"
 #include "text/text_stream.h"
 #include "text/vocabulary.h"
 #include "utf8.h"

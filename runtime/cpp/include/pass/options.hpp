@@ -62,6 +62,7 @@ struct PASS_API LoadOptions {
     // Runtime's plugin for TensorRT-RTX; auto: engine sets that fit this machine, else CUDA where this ONNX Runtime has
     // it, else the CPU.
     std::string device = "auto";
+    int device_ordinal = 0;                // which GPU, of those that CUDA sees; for the devices that are GPUs
     int threads = 0;                       // of the CPU; 0 is ONNX Runtime's choice
     int max_batch_size = 1;                // sequences that decode together: slots
     std::size_t max_queue = 1024;          // requests that may wait for a slot

@@ -2,8 +2,8 @@
  *
  * Functions that can fail take `error`, a buffer of `error_size` bytes for one line that says what to do next; it may
  * be null. A session has no thread of its own: a thread that waits in pass_next, or calls pass_step, decodes for all
- * requests. Any thread may call functions of a session; a generation is for one reader, but pass_cancel is for any
- * thread.
+ * requests; pass_poll does neither. Any thread may call functions of a session; a generation is for one reader, but
+ * pass_cancel is for any thread.
  *
  * Option structs begin with their size, which pass_default_..._options sets: programs that were compiled with an older
  * version of this header keep working with a newer library of the same soname.
@@ -33,6 +33,7 @@ typedef struct pass_load_options {
     int64_t capacity;        /* longest sequence in tokens; 0: the model's */
     int verify;              /* compare the hashes of the bundle's files */
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
+    int device_ordinal;      /* which GPU, of those that CUDA sees */
 } pass_load_options;
 
 typedef struct pass_generate_options {
@@ -63,6 +64,14 @@ typedef struct pass_stats {
 
 /* The version of the library, such as "0.1.0". */
 PASS_API const char* pass_version(void);
+
+enum { PASS_LOG_VERBOSE, PASS_LOG_INFO, PASS_LOG_WARNING, PASS_LOG_ERROR };
+typedef void (*pass_log_callback)(void* user, int level, const char* message);
+
+/* Give this process's messages of at least `level` to `callback`, with `user`; without it, or with null, errors of ONNX
+ * Runtime are written to standard error. To be called before sessions are opened. The callback is called from any
+ * thread, several at once, and must not call the library. */
+PASS_API void pass_set_log(pass_log_callback callback, void* user, int level);
 
 /* Fill the first `size` bytes of a struct; the functions below call them with the size that this header has. */
 PASS_API void pass_init_load_options(pass_load_options* options, size_t size);
@@ -104,17 +113,20 @@ PASS_API int pass_step(pass_session* session, char* error, size_t error_size);
 /* Waits for the next tokens, of which at most `room` (1 or more) are written to `tokens`: how many, 0 at the end, -1
  * where the request failed. */
 PASS_API int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size);
+/* As pass_next, but without decoding or waiting: tokens of passes that other calls, on any thread, have run already. 0
+ * also where there are none yet; pass_finish_reason is null until the end. */
+PASS_API int pass_poll(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size);
 /* The text that is final so far, of `length` bytes, which may be null; "" without the option `text`. Text can have null
- * characters inside. Valid until the next call of pass_next. */
+ * characters inside. Valid until the next call of pass_next or pass_poll. */
 PASS_API const char* pass_text(const pass_generation* generation, size_t* length);
-/* The log-probability of token `index` of the last pass_next, and those of the most likely tokens, of which at most
- * `room` are written to `top_ids` and `top_logprobs`: how many, -1 where there is no such token or no log-probabilities
- * were requested. */
+/* The log-probability of token `index` of the last pass_next or pass_poll, and those of the most likely tokens, of
+ * which at most `room` are written to `top_ids` and `top_logprobs`: how many, -1 where there is no such token or no
+ * log-probabilities were requested. */
 PASS_API int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob, int64_t* top_ids,
                                  float* top_logprobs, size_t room);
 /* Null is ignored. */
 PASS_API void pass_cancel(pass_generation* generation);
-/* "stop", "length", "cancelled", "error"; null before pass_next has returned the end. */
+/* "stop", "length", "cancelled", "error"; null before pass_next or pass_poll has returned the end. */
 PASS_API const char* pass_finish_reason(const pass_generation* generation);
 /* Cancels the request where it has not ended. Null is ignored. */
 PASS_API void pass_free(pass_generation* generation);

@@ -3,6 +3,7 @@
 
 #include "pass/error.hpp"
 #include "pass/event.hpp"
+#include "pass/log.hpp"
 #include "pass/options.hpp"
 #include "pass/session.hpp"
 #include "pass/stats.hpp"

@@ -68,6 +68,9 @@ class PASS_API Generation {
     // The tokens of the next pass; none at the end. Decodes on this thread unless another one does. Throws the error
     // that ended the request.
     std::optional<Event> next();
+    // The same without decoding or waiting: the tokens of a pass that another call of `step` or `next`, on any thread,
+    // has run already. Without any it returns none, and `finish_reason` tells whether that is the end.
+    std::optional<Event> poll();
     // Read until the end. Throws the error that ended the request.
     void run();
     // End the request after the pass in progress; tokens that were written by then can still be read. For any thread.

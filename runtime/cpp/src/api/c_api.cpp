@@ -61,6 +61,7 @@ pass::LoadOptions options_of(const pass_load_options& given) {
     if (given.device != nullptr) options.device = given.device;
     if (given.onnxruntime != nullptr) options.onnxruntime = given.onnxruntime;
     options.threads = given.threads;
+    options.device_ordinal = given.device_ordinal;
     options.max_batch_size = given.max_batch_size;
     options.max_queue = static_cast<std::size_t>(std::max<std::int64_t>(given.max_queue, 0));
     if (given.capacity != 0) options.capacity = given.capacity;
@@ -90,12 +91,44 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
     return options;
 }
 
+// Tokens that were read before, else those that `read` gets.
+int take(pass_generation* generation, std::int64_t* tokens, std::size_t room,
+         std::optional<pass::Event> (pass::Generation::*read)()) {
+    require(generation != nullptr, "the generation is null");
+    require(tokens != nullptr && room > 0, "there is no room for tokens: give an array of at least one");
+    std::deque<pass::Token>& unread = generation->unread;
+    generation->returned.clear();
+    while (unread.empty()) {
+        const std::optional<pass::Event> event = (generation->generation.*read)();
+        if (!event) return 0;
+        unread.insert(unread.end(), event->tokens.begin(), event->tokens.end());
+    }
+    const auto count = static_cast<std::ptrdiff_t>(std::min(room, unread.size()));
+    generation->returned.assign(unread.begin(), unread.begin() + count);
+    unread.erase(unread.begin(), unread.begin() + count);
+    for (std::ptrdiff_t i = 0; i < count; ++i) tokens[i] = generation->returned[static_cast<std::size_t>(i)].id;
+    return static_cast<int>(count);
+}
+
 }  // namespace
 
 const char* pass_version(void) { return PASS_VERSION; }
 
+void pass_set_log(pass_log_callback callback, void* user, int level) {
+    guarded(nullptr, 0, 0, [&] {
+        pass::LogFunction log;
+        if (callback != nullptr) {
+            log = [=](pass::LogLevel of, const std::string& message) {
+                callback(user, static_cast<int>(of), message.c_str());
+            };
+        }
+        pass::set_log(std::move(log), static_cast<pass::LogLevel>(std::clamp<int>(level, 0, PASS_LOG_ERROR)));
+        return 0;
+    });
+}
+
 void pass_init_load_options(pass_load_options* options, size_t size) {
-    copy_out({std::min(size, sizeof *options), "auto", nullptr, 0, 1, 1024, 0, 1, 0}, options, size);
+    copy_out({std::min(size, sizeof *options), "auto", nullptr, 0, 1, 1024, 0, 1, 0, 0}, options, size);
 }
 
 void pass_init_generate_options(pass_generate_options* options, size_t size) {
@@ -152,22 +185,11 @@ int pass_step(pass_session* session, char* error, size_t error_size) {
 }
 
 int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size) {
-    return guarded(error, error_size, -1, [&] {
-        require(generation != nullptr, "the generation is null");
-        require(tokens != nullptr && room > 0, "there is no room for tokens: give an array of at least one");
-        std::deque<pass::Token>& unread = generation->unread;
-        generation->returned.clear();
-        while (unread.empty()) {
-            const std::optional<pass::Event> event = generation->generation.next();
-            if (!event) return 0;
-            unread.insert(unread.end(), event->tokens.begin(), event->tokens.end());
-        }
-        const auto count = static_cast<std::ptrdiff_t>(std::min(room, unread.size()));
-        generation->returned.assign(unread.begin(), unread.begin() + count);
-        unread.erase(unread.begin(), unread.begin() + count);
-        for (std::ptrdiff_t i = 0; i < count; ++i) tokens[i] = generation->returned[static_cast<std::size_t>(i)].id;
-        return static_cast<int>(count);
-    });
+    return guarded(error, error_size, -1, [&] { return take(generation, tokens, room, &pass::Generation::next); });
+}
+
+int pass_poll(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size) {
+    return guarded(error, error_size, -1, [&] { return take(generation, tokens, room, &pass::Generation::poll); });
 }
 
 const char* pass_text(const pass_generation* generation, size_t* length) {

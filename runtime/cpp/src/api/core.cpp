@@ -130,6 +130,7 @@ bool Core::take_turn(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     bool more = false;
     try {
+        const auto held = backend_->for_this_thread();
         more = scheduler_.step();
         if (const std::exception_ptr lost = backend_->failure(); lost != nullptr) {
             scheduler_.end_all({FinishReason::error, {}, lost});
@@ -155,8 +156,11 @@ void Core::close(const End& end) {
     if (backend_ == nullptr) return;
     closed_ = stepping_ = true;  // no other thread begins a step
     lock.unlock();
-    scheduler_.end_all(end);
-    backend_.reset();
+    {
+        const auto held = backend_->for_this_thread();
+        scheduler_.end_all(end);
+        backend_.reset();
+    }
     lock.lock();
     stepping_ = false;
     signals_->changed.notify_all();

@@ -67,6 +67,7 @@ void LoadOptions::check() const {
     const int most = std::max(64, 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     require(threads >= 0 && threads <= most,
             ("threads must be 0 (the engine's choice) to " + std::to_string(most)).c_str(), std::to_string(threads));
+    require(device_ordinal >= 0, "device-ordinal must be at least 0", std::to_string(device_ordinal));
     require(max_batch_size >= 1 && max_batch_size <= 1024, "max-batch-size must be 1 to 1024",
             std::to_string(max_batch_size));
     require(max_queue >= 1, "max-queue must be at least 1", std::to_string(max_queue));

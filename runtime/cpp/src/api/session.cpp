@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "api/core.h"
-#include "api/generation.h"
-#include "bundle/remembered.h"
+#include "bundle/hashes.h"
+#include "decode/sequence.h"
 #include "errors.h"
 #include "pass/text.hpp"
 
@@ -83,15 +83,6 @@ Session::~Session() {
     }
 }
 
-Generation Session::submit(Request request, const Tokenizer* tokenizer) {
-    const std::vector<std::string>& stop = request.options.stop;
-    if (tokenizer == nullptr && !stop.empty()) {
-        throw Error("stop strings need text: give a tokenizer, or use stop_token_ids");
-    }
-    std::unique_ptr<TextReader> reader = tokenizer != nullptr ? tokenizer->reader(stop) : nullptr;
-    return Generation(std::make_unique<Generation::Data>(core_, core_->submit(request, std::move(reader))));
-}
-
 bool Session::step() { return core_->step(); }
 
 void Session::close() { core_->close(); }
@@ -104,5 +95,110 @@ std::pair<std::string, int> Session::mode(const GenerateOptions& options) const 
 const Bundle& Session::bundle() const { return core_->bundle(); }
 
 std::string Session::device() const { return core_->capabilities().device; }
+
+struct Generation::Data {
+    Data(std::shared_ptr<Core> of, std::shared_ptr<Sequence> read) : core(std::move(of)), sequence(std::move(read)) {}
+
+    std::shared_ptr<Core> core;
+    std::shared_ptr<Sequence> sequence;
+    std::vector<Token> tokens;
+    std::string text;
+    std::optional<End> end;
+};
+
+Generation Session::submit(Request request, const Tokenizer* tokenizer) {
+    const std::vector<std::string>& stop = request.options.stop;
+    if (tokenizer == nullptr && !stop.empty()) {
+        throw Error("stop strings need text: give a tokenizer, or use stop_token_ids");
+    }
+    std::unique_ptr<TextReader> reader = tokenizer != nullptr ? tokenizer->reader(stop) : nullptr;
+    return Generation(std::make_unique<Generation::Data>(core_, core_->submit(request, std::move(reader))));
+}
+
+Generation::Generation(std::unique_ptr<Data> data) : data_(std::move(data)) {}
+Generation::Generation(Generation&&) noexcept = default;
+
+Generation& Generation::operator=(Generation&& other) noexcept {
+    std::swap(data_, other.data_);
+    return *this;
+}
+
+Generation::~Generation() {
+    if (data_ != nullptr) cancel();
+}
+
+std::optional<Event> Generation::next() {
+    if (!data_->end) data_->core->wait(*data_->sequence);
+    return poll();
+}
+
+std::optional<Event> Generation::poll() {
+    if (data_->end) return std::nullopt;
+    Sequence& sequence = *data_->sequence;
+    std::unique_lock lock(sequence.signals->mutex);
+    if (!sequence.output.events.empty()) {
+        Event event = std::move(sequence.output.events.front());
+        sequence.output.events.pop_front();
+        lock.unlock();
+        data_->tokens.insert(data_->tokens.end(), event.tokens.begin(), event.tokens.end());
+        data_->text += event.text;
+        return event;
+    }
+    data_->end = sequence.output.end;
+    lock.unlock();
+    if (data_->end && data_->end->error != nullptr) std::rethrow_exception(data_->end->error);
+    return std::nullopt;
+}
+
+void Generation::run() {
+    while (next()) {
+    }
+}
+
+void Generation::cancel() { data_->sequence->cancelled = true; }
+
+const std::vector<Token>& Generation::tokens() const { return data_->tokens; }
+
+std::vector<std::int64_t> Generation::token_ids() const {
+    std::vector<std::int64_t> ids;
+    for (const Token& token : data_->tokens) ids.push_back(token.id);
+    return ids;
+}
+
+const std::string& Generation::text() const { return data_->text; }
+
+std::optional<FinishReason> Generation::finish_reason() const {
+    return data_->end ? std::optional(data_->end->reason) : std::nullopt;
+}
+
+StopReason Generation::stop_reason() const { return data_->end ? data_->end->stop : StopReason{}; }
+
+const std::vector<std::int64_t>& Generation::prompt_ids() const { return data_->sequence->request.prompt_ids; }
+
+std::uint64_t Generation::seed() const { return data_->sequence->request.sampling.seed.value_or(0); }
+
+bool Generation::logprobs() const { return data_->sequence->request.logprobs.has_value(); }
+
+Stats Generation::stats() const {
+    const std::lock_guard lock(data_->sequence->signals->mutex);
+    return data_->sequence->output.stats;
+}
+
+const char* name_of(FinishReason reason) {
+    switch (reason) {
+        case FinishReason::stop: return "stop";
+        case FinishReason::length: return "length";
+        case FinishReason::cancelled: return "cancelled";
+        default: return "error";
+    }
+}
+
+const char* name_of(TokenSource source) {
+    switch (source) {
+        case TokenSource::model: return "model";
+        case TokenSource::lookahead: return "lookahead";
+        default: return "ngram";
+    }
+}
 
 }  // namespace pass

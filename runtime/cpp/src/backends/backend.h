@@ -15,7 +15,6 @@
 #include "backends/capabilities.h"
 #include "backends/kv_cache.h"
 #include "backends/memory.h"
-#include "backends/noise_rows.h"
 #include "bundle/bindings.h"
 #include "bundle/manifest.h"
 #include "bundle/plan.h"
@@ -51,6 +50,8 @@ class Backend {
     // The present KV capacity in tokens.
     virtual std::int64_t capacity() const { return cache_.capacity(); }
 
+    // To be held while a thread calls any other method.
+    std::shared_ptr<void> for_this_thread() { return memory_->for_this_thread(); }
     // The error that the device was lost with, null while it works.
     std::exception_ptr failure() const { return memory_->failure(); }
 

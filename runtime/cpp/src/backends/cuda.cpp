@@ -31,7 +31,20 @@ Error no_pinned_room(std::size_t size) {
 
 }  // namespace
 
-Cuda::Cuda(CudaApi api) : api_(std::move(api)) { check(api_.stream_create(&stream_, non_blocking)); }
+Cuda::Cuda(CudaApi api, int ordinal) : api_(std::move(api)), ordinal_(ordinal) {
+    api_.require_gpu(ordinal);
+    const auto held = for_this_thread();
+    check(api_.stream_create(&stream_, non_blocking));
+}
+
+// A thread's device is its caller's again afterwards.
+std::shared_ptr<void> Cuda::for_this_thread() {
+    int before = ordinal_;
+    api_.get_device(&before);  // the calls that follow report what fails
+    if (before == ordinal_) return nullptr;
+    api_.set_device(ordinal_);
+    return {nullptr, [set = api_.set_device, before](void*) { set(before); }};
+}
 
 void Cuda::check(int code) const {
     try {
@@ -49,11 +62,15 @@ void Cuda::check_device() const {
 }
 
 Cuda::~Cuda() {
+    int before = ordinal_;
+    api_.get_device(&before);
+    api_.set_device(ordinal_);
     api_.stream_synchronize(stream_);
     for (void* executable : executables_) api_.graph_exec_destroy(executable);
     for (void* block : blocks_) api_.free(block);
     for (void* block : host_blocks_) api_.free_host(block);
     api_.stream_destroy(stream_);
+    api_.set_device(before);
 }
 
 std::byte* Cuda::allocate(std::size_t size) {

@@ -1,19 +1,71 @@
-// The memory of a GPU, one stream, and the CUDA graphs captured from that stream.
+// The CUDA runtime library, opened when a GPU is needed; the memory of a GPU, one stream, and the CUDA graphs captured
+// from that stream.
 #pragma once
 
+#include <cstddef>
 #include <functional>
+#include <optional>
+#include <string>
 #include <unordered_set>
 
-#include "backends/cuda_api.h"
 #include "backends/memory.h"
 
 namespace pass {
+
+// The functions of the library that are used here.
+// Every function returns 0 on success. Tests replace them.
+struct CudaApi {
+    std::function<int(int*)> device_count;
+    std::function<int(int*)> get_device;
+    std::function<int(int)> set_device;                          // of the calling thread
+    std::function<int(int*, int, int)> device_attribute;         // value, attribute, device
+    std::function<int(void*, int)> device_properties;            // cudaDeviceProp: its name comes first
+    std::function<int(std::size_t*, std::size_t*)> memory_info;  // free, total
+    std::function<int(void**, std::size_t)> malloc;
+    std::function<int(void*)> free;
+    std::function<int(void**, std::size_t)> malloc_host;
+    std::function<int(void*)> free_host;
+    std::function<int(void*, int, std::size_t, void*)> memset_async;
+    std::function<int(void*, const void*, std::size_t, int, void*)> memcpy_async;
+    std::function<int(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int, void*)>
+        memcpy_2d_async;
+    std::function<int(void**, unsigned)> stream_create;
+    std::function<int(void*)> stream_destroy;
+    std::function<int(void*)> stream_synchronize;
+    std::function<int(void*, int)> begin_capture;
+    std::function<int(void*, void**)> end_capture;
+    std::function<int(void**, void*, unsigned long long)> graph_instantiate;
+    std::function<int(void*)> graph_destroy;
+    std::function<int(void*)> graph_exec_destroy;
+    std::function<int(void*, void*)> graph_launch;
+    std::function<int()> last_error;  // and clears it
+    std::function<const char*(int)> error_string;
+
+    // $PASS_CUDART, else the newest libcudart that the loader finds. Throws Error where there is none.
+    static CudaApi open();
+    // Whether `code` is an error after which every call of this process fails.
+    static bool lost(int code);
+    // Throws Error where `code` is an error: DeviceLost where `lost(code)`.
+    void check(int code) const;
+    // Throws Error where fewer GPUs are visible than it needs for number `ordinal`.
+    void require_gpu(int ordinal) const;
+};
+
+// A GPU. target: its compute capability, such as `sm89`.
+struct Gpu {
+    std::string name;
+    std::string target;
+};
+
+// GPU number `ordinal`; none without a driver, or with fewer devices.
+std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
 
 // Frees in the end everything that was allocated from it. A method returns when the device has done its work, unless it
 // says otherwise.
 class Cuda : public Memory {
    public:
-    explicit Cuda(CudaApi api);
+    // On GPU number `ordinal`. Throws Error where there is none.
+    Cuda(CudaApi api, int ordinal);
     ~Cuda() override;
     Cuda(const Cuda&) = delete;
     Cuda& operator=(const Cuda&) = delete;
@@ -27,6 +79,7 @@ class Cuda : public Memory {
 
     std::exception_ptr failure() const override { return failure_; }
     void check_device() const override;
+    std::shared_ptr<void> for_this_thread() override;
 
     void* stream() const { return stream_; }
     // Pinned host memory, into which the device can copy directly.
@@ -43,6 +96,7 @@ class Cuda : public Memory {
     void check(int code) const;
 
     CudaApi api_;
+    int ordinal_;
     mutable std::exception_ptr failure_;
     void* stream_ = nullptr;
     std::unordered_set<void*> blocks_, host_blocks_, executables_;

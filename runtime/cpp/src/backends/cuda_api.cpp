@@ -1,4 +1,4 @@
-#include "backends/cuda_api.h"
+#include "backends/cuda.h"
 
 #include <dlfcn.h>
 
@@ -41,6 +41,8 @@ CudaApi CudaApi::open() {
     }
     CudaApi api;
     find(handle, "cudaGetDeviceCount", api.device_count);
+    find(handle, "cudaGetDevice", api.get_device);
+    find(handle, "cudaSetDevice", api.set_device);
     find(handle, "cudaDeviceGetAttribute", api.device_attribute);
     const bool versioned = dlsym(handle, "cudaGetDeviceProperties_v2") != nullptr;  // CUDA 12
     find(handle, versioned ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties", api.device_properties);
@@ -84,12 +86,22 @@ void CudaApi::check(int code) const {
                 "); is the GPU visible to nvidia-smi?");
 }
 
-std::optional<Gpu> find_gpu(const CudaApi& api) {
+void CudaApi::require_gpu(int ordinal) const {
+    int count = 0;
+    check(device_count(&count));
+    if (ordinal < count) return;
+    throw Error("there is no GPU " + std::to_string(ordinal) + ": " + std::to_string(count) +
+                " are visible, numbered from 0 (see CUDA_VISIBLE_DEVICES)");
+}
+
+std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal) {
+    if (ordinal > 0) api.require_gpu(ordinal);
     int count = 0, major = 0, minor = 0;
-    if (api.device_count(&count) != 0 || count == 0) return std::nullopt;
+    if (api.device_count(&count) != 0 || count <= ordinal) return std::nullopt;
     std::vector<char> properties(properties_size);
-    if (api.device_attribute(&major, major_attribute, 0) != 0 ||
-        api.device_attribute(&minor, minor_attribute, 0) != 0 || api.device_properties(properties.data(), 0) != 0) {
+    if (api.device_attribute(&major, major_attribute, ordinal) != 0 ||
+        api.device_attribute(&minor, minor_attribute, ordinal) != 0 ||
+        api.device_properties(properties.data(), ordinal) != 0) {
         return std::nullopt;
     }
     return Gpu{properties.data(), "sm" + std::to_string(major) + std::to_string(minor)};

@@ -20,6 +20,8 @@ class Memory {
     virtual std::byte* allocate(std::size_t size) = 0;
     // The DeviceLost that was thrown first; null while the device works.
     virtual std::exception_ptr failure() const { return nullptr; }
+    // While the result lives, what this thread does goes to this device.
+    virtual std::shared_ptr<void> for_this_thread() { return nullptr; }
     // To be called when an engine failed without a CUDA error code: throws DeviceLost where the device is lost.
     virtual void check_device() const {}
     virtual void free(std::byte* address) = 0;

@@ -30,8 +30,7 @@ std::set<std::string> BundleBindings::passing() const {
     std::set<std::string> found;
     const auto add = [&](const Graph& graph) {
         for (const Tensor& output : graph.outputs) {
-            const auto is_fed = [&](const auto& feed) { return feed.first == output.name; };
-            if (std::none_of(manifest_.feeds.begin(), manifest_.feeds.end(), is_fed)) found.insert(output.name);
+            if (!fed_by(output.name)) found.insert(output.name);
         }
     };
     add(manifest_.trunk);
@@ -42,12 +41,8 @@ std::set<std::string> BundleBindings::passing() const {
     return found;
 }
 
-// The constants that the manifest lists for `plan`, else computed ones.
 BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
-    const auto listed = std::find_if(manifest_.plans.begin(), manifest_.plans.end(),
-                                     [&](const PlanInfo& info) { return info.name == plan.name; });
-    const PlanConstants found =
-        listed != manifest_.plans.end() ? listed->constants : constants_of(plan, manifest_.model.vocab_size);
+    const PlanConstants found = constants_of(plan, manifest_.model.vocab_size);
     return {
         {"row_position", bytes_of(found.row_position)}, {"window_mask", bytes_of(found.window_mask)},
         {"logit_rows", bytes_of(found.logit_rows)},     {"lookahead_rows", bytes_of(found.lookahead_rows)},
@@ -131,8 +126,7 @@ Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Pla
         found.constant = constant->second;
         return found;
     }
-    const std::string* fed = manifest_.fed(tensor.name);
-    found.buffer = scope + (fed != nullptr ? *fed : tensor.name);
+    found.buffer = scope + fed_by(tensor.name).value_or(tensor.name);
     found.by_slot = scope.empty() && !tensor.shape.empty() && tensor.shape.front() == Dimension("batch");
     return found;
 }

@@ -1,8 +1,8 @@
 // The buffer that each tensor of a graph is bound to.
 //
 // Tensors with the same buffer and shape share memory, which is how data flows from graph to graph: the trunk's logits
-// are the tail's, and an output that the manifest's `feeds` lists shares the memory of the input that it feeds, as
-// `next_ids` that of the next pass's `input_ids`.
+// are the tail's, and an output that feeds an input of the next graph or pass shares its memory, as `next_ids` that of
+// `input_ids`.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,13 @@
 
 #include "bundle/manifest.h"
 #include "bundle/plan.h"
+#include "bundle/tensors.h"
 #include "pass/options.hpp"
 
 namespace pass {
 
-inline constexpr const char* cache_prefix = "past_";
 // An input that only a trunk for TensorRT has: its length is how many tokens of the KV cache a pass reads.
 inline constexpr const char* columns_input = "columns";
-inline constexpr const char* present_prefix = "present_";
 // Prefix of the buffers of prefill, which are apart from the windows of the slots.
 inline constexpr const char* prefill_scope = "prefill.";
 

@@ -2,23 +2,21 @@
 
 #include <set>
 
+#include "bundle/hashes.h"
 #include "bundle/manifest.h"
-#include "bundle/remembered.h"
-#include "bundle/sha256.h"
 #include "errors.h"
-#include "text_file.h"
 
 namespace pass {
 
 namespace {
 
-std::set<std::string> files_in_use(const std::string& directory, const Manifest& manifest) {
+std::set<std::string> files_in_use(const std::filesystem::path& bundle, const Manifest& manifest) {
     std::set<std::string> used{tokenizer_file, manifest.trunk.file, manifest.logprobs.file};
     for (const PlanInfo& plan : manifest.plans) {
         for (const auto& [sampler, tail] : plan.tails) used.insert(tail.file);
     }
     for (const DerivedTrunk& derived : manifest.derived) used.insert(derived.file);
-    if (std::filesystem::exists(joined_path(directory, chat_template_file))) used.insert(chat_template_file);
+    if (std::filesystem::exists(bundle / chat_template_file)) used.insert(chat_template_file);
     return used;
 }
 
@@ -28,9 +26,8 @@ void verify_files(const std::filesystem::path& bundle, const Manifest& manifest,
     const auto has_hash = [&](const std::string& path, const std::string& sha256) {
         return remembered != nullptr ? remembered->matches(path, sha256) : sha256_of_file(path) == sha256;
     };
-    const std::string directory = plain_path(bundle);
     for (const auto& [name, info] : manifest.files) {
-        const std::string path = joined_path(directory, name);
+        const std::string path = (bundle / name).string();
         std::error_code error;
         if (!std::filesystem::is_regular_file(path, error)) throw Error(path + " is missing; export the bundle again");
         const auto size = std::filesystem::file_size(path);
@@ -42,9 +39,9 @@ void verify_files(const std::filesystem::path& bundle, const Manifest& manifest,
             throw Error(path + " does not match its SHA-256 in " + manifest_file + "; copy or export the bundle again");
         }
     }
-    for (const std::string& name : files_in_use(directory, manifest)) {
+    for (const std::string& name : files_in_use(bundle, manifest)) {
         if (manifest.file(name) == nullptr) {
-            throw Error(joined_path(directory, manifest_file) + ": " + name + " is used but not listed under files");
+            throw Error((bundle / manifest_file).string() + ": " + name + " is used but not listed under files");
         }
     }
 }

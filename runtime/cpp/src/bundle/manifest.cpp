@@ -2,34 +2,18 @@
 
 #include <algorithm>
 
-#include "bundle/consistency.h"
-#include "bundle/manifest_read.h"
-#include "bundle/noise.h"
-#include "bundle/sha256.h"
-#include "bundle/strict_json.h"
+#include "bundle/hashes.h"
 #include "errors.h"
-#include "text_file.h"
+#include "utf8.h"
 
 namespace pass {
 
 namespace {
 
-const std::string noise_scheme = "block-race-1";
-constexpr std::int64_t noise_block_size = 8;  // token ids in a block
-constexpr std::int64_t noise_bits = 30;
-
 template <class Value>
 const Value* find_in(const Ordered<Value>& mapping, const std::string& name) {
     const auto found = std::find_if(mapping.begin(), mapping.end(), [&](auto& item) { return item.first == name; });
     return found == mapping.end() ? nullptr : &found->second;
-}
-
-void check_noise(const NoiseInfo& noise) {
-    if (noise.scheme != noise_scheme || noise.block_size != noise_block_size || noise.row != noise_row ||
-        noise.bits != noise_bits) {
-        throw Error("noise scheme " + strict::repr(std::string_view(noise.scheme)) + " is not this version's '" +
-                    noise_scheme + "'; export again");
-    }
 }
 
 }  // namespace
@@ -75,32 +59,27 @@ const PlanInfo& Manifest::plan(const std::string& name) const {
         if (info.name == name) return info;
         names += (names.empty() ? "" : ", ") + info.name;
     }
-    throw Error("the bundle has no plan " + strict::repr(std::string_view(name)) + "; it has " + names);
+    throw Error("the bundle has no plan '" + name + "'; it has " + names);
 }
-
-const std::string* Manifest::fed(const std::string& output) const { return find_in(feeds, output); }
 
 const FileInfo* Manifest::file(const std::string& name) const { return find_in(files, name); }
 
 Manifest read_manifest(const std::filesystem::path& bundle) {
-    const std::string directory = plain_path(bundle), path = joined_path(directory, manifest_file);
+    const std::filesystem::path path = bundle / manifest_file;
     const auto text = read_text_file(path);
     if (!text) {
-        throw Error(directory + " is not a bundle: it has no " + manifest_file + " (make one with pass-export)");
+        throw Error(bundle.string() + " is not a bundle: it has no " + manifest_file + " (make one with pass-export)");
     }
     Manifest manifest;
     try {
         manifest = parse_manifest(*text);
-        check_noise(manifest.noise);
     } catch (const Error& error) {
-        throw Error(path + ": " + error.what());
+        throw Error(path.string() + ": " + error.what());
     }
-    if (const auto problem = inconsistency(manifest)) {
-        throw Error(path + " contradicts itself: " + *problem + "; export the bundle again");
-    }
-    const std::vector<Plan> plans = bundle_plans(static_cast<int>(manifest.lookahead.length));
-    for (std::size_t i = 0; i < plans.size(); ++i) {
-        manifest.plans[i].constants = constants_of(plans[i], manifest.model.vocab_size);
+    try {
+        check_consistency(manifest);
+    } catch (const Error& error) {
+        throw Error(path.string() + " contradicts itself: " + error.what() + "; export the bundle again");
     }
     return manifest;
 }

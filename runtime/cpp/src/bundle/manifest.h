@@ -53,31 +53,11 @@ struct DerivedTrunk {
     std::string device;
 };
 
-// The quantization scheme of a weight: its values are code * scale, or (code - zero point) * scale. offset_columns: the
-// weight has extra columns with offsets. (The manifest's names are `grid`, `numbers` and `offsets`.)
-struct SchemeInfo {
-    std::string codes;
-    std::optional<std::int64_t> block_size;
-    bool zero_points = false;
-    bool offset_columns = false;
-};
-
-struct QuantizationInfo {
-    SchemeInfo scheme;
-    std::optional<SchemeInfo> lm_head;
-    Ordered<SchemeInfo> layers;
-    std::optional<std::string> calibration;
-    std::string activations = "full";
-    std::vector<std::string> weight_only;
-};
-
+// The frozen model. dtype: of activations, cache and embeddings; weights: of the linear layers, "full" is dtype.
 struct ModelInfo {
     std::string name;
-    std::string source;
-    std::string family;
     std::string dtype;
     std::string weights;
-    std::optional<QuantizationInfo> quantization;
     std::int64_t vocab_size = 0;
     std::int64_t hidden_size = 0;
     std::int64_t layers = 0;
@@ -89,6 +69,7 @@ struct ModelInfo {
     Numbers eos_token_ids;
 };
 
+// The draft head: the size of a token's row in its table, the size of its state, the blocks that hold its candidates.
 struct HeadInfo {
     std::int64_t rank = 0;
     std::int64_t width = 0;
@@ -97,7 +78,6 @@ struct HeadInfo {
 
 struct LookaheadInfo {
     std::int64_t length = 0;
-    bool trained = false;
     std::string source;
     std::int64_t adapter_rank = 0;
     std::vector<double> acceptance_per_position;
@@ -108,34 +88,13 @@ struct LookaheadInfo {
     bool reads_rows() const { return adapter_rank > 0 || head.has_value(); }
 };
 
-// The constants of a plan as the manifest lists them; window_mask has a string of 0 and 1 for every row.
-struct ListedConstants {
-    Numbers row_position;
-    std::vector<std::string> window_mask;
-    Numbers logit_rows;
-    Numbers lookahead_rows;
-    std::vector<Numbers> draft_rows;
-    Numbers lookahead_ids;
-};
-
+// A plan by its name, from which its layout and constants follow (bundle/plan.h), and its tail graphs.
 struct PlanInfo {
     std::string name;
-    std::int64_t drafts = 0;
-    Numbers groups;
-    std::string next;
-    ListedConstants listed;
-    PlanConstants constants;  // the same in the form that graphs take
-    Ordered<Graph> tails;     // by sampler: greedy, sample, truncated
+    Ordered<Graph> tails;  // by sampler: greedy, sample, truncated
 
     // Null where the plan has no tail for `sampler`.
     const Graph* tail(const std::string& sampler) const;
-};
-
-struct NoiseInfo {
-    std::string scheme;
-    std::int64_t block_size = 0;
-    std::int64_t row = 0;
-    std::int64_t bits = 0;
 };
 
 struct FileInfo {
@@ -185,10 +144,7 @@ struct Manifest {
     std::vector<DerivedTrunk> derived;
     std::vector<PlanInfo> plans;
     Graph logprobs;
-    Ordered<std::string> feeds;  // output -> the input of the next graph or pass whose memory it is
-    NoiseInfo noise;
     Ordered<FileInfo> files;
-    Ordered<std::string> tools;
     std::vector<EngineSet> engines;
 
     // A hash over the hashes of graphs and weights. Engines that were built from other ones do not fit.
@@ -200,12 +156,22 @@ struct Manifest {
     // Error where the bundle has no such plan.
     const PlanInfo& plan(const std::string& name) const;
 
-    // The input that `output` feeds; null where it feeds none.
-    const std::string* fed(const std::string& output) const;
-
     // Null where the bundle has no such file.
     const FileInfo* file(const std::string& name) const;
 };
+
+// Whether `name` is a plain file name, which cannot point outside the bundle's directory.
+bool is_file_name(const std::string& name);
+
+// The manifest in `text`. Throws Error with the first field that is missing, unknown or of another kind.
+Manifest parse_manifest(const std::string& text);
+
+// Throws Error where the numbers of a manifest contradict the tensors and plans that it lists.
+void check_consistency(const Manifest& manifest);
+
+// trunk.onnx states the model that it was exported from: throws Error where `stated`, the JSON in its metadata, is of
+// another one.
+void check_trunk_metadata(const Manifest& manifest, const std::string& stated);
 
 // Parse and validate `bundle`/pass_config.json. Throws Error with the first problem.
 Manifest read_manifest(const std::filesystem::path& bundle);
@@ -216,8 +182,5 @@ class Remembered;
 // so that files that have not changed are not read again; null reads all of them.
 void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes = true,
                   Remembered* remembered = nullptr);
-
-// What the metadata of trunk.onnx must hold under "pass_toolkit", as a JSON object.
-Ordered<std::variant<std::int64_t, std::string>> trunk_metadata(const Manifest& manifest);
 
 }  // namespace pass

@@ -19,7 +19,10 @@ Words4 philox4x32(Words4 counter, Words2 key);
 inline const std::array<std::string, 3> noise_streams{"noise_offsets", "accept_offsets", "draft_offsets"};
 
 inline constexpr const char* noise_tables_file = "tail.noise.data";
-inline constexpr int noise_row = 16;  // entries in a row of the tables
+inline constexpr const char* noise_scheme = "block-race-1";
+inline constexpr int noise_block_size = 8;  // token ids in a block
+inline constexpr int noise_row = 16;        // entries in a row of the tables
+inline constexpr int noise_bits = 30;
 
 // Fill `offsets` [N,2] with the row offsets of N positions from `first` on, for the input noise_streams[stream].
 void noise_offsets(std::uint64_t seed, std::uint32_t stream, std::int64_t first, std::span<std::int64_t> offsets);

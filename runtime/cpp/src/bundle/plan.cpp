@@ -160,4 +160,14 @@ Cycle fused_cycle(const std::vector<int>& groups) {
     return {std::move(name), {std::move(plan)}};
 }
 
+std::vector<Plan> bundle_plans(int lookahead) {
+    std::vector<Plan> plans{ar_plan()};
+    for (int length = 1; length <= lookahead; ++length) {
+        for (const char* mode : {"two-pass", "fused"}) {
+            for (const Plan& plan : make_cycle(mode, length).plans) plans.push_back(plan);
+        }
+    }
+    return plans;
+}
+
 }  // namespace pass

@@ -1,7 +1,7 @@
 // Plans: the static layout of a decoding window, and the cycles of plans that decoding runs.
 //
-// pass_runtime/bundle/plan.py explains them. A manifest lists the constants of its plans; for other group sizes
-// (`fused:2,1,1`) they are computed here in the same way.
+// pass_runtime/bundle/plan.py explains them. A manifest lists their constants for other runtimes; this one computes
+// them.
 #pragma once
 
 #include <cstdint>
@@ -73,5 +73,8 @@ struct Cycle {
 // lookahead: the drafts of the other modes, 0 for `ar`. Throws Error where there is no such mode.
 Cycle make_cycle(const std::string& mode, int lookahead);
 Cycle fused_cycle(const std::vector<int>& groups);
+
+// Every plan that a bundle with `lookahead` look-ahead rows has tails for, in the order of its manifest.
+std::vector<Plan> bundle_plans(int lookahead);
 
 }  // namespace pass

@@ -1,6 +1,7 @@
 #include "bundle/tensors.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "bundle/noise.h"
 
@@ -54,6 +55,43 @@ TensorKinds logprobs_tensors(std::int64_t vocab_size) {
         {"top_ids", {"int64", most}},
         {"top_logprobs", {"float32", most}},
     };
+}
+
+std::optional<std::string> fed_by(const std::string& output) {
+    if (output == "next_ids") return "input_ids";
+    if (output.starts_with(present_prefix)) return cache_prefix + output.substr(std::strlen(present_prefix));
+    if (output.starts_with("next_")) return output.substr(std::strlen("next_"));
+    return std::nullopt;
+}
+
+std::vector<HeadArray> head_arrays(const ModelInfo& model, const HeadInfo& head) {
+    constexpr std::int64_t most = std::int64_t{1} << 56;  // more than any file has, and far from overflow
+    std::vector<HeadArray> arrays{{"head_table", {model.vocab_size, head.rank}, 2},
+                                  {"head_hidden", {model.hidden_size, head.width}},
+                                  {"head_token", {head.rank, head.width}},
+                                  {"head_state", {head.width, head.width}},
+                                  {"head_bias", {head.width}},
+                                  {"head_out", {head.width, head.rank}}};
+    std::int64_t end = 0;
+    for (HeadArray& array : arrays) {
+        array.offset = (end + 63) / 64 * 64;
+        array.bytes = array.item;
+        for (const std::int64_t size : array.shape) {
+            if (__builtin_mul_overflow(array.bytes, size, &array.bytes) || array.bytes > most) array.bytes = most;
+        }
+        end = array.offset + array.bytes;
+    }
+    return arrays;
+}
+
+std::string text_of(const std::vector<Dimension>& shape) {
+    std::string text;
+    for (const Dimension& size : shape) {
+        const auto* name = std::get_if<std::string>(&size);
+        text += (&size == shape.data() ? "" : ",") +
+                (name != nullptr ? *name : std::to_string(std::get<std::int64_t>(size)));
+    }
+    return "[" + text + "]";
 }
 
 }  // namespace pass

@@ -1,9 +1,9 @@
-#include "text/digits.h"
-
+// Splits text at digits.
 #include <algorithm>
 #include <array>
 #include <iterator>
 
+#include "text/vocabulary.h"
 #include "utf8.h"
 
 namespace pass {

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "errors.h"
+#include "utf8.h"
 
 namespace pass {
 
@@ -23,10 +24,8 @@ void* open_library(const fs::path& given, const char* variable, const char* buil
                                                               : plain;
     void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (handle != nullptr) return handle;
-    std::string reason = dlerror();
-    std::replace(reason.begin(), reason.end(), '\n', ' ');
-    throw Error(std::string("text needs ") + plain + ", which cannot be opened (" + reason + "); set " + variable +
-                " to it, or use token ids");
+    throw Error(std::string("text needs ") + plain + ", which cannot be opened (" + one_line(dlerror()) + "); set " +
+                variable + " to it, or use token ids");
 }
 
 // A temporary directory with the three files that the library reads.
@@ -91,9 +90,8 @@ struct GenaiTokenizer::Api {
 
     void check(void* result, const std::string& what) const {
         if (result == nullptr) return;
-        std::string reason = error_of(result);
+        const std::string reason = one_line(error_of(result));
         destroy_result(result);
-        std::replace(reason.begin(), reason.end(), '\n', ' ');
         throw Error(what + ": " + reason);
     }
 };

@@ -4,7 +4,6 @@
 #include "text/genai_tokenizer.h"
 #include "text/text_stream.h"
 #include "text/vocabulary.h"
-#include "text_file.h"
 #include "utf8.h"
 
 namespace pass {
@@ -36,8 +35,7 @@ Tokenizer::Data::Data(const std::string& path, const std::filesystem::path& libr
 
 Tokenizer::Tokenizer(const std::filesystem::path& bundle, const std::filesystem::path& library,
                      const std::filesystem::path& onnxruntime) {
-    const std::string path = joined_path(plain_path(bundle), tokenizer_file);
-    data_ = std::make_unique<Data>(path, library, onnxruntime);
+    data_ = std::make_unique<Data>((bundle / tokenizer_file).string(), library, onnxruntime);
 }
 
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;

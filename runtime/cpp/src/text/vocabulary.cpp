@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "errors.h"
-#include "text/digits.h"
 #include "utf8.h"
 
 namespace pass {

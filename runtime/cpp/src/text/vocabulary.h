@@ -3,11 +3,16 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace pass {
+
+// The runs of digits (one_by_one: the single digits) and the text between them, as the pre-tokenizer Digits of
+// `tokenizers` splits text, which must be UTF-8.
+std::vector<std::string> split_digits(std::string_view text, bool one_by_one);
 
 class Vocabulary {
    public:

@@ -9,7 +9,7 @@
 //     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA fails with that code in all that it does, while
 //     the
 //                                         scene's first request is under way, and recovers before another one
-//     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES]]   opens it on a GPU of that compute capability
+//     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL]]]   opens it on a GPU of that capability
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -34,6 +34,7 @@ struct Machine {
         LoadOptions options;
         options.device = "tensorrt";
         options.max_batch_size = scene.value("slots", 1);
+        options.device_ordinal = cuda.ordinal;
         if (scene.contains("capacity")) options.capacity = scene["capacity"].get<std::int64_t>();
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
         auto backend = std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
@@ -55,6 +56,8 @@ std::string differences_of(const Json& scene, Session& session) {
 
 Json play_often(const std::string& bundle, const Json& scene) {
     Machine machine;
+    machine.cuda.devices = 2;
+    machine.cuda.ordinal = scene.value("ordinal", 0);
     Json report{{"name", scene["name"]}, {"done", Json::array()}};
     {
         Session session = machine.open(bundle, scene);
@@ -65,7 +68,7 @@ Json play_often(const std::string& bundle, const Json& scene) {
             report["done"].push_back(machine.report());
         }
     }
-    report["empty"] = machine.cuda.empty();
+    report["empty"] = machine.cuda.empty() && machine.cuda.current == 0;
     return report;
 }
 
@@ -130,8 +133,9 @@ Json fail_with(const std::string& bundle, const Json& scene, int code) {
     return {{"errors", errors}};
 }
 
-Json open_on(const std::string& bundle, int major, int minor, int devices) {
+Json open_on(const std::string& bundle, int major, int minor, int devices, int ordinal) {
     Machine machine;
+    machine.cuda.ordinal = ordinal;
     machine.cuda.major = major;
     machine.cuda.minor = minor;
     machine.cuda.devices = devices;
@@ -152,7 +156,7 @@ Json report_of(const std::vector<std::string>& words) {
     const auto number = [&](std::size_t i, int otherwise) {
         return i < words.size() ? std::stoi(words[i]) : otherwise;
     };
-    if (what == "open") return open_on(words[0], number(3, 9), number(4, 0), number(5, 1));
+    if (what == "open") return open_on(words[0], number(3, 9), number(4, 0), number(5, 1), number(6, 0));
     if (what == "sticky") return fail_with(words[0], scenes.at(0), number(3, 700));
     if (what == "runs") {
         return fail_each(

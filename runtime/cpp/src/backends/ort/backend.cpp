@@ -10,8 +10,6 @@ namespace {
 
 constexpr int logprobs_graph = -1;  // in place of a sampler
 
-bool on_cpu(const Device& device) { return std::strcmp(device.name, "cpu") == 0; }
-
 Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {
     if (manifest.model.dtype == "bfloat16") {
         throw Error("bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or fp32");
@@ -23,7 +21,7 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
     }
     return {device.name,
             manifest.model.vocab_size,
-            on_cpu(device) ? following_capacities(most) : doubling_capacities(most),
+            device.on_cpu() ? following_capacities(most) : doubling_capacities(most),
             {256, 64, 16, 1},
             batch_sizes_up_to(options.max_batch_size)};
 }
@@ -33,21 +31,21 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options)
     : OrtBackend(std::move(bundle), manifest, options, [&] {
           std::shared_ptr<const OrtLibrary> library = OrtLibrary::open(options.onnxruntime);
-          const Device& device = choose_device(*library, options.device);
+          Device device = choose_device(*library, options.device, options.device_ordinal);
           register_plugin(*library, device, options);
-          return Engine{std::move(library), &device};
+          return Engine{std::move(library), std::move(device)};
       }()) {}
 
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
                        Engine engine)
-    : Backend(manifest, capabilities_of(manifest, options, *engine.device),
-              open_memory(*engine.device, options.allocator)),
+    : Backend(manifest, capabilities_of(manifest, options, engine.device),
+              open_memory(engine.device, options.allocator)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
     // On other devices every tail has a copy of its own.
-    if (on_cpu(*engine_.device)) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
-    const std::filesystem::path trunk = bundle_ / manifest_.trunk_file(engine_.device->name);
-    trunk_ = std::make_unique<OrtGraph>(engine_.library, *engine_.device, trunk, options.threads, nullptr);
+    if (engine_.device.on_cpu()) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
+    const std::filesystem::path trunk = bundle_ / manifest_.trunk_file(engine_.device.name);
+    trunk_ = std::make_unique<OrtGraph>(engine_.library, engine_.device, trunk, options.threads, nullptr);
     trunk_->check(manifest_.trunk, &manifest_);
 }
 
@@ -89,18 +87,19 @@ void OrtBackend::run_tail(const PassKind& kind) {
     }));
 }
 
+std::vector<BoundTensor> OrtBackend::placed(const std::vector<Binding>& bindings) {
+    std::vector<BoundTensor> found;
+    for (const Binding& one : bindings) found.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
+    return found;
+}
+
 BoundGraph OrtBackend::bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings) {
-    std::vector<BoundTensor> inputs, outputs;
-    for (const Binding& one : bindings.inputs) inputs.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
-    for (const Binding& one : bindings.outputs) outputs.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
-    return {graph, inputs, outputs, cuda_graph};
+    return {graph, placed(bindings.inputs), placed(bindings.outputs), cuda_graph};
 }
 
 // Past and present are the same memory: without that, every pass would copy the cache.
 BoundGraph OrtBackend::bind_trunk(int cuda_graph, const Bindings& bindings, int slot, int batch) {
-    std::vector<BoundTensor> inputs, outputs;
-    for (const Binding& one : bindings.inputs) inputs.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
-    for (const Binding& one : bindings.outputs) outputs.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
+    std::vector<BoundTensor> inputs = placed(bindings.inputs), outputs = placed(bindings.outputs);
     const std::array<std::int64_t, 4> shape = cache_.shape(batch);
     for (std::size_t i = 0; i < cache_.names().size(); ++i) {
         const std::string& past = cache_.names()[i];
@@ -117,7 +116,7 @@ const OrtGraph& OrtBackend::tail_graph(const Graph& graph) {
     std::unique_ptr<OrtGraph>& tail = tails_[graph.file];
     if (tail == nullptr) {
         auto opened =
-            std::make_unique<OrtGraph>(engine_.library, *engine_.device, bundle_ / graph.file, 1, shared_.get());
+            std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / graph.file, 1, shared_.get());
         opened->check(graph);
         tail = std::move(opened);
     }

@@ -31,12 +31,13 @@ class OrtBackend : public Backend {
     // What the constructor of the base class needs.
     struct Engine {
         std::shared_ptr<const OrtLibrary> library;
-        const Device* device;
+        Device device;
     };
 
     OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Engine engine);
 
     void run_bound(const BoundGraph& bound);
+    std::vector<BoundTensor> placed(const std::vector<Binding>& bindings);
     BoundGraph bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings);
     BoundGraph bind_trunk(int cuda_graph, const Bindings& bindings, int slot, int batch);
     const OrtGraph& tail_graph(const Graph& graph);

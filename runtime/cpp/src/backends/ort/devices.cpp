@@ -17,14 +17,15 @@ constexpr const char* rtx_plugin = "NvTensorRTRTXExecutionProvider";
 
 const std::vector<Device>& devices() {
     static const std::vector<Device> known{
-        {"cpu", "CPUExecutionProvider", "Cpu", false, {{}}},
+        {"cpu", "CPUExecutionProvider", "Cpu", false, {{}}, 0},
         // A graph with a node on the CPU cannot be captured. TF32 would cost fp32 its exactness.
         {"cuda",
          "CUDAExecutionProvider",
          "Cuda",
          false,
-         {{{"enable_cuda_graph", "1"}, {"use_tf32", "0"}}, {{"use_tf32", "0"}}}},
-        {"tensorrt-rtx-ep", rtx_plugin, "Cuda", true, {{{"enable_cuda_graph", "1"}}, {}}},
+         {{{"enable_cuda_graph", "1"}, {"use_tf32", "0"}}, {{"use_tf32", "0"}}},
+         0},
+        {"tensorrt-rtx-ep", rtx_plugin, "Cuda", true, {{{"enable_cuda_graph", "1"}}, {}}, 0},
     };
     return known;
 }
@@ -42,10 +43,12 @@ std::string plugin_path(const LoadOptions& options) {
 
 }  // namespace
 
-const Device& choose_device(const OrtLibrary& library, const std::string& name) {
+Device choose_device(const OrtLibrary& library, const std::string& name, int ordinal) {
     const std::string wanted = name != "auto" ? name : has_provider(library, devices()[1].provider) ? "cuda" : "cpu";
-    for (const Device& device : devices()) {
+    for (Device device : devices()) {
         if (wanted != device.name) continue;
+        if (name == "cpu" && ordinal != 0) throw Error("the CPU has no ordinal; leave it out, or use --device cuda");
+        if (!device.on_cpu()) device.ordinal = ordinal;
         if (!device.plugin && !has_provider(library, device.provider)) {
             throw Error("this onnxruntime has no " + std::string(device.provider) +
                         ": set PASS_ONNXRUNTIME to the libonnxruntime.so of onnxruntime-gpu, or use --device cpu");
@@ -90,14 +93,15 @@ void append_plugin(const OrtLibrary& library, OrtSessionOptions* session_options
     const OrtEpDevice* const* found = nullptr;
     std::size_t count = 0;
     library.check(api.GetEpDevices(library.environment(), &found, &count), "onnxruntime cannot list devices");
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0, gpu = 0; i < count; ++i) {
         if (std::strcmp(api.EpDevice_EpName(found[i]), device.provider) != 0) continue;
+        if (gpu++ != static_cast<std::size_t>(device.ordinal)) continue;
         library.check(api.SessionOptionsAppendExecutionProvider_V2(session_options, library.environment(), &found[i], 1,
                                                                    keys.data(), values.data(), keys.size()),
                       "onnxruntime cannot use " + std::string(device.provider));
         return;
     }
-    throw Error("the plugin found no GPU for " + std::string(device.provider) +
+    throw Error("the plugin found no GPU " + std::to_string(device.ordinal) + " for " + device.provider +
                 " (is it visible to nvidia-smi?); use --device cpu");
 }
 
@@ -126,22 +130,23 @@ void append_provider(const OrtLibrary& library, OrtSessionOptions* session_optio
         keys.push_back(key);
         values.push_back(value);
     }
+    const std::string ordinal = std::to_string(device.ordinal);
     if (device.plugin) {
         append_plugin(library, session_options, device, keys, values);
     } else if (std::strcmp(device.name, "cuda") == 0) {
-        OrtCUDAProviderOptionsV2* made = nullptr;
-        library.check(api.CreateCUDAProviderOptions(&made), "onnxruntime cannot use CUDA");
-        const Owned<OrtCUDAProviderOptionsV2> cuda(made, api.ReleaseCUDAProviderOptions);
-        library.check(api.UpdateCUDAProviderOptions(made, keys.data(), values.data(), keys.size()),
+        keys.push_back("device_id");
+        values.push_back(ordinal.c_str());
+        const auto cuda = library.make(api.CreateCUDAProviderOptions, api.ReleaseCUDAProviderOptions);
+        library.check(api.UpdateCUDAProviderOptions(cuda.get(), keys.data(), values.data(), keys.size()),
                       "onnxruntime cannot use CUDA");
-        library.check(api.SessionOptionsAppendExecutionProvider_CUDA_V2(session_options, made),
+        library.check(api.SessionOptionsAppendExecutionProvider_CUDA_V2(session_options, cuda.get()),
                       "onnxruntime could not start CUDAExecutionProvider (is the GPU visible?); use --device cpu");
     }
 }
 
 std::unique_ptr<Memory> open_memory(const Device& device, std::shared_ptr<Allocator> allocator) {
-    if (std::strcmp(device.memory, "Cpu") == 0) return std::make_unique<HostMemory>(std::move(allocator));
-    return std::make_unique<Cuda>(CudaApi::open());
+    if (device.on_cpu()) return std::make_unique<HostMemory>(std::move(allocator));
+    return std::make_unique<Cuda>(CudaApi::open(), device.ordinal);
 }
 
 }  // namespace pass

@@ -21,11 +21,14 @@ struct Device {
     const char* memory;                    // ONNX Runtime's name for where its tensors are
     bool plugin;                           // it is in a library of its own, which must be registered first
     std::vector<ProviderOptions> options;  // tried in this order
+    int ordinal = 0;                       // which of several GPUs
+
+    bool on_cpu() const { return memory == std::string_view("Cpu"); }
 };
 
 // name: cpu, cuda, tensorrt-rtx-ep, or auto, which is cuda where this ONNX Runtime has it, else cpu. Throws Error where
 // ONNX Runtime has no such provider.
-const Device& choose_device(const OrtLibrary& library, const std::string& name);
+Device choose_device(const OrtLibrary& library, const std::string& name, int ordinal = 0);
 
 // Register the plugin of `device`, if it has one. Throws Error where it cannot be registered.
 void register_plugin(const OrtLibrary& library, const Device& device, const LoadOptions& options);

@@ -2,10 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <sstream>
 
 #include "errors.h"
+#include "utf8.h"
 
 #ifndef PASS_DEFAULT_ONNXRUNTIME
 #define PASS_DEFAULT_ONNXRUNTIME ""
@@ -15,14 +16,6 @@ namespace pass {
 
 namespace {
 
-// The message on one line, as messages of Error are.
-std::string one_line(const char* text) {
-    std::istringstream words(text);
-    std::string line;
-    for (std::string word; words >> word;) line += (line.empty() ? "" : " ") + word;
-    return line;
-}
-
 std::string library_name(const std::filesystem::path& given) {
     if (!given.empty()) return given.string();
     const char* named = std::getenv("PASS_ONNXRUNTIME");
@@ -31,7 +24,15 @@ std::string library_name(const std::filesystem::path& given) {
     return !built.empty() && std::filesystem::exists(built) ? built : "libonnxruntime.so.1";
 }
 
+void ORT_API_CALL write_log(void*, OrtLoggingLevel severity, const char*, const char*, const char*,
+                            const char* message) {
+    const int level = std::min<int>(severity, ORT_LOGGING_LEVEL_ERROR);
+    log(static_cast<LogLevel>(level), "onnxruntime: " + one_line(message));
+}
+
 }  // namespace
+
+OrtLoggingLevel severity_of(LogLevel level) { return static_cast<OrtLoggingLevel>(level); }
 
 std::shared_ptr<const OrtLibrary> OrtLibrary::open(const std::filesystem::path& path) {
     const std::string name = library_name(path);
@@ -48,31 +49,36 @@ std::shared_ptr<const OrtLibrary> OrtLibrary::open(const std::filesystem::path& 
     const std::string version = base->GetVersionString();
     const OrtApi* api = base->GetApi(ORT_API_VERSION);
     if (api == nullptr) throw Error("onnxruntime " + version + " of " + name + " is too old; use 1.25 or newer");
-    return std::shared_ptr<const OrtLibrary>(new OrtLibrary(api, version));
+    return std::shared_ptr<const OrtLibrary>(new OrtLibrary(api));
 }
 
-OrtLibrary::OrtLibrary(const OrtApi* api, std::string version)
-    : api_(api), version_(std::move(version)), environment_(nullptr, api->ReleaseEnv) {
+OrtLibrary::OrtLibrary(const OrtApi* api) : api_(api), environment_(nullptr, api->ReleaseEnv) {
     OrtEnv* environment = nullptr;
-    check(api_->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "pass", &environment), "onnxruntime cannot start");
+    check(api_->CreateEnvWithCustomLogger(write_log, nullptr, severity_of(log_level()), "pass", &environment),
+          "onnxruntime cannot start");
     environment_.reset(environment);
 }
 
 std::vector<std::string> OrtLibrary::providers() const {
     char** names = nullptr;
     int count = 0;
-    check(api_->GetAvailableProviders(&names, &count), "onnxruntime does not say what it has");
+    check(api_->GetAvailableProviders(&names, &count));
     std::vector<std::string> found(names, names + count);
-    OrtStatus* status = api_->ReleaseAvailableProviders(names, count);
-    check(status, "onnxruntime");
+    check(api_->ReleaseAvailableProviders(names, count));
     return found;
 }
 
-void OrtLibrary::check(OrtStatus* status, const std::string& what) const {
+void OrtLibrary::check(OrtStatus* status, std::string_view what) const {
     if (status == nullptr) return;
     const std::string message = one_line(api_->GetErrorMessage(status));
     api_->ReleaseStatus(status);
-    throw Error(what + ": " + message);
+    throw Error(std::string(what) + ": " + message);
+}
+
+Owned<OrtValue> OrtLibrary::tensor(const OrtMemoryInfo* place, std::byte* address, std::size_t size,
+                                   const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type) const {
+    return make(api_->CreateTensorWithDataAsOrtValue, api_->ReleaseValue, place, static_cast<void*>(address), size,
+                shape.data(), shape.size(), type);
 }
 
 }  // namespace pass

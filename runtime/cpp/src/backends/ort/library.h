@@ -5,12 +5,18 @@
 #include <onnxruntime_c_api.h>
 
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "log.h"
+
 namespace pass {
+
+// ONNX Runtime's levels are the same numbers; its fatal is an error.
+OrtLoggingLevel severity_of(LogLevel level);
 
 template <class Thing>
 using Owned = std::unique_ptr<Thing, void (*)(Thing*)>;
@@ -23,17 +29,25 @@ class OrtLibrary {
 
     const OrtApi& api() const { return *api_; }
     OrtEnv* environment() const { return environment_.get(); }
-    const std::string& version() const { return version_; }
     // The execution providers that this ONNX Runtime was built with.
     std::vector<std::string> providers() const;
     // Throws Error with `what` and ONNX Runtime's own message where `status` is a failure.
-    void check(OrtStatus* status, const std::string& what) const;
+    void check(OrtStatus* status, std::string_view what = "onnxruntime") const;
+    // What `create` makes, a function of the C API whose last argument is where to put it.
+    template <class Create, class Thing, class... Given>
+    Owned<Thing> make(Create create, void (*release)(Thing*), Given... given) const {
+        Thing* made = nullptr;
+        check(create(given..., &made));
+        return {made, release};
+    }
+    // A piece of memory as a tensor, on the device of `place`.
+    Owned<OrtValue> tensor(const OrtMemoryInfo* place, std::byte* address, std::size_t size,
+                           const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type) const;
 
    private:
-    OrtLibrary(const OrtApi* api, std::string version);
+    explicit OrtLibrary(const OrtApi* api);
 
     const OrtApi* api_;
-    std::string version_;
     Owned<OrtEnv> environment_;
 };
 

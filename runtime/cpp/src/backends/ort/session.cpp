@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <set>
 
 #include "backends/ort/threads.h"
-#include "bundle/metadata.h"
+#include "bundle/tensors.h"
 #include "errors.h"
+#include "log.h"
 
 namespace pass {
 
@@ -24,56 +24,34 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
 Owned<OrtValue> tensor_on(const OrtLibrary& library, const OrtMemoryInfo* place, const BoundTensor& tensor) {
     std::size_t size = item_size(tensor.dtype);
     for (std::int64_t length : tensor.shape) size *= static_cast<std::size_t>(length);
-    OrtValue* value = nullptr;
-    library.check(library.api().CreateTensorWithDataAsOrtValue(place, tensor.address, size, tensor.shape.data(),
-                                                               tensor.shape.size(), element_type(tensor.dtype), &value),
-                  "onnxruntime cannot take " + tensor.name);
-    return {value, library.api().ReleaseValue};
+    return library.tensor(place, tensor.address, size, tensor.shape, element_type(tensor.dtype));
 }
 
 // The name, type and shape of a tensor, in which a graph and its manifest must agree.
 struct Kind {
     std::string name;
     ONNXTensorElementDataType type;
-    std::string shape;
+    std::vector<Dimension> shape;
 
     auto operator<=>(const Kind&) const = default;
 };
 
-std::string shape_text(const std::vector<std::string>& sizes) {
-    std::string text;
-    for (const std::string& size : sizes) text += (text.empty() ? "" : ", ") + size;
-    return "[" + text + "]";
-}
-
-std::string shape_text(const Tensor& tensor) {
-    std::vector<std::string> sizes;
-    for (const Dimension& size : tensor.shape) {
-        const auto* number = std::get_if<std::int64_t>(&size);
-        sizes.push_back(number != nullptr ? std::to_string(*number) : "'" + std::get<std::string>(size) + "'");
-    }
-    return shape_text(sizes);
-}
-
-Kind kind_of(const OrtLibrary& library, std::string name, OrtTypeInfo* info) {
+Kind kind_of(const OrtLibrary& library, std::string name, const OrtTypeInfo* info) {
     const OrtApi& api = library.api();
-    const Owned<OrtTypeInfo> held(info, api.ReleaseTypeInfo);
     const OrtTensorTypeAndShapeInfo* tensor = nullptr;
-    library.check(api.CastTypeInfoToTensorInfo(info, &tensor), "onnxruntime");
-    Kind found{std::move(name), ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, "[]"};
+    library.check(api.CastTypeInfoToTensorInfo(info, &tensor));
+    Kind found{std::move(name), ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, {}};
     if (tensor == nullptr) return found;
     std::size_t rank = 0;
-    library.check(api.GetTensorElementType(tensor, &found.type), "onnxruntime");
-    library.check(api.GetDimensionsCount(tensor, &rank), "onnxruntime");
+    library.check(api.GetTensorElementType(tensor, &found.type));
+    library.check(api.GetDimensionsCount(tensor, &rank));
     std::vector<std::int64_t> sizes(rank);
     std::vector<const char*> names(rank, "");
-    library.check(api.GetDimensions(tensor, sizes.data(), rank), "onnxruntime");
-    library.check(api.GetSymbolicDimensions(tensor, names.data(), rank), "onnxruntime");
-    std::vector<std::string> texts;
+    library.check(api.GetDimensions(tensor, sizes.data(), rank));
+    library.check(api.GetSymbolicDimensions(tensor, names.data(), rank));
     for (std::size_t i = 0; i < rank; ++i) {
-        texts.push_back(*names[i] != '\0' ? "'" + std::string(names[i]) + "'" : std::to_string(sizes[i]));
+        found.shape.push_back(*names[i] != '\0' ? Dimension(names[i]) : Dimension(sizes[i]));
     }
-    found.shape = shape_text(texts);
     return found;
 }
 
@@ -82,6 +60,7 @@ Kind kind_of(const OrtLibrary& library, std::string name, OrtTypeInfo* info) {
 OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
                    int threads, const SharedTensors* shared)
     : library_(std::move(library)), device_(device), session_(nullptr, library_->api().ReleaseSession) {
+    const OrtApi& api = library_->api();
     for (std::size_t attempt = 0; session_ == nullptr; ++attempt) {
         try {
             const Owned<OrtSessionOptions> options = session_options(threads, shared);
@@ -89,86 +68,71 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
             LateThreads workers;
             workers.give_to(*library_, options.get());
             OrtSession* session = nullptr;
-            OrtStatus* status =
-                library_->api().CreateSession(library_->environment(), path.c_str(), options.get(), &session);
+            OrtStatus* status = api.CreateSession(library_->environment(), path.c_str(), options.get(), &session);
             workers.begin();
             library_->check(status, "onnxruntime cannot load " + path.string());
             session_.reset(session);
-        } catch (const Error&) {
+        } catch (const Error& error) {
             if (attempt + 1 == device_.options.size()) throw;
+            log(LogLevel::warning, error.what() + std::string(" (it is tried without CUDA graphs)"));
         }
     }
 }
 
 Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared) const {
     const OrtApi& api = library_->api();
-    OrtSessionOptions* made = nullptr;
-    library_->check(api.CreateSessionOptions(&made), "onnxruntime");
-    Owned<OrtSessionOptions> options(made, api.ReleaseSessionOptions);
-    library_->check(api.SetSessionLogSeverityLevel(made, ORT_LOGGING_LEVEL_ERROR), "onnxruntime");
-    library_->check(api.SetIntraOpNumThreads(made, threads), "onnxruntime");
+    Owned<OrtSessionOptions> options = library_->make(api.CreateSessionOptions, api.ReleaseSessionOptions);
+    library_->check(api.SetSessionLogSeverityLevel(options.get(), severity_of(log_level())));
+    library_->check(api.SetIntraOpNumThreads(options.get(), threads));
     // A memory pattern would be kept for every shape, and passes have many shapes.
-    const bool on_cpu = std::strcmp(device_.name, "cpu") == 0;
-    library_->check(on_cpu ? api.DisableMemPattern(made) : api.EnableMemPattern(made), "onnxruntime");
+    library_->check((device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
     if (shared != nullptr) {
         for (const auto& [name, value] : shared->values()) {
-            library_->check(api.AddInitializer(made, name.c_str(), value.get()), "onnxruntime");
+            library_->check(api.AddInitializer(options.get(), name.c_str(), value.get()));
         }
     }
     return options;
 }
 
 void OrtGraph::check(const Graph& described, const Manifest* manifest) const {
-    check_tensors(described, true);
-    check_tensors(described, false);
-    if (manifest != nullptr) check_metadata(*manifest);
-}
-
-void OrtGraph::check_tensors(const Graph& described, bool inputs) const {
     const OrtApi& api = library_->api();
     OrtAllocator* allocator = nullptr;
-    library_->check(api.GetAllocatorWithDefaultOptions(&allocator), "onnxruntime");
+    library_->check(api.GetAllocatorWithDefaultOptions(&allocator));
+    check_tensors(described.inputs, described.file, allocator, api.SessionGetInputCount, api.SessionGetInputName,
+                  api.SessionGetInputTypeInfo);
+    check_tensors(described.outputs, described.file, allocator, api.SessionGetOutputCount, api.SessionGetOutputName,
+                  api.SessionGetOutputTypeInfo);
+    if (manifest == nullptr) return;
+    const auto metadata = library_->make(api.SessionGetModelMetadata, api.ReleaseModelMetadata, session_.get());
+    char* value = nullptr;
+    library_->check(api.ModelMetadataLookupCustomMetadataMap(metadata.get(), allocator, "pass_toolkit", &value));
+    const std::string stated = value == nullptr ? "{}" : value;
+    if (value != nullptr) library_->check(api.AllocatorFree(allocator, value));
+    check_trunk_metadata(*manifest, stated);
+}
+
+template <class Count, class Name, class Info>
+void OrtGraph::check_tensors(const std::vector<Tensor>& described, const std::string& file, OrtAllocator* allocator,
+                             Count count_of, Name name_of, Info info_of) const {
+    const OrtApi& api = library_->api();
     std::size_t count = 0;
-    library_->check((inputs ? api.SessionGetInputCount : api.SessionGetOutputCount)(session_.get(), &count),
-                    "onnxruntime");
+    library_->check(count_of(session_.get(), &count));
     std::set<Kind> found, listed;
     for (std::size_t i = 0; i < count; ++i) {
         char* name = nullptr;
-        library_->check(
-            (inputs ? api.SessionGetInputName : api.SessionGetOutputName)(session_.get(), i, allocator, &name),
-            "onnxruntime");
+        library_->check(name_of(session_.get(), i, allocator, &name));
         const std::string copied = name;
-        library_->check(api.AllocatorFree(allocator, name), "onnxruntime");
-        OrtTypeInfo* info = nullptr;
-        library_->check((inputs ? api.SessionGetInputTypeInfo : api.SessionGetOutputTypeInfo)(session_.get(), i, &info),
-                        "onnxruntime");
-        found.insert(kind_of(*library_, copied, info));
+        library_->check(api.AllocatorFree(allocator, name));
+        const auto info = library_->make(info_of, api.ReleaseTypeInfo, session_.get(), i);
+        found.insert(kind_of(*library_, copied, info.get()));
     }
-    for (const Tensor& tensor : inputs ? described.inputs : described.outputs) {
-        listed.insert({tensor.name, element_type(tensor.dtype), shape_text(tensor)});
-    }
+    for (const Tensor& tensor : described) listed.insert({tensor.name, element_type(tensor.dtype), tensor.shape});
     std::vector<Kind> differing;
     std::set_symmetric_difference(found.begin(), found.end(), listed.begin(), listed.end(),
                                   std::back_inserter(differing));
-    if (!differing.empty()) {
-        throw Error("the manifest and " + described.file + " differ in " + differing.front().name + " " +
-                    differing.front().shape + "; export the bundle again");
-    }
-}
-
-void OrtGraph::check_metadata(const Manifest& manifest) const {
-    const OrtApi& api = library_->api();
-    OrtAllocator* allocator = nullptr;
-    library_->check(api.GetAllocatorWithDefaultOptions(&allocator), "onnxruntime");
-    OrtModelMetadata* metadata = nullptr;
-    library_->check(api.SessionGetModelMetadata(session_.get(), &metadata), "onnxruntime");
-    const Owned<OrtModelMetadata> held(metadata, api.ReleaseModelMetadata);
-    char* value = nullptr;
-    library_->check(api.ModelMetadataLookupCustomMetadataMap(metadata, allocator, "pass_toolkit", &value),
-                    "onnxruntime");
-    const std::string stated = value == nullptr ? "{}" : value;
-    if (value != nullptr) library_->check(api.AllocatorFree(allocator, value), "onnxruntime");
-    check_trunk_metadata(manifest, stated);
+    if (differing.empty()) return;
+    throw Error("the manifest and " + file + " differ in " + differing.front().name + " " +
+                text_of(differing.front().shape) + "; export the bundle again");
 }
 
 int next_cuda_graph() {
@@ -179,30 +143,22 @@ int next_cuda_graph() {
 BoundGraph::BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs,
                        const std::vector<BoundTensor>& outputs, int cuda_graph)
     : graph_(&graph),
-      binding_(nullptr, graph.library().api().ReleaseIoBinding),
-      options_(nullptr, graph.library().api().ReleaseRunOptions) {
+      binding_(graph.library().make(graph.library().api().CreateIoBinding, graph.library().api().ReleaseIoBinding,
+                                    graph.session())),
+      options_(graph.library().make(graph.library().api().CreateRunOptions, graph.library().api().ReleaseRunOptions)) {
     const OrtLibrary& library = graph.library();
     const OrtApi& api = library.api();
-    OrtMemoryInfo* place = nullptr;
-    library.check(api.CreateMemoryInfo(graph.device().memory, OrtDeviceAllocator, 0, OrtMemTypeDefault, &place),
-                  "onnxruntime");
-    const Owned<OrtMemoryInfo> held(place, api.ReleaseMemoryInfo);
-    OrtIoBinding* binding = nullptr;
-    library.check(api.CreateIoBinding(graph.session(), &binding), "onnxruntime");
-    binding_.reset(binding);
-    for (const BoundTensor& tensor : inputs) {
-        values_.push_back(tensor_on(library, place, tensor));
-        library.check(api.BindInput(binding, tensor.name.c_str(), values_.back().get()), "onnxruntime");
-    }
-    for (const BoundTensor& tensor : outputs) {
-        values_.push_back(tensor_on(library, place, tensor));
-        library.check(api.BindOutput(binding, tensor.name.c_str(), values_.back().get()), "onnxruntime");
-    }
-    OrtRunOptions* options = nullptr;
-    library.check(api.CreateRunOptions(&options), "onnxruntime");
-    options_.reset(options);
-    const std::string id = std::to_string(cuda_graph);
-    library.check(api.AddRunConfigEntry(options, "gpu_graph_id", id.c_str()), "onnxruntime");
+    const auto place = library.make(api.CreateMemoryInfo, api.ReleaseMemoryInfo, graph.device().memory,
+                                    OrtDeviceAllocator, graph.device().ordinal, OrtMemTypeDefault);
+    const auto bind = [&](const std::vector<BoundTensor>& tensors, auto bind_one) {
+        for (const BoundTensor& tensor : tensors) {
+            values_.push_back(tensor_on(library, place.get(), tensor));
+            library.check(bind_one(binding_.get(), tensor.name.c_str(), values_.back().get()));
+        }
+    };
+    bind(inputs, api.BindInput);
+    bind(outputs, api.BindOutput);
+    library.check(api.AddRunConfigEntry(options_.get(), "gpu_graph_id", std::to_string(cuda_graph).c_str()));
 }
 
 void BoundGraph::run() const {

@@ -58,11 +58,12 @@ class OrtGraph {
 
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared) const;
-    void check_tensors(const Graph& described, bool inputs) const;
-    void check_metadata(const Manifest& manifest) const;
+    template <class Count, class Name, class Info>
+    void check_tensors(const std::vector<Tensor>& described, const std::string& file, OrtAllocator* allocator,
+                       Count count_of, Name name_of, Info info_of) const;
 
     std::shared_ptr<const OrtLibrary> library_;
-    const Device& device_;
+    Device device_;
     Owned<OrtSession> session_;
 };
 

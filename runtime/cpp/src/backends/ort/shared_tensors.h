@@ -22,8 +22,8 @@ class SharedTensors {
     const std::vector<std::pair<std::string, Owned<OrtValue>>>& values() const { return values_; }
 
    private:
-    void add(const std::string& name, const MappedFile& file, std::size_t offset, std::vector<std::int64_t> shape,
-             ONNXTensorElementDataType type);
+    void add(const std::string& name, const MappedFile& file, std::size_t offset, std::size_t size,
+             const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type);
 
     std::shared_ptr<const OrtLibrary> library_;
     std::vector<std::unique_ptr<MappedFile>> files_;

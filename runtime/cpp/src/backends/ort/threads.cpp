@@ -14,9 +14,9 @@ LateThreads::LateThreads() : gate_(std::make_shared<Gate>()) {}
 
 void LateThreads::give_to(const OrtLibrary& library, OrtSessionOptions* options) {
     const OrtApi& api = library.api();
-    library.check(api.SessionOptionsSetCustomCreateThreadFn(options, create), "onnxruntime");
-    library.check(api.SessionOptionsSetCustomThreadCreationOptions(options, &gate_), "onnxruntime");
-    library.check(api.SessionOptionsSetCustomJoinThreadFn(options, join), "onnxruntime");
+    library.check(api.SessionOptionsSetCustomCreateThreadFn(options, create));
+    library.check(api.SessionOptionsSetCustomThreadCreationOptions(options, &gate_));
+    library.check(api.SessionOptionsSetCustomJoinThreadFn(options, join));
 }
 
 void LateThreads::begin() const { open(*gate_); }

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backends/trt/engine_sets.h"
 #include "backends/trt/library.h"
 #include "errors.h"
+#include "log.h"
 
 namespace pass {
 
@@ -60,9 +60,10 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
 TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
                        const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda)
     : TrtBackend(bundle, manifest, options, [&] {
+          const int ordinal = options.device_ordinal;
           const EngineSet& engines =
-              choose_engines(bundle, manifest, library, api->version(), find_gpu(cuda), options.verify);
-          return Opened{engines, std::move(api), std::make_unique<Cuda>(cuda)};
+              choose_engines(bundle, manifest, library, api->version(), find_gpu(cuda, ordinal), options.verify);
+          return Opened{engines, std::move(api), std::make_unique<Cuda>(cuda, ordinal)};
       }()) {}
 
 TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
@@ -72,6 +73,7 @@ TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
       set_(opened.engines),
       cuda_(static_cast<Cuda&>(*memory_)),
       api_(std::move(opened.api)) {
+    const auto held = for_this_thread();
     engine(manifest_.trunk);  // a trunk that cannot be loaded is refused now
 }
 
@@ -201,7 +203,7 @@ std::string find_engines(const Manifest& manifest, const LoadOptions& options) {
     if (manifest.engines.empty()) return "";
     std::optional<Gpu> gpu;
     try {
-        gpu = find_gpu(CudaApi::open());
+        gpu = find_gpu(CudaApi::open(), options.device_ordinal);
     } catch (const Error&) {
     }
     if (!gpu) return "";
@@ -214,7 +216,9 @@ std::string find_engines(const Manifest& manifest, const LoadOptions& options) {
             } catch (const Error&) {  // the library is missing or unusable, so its engines cannot run
                 break;
             }
-            if (why_not(engines, manifest, version, *gpu).empty()) return library.name;
+            const std::string why = why_not(engines, manifest, version, *gpu);
+            if (why.empty()) return library.name;
+            log(LogLevel::info, "device auto: the " + engines.library + " engines " + why);
         }
     }
     return "";

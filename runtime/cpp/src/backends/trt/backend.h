@@ -12,7 +12,6 @@
 
 #include "backends/backend.h"
 #include "backends/trt/engine.h"
-#include "backends/trt/program.h"
 #include "pass/options.hpp"
 
 namespace pass {
@@ -20,7 +19,7 @@ namespace pass {
 // Runs the engines of one engine set.
 class TrtBackend : public Backend {
    public:
-    // Opens the engine set of `library` that fits GPU 0. `options` may limit it to less than it was built for. Throws
+    // Opens the engine set of `library` that fits the GPU. `options` may limit it to less than it was built for. Throws
     // Error where no set fits, or an engine cannot be loaded.
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
                const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda);

@@ -1,8 +1,9 @@
 #include "backends/trt/engine.h"
 
+#include <algorithm>
+
 #include "backends/mapped_file.h"
 #include "errors.h"
-#include "text_file.h"
 
 namespace pass {
 
@@ -17,7 +18,7 @@ std::string shape_text(const Shape& shape) {
 }  // namespace
 
 TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, const std::filesystem::path& path, const EngineFile& file)
-    : cuda_(cuda), path_(plain_path(path)), file_(file) {
+    : cuda_(cuda), path_(path.string()), file_(file) {
     const MappedFile bytes(path);
     plan_ = api.deserialize({bytes.data(), bytes.size()});
     if (plan_ == nullptr) throw again("cannot be loaded on this GPU");
@@ -85,6 +86,27 @@ TrtContext& TrtEngine::context(int profile) {
     }
     cuda_.synchronize();
     return *contexts_.emplace(profile, std::move(made)).first->second;
+}
+
+void TrtProgram::run() {
+    if (graph_ != nullptr) {
+        cuda_.launch(graph_);
+        cuda_.synchronize();
+        return;
+    }
+    enqueue();
+    cuda_.synchronize();
+    // Captured only after a run: the first run with new shapes may do work that a capture does not allow.
+    const auto capturable = [](auto& one) { return one.first->capturable(one.second); };
+    if (repeated_ && std::all_of(work_.begin(), work_.end(), capturable)) {
+        graph_ = cuda_.capture([this] { enqueue(); });
+    }
+    repeated_ = true;
+}
+
+void TrtProgram::enqueue() {
+    for (auto& [engine, binding] : work_) engine->enqueue(binding);
+    for (const Copy& copy : copies_) cuda_.enqueue_download(copy.host, copy.address, copy.size);
 }
 
 }  // namespace pass

@@ -1,10 +1,13 @@
-// A deserialized TensorRT engine, its profiles, and its contexts bound to device memory.
+// A deserialized TensorRT engine, its profiles, and its contexts bound to device memory; and work that is run again and
+// again: launched directly twice, captured after the second time, and then launched as a CUDA graph.
 #pragma once
 
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "backends/cuda.h"
 #include "backends/trt/api.h"
@@ -50,6 +53,33 @@ class TrtEngine {
     std::map<int, std::unique_ptr<TrtContext>>
         contexts_;                     // by profile; declared after the plan, so destroyed before it
     std::map<int, TrtBinding> bound_;  // what each context is bound to
+};
+
+// Engines that run one after another, and copies to the host after them.
+class TrtProgram {
+   public:
+    using Work = std::vector<std::pair<TrtEngine*, TrtBinding>>;
+    // A copy from a device address into pinned host memory.
+    struct Copy {
+        std::byte* host;
+        const std::byte* address;
+        std::size_t size;
+    };
+
+    TrtProgram(Cuda& cuda, Work work, std::vector<Copy> copies = {})
+        : cuda_(cuda), work_(std::move(work)), copies_(std::move(copies)) {}
+
+    // Returns when the device is done.
+    void run();
+
+   private:
+    void enqueue();
+
+    Cuda& cuda_;
+    Work work_;
+    std::vector<Copy> copies_;
+    bool repeated_ = false;
+    void* graph_ = nullptr;
 };
 
 }  // namespace pass

@@ -1,10 +1,8 @@
-#include "backends/trt/engine_sets.h"
-
 #include <algorithm>
 
-#include "bundle/remembered.h"
+#include "backends/trt/library.h"
+#include "bundle/hashes.h"
 #include "errors.h"
-#include "text_file.h"
 
 namespace pass {
 
@@ -17,16 +15,16 @@ std::string listed(const std::vector<std::string>& targets) {
 }
 
 std::string how_to_build(const std::filesystem::path& bundle, const std::string& library) {
-    return "; run: pass-export build " + plain_path(bundle) + " --engine " + library;
+    return "; run: pass-export build " + bundle.string() + " --engine " + library;
 }
 
 // Throws Error where an engine of the set is missing, or is not the file that was built.
 void verify_engines(const std::filesystem::path& bundle, const EngineSet& engines, bool hashes) {
-    const std::string directory = plain_path(engine_directory(bundle, engines));
+    const std::filesystem::path directory = engine_directory(bundle, engines);
     const std::string build = how_to_build(bundle, engines.library);
     Remembered remembered;
     for (const EngineFile& engine : engines.engines) {
-        const std::string path = joined_path(directory, engine.file);
+        const std::string path = (directory / engine.file).string();
         std::error_code error;
         if (!std::filesystem::is_regular_file(path, error)) throw Error(path + " is missing" + build);
         const auto size = std::filesystem::file_size(path);
@@ -59,7 +57,7 @@ std::string why_not(const EngineSet& engines, const Manifest& manifest, const st
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version, const std::optional<Gpu>& gpu,
                                 bool verify) {
-    const std::string place = plain_path(bundle);
+    const std::string place = bundle.string();
     const std::string build = how_to_build(bundle, library);
     const EngineSet *newest = nullptr, *fitting = nullptr;
     for (const EngineSet& engines : manifest.engines) {

@@ -6,6 +6,7 @@
 
 #include "backends/trt/api.h"
 #include "errors.h"
+#include "log.h"
 
 namespace pass {
 
@@ -13,10 +14,15 @@ namespace {
 
 namespace nv = nvinfer1;
 
-// TensorRT's messages are dropped: return values report errors, and a library does not print.
-class Silent : public nv::ILogger {
+// Return values report TensorRT's errors, so that its messages about them are warnings.
+class Logger : public nv::ILogger {
    public:
-    void log(Severity, const char*) noexcept override {}
+    void log(Severity severity, const char* message) noexcept override {
+        const LogLevel level = severity <= Severity::kWARNING ? LogLevel::warning
+                               : severity == Severity::kINFO  ? LogLevel::info
+                                                              : LogLevel::verbose;
+        if (level >= log_level()) pass::log(level, std::string("tensorrt: ") + message);
+    }
 };
 
 class Context : public TrtContext {
@@ -110,7 +116,7 @@ class Api : public TrtApi {
 
    private:
     void* handle_;
-    Silent logger_;
+    Logger logger_;
     std::unique_ptr<nv::IRuntime> runtime_;
 };
 

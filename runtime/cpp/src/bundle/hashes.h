@@ -1,18 +1,25 @@
-// Hashes of files that were read before, in the user's cache directory, since reading a large model takes many seconds.
-// pass_runtime/bundle/remembered.py uses the same file.
-//
-// A file is identified by device, inode, size, mtime and ctime. No copy and no `touch` can set the ctime back.
+// The files of a bundle: their hashes, by OpenSSL, and those that were computed before.
 #pragma once
 
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace pass {
 
-// The hashes that were known when this was created; none where the cache directory cannot be read.
+// The hash of `data` in hexadecimal.
+std::string sha256(std::string_view data);
+
+// The hash of a file. Throws Error where it cannot be read.
+std::string sha256_of_file(const std::filesystem::path& path);
+
+// Hashes of files that were read before, in the user's cache directory, since reading a large model takes many seconds.
+// pass_runtime/bundle/remembered.py uses the same file. A file is identified by device, inode, size, mtime and ctime.
+// No copy and no `touch` can set the ctime back. Those that were known when this was created; none where the cache
+// directory cannot be read.
 class Remembered {
    public:
     Remembered();

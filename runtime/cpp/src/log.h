@@ -1,0 +1,14 @@
+// Messages for whoever called `set_log`.
+#pragma once
+
+#include "pass/log.hpp"
+
+namespace pass {
+
+// The least level that is wanted at present.
+LogLevel log_level();
+
+// Give `message` to the function of `set_log`, or to standard error, unless its level is below `log_level`.
+void log(LogLevel level, const std::string& message) noexcept;
+
+}  // namespace pass
