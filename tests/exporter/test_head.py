@@ -105,6 +105,7 @@ def test_tails_read_the_head_where_it_is_shared(head_bundle: Path, adapter_bundl
             assert path.read_bytes() == (adapter_bundle / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"dtype": "fp16"}, {"dtype": "bf16"}, {"weights": "w8a8"}], ids=str)
 @pytest.mark.parametrize("rank", [0, 4])
 def test_other_formats(tiny_model: Path, tmp_path: Path, rank: int, options: dict):

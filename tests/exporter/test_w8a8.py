@@ -81,6 +81,7 @@ def test_smoothing_changes_no_result(families, family):
             assert after[point].std() / after[point].mean() <= maxima[point].std() / maxima[point].mean() * 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_passes_the_exporters_check(families, family, tmp_path: Path):
     """The graph without rounding, and with it, against torch; and plans against plain decoding."""

@@ -15,6 +15,8 @@ from pass_exporter.model.families import SUPPORTED
 from pass_runtime import GenerateOptions, load
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "The quick brown fox"
 RELATIVE_ERROR = 2e-5  # five times under the exporter's own limit; float32 kernels in another order give about 2e-6
 WINDOW = 32

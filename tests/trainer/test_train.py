@@ -113,6 +113,7 @@ def test_text_too_short_for_a_prompt(config: TrainConfig, tmp_path: Path):
         run(replace(config, data=(tmp_path / "short.txt",), recipe=replace(config.recipe, prompt=(40, 44))), Silent())
 
 
+@pytest.mark.slow
 def test_two_processes_average_their_gradients(config: TrainConfig, tmp_path: Path):
     """Two processes with one sequence each take the steps of one process with both; the first alone goes elsewhere."""
     config = replace(config, steps=4, lr=1e-2)
@@ -150,6 +151,7 @@ def test_two_processes_average_their_gradients(config: TrainConfig, tmp_path: Pa
     assert difference > 5e-3
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_as_a_command(config: TrainConfig, tmp_path: Path):
     command = [
         *(sys.executable, "-m", "pass_trainer.cli", "--model", config.model, "--data", config.data[0], "--resume"),
