@@ -13,7 +13,7 @@ from pass_exporter.checks.rounded import check_rounded, rounded_cases, without_r
 from pass_exporter.checks.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
 from pass_exporter.checks.widen import runnable
 from pass_exporter.config import ExportConfig
-from pass_exporter.derived.cpu import write_trunk_for_cpu
+from pass_exporter.derived.cpu import write_trunks_for_cpu
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import BASELINE, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
@@ -75,7 +75,8 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         with one_thread():
             save(graph, path, progress.phase("writing the trunk"))
         trunk, spare_rows = files.graph_info(graph, TRUNK_FILE), quantized.spec.rounds_activations
-        derived = (write_trunk_for_cpu(path, spare_rows=spare_rows),) if config.dtype == "fp32" else ()
+        for_cpu = config.dtype == "fp32"
+        derived = write_trunks_for_cpu(path, info.max_capacity, spare_rows=spare_rows) if for_cpu else ()
         if spare_rows:
             pad_trunk(path)
         progress.phase("writing tails, tokenizer and manifest")

@@ -198,7 +198,7 @@ def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
 def test_a_trunk_that_cannot_be_loaded(program: Path, tiny_bundle: Path, tmp_path: Path):
     """ONNX Runtime gives up a session whose threads have not begun."""
     bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
-    trunk = bundle / "trunk.cpu.onnx"
+    trunk = bundle / "trunk.cpu.one.onnx"
     content = trunk.read_bytes()
     trunk.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
     told = refusal(program, "generate", bundle, "--prompt-ids", IDS, "--threads", 4, "--trust-bundle")

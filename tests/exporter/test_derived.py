@@ -1,4 +1,4 @@
-"""trunk.cpu.onnx: what was rewritten, and that nothing else changed. (Every export compares it with torch as well.)"""
+"""The trunks for CPUs: what was rewritten, and nothing else. (Every export compares them with torch as well.)"""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ def int4_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytes
     return export_bundle(tiny_model, output, lookahead=3, weights="int4", lookahead_weights=adapter_weights)
 
 
-def graphs(bundle: Path) -> tuple[onnx.GraphProto, onnx.GraphProto]:
+ONE, BATCHES = 1, 2
+"""Slots, which decide what trunk a session runs."""
+
+
+def graphs(bundle: Path, slots: int = BATCHES) -> tuple[onnx.GraphProto, onnx.GraphProto]:
     manifest = read_manifest(bundle)
-    portable, derived = (
-        onnx.load(bundle / file, load_external_data=False) for file in (manifest.trunk.file, manifest.trunk_file("cpu"))
-    )
+    files = (manifest.trunk.file, manifest.trunk_file("cpu", slots))
+    portable, derived = (onnx.load(bundle / file, load_external_data=False) for file in files)
     assert portable.metadata_props == derived.metadata_props
     return portable.graph, derived.graph
 
@@ -67,12 +70,13 @@ def run(bundle: Path, file: str, plan: Plan, batch: int = 1, capacity: int = 64)
     return session.run(None, feed)
 
 
-def test_it_has_no_weights_of_its_own(int4_bundle: Path):
-    portable, derived = graphs(int4_bundle)
+@pytest.mark.parametrize("slots", [ONE, BATCHES])
+def test_it_has_no_weights_of_its_own(int4_bundle: Path, slots: int):
+    portable, derived = graphs(int4_bundle, slots)
     stored = {tensor.name: tensor.external_data for tensor in portable.initializer if tensor.external_data}
     shared = {tensor.name: tensor.external_data for tensor in derived.initializer if tensor.external_data}
     assert shared == stored
-    assert not (int4_bundle / "trunk.cpu.onnx.data").exists()
+    assert not list(int4_bundle.glob("trunk.cpu*.data"))
 
 
 def test_query_heads_are_rows_of_their_key_head(int4_bundle: Path):
@@ -82,6 +86,25 @@ def test_query_heads_are_rows_of_their_key_head(int4_bundle: Path):
     assert queries(portable) == {"Concat"} and queries(derived) == {"Reshape"}
     assert count(portable, "RotaryEmbedding") == 2 * layers and count(derived, "RotaryEmbedding") == layers
     assert count(derived, "Attention") == count(portable, "Attention") == layers
+
+
+def test_one_sequence_has_one_node_for_a_layers_attention(int4_bundle: Path):
+    portable, derived = graphs(int4_bundle, ONE)
+    assert count(derived, "GroupQueryAttention") == count(portable, "Attention") > 0
+    assert not any(count(derived, op) for op in ("Attention", "TensorScatter", "RotaryEmbedding", "Split"))
+
+
+@pytest.mark.parametrize("plan", [*make_cycle("fused", 3).plans, *make_cycle("two-pass", 2).plans, prefill_plan(16)])
+def test_one_sequence_agrees_with_the_portable_trunk_and_itself(int4_bundle: Path, plan: Plan):
+    """With the same bits for every width and capacity, also one that the window and its spare entry just fill."""
+    expected, found = (run(int4_bundle, file, plan) for file in ("trunk.onnx", "trunk.cpu.one.onnx"))
+    end = LENGTHS[0] + plan.width
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5 * np.abs(expected[0]).max())
+    for after, wanted in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(after[:, :, :end], wanted[:, :, :end], atol=1e-5 * np.abs(wanted).max())
+    alone = run(int4_bundle, "trunk.cpu.one.onnx", make_cycle("ar", 0).plans[0], capacity=41)[0][0, 0]
+    for capacity in (41, 64, 320):
+        assert np.array_equal(run(int4_bundle, "trunk.cpu.one.onnx", plan, capacity=capacity)[0][0, 0], alone)
 
 
 def test_a_model_without_groups_keeps_its_rows(tmp_path: Path):

@@ -16,7 +16,7 @@ from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
 
 
 @pytest.mark.parametrize("size", [1, 20_000, 1 << 30])
-@pytest.mark.parametrize("file", ["trunk.onnx", "trunk.cpu.onnx"])
+@pytest.mark.parametrize("file", ["trunk.onnx", "trunk.cpu.onnx", "trunk.cpu.one.onnx"])
 def test_a_trunk_in_pieces(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int):
     monkeypatch.setattr(pieces, "PIECE", size)
     model, rng = read_manifest(adapter_bundle).model, np.random.default_rng(0)

@@ -209,7 +209,7 @@ def test_files_in_use_must_be_listed(bundle, document, file):
     assert file in refusal(load, bundle, "cpu")
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "trunk.cpu.onnx", "chat_template.jinja"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "trunk.cpu.one.onnx", "chat_template.jinja"])
 def test_a_file_that_is_the_exported_one_but_broken(bundle, document, name):
     """The hash is right and the content is not: an engine's complaint is a PassError too."""
     broken = b"{% broken \xff"

@@ -3,7 +3,7 @@
 Grouped-query attention of H heads over KVH equals attention of KVH heads over G = H/KVH times as many rows, because
 [B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. No product then has a single row, for which ONNX Runtime has kernels
 that round differently (`trunk.pad_queries` says why that matters). Models without groups need a spare query row for it.
-GroupQueryAttention was no faster, also rounds a single row differently, and refuses batches with several rows.
+It is for batches, of which GroupQueryAttention (`derived.group_query`) refuses those with several rows.
 """
 
 from __future__ import annotations

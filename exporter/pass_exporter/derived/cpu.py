@@ -1,7 +1,8 @@
-"""trunk.cpu.onnx: the trunk in the form that ONNX Runtime's CPU provider runs fastest.
+"""The trunk in the forms that ONNX Runtime's CPU provider runs fastest: for one sequence, and for batches.
 
-It has the inputs, the outputs and the weights' file of trunk.onnx. Its results are those of trunk.onnx up to rounding,
-and bit for bit the same for every window width, batch size and capacity that is a multiple of 64.
+They have the inputs, the outputs and the weights' file of trunk.onnx. Their results are those of trunk.onnx up to
+rounding. Those of one graph are bit for bit the same for every window width and, for batches, for every batch size and
+capacity that is a multiple of 64.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from onnx_ir.passes import common as passes
 
 from pass_exporter.derived.activations import unsigned_activations
 from pass_exporter.derived.attention import fold_groups
+from pass_exporter.derived.group_query import use_group_query_attention
 from pass_exporter.derived.heads import cut_heads_at_once
 from pass_exporter.trunk.pad_queries import pad_queries
 from pass_runtime.bundle.manifest import DerivedTrunk
 
-FILE = "trunk.cpu.onnx"
+BATCHES_FILE = "trunk.cpu.onnx"
+ONE_FILE = "trunk.cpu.one.onnx"
 
 
-def write_trunk_for_cpu(trunk: Path, *, spare_rows: bool) -> DerivedTrunk:
-    """Write the derived graph beside `trunk`, a graph without spare rows, whose weights stay in their file.
+def write_trunks_for_cpu(trunk: Path, max_capacity: int, *, spare_rows: bool) -> tuple[DerivedTrunk, ...]:
+    """Write the derived graphs beside `trunk`, a graph without spare rows, whose weights stay in their file.
 
     spare_rows: a window of one row must agree with wider ones, so attention needs spare rows where it has no groups.
     """
@@ -29,7 +32,16 @@ def write_trunk_for_cpu(trunk: Path, *, spare_rows: bool) -> DerivedTrunk:
     cut_heads_at_once(model.graph)
     if not fold_groups(model.graph) and spare_rows:
         pad_queries(model.graph)
+    _write(model, trunk.with_name(BATCHES_FILE))
+    batches = DerivedTrunk(file=BATCHES_FILE, device="cpu")
+    model = ir.load(trunk)
+    if not use_group_query_attention(model, max_capacity):
+        return (batches,)
+    _write(model, trunk.with_name(ONE_FILE))
+    return batches, DerivedTrunk(file=ONE_FILE, device="cpu", batch=1, spare_entries=1)
+
+
+def _write(model: ir.Model, path: Path) -> None:
     unsigned_activations(model.graph)
     passes.RemoveUnusedNodesPass()(model)
-    ir.save(model, trunk.with_name(FILE))
-    return DerivedTrunk(file=FILE, device="cpu")
+    ir.save(model, path)

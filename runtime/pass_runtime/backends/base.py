@@ -110,11 +110,14 @@ class Logprobs:
 class Backend(ABC):
     """Slots 0 .. capabilities.slots-1 of one bundle on one device."""
 
-    def __init__(self, bundle: Path, manifest: Manifest, capabilities: Capabilities, memory: Memory) -> None:
+    def __init__(
+        self, bundle: Path, manifest: Manifest, capabilities: Capabilities, memory: Memory, spare_entries: int = 0
+    ) -> None:
+        """spare_entries: as `DerivedTrunk` has them."""
         self.bundle, self.manifest, self.capabilities, self.memory = bundle, manifest, capabilities, memory
         self.bindings = BundleBindings(manifest, capabilities.positions, capabilities.least_width)
         self.buffers = Buffers(memory, capabilities.slots, self.bindings.passing)
-        self.cache = KVCache(memory, manifest, capabilities.slots)
+        self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
         self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.positions)
         # The lengths that the device has, None for masked slots.
         self._lengths: list[int | None] = [None] * capabilities.slots

@@ -182,15 +182,16 @@ class Buffers:
 
 
 class KVCache:
-    """The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values. `capacity` is S, the KV
-    capacity in tokens. It is 0 until the first `resize`.
+    """The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values. `capacity` is the KV
+    capacity in tokens, 0 until the first `resize`. S is larger by the entries that a pass may overwrite after its
+    window (`DerivedTrunk.spare_entries`).
 
     Slots are the outermost dimension. So a pass over the first b slots is bound to the beginning of every tensor, and
     the prefill of one slot to that slot's part of it.
     """
 
-    def __init__(self, memory: Memory, manifest: Manifest, slots: int) -> None:
-        model, self._memory, self.slots = manifest.model, memory, slots
+    def __init__(self, memory: Memory, manifest: Manifest, slots: int, spare_entries: int = 0) -> None:
+        model, self._memory, self.slots, self._spare = manifest.model, memory, slots, spare_entries
         tensors = [tensor for tensor in manifest.trunk.inputs if tensor.name.startswith(PAST)]
         self.names = [tensor.name for tensor in tensors]
         self.dtype = tensors[0].dtype
@@ -205,13 +206,17 @@ class KVCache:
 
     def shape(self, slots: int) -> tuple[int, int, int, int]:
         """The shape that every tensor has for a pass over `slots` slots."""
-        return slots, self._heads, self.capacity, self._head_dim
+        return slots, self._heads, self.capacity + self._spare, self._head_dim
 
     def places(self, slot: int = 0) -> Iterator[tuple[str, int]]:
         """For every tensor, the name of its input and the address at which `slot` begins."""
-        offset = slot * self._heads * self.capacity * self.entry_bytes
+        offset = slot * self._heads * self._pitch(self.capacity)
         for name, address in self._addresses.items():
             yield name, address + offset
+
+    def _pitch(self, capacity: int) -> int:
+        """The bytes of one head of one slot."""
+        return (capacity + self._spare) * self.entry_bytes
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
         """Copy the first `lengths[slot]` entries of every slot into new tensors of `capacity`. Where memory runs out,
@@ -219,7 +224,7 @@ class KVCache:
         grown: dict[str, int] = {}
         try:
             for name in self.names:
-                grown[name] = self._memory.allocate(self.slots * self._heads * capacity * self.entry_bytes)
+                grown[name] = self._memory.allocate(self.slots * self._heads * self._pitch(capacity))
             if self.capacity:
                 for name, address in grown.items():
                     self._copy(self._addresses[name], address, capacity, lengths)
@@ -233,13 +238,13 @@ class KVCache:
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` entries of slot `source` over those of `target`."""
-        pitch = self.capacity * self.entry_bytes
+        pitch = self._pitch(self.capacity)
         for address in self._addresses.values():
             first, second = (address + slot * self._heads * pitch for slot in (source, target))
             self._memory.copy_rows(second, pitch, first, pitch, length * self.entry_bytes, self._heads)
 
     def _copy(self, source: int, target: int, capacity: int, lengths: Sequence[int]) -> None:
-        old, new = self.capacity * self.entry_bytes, capacity * self.entry_bytes
+        old, new = self._pitch(self.capacity), self._pitch(capacity)
         for slot, length in enumerate(lengths):
             first, second = source + slot * self._heads * old, target + slot * self._heads * new
             if length:

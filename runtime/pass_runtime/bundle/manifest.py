@@ -59,10 +59,16 @@ class Graph(_Strict):
 
 
 class DerivedTrunk(_Strict):
-    """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same file of weights."""
+    """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same file of weights.
+
+    batch: the only batch size that it runs; null is any. spare_entries: how many entries of the KV cache after its
+    window a pass may overwrite. The cache must have them beyond the capacity in use.
+    """
 
     file: FileName
     device: Literal["cpu"]
+    batch: Literal[1] | None = None
+    spare_entries: int = Field(default=0, ge=0, le=1)
 
 
 class SchemeInfo(_Strict):
@@ -294,9 +300,16 @@ class Manifest(_Strict):
         listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(used.items()))
         return hashlib.sha256(listed.encode()).hexdigest()
 
-    def trunk_file(self, device: str) -> str:
-        """The trunk that ONNX Runtime runs on `device`: the derived one, else the portable one."""
-        return next((derived.file for derived in self.derived if derived.device == device), self.trunk.file)
+    def derived_trunk(self, device: str, slots: int) -> DerivedTrunk | None:
+        """The derived trunk that ONNX Runtime runs on `device` over so many slots; None is the portable one. One trunk
+        runs all passes of a session, so that a sequence's text does not depend on the batch of a pass."""
+        fitting = [each for each in self.derived if each.device == device and each.batch in (slots, None)]
+        return max(fitting, key=lambda each: each.batch == slots, default=None)
+
+    def trunk_file(self, device: str, slots: int = 1) -> str:
+        """The file of the trunk that ONNX Runtime runs on `device` over so many slots."""
+        derived = self.derived_trunk(device, slots)
+        return self.trunk.file if derived is None else derived.file
 
     def plan(self, name: str) -> PlanInfo:
         for plan in self.plans:

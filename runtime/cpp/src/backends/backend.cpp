@@ -13,13 +13,14 @@ constexpr std::int64_t max_logprobs = 20;
 
 }  // namespace
 
-Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory)
+Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory,
+                 std::int64_t spare_entries)
     : manifest_(manifest),
       capabilities_(std::move(capabilities)),
       memory_(std::move(memory)),
       bindings_(manifest, capabilities_.positions(), capabilities_.least_width),
       buffers_(*memory_, capabilities_.slots(), bindings_.passing()),
-      cache_(*memory_, manifest, capabilities_.slots()),
+      cache_(*memory_, manifest, capabilities_.slots(), spare_entries),
       noise_(buffers_, manifest.rule == "rejection" ? noise_streams.size() : 1, capabilities_.slots(),
              capabilities_.positions()),
       lengths_(static_cast<std::size_t>(capabilities_.slots())) {}

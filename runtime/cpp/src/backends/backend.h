@@ -40,7 +40,9 @@ struct Logprobs {
 // A bundle on a device, with the slots 0 .. capabilities().slots()-1.
 class Backend {
    public:
-    Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory);
+    // spare_entries: as DerivedTrunk has them.
+    Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory,
+            std::int64_t spare_entries = 0);
     virtual ~Backend() = default;
     Backend(const Backend&) = delete;
     Backend& operator=(const Backend&) = delete;

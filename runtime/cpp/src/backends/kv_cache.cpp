@@ -4,8 +4,12 @@
 
 namespace pass {
 
-KVCache::KVCache(Memory& memory, const Manifest& manifest, int slots)
-    : memory_(memory), slots_(slots), heads_(manifest.model.kv_heads), head_dim_(manifest.model.head_dim) {
+KVCache::KVCache(Memory& memory, const Manifest& manifest, int slots, std::int64_t spare_entries)
+    : memory_(memory),
+      slots_(slots),
+      heads_(manifest.model.kv_heads),
+      head_dim_(manifest.model.head_dim),
+      spare_(spare_entries) {
     for (const Tensor& tensor : manifest.trunk.inputs) {
         if (!tensor.name.starts_with(cache_prefix)) continue;
         names_.push_back(tensor.name);
@@ -15,14 +19,17 @@ KVCache::KVCache(Memory& memory, const Manifest& manifest, int slots)
 
 std::size_t KVCache::token_bytes() const { return static_cast<std::size_t>(head_dim_) * item_size(dtype_); }
 
+std::size_t KVCache::head_bytes(std::int64_t capacity) const {
+    return static_cast<std::size_t>(capacity + spare_) * token_bytes();
+}
+
 std::byte* KVCache::place(std::size_t index, int slot) const {
-    return addresses_[index] + static_cast<std::size_t>(slot * heads_ * capacity_) * token_bytes();
+    return addresses_[index] + static_cast<std::size_t>(slot * heads_) * head_bytes(capacity_);
 }
 
 void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
     const auto heads = static_cast<std::size_t>(heads_);
-    const std::size_t old = static_cast<std::size_t>(capacity_) * token_bytes();
-    const std::size_t fresh = static_cast<std::size_t>(capacity) * token_bytes();
+    const std::size_t old = head_bytes(capacity_), fresh = head_bytes(capacity);
     std::vector<std::byte*> grown;
     grown.reserve(names_.size());
     try {
@@ -47,7 +54,7 @@ void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> length
 }
 
 void KVCache::move(int source, int target, std::int64_t length) {
-    const std::size_t pitch = static_cast<std::size_t>(capacity_) * token_bytes();
+    const std::size_t pitch = head_bytes(capacity_);
     const std::size_t size = static_cast<std::size_t>(length) * token_bytes();
     for (std::size_t i = 0; i < addresses_.size(); ++i) {
         memory_.copy_rows(place(i, target), pitch, place(i, source), pitch, size, static_cast<std::size_t>(heads_));

@@ -17,15 +17,16 @@ namespace pass {
 
 class KVCache {
    public:
-    KVCache(Memory& memory, const Manifest& manifest, int slots);
+    // spare_entries: S is larger than the capacity by the entries that a pass may overwrite after its window.
+    KVCache(Memory& memory, const Manifest& manifest, int slots, std::int64_t spare_entries);
 
-    // S, the KV capacity in tokens; 0 until the first `resize`.
+    // The KV capacity in tokens; 0 until the first `resize`.
     std::int64_t capacity() const { return capacity_; }
     const std::string& dtype() const { return dtype_; }
     // The names of these tensors among the trunk's inputs.
     const std::vector<std::string>& names() const { return names_; }
     // The shape of every tensor, as a pass over `slots` slots sees it.
-    std::array<std::int64_t, 4> shape(int slots) const { return {slots, heads_, capacity_, head_dim_}; }
+    std::array<std::int64_t, 4> shape(int slots) const { return {slots, heads_, capacity_ + spare_, head_dim_}; }
     // The address where the part of `slot` begins in tensor `index`.
     std::byte* place(std::size_t index, int slot) const;
     // Move the first lengths[slot] tokens of every slot into tensors of `capacity` tokens. Where memory runs out, the
@@ -35,13 +36,14 @@ class KVCache {
     void move(int source, int target, std::int64_t length);
 
    private:
-    std::size_t token_bytes() const;  // of one head, for one token
+    std::size_t token_bytes() const;                      // of one head, for one token
+    std::size_t head_bytes(std::int64_t capacity) const;  // of one head of one slot
 
     Memory& memory_;
     int slots_;
     std::vector<std::string> names_;
     std::string dtype_;
-    std::int64_t heads_, head_dim_, capacity_ = 0;
+    std::int64_t heads_, head_dim_, spare_, capacity_ = 0;
     std::vector<std::byte*> addresses_;
 };
 

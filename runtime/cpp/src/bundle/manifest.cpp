@@ -46,11 +46,13 @@ std::string Manifest::content() const {
     return sha256(listed);
 }
 
-std::string Manifest::trunk_file(const std::string& device) const {
-    for (const DerivedTrunk& trunk_of : derived) {
-        if (trunk_of.device == device) return trunk_of.file;
+const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots) const {
+    const DerivedTrunk* found = nullptr;
+    for (const DerivedTrunk& each : derived) {
+        if (each.device != device || each.batch.value_or(slots) != slots) continue;
+        if (found == nullptr || (each.batch && !found->batch)) found = &each;
     }
-    return trunk.file;
+    return found;
 }
 
 const PlanInfo& Manifest::plan(const std::string& name) const {

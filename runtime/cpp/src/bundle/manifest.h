@@ -48,9 +48,13 @@ struct Graph {
 };
 
 // The trunk rewritten for the engine of one device: other nodes, same tensors, same file of weights.
+// batch: the only batch size that it runs; empty is any. spare_entries: how many entries of the KV cache after its
+// window a pass may overwrite. The cache must have them beyond the capacity in use.
 struct DerivedTrunk {
     std::string file;
     std::string device;
+    std::optional<std::int64_t> batch;
+    std::int64_t spare_entries = 0;
 };
 
 // The frozen model. dtype: of activations, cache and embeddings; weights: of the linear layers, "full" is dtype.
@@ -150,8 +154,9 @@ struct Manifest {
     // A hash over the hashes of graphs and weights. Engines that were built from other ones do not fit.
     std::string content() const;
 
-    // The trunk to run on `device` with ONNX Runtime: the one derived for it, else the portable one.
-    std::string trunk_file(const std::string& device) const;
+    // The derived trunk that ONNX Runtime runs on `device` over so many slots; null is the portable one. One trunk runs
+    // all passes of a session, so that a sequence's text does not depend on the batch of a pass.
+    const DerivedTrunk* derived_trunk(const std::string& device, int slots) const;
 
     // Error where the bundle has no such plan.
     const PlanInfo& plan(const std::string& name) const;

@@ -184,7 +184,17 @@ void read(const At& at, Graph& out) {
 }
 
 void read(const At& at, DerivedTrunk& out) {
-    Fields(at).field("file", out.file, file_name).field("device", out.device, one_of("cpu")).end();
+    const auto one = [](const At& of, const std::optional<std::int64_t>& size) {
+        of.require(size.value_or(1) == 1, "must be 1 or null");
+    };
+    Fields(at)
+        .field("file", out.file, file_name)
+        .field("device", out.device, one_of("cpu"))
+        .field_or_default("batch", out.batch, one)
+        .field_or_default(
+            "spare_entries", out.spare_entries,
+            [](const At& of, std::int64_t count) { of.require(count == 0 || count == 1, "must be 0 or 1"); })
+        .end();
 }
 
 struct Scheme {};

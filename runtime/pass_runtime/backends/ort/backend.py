@@ -73,7 +73,9 @@ class OrtBackend(Backend):
             PREFILL_WIDTHS,
             batch_sizes(max_batch_size or DEFAULT_BATCH),
         )
-        super().__init__(bundle, manifest, capabilities, memory or open_memory(device))
+        derived = manifest.derived_trunk(device, capabilities.slots)
+        spare_entries = 0 if derived is None else derived.spare_entries
+        super().__init__(bundle, manifest, capabilities, memory or open_memory(device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._trunk = self._open_trunk(threads, exact)
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
@@ -82,8 +84,8 @@ class OrtBackend(Backend):
         self._bound_tails = BoundSessions[tuple[str, str, int]]()  # by plan, sampler or "logprobs", and batch
 
     def _open_trunk(self, threads: int, exact: bool) -> ort.InferenceSession:
-        device = self.capabilities.device
-        session = open_session(self.bundle / self.manifest.trunk_file(device), device, threads, exact=exact)
+        device, slots = self.capabilities.device, self.capabilities.slots
+        session = open_session(self.bundle / self.manifest.trunk_file(device, slots), device, threads, exact=exact)
         check_graph(session, self.manifest.trunk, self.manifest)
         return session
 

@@ -26,6 +26,11 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
             batch_sizes_up_to(options.max_batch_size)};
 }
 
+std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {
+    const DerivedTrunk* derived = manifest.derived_trunk(device.name, options.max_batch_size);
+    return derived == nullptr ? 0 : derived->spare_entries;
+}
+
 }  // namespace
 
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options)
@@ -39,12 +44,13 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
                        Engine engine)
     : Backend(manifest, capabilities_of(manifest, options, engine.device),
-              open_memory(engine.device, options.allocator)),
+              open_memory(engine.device, options.allocator), spare_entries_of(manifest, options, engine.device)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
     // On other devices every tail has a copy of its own.
     if (engine_.device.on_cpu()) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
-    const std::filesystem::path trunk = bundle_ / manifest_.trunk_file(engine_.device.name);
+    const DerivedTrunk* derived = manifest_.derived_trunk(engine_.device.name, options.max_batch_size);
+    const std::filesystem::path trunk = bundle_ / (derived == nullptr ? manifest_.trunk.file : derived->file);
     trunk_ = std::make_unique<OrtGraph>(engine_.library, engine_.device, trunk, options.threads, nullptr);
     trunk_->check(manifest_.trunk, &manifest_);
 }

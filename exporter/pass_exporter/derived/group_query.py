@@ -1,0 +1,229 @@
+"""GroupQueryAttention, ONNX Runtime's own operator, in a trunk that runs one sequence.
+
+It reads the product of q, k and v as it is, rotates, writes the cache in place and attends, in one node where the
+portable trunk has eleven, and takes time for the valid entries of the cache alone. It refuses batches of windows with
+several rows, so the trunk that it is in serves one slot.
+
+From two rows on its results are the same bits for every width; a single row is rounded differently. A window of one row
+therefore gets a spare row in attention, which repeats that row's position and is dropped from the result. Its K/V are
+written into the entry after the window, which the cache must have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import onnxruntime as ort
+from onnx_ir.convenience import extract
+
+from pass_exporter.trunk.graph import initializer
+
+DOMAIN = "com.microsoft"
+TO_HEADS = (0, 2, 1, 3)
+"""[B,Q,heads,D] -> [B,heads,Q,D], and back."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The attention of one layer in the portable trunk.
+
+    by_head: q, k and v [B,Q,heads,D] before they are rotated. past, present: the cache inputs and outputs of keys and
+    values. result: [B,Q,H*D].
+    """
+
+    attention: ir.Node
+    rotary: ir.Node
+    by_head: Sequence[ir.Value]
+    past: Sequence[ir.Value]
+    present: Sequence[ir.Value]
+    heads: int
+    kv_heads: int
+    result: ir.Value
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What all layers read. inputs: those of GroupQueryAttention after the cache. spare_row: the pads that add the
+    spare row to [B,Q,N]. width: [1], the rows without it."""
+
+    inputs: Sequence[ir.Value]
+    spare_row: ir.Value
+    width: ir.Value
+
+
+class _OtherForm(Exception):
+    """A layer's attention is not made as this module knows it."""
+
+
+def use_group_query_attention(model: ir.Model, max_capacity: int) -> bool:
+    """Replace every Attention with its rotations and cache writes; False, with nothing changed, if a layer has another
+    form. The model must be the portable trunk without spare rows."""
+    graph = model.graph
+    try:
+        layers = [_layer(node) for node in graph if node.op_type == "Attention"]
+    except _OtherForm:
+        return False
+    if not layers or len({tuple(layer.rotary.inputs[1:]) for layer in layers}) > 1:
+        return False
+    window = _window(model, layers[0].rotary, max_capacity)
+    for layer in layers:
+        _replace(graph, layer, window)
+    graph.opset_imports[DOMAIN] = 1
+    return True
+
+
+def _layer(attention: ir.Node) -> _Layer:
+    queries, keys, values, _ = attention.inputs
+    writes = [_producer(cache, "TensorScatter") for cache in (keys, values)]
+    rotary, key_rotary = (_producer(value, "RotaryEmbedding") for value in (queries, writes[0].inputs[1]))
+    turned = [_producer(v, "Transpose") for v in (rotary.inputs[0], key_rotary.inputs[0], writes[1].inputs[1])]
+    same = rotary.inputs[1:] == key_rotary.inputs[1:] and rotary.attributes == key_rotary.attributes
+    if not same or any(tuple(node.attributes["perm"].as_ints()) != TO_HEADS for node in turned):
+        raise _OtherForm
+    return _Layer(
+        attention,
+        rotary,
+        [_given(node.inputs[0]) for node in turned],
+        [_given(write.inputs[0]) for write in writes],
+        [write.outputs[0] for write in writes],
+        _heads(turned[0].outputs[0]),
+        _heads(turned[1].outputs[0]),
+        _result(attention),
+    )
+
+
+def _rows(graph: ir.Graph, layer: _Layer) -> Sequence[ir.Value]:
+    """The common product [B,Q,(H+2*KVH)*D] of q, k and v where they are its parts, else each as [B,Q,heads*D]."""
+    flat = []
+    for value in layer.by_head:
+        maker = value.producer()
+        if maker is not None and maker.op_type == "Reshape":
+            flat.append(_given(maker.inputs[0]))
+        else:  # normalized by heads
+            shape = initializer(graph, "group_query.flat", np.array([0, 0, -1]))
+            reshape = ir.node("Reshape", [value, shape])
+            graph.insert_before(layer.attention, reshape)
+            flat.append(reshape.outputs[0])
+    split = flat[0].producer()
+    if split is not None and split.op_type == "Split" and list(split.outputs) == flat:
+        return [_given(split.inputs[0])]
+    return flat
+
+
+def _window(model: ir.Model, rotary: ir.Node, max_capacity: int) -> _Window:
+    """Add the nodes that compute what all layers read, at the beginning of the graph."""
+    graph = model.graph
+    inputs = {str(value.name): value for value in graph.inputs}
+    length, mask, row_position = inputs["length"], inputs["window_mask"], inputs["row_position"]
+    nodes: list[ir.Node] = []
+
+    def number(name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> ir.Value:
+        return initializer(graph, f"group_query.{name}", np.array(value, dtype))
+
+    def add(op: str, *values: ir.Value, **attributes: int | str) -> ir.Value:
+        nodes.append(ir.node(op, values, attributes))
+        return nodes[-1].outputs[0]
+
+    zero, one = number("zero", [0]), number("one", [1])
+    width = add("Shape", row_position)  # [1]
+    spare = add("Cast", add("Less", width, number("two", [2])), to=ir.DataType.INT64)  # [1]: 1 for a single row, else 0
+    total = add("Add", add("Add", length, width), spare)  # [1]: valid entries after the pass
+    seqlens = add("Cast", add("Sub", total, one), to=ir.DataType.INT32)
+    total_length = add("Cast", add("Squeeze", total), to=ir.DataType.INT32)
+    last_row = add("Concat", zero, spare, axis=0)
+    positions = add("Pad", add("Add", length, row_position), last_row, mode="edge")
+    positions = add("Unsqueeze", positions, zero)  # [1,Q]
+    hidden = number("unseen", np.finfo(np.float32).min, np.float32)
+    seen = number("seen", 0, np.float32)
+    added = add("Where", mask, seen, hidden)  # [Q,Q]
+    added = add("Pad", added, add("Concat", zero, zero, spare, zero, axis=0), mode="edge")
+    added = add("Pad", added, add("Concat", zero, zero, zero, spare, axis=0), hidden)
+    added = add("Pad", added, add("Concat", zero, length, zero, zero, axis=0), seen)  # all see the entries before
+    bias = add("Unsqueeze", added, number("outer", [0, 1]))  # [1,1,Q,entries]
+    spare_row = add("Concat", zero, zero, zero, zero, spare, zero, axis=0)
+    tables = _rotation_tables(model, rotary, max_capacity)
+    graph.insert_before(graph[0], nodes)
+    return _Window([seqlens, total_length, *tables, positions, bias], spare_row, width)
+
+
+def _rotation_tables(model: ir.Model, rotary: ir.Node, max_capacity: int) -> list[ir.Value]:
+    """cos and sin [positions,R/2] of every position, computed by the trunk's own nodes.
+
+    The operator wants a row for every valid entry, and one is the spare row's.
+    """
+    values = [value for value in rotary.inputs[1:3] if value is not None]
+    part = extract(model.graph, ["length", "row_position"], [str(value.name) for value in values])
+    proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version))
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    positions = np.arange(max_capacity + 1)
+    feed = {"length": np.zeros(1, np.int64), "row_position": positions}
+    tables = session.run(None, feed)
+    return [
+        initializer(model.graph, f"group_query.{name}", np.ascontiguousarray(table[0]))
+        for name, table in zip(("cos", "sin"), tables, strict=True)
+    ]
+
+
+def _replace(graph: ir.Graph, layer: _Layer, window: _Window) -> None:
+    padded = [ir.node("Pad", [rows, window.spare_row]) for rows in _rows(graph, layer)]
+    rows: list[ir.Value | None] = [*(node.outputs[0] for node in padded), *[None] * (3 - len(padded))]
+    attributes: dict[str, int | float] = {
+        "num_heads": layer.heads,
+        "kv_num_heads": layer.kv_heads,
+        "do_rotary": 1,
+        "scale": layer.attention.attributes["scale"].as_float(),
+    }
+    attended = ir.node(
+        "GroupQueryAttention", [*rows, *layer.past, *window.inputs], attributes, domain=DOMAIN, num_outputs=3
+    )
+    zero, axis = (initializer(graph, f"group_query.{name}", np.array([n])) for name, n in (("zero", 0), ("one", 1)))
+    window_rows = ir.node("Slice", [attended.outputs[0], zero, window.width, axis])
+    graph.insert_before(layer.attention, [*padded, attended, window_rows])
+    for old, new in zip(layer.present, attended.outputs[1:], strict=True):
+        _take_place(graph, old, new)
+    _take_place(graph, layer.result, window_rows.outputs[0])
+
+
+def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    new.shape, new.type = old.shape, old.type
+    for place, output in enumerate(graph.outputs):
+        if output is old:
+            graph.outputs[place] = new
+            new.name, old.name = old.name, None
+    old.replace_all_uses_with(new)
+
+
+def _result(attention: ir.Node) -> ir.Value:
+    """The rows [B,Q,H*D] that the output projection reads."""
+    value = attention.outputs[0]
+    for op_type in ("Transpose", "Reshape"):
+        users = [use.node for use in value.uses()]
+        if len(users) != 1 or users[0].op_type != op_type:
+            raise _OtherForm
+        value = users[0].outputs[0]
+    return value
+
+
+def _heads(value: ir.Value) -> int:
+    """The static size of the second axis of [B,heads,Q,D]."""
+    size = None if value.shape is None else value.shape[1]
+    if not isinstance(size, int):
+        raise _OtherForm
+    return size
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node:
+    node = _given(value).producer()
+    if node is None or node.op_type != op_type:
+        raise _OtherForm
+    return node
+
+
+def _given(value: ir.Value | None) -> ir.Value:
+    if value is None:
+        raise _OtherForm
+    return value
