@@ -38,7 +38,7 @@ def write_trunks_for_cpu(trunk: Path, max_capacity: int, *, spare_rows: bool) ->
     if not use_group_query_attention(model, max_capacity):
         return (batches,)
     _write(model, trunk.with_name(ONE_FILE))
-    return batches, DerivedTrunk(file=ONE_FILE, device="cpu", batch=1, spare_entries=1)
+    return batches, DerivedTrunk(file=ONE_FILE, device="cpu", batch=1)
 
 
 def _write(model: ir.Model, path: Path) -> None:

@@ -25,6 +25,11 @@ from pass_exporter.trunk.graph import initializer
 DOMAIN = "com.microsoft"
 TO_HEADS = (0, 2, 1, 3)
 """[B,Q,heads,D] -> [B,heads,Q,D], and back."""
+HEAD_STEP = 16
+"""The operator rotates whole heads whose size is a multiple of this, or refuses them."""
+LEAST_POSITIONS = 2048
+"""The tables of rotation have rows for at least so many: the export's checks run windows that a tiny model's capacity
+does not hold."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,8 @@ def _layer(attention: ir.Node) -> _Layer:
     rotary, key_rotary = (_producer(value, "RotaryEmbedding") for value in (queries, writes[0].inputs[1]))
     turned = [_producer(v, "Transpose") for v in (rotary.inputs[0], key_rotary.inputs[0], writes[1].inputs[1])]
     same = rotary.inputs[1:] == key_rotary.inputs[1:] and rotary.attributes == key_rotary.attributes
-    if not same or any(tuple(node.attributes["perm"].as_ints()) != TO_HEADS for node in turned):
+    whole = "rotary_embedding_dim" not in rotary.attributes and _size(turned[0].outputs[0], 3) % HEAD_STEP == 0
+    if not same or not whole or any(tuple(node.attributes["perm"].as_ints()) != TO_HEADS for node in turned):
         raise _OtherForm
     return _Layer(
         attention,
@@ -90,8 +96,8 @@ def _layer(attention: ir.Node) -> _Layer:
         [_given(node.inputs[0]) for node in turned],
         [_given(write.inputs[0]) for write in writes],
         [write.outputs[0] for write in writes],
-        _heads(turned[0].outputs[0]),
-        _heads(turned[1].outputs[0]),
+        _size(turned[0].outputs[0], 1),
+        _size(turned[1].outputs[0], 1),
         _result(attention),
     )
 
@@ -159,7 +165,7 @@ def _rotation_tables(model: ir.Model, rotary: ir.Node, max_capacity: int) -> lis
     part = extract(model.graph, ["length", "row_position"], [str(value.name) for value in values])
     proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version))
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    positions = np.arange(max_capacity + 1)
+    positions = np.arange(max(max_capacity + 1, LEAST_POSITIONS))
     feed = {"length": np.zeros(1, np.int64), "row_position": positions}
     tables = session.run(None, feed)
     return [
@@ -208,9 +214,9 @@ def _result(attention: ir.Node) -> ir.Value:
     return value
 
 
-def _heads(value: ir.Value) -> int:
-    """The static size of the second axis of [B,heads,Q,D]."""
-    size = None if value.shape is None else value.shape[1]
+def _size(value: ir.Value, axis: int) -> int:
+    """A static size of [B,heads,Q,D]."""
+    size = None if value.shape is None else value.shape[axis]
     if not isinstance(size, int):
         raise _OtherForm
     return size

@@ -61,14 +61,18 @@ class Graph(_Strict):
 class DerivedTrunk(_Strict):
     """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same file of weights.
 
-    batch: the only batch size that it runs; null is any. spare_entries: how many entries of the KV cache after its
-    window a pass may overwrite. The cache must have them beyond the capacity in use.
+    batch: the only batch size that it runs; null is any. A trunk for one sequence may overwrite the entry of the KV
+    cache after its window, so the cache must have one beyond the capacity in use.
     """
 
     file: FileName
     device: Literal["cpu"]
     batch: Literal[1] | None = None
-    spare_entries: int = Field(default=0, ge=0, le=1)
+
+    @property
+    def spare_entries(self) -> int:
+        """How many entries of the KV cache after its window a pass may overwrite."""
+        return 0 if self.batch is None else 1
 
 
 class SchemeInfo(_Strict):

@@ -48,13 +48,14 @@ struct Graph {
 };
 
 // The trunk rewritten for the engine of one device: other nodes, same tensors, same file of weights.
-// batch: the only batch size that it runs; empty is any. spare_entries: how many entries of the KV cache after its
-// window a pass may overwrite. The cache must have them beyond the capacity in use.
+// batch: the only batch size that it runs; empty is any. A trunk for one sequence may overwrite the entry of the KV
+// cache after its window, so the cache must have one beyond the capacity in use.
 struct DerivedTrunk {
     std::string file;
     std::string device;
     std::optional<std::int64_t> batch;
-    std::int64_t spare_entries = 0;
+    // How many entries of the KV cache after its window a pass may overwrite.
+    std::int64_t spare_entries() const { return batch ? 1 : 0; }
 };
 
 // The frozen model. dtype: of activations, cache and embeddings; weights: of the linear layers, "full" is dtype.

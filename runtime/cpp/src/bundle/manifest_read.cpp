@@ -191,9 +191,6 @@ void read(const At& at, DerivedTrunk& out) {
         .field("file", out.file, file_name)
         .field("device", out.device, one_of("cpu"))
         .field_or_default("batch", out.batch, one)
-        .field_or_default(
-            "spare_entries", out.spare_entries,
-            [](const At& of, std::int64_t count) { of.require(count == 0 || count == 1, "must be 0 or 1"); })
         .end();
 }
 

@@ -28,7 +28,7 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
 
 std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {
     const DerivedTrunk* derived = manifest.derived_trunk(device.name, options.max_batch_size);
-    return derived == nullptr ? 0 : derived->spare_entries;
+    return derived == nullptr ? 0 : derived->spare_entries();
 }
 
 }  // namespace
