@@ -201,10 +201,14 @@ def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path)
     session.backend.run = held  # type: ignore[method-assign]
     stream = session.generate_ids([5], GenerateOptions(12, plan="two-pass", ignore_eos=True))
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        next(stream)
-    timer.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it would be ignored
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     go.set()
     assert stream.result().token_ids == [words(position) for position in range(1, 13)]
     again = session.generate_ids([5, 6], GenerateOptions(3, plan="ar")).result()
