@@ -20,11 +20,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx_ir.convenience import extract
 
+from pass_exporter.derived.heads import TO_HEADS
 from pass_exporter.trunk.graph import initializer
 
 DOMAIN = "com.microsoft"
-TO_HEADS = (0, 2, 1, 3)
-"""[B,Q,heads,D] -> [B,heads,Q,D], and back."""
 HEAD_STEP = 16
 """The operator rotates whole heads whose size is a multiple of this, or refuses them."""
 LEAST_POSITIONS = 2048
