@@ -207,6 +207,9 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 @click.option("--threads", type=int, help="CPU threads of an instance.  [default: the engine's choice]")
 @click.option("--capacity", type=int, help="Longest sequence in tokens.  [default: the model's]")
 @click.option("--reuse-prefix", is_flag=True, help="Keep the K/V that a prompt has in common with an earlier one.")
+@click.option(
+    "--weight-cache/--no-weight-cache", default=None, help="Whether processes share weights on the CPU; they do."
+)
 @click.option("--force", is_flag=True, help="Replace a model of that name.")
 @one_line_errors
 def triton(text: bool, reference: bool, **options: Any) -> None:

@@ -96,7 +96,8 @@ class LoadOptions:
     where they fit this machine, else ONNX Runtime on CUDA, else on the CPU.
     threads: CPU threads, 0 for the engine's choice. max_batch_size: the sequences that decode together (None: as many
     as the engines were built for, else DEFAULT_BATCH). max_queue: the sequences that may wait besides. capacity: the KV
-    capacity in tokens, which bounds the length of a sequence (None: the model's).
+    capacity in tokens, which bounds the length of a sequence (None: the model's). weight_cache: on the CPU, keep the
+    weights as ONNX Runtime packs them in the user's cache directory, where all processes map them.
     """
 
     device: str = "auto"
@@ -104,6 +105,7 @@ class LoadOptions:
     max_batch_size: int | None = 1
     max_queue: int = MAX_QUEUE
     capacity: int | None = None
+    weight_cache: bool = True
 
     def __post_init__(self) -> None:
         text("device", self.device)
@@ -111,6 +113,7 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None or name in ("threads", "max_queue"):
                 object.__setattr__(self, name, whole(name.replace("_", "-"), value))
+        object.__setattr__(self, "weight_cache", flag("weight-cache", self.weight_cache))
         if not 0 <= self.threads <= MAX_THREADS:
             raise PassError(f"threads must be 0 (the engine's choice) to {MAX_THREADS}, not {self.threads}")
         if self.max_batch_size is not None and not 1 <= self.max_batch_size <= MAX_SLOTS:

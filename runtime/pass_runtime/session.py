@@ -256,10 +256,11 @@ def load(
     max_batch_size: int | None = 1,
     max_queue: int = MAX_QUEUE,
     capacity: int | None = None,
+    weight_cache: bool = True,
 ) -> Session:
     """Open a bundle; see `LoadOptions`. verify: compare the hashes of its files with the manifest's; a file that was
     verified before and has not changed is not read again."""
-    options = LoadOptions(device, threads, max_batch_size, max_queue, capacity)
+    options = LoadOptions(device, threads, max_batch_size, max_queue, capacity, weight_cache)
     path = Path(bundle)
     manifest = read_manifest(path)
     remembered = Remembered()
@@ -288,5 +289,6 @@ def open_session_of(
         max_batch_size=options.max_batch_size,
         capacity=options.capacity,
         verify=verify,
+        weight_cache=options.weight_cache,
     )
     return Session(manifest, backend, tokenizer, template, max_queue=options.max_queue)

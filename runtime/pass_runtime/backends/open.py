@@ -24,8 +24,10 @@ def open_backend(
     max_batch_size: int | None = 1,
     capacity: int | None = None,
     verify: bool = True,
+    weight_cache: bool = False,
 ) -> Backend:
-    """The backend for `device`, which is one of DEVICES; PassError says what is missing."""
+    """The backend for `device`, which is one of DEVICES; PassError says what is missing. The other arguments are those
+    of `LoadOptions`."""
     check_wanted(bundle, manifest, device, capacity)
     if device == "auto" and (found := find_engines(manifest)) is not None:
         device = found.name
@@ -36,8 +38,17 @@ def open_backend(
             bundle, manifest, LIBRARIES[device], max_batch_size=max_batch_size, capacity=capacity, verify=verify
         )
     from pass_runtime.backends.ort.backend import OrtBackend
+    from pass_runtime.backends.ort.packed_weights import WeightCache
 
-    return OrtBackend(bundle, manifest, device, threads=threads, max_batch_size=max_batch_size, capacity=capacity)
+    return OrtBackend(
+        bundle,
+        manifest,
+        device,
+        threads=threads,
+        max_batch_size=max_batch_size,
+        capacity=capacity,
+        weight_cache=WeightCache() if weight_cache else None,
+    )
 
 
 def check_wanted(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:

@@ -40,6 +40,10 @@ class Remembered:
                 identity, _, sha256 = line.rpartition(" ")
                 self._known[identity] = sha256
 
+    def knows(self, path: Path, sha256: str) -> bool:
+        """Whether `path` is remembered to have this hash. Its content is not read."""
+        return self._known.get(_identity(path)) == sha256
+
     def matches(self, path: Path, sha256: str, read: Callable[[Path], str]) -> bool:
         """Whether `path` has this hash. `read` computes it where it is not known."""
         before = _identity(path)

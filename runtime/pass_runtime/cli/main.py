@@ -118,7 +118,8 @@ def chat(
     if bundle is None:
         with importing():
             from pass_runtime.cli.remote import open_remote
-        opts.refuse_given("--server decides for itself", "device", "threads", "capacity", "trust_bundle", "show_drafts")
+        local = ("device", "threads", "capacity", "trust_bundle", "no_weight_cache", "show_drafts")
+        opts.refuse_given("--server decides for itself", *local)
         loop: ChatLoop = open_remote(str(server), api_key_file, request, Conversation(system), drop=drop)
     else:
         opts.refuse_given("a bundle asks for no key", "api_key_file")

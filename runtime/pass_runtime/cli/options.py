@@ -32,7 +32,7 @@ def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def engine_options(command: F) -> F:
-    """--device --threads --capacity --trust-bundle"""
+    """--device --threads --capacity --trust-bundle --no-weight-cache"""
     return apply(
         click.option("--device", default="auto", show_default=True, help=f"{', '.join(DEVICES)}."),
         click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
@@ -42,6 +42,7 @@ def engine_options(command: F) -> F:
             help="Longest sequence in tokens: bounds the KV cache.  [default: the model's]",
         ),
         click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
+        click.option("--no-weight-cache", is_flag=True, help="On the CPU, pack weights anew, into memory of its own."),
     )(command)
 
 
@@ -89,11 +90,11 @@ SHOW_DRAFTS = click.option(
 def open_bundle(
     bundle: Path, options: dict[str, Any], *, max_batch_size: int | None = 1, max_queue: int = MAX_QUEUE
 ) -> Session:
-    """Open a bundle with the engine options in `options`, which must hold nothing else and is emptied."""
-    verify = not options.pop("trust_bundle")
+    """Open a bundle with the engine options in `options`, which must hold nothing else and is changed."""
+    options["verify"], options["weight_cache"] = not options.pop("trust_bundle"), not options.pop("no_weight_cache")
     with importing():
         import_module("pass_runtime.backends.ort.backend")  # and ONNX Runtime, which `load` imports otherwise
-    return load(bundle, **options, max_batch_size=max_batch_size, max_queue=max_queue, verify=verify)
+    return load(bundle, **options, max_batch_size=max_batch_size, max_queue=max_queue)
 
 
 def open_for_batch(bundle: Path, options: dict[str, Any], max_batch_size: int | None) -> Session:

@@ -10,6 +10,7 @@ import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from pass_runtime.backends.ort.engine import (
     open_memory,
     open_session,
 )
+from pass_runtime.backends.ort.packed_weights import WeightCache
+from pass_runtime.backends.ort.packing import sample_logits
 from pass_runtime.bundle.bindings import Binding
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.plan import Plan
@@ -58,11 +61,14 @@ class OrtBackend(Backend):
         capacity: int | None = None,
         memory: Memory | None = None,
         exact: bool = False,
+        weight_cache: WeightCache | None = None,
+        trunk: ort.InferenceSession | None = None,
     ) -> None:
         """device: cpu, cuda or auto. threads: 0 lets ONNX Runtime choose. capacity: the largest KV capacity, in
         tokens.
 
-        exact: passed to `open_session` for the trunk.
+        exact: passed to `open_session` for the trunk. weight_cache: where the trunk's weights are kept packed, on the
+        CPU and unless `exact`. trunk: an open session over the trunk, to use in place of a new one.
         """
         device = choose_device(device)
         check_onnx_runtime(bundle, manifest)
@@ -77,17 +83,29 @@ class OrtBackend(Backend):
         spare_entries = 0 if derived is None else derived.spare_entries
         super().__init__(bundle, manifest, capabilities, memory or open_memory(device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)
-        self._trunk = self._open_trunk(threads, exact)
+        self._weight_cache = weight_cache
+        self._trunk = self._open_trunk(threads, exact) if trunk is None else trunk
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch; for the present cache
         self._bound_prefills = BoundSessions[tuple[int, int]]()  # by width and slot; for the present cache
         self._bound_tails = BoundSessions[tuple[str, str, int]]()  # by plan, sampler or "logprobs", and batch
 
     def _open_trunk(self, threads: int, exact: bool) -> ort.InferenceSession:
-        device, slots = self.capabilities.device, self.capabilities.slots
-        session = open_session(self.bundle / self.manifest.trunk_file(device, slots), device, threads, exact=exact)
+        device, slots, session = self.capabilities.device, self.capabilities.slots, None
+        file = self.manifest.trunk_file(device, slots)
+        if self._weight_cache is not None and device == "cpu" and not exact:
+            session = self._weight_cache.open(self.bundle, self.manifest, file, threads, self._probe)
+        if session is None:
+            session = open_session(self.bundle / file, device, threads, exact=exact)
         check_graph(session, self.manifest.trunk, self.manifest)
         return session
+
+    def _probe(self, trunk: ort.InferenceSession) -> list[npt.NDArray[np.float32]]:
+        """What is compared of two sessions over the trunk."""
+        check_graph(trunk, self.manifest.trunk, self.manifest)
+        slots = self.capabilities.slots
+        with closing(OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunk=trunk)) as backend:
+            return sample_logits(backend)
 
     @cached_property
     def _shared(self) -> Mapping[str, ort.OrtValue]:

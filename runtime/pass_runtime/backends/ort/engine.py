@@ -33,6 +33,13 @@ PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cuda": ({"enable_cuda_graph": "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 
+SAVED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+SAVING = {
+    # Smaller tensors stay in the graph: shapes are computed from them.
+    "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+    "session.save_external_prepacked_constant_initializers": "1",
+}
+
 
 def choose_device(device: str) -> str:
     """The device to use: `auto` is CUDA where this onnxruntime has it, else the CPU."""
@@ -55,12 +62,16 @@ def open_session(
     *,
     exact: bool = False,
     shared: Mapping[str, ort.OrtValue] = MappingProxyType({}),
+    save: Path | None = None,
+    ready: bool = False,
 ) -> ort.InferenceSession:
     """A session on `device`; `threads` 0 lets ONNX Runtime choose. On CUDA it captures graphs where it can.
 
     exact: run the nodes one by one, without fusing them. Quantized weights then multiply in float32, while ONNX
     Runtime's fused kernels also round activations to 8 bits. No packed or widened copies of the weights are made. Slow.
     shared: constants, by name, that the session reads from this memory instead of from the file.
+    save: also write the optimized graph to this file, and the weights as its kernels read them to one beside it with
+    the suffix .data. ready: `path` is such a file.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -68,8 +79,14 @@ def open_session(
     options.enable_mem_pattern = device != "cpu"  # A memory pattern would be kept for each of many shapes.
     for name, value in shared.items():
         options.add_initializer(name, value)
-    if exact:
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+        for name, value in SAVING.items():
+            options.add_session_config_entry(name, value)
+        options.add_session_config_entry(SAVED_WEIGHTS, save.with_suffix(".data").name)
+    if exact or ready:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if exact:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if device == "cuda":
         ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, where installed

@@ -51,6 +51,7 @@ class Model:
                 threads=options.threads,
                 max_batch_size=options.max_batch_size,
                 capacity=options.capacity,
+                weight_cache=options.weight_cache,
             )
         except PassError as error:
             raise self.pb_utils.TritonModelException(str(error)) from None

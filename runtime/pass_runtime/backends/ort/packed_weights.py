@@ -1,0 +1,196 @@
+"""Weights in the form that ONNX Runtime's CPU kernels read, in files that all sessions and processes map.
+
+A session folds constants and packs weights when it opens, into memory of its own. ONNX Runtime can write what it made:
+the first session over a trunk does so, into the user's cache directory, and later ones map the file. They need not
+optimize the graph again, and the weights are in memory once, however many sessions there are.
+
+packed/KEY/ is an entry: a graph, its weights, and a note with their hashes, or with the reason why they cannot be used.
+It appears whole, under a lock, after its logits were compared with those of the session that wrote it. Whatever fails,
+the trunk is opened as if there were no cache.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnxruntime as ort
+
+from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, pack
+from pass_runtime.backends.ort.weight_key import weight_key
+from pass_runtime.bundle.integrity import has_hash
+from pass_runtime.bundle.manifest import FileInfo, Manifest
+from pass_runtime.bundle.remembered import Remembered, cache_directory
+from pass_runtime.errors import PassError
+from pass_runtime.files import open_locked, write_whole
+
+NOTE = "packed.json"
+GROWTH = 2.5
+"""An entry is expected to take at most this many times the bytes that the weights have in the bundle: float32 takes
+2.2, int4 and int8 1.6. While it is written there are two copies of it."""
+RESERVE = 1 << 30
+"""Bytes of the disk that stay free."""
+PATIENCE = 60.0
+"""Seconds to wait for another process that writes the same entry. That takes a few, and whoever does not wait has
+memory of its own for the weights for as long as its session is open."""
+
+log = logging.getLogger("pass_runtime.weights")
+
+
+class NotPacked(Exception):
+    """Why a trunk is opened without packed weights."""
+
+
+@dataclass(frozen=True)
+class WeightCache:
+    """directory: None is packed/ in the user's cache directory. least: smaller weights, in bytes, are not packed, as
+    there is little to gain. most: the bytes of all entries; those that were not used for longest are removed."""
+
+    directory: Path | None = None
+    least: int = 32 << 20
+    most: int = 16 << 30
+
+    def open(
+        self, bundle: Path, manifest: Manifest, file: str, threads: int, probe: Probe
+    ) -> ort.InferenceSession | None:
+        """A session with packed weights over the bundle's trunk `file` on the CPU. None where it has to be opened
+        without."""
+        try:
+            entry, size = self._entry(bundle, manifest, file)
+            session = _open_entry(entry, threads)
+            if session is None:
+                entry.parent.mkdir(parents=True, exist_ok=True)
+                with _lock(entry, PATIENCE):
+                    session = _open_entry(entry, threads) or self._write(bundle / file, entry, size, threads, probe)
+        except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:  # RuntimeError: there is no home
+            log.info("%s: weights are not packed: %s", file, error)
+            return None
+        log.info("%s: weights are mapped from %s", file, entry)
+        return session
+
+    def _entry(self, bundle: Path, manifest: Manifest, file: str) -> tuple[Path, int]:
+        """The directory of a trunk's entry, and the size of its weights in the bundle."""
+        data = f"{manifest.trunk.file}.data"
+        size = manifest.files[data].bytes if data in manifest.files else 0
+        if size < self.least:
+            raise NotPacked(f"they are only {size >> 20} MiB")
+        if size * GROWTH > self.most:
+            raise NotPacked(f"they could take more than the {self.most >> 20} MiB of the cache")
+        remembered, hashes = Remembered(), [manifest.files[name].sha256 for name in (file, data)]
+        for name, sha256 in zip((file, data), hashes, strict=True):
+            if not remembered.knows(bundle / name, sha256):
+                raise NotPacked(f"the content of {name} is not known yet")
+        key = weight_key(*hashes)
+        if key is None:
+            raise NotPacked("the kind of CPU is not known")
+        return (self.directory or cache_directory() / "packed") / key, size
+
+    def _write(self, trunk: Path, entry: Path, size: int, threads: int, probe: Probe) -> ort.InferenceSession:
+        """Make an entry, whose lock is held, and return a session over it."""
+        part = _part(entry)
+        _remove(entry)
+        shutil.rmtree(part, ignore_errors=True)
+        self._make_room(entry.parent, size)
+        part.mkdir()
+        try:
+            begun = time.monotonic()
+            try:
+                session, files = pack(trunk, part, threads, probe)
+            except NotUsable as error:
+                log.warning("%s: weights cannot be used packed: %s", trunk, error)
+                shutil.rmtree(part)
+                part.mkdir()
+                write_whole(part / NOTE, json.dumps({"trunk": str(trunk), "unusable": str(error)}))
+                part.rename(entry)
+                raise NotPacked(str(error)) from None
+            described = {name: info.model_dump() for name, info in files.items()}
+            write_whole(part / NOTE, json.dumps({"trunk": str(trunk), "files": described}, indent=2))
+            part.rename(entry)
+            log.info("%s: weights were packed in %.1f s", trunk, time.monotonic() - begun)
+            return session
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+    def _make_room(self, directory: Path, size: int) -> None:
+        """Remove what killed processes left, and entries until another one fits. NotPacked where the disk is full."""
+        for part in directory.glob("*.part"):
+            with suppress(OSError, NotPacked), _lock(part.with_suffix(""), 0):
+                shutil.rmtree(part)
+        entries = [path for path in directory.iterdir() if (path / NOTE).exists()]
+        sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in entries}
+        for path in sorted(entries, key=lambda path: path.stat().st_mtime_ns):
+            if sum(sizes.values()) + size * GROWTH > self.most:
+                _remove(path)
+                del sizes[path]
+        if shutil.disk_usage(directory).free < 2 * GROWTH * size + RESERVE:
+            raise NotPacked(f"there is too little room in {directory}")
+
+
+def _open_entry(entry: Path, threads: int) -> ort.InferenceSession | None:
+    """A session over an entry; None where there is none, or a damaged one."""
+    try:
+        note = json.loads((entry / NOTE).read_text(encoding="utf-8"))
+        if "unusable" in note:
+            raise NotPacked(note["unusable"])
+        files = {name: FileInfo(**info) for name, info in note["files"].items()}
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        files = {}
+    if not _intact(entry, files):
+        log.warning("packed weights in %s are damaged, and are packed again", entry)
+        return None
+    with suppress(OSError):  # of another user
+        os.utime(entry)
+    return open_session(entry / GRAPH, "cpu", threads, ready=True)
+
+
+def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
+    remembered = Remembered()
+    try:
+        good = all(
+            (entry / name).stat().st_size == info.bytes and has_hash(entry / name, info.sha256, remembered)
+            for name, info in files.items()
+        )
+    except OSError:
+        return False
+    remembered.save()
+    return good and GRAPH in files
+
+
+def _remove(entry: Path) -> None:
+    """Remove an entry, its note first. Sessions that have mapped its files keep them."""
+    (entry / NOTE).unlink(missing_ok=True)
+    shutil.rmtree(entry, ignore_errors=True)
+
+
+def _part(entry: Path) -> Path:
+    """Where an entry is while it is written."""
+    return entry.with_name(f"{entry.name}.part")
+
+
+@contextmanager
+def _lock(entry: Path, patience: float) -> Iterator[None]:
+    """Hold the lock of an entry. NotPacked where another process still holds it after so many seconds."""
+    path, until = entry.with_name(f"{entry.name}.lock"), time.monotonic() + patience
+    while True:
+        try:
+            fd = open_locked(path)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise NotPacked("another process is packing them") from None
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)

@@ -1,0 +1,124 @@
+"""Weights move to aligned offsets, and nothing else about a model changes: judged by onnx."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto
+
+from pass_runtime.backends.ort.external_data import UnknownForm, align
+from pass_runtime.bundle.integrity import file_info
+
+BLOBS = st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=3)
+TENSORS = st.lists(st.tuples(BLOBS, st.lists(BLOBS, max_size=2)), max_size=4)
+"""For every tensor: its values (the first blob), and the forms that kernels packed of it, each of several blobs."""
+
+
+def external(name: str, **entries: object) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.UINT8, data_location=TensorProto.EXTERNAL)
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def model_of(*tensors: TensorProto) -> onnx.ModelProto:
+    graph = onnx.GraphProto(name="é" * 70, initializer=[*tensors, TensorProto(name="inside", raw_data=b"12")])
+    graph.node.add(op_type="Identity", input=["inside"], output=["y"])
+    model = onnx.ModelProto(graph=graph, ir_version=10, producer_name="x")
+    model.metadata_props.add(key="k", value="v" * 300)
+    return model
+
+
+def written(directory: Path, tensors: list) -> onnx.ModelProto:
+    """A model as ONNX Runtime writes it: blobs one after another in saved.data, and the entries that name them."""
+    protos, content = [], bytearray(b"?")
+
+    def place(blob: bytes) -> int:
+        content.extend(blob)
+        return len(content) - len(blob)
+
+    for number, (blobs, forms) in enumerate(tensors):
+        tensor = external(f"t{number}", location="saved.data", offset=place(blobs[0]), length=len(blobs[0]))
+        for form in forms:
+            parts = [f"{place(blob)};{len(blob)};0" for blob in form]
+            tensor.external_data.add(key=f"prepacked_{len(form) - 1}", value="|".join(["MatMul+123", *parts]))
+        protos.append(tensor)
+    (directory / "saved.data").write_bytes(content)
+    model = model_of(*protos)
+    (directory / "saved.onnx").write_bytes(model.SerializeToString())
+    return model
+
+
+@settings(max_examples=60, deadline=None)
+@given(tensors=TENSORS, alignment=st.sampled_from([1, 64, 4096]))
+def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int):
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        original = written(directory, tensors)
+        files = align(directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", alignment)
+        assert files == {name: file_info(directory / name) for name in ("new.onnx", "new.data")}
+        content = (directory / "new.data").read_bytes()
+        changed = onnx.load(directory / "new.onnx", load_external_data=False)
+
+    def blob(offset: str, length: str) -> bytes:
+        assert int(offset) % alignment == 0
+        return content[int(offset) :][: int(length)]
+
+    for tensor, (blobs, forms) in zip(changed.graph.initializer, tensors, strict=False):
+        location, offset, length, *packed = tensor.external_data
+        assert location.value == "new.data" and blob(offset.value, length.value) == blobs[0]
+        found = [[blob(*part.split(";")[:2]) for part in entry.value.split("|")[1:]] for entry in packed]
+        assert found == forms
+    for model in (original, changed):  # but for the values of the entries they are the same
+        for tensor in model.graph.initializer:
+            for entry in tensor.external_data:
+                entry.value = entry.value.split("|")[0] if entry.key.startswith("prepacked") else ""
+    assert original == changed
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        external("t", location="another.data", offset=0, length=1),
+        external("t", location="saved.data", length=1),
+        external("t", location="saved.data", offset=0, length=9),
+        external("t", location="saved.data", offset=0, length=1, checksum="0"),
+        external("t", location="saved.data", offset=0, length=1, prepacked_0="MatMul+1|0;9;0"),
+    ],
+    ids=["another file", "no offset", "beyond the end", "an unknown entry", "a packed form beyond the end"],
+)
+def test_a_model_of_another_form_is_refused(tmp_path: Path, tensor: TensorProto):
+    (tmp_path / "saved.data").write_bytes(b"1234")
+    (tmp_path / "saved.onnx").write_bytes(model_of(tensor).SerializeToString())
+    with pytest.raises(UnknownForm):
+        align(tmp_path / "saved.onnx", "saved.data", tmp_path / "new.onnx", "new.data", 64)
+
+
+def test_weights_elsewhere_in_the_model_are_refused(tmp_path: Path):
+    model = model_of()
+    tensor = external("t", location="saved.data", offset=0, length=1)
+    model.graph.node[0].attribute.add(name="value", type=onnx.AttributeProto.TENSOR, t=tensor)
+    (tmp_path / "saved.data").write_bytes(b"1234")
+    (tmp_path / "saved.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(UnknownForm, match="besides"):
+        align(tmp_path / "saved.onnx", "saved.data", tmp_path / "new.onnx", "new.data", 64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_damaged_model_is_refused_or_copied(data: st.DataObject):
+    """No damage does anything else: no other exception, no end of the loop that never comes."""
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        written(directory, [([b"1234"], [[b"56"]])])
+        content = bytearray((directory / "saved.onnx").read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        (directory / "saved.onnx").write_bytes(content[: data.draw(st.integers(0, len(content)))])
+        with suppress(UnknownForm):
+            align(directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", 64)

@@ -1,0 +1,349 @@
+"""Weights that ONNX Runtime packed once are mapped by later sessions, which compute the same bits; or they are packed
+anew, and never anything else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from manifests import linked
+
+from conftest import export_bundle
+from once import made_once
+from pass_runtime.backends.ort import packed_weights, packing, weight_key
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.packed_weights import NOTE, WeightCache
+from pass_runtime.backends.ort.packing import GRAPH, WEIGHTS, sample_logits
+from pass_runtime.bundle import remembered
+from pass_runtime.bundle.integrity import file_info, verify_files
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.remembered import Remembered
+from pass_runtime.cli.main import main
+from pass_runtime.serve.triton.settings import read_settings
+from pass_runtime.session import load
+
+ANY_SIZE = WeightCache(least=0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
+    """The directory of the entries."""
+    monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remembered, "SETTLED", 0)  # the files of tests are young
+    caplog.set_level(logging.INFO, "pass_runtime.weights")
+    return tmp_path / "cache" / "packed"
+
+
+@pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4", "w8a8"])
+def bundle(request: pytest.FixtureRequest, tiny_model: Path, adapter_weights: Path, shared: Path) -> Path:
+    if request.param.endswith("bundle"):
+        return request.getfixturevalue(request.param)
+    options = {"weights": request.param, "lookahead": 3, "lookahead_weights": adapter_weights}
+    return made_once(shared / f"packed-{request.param}", lambda output: export_bundle(tiny_model, output, **options))
+
+
+def verified(bundle: Path) -> Path:
+    """The bundle, whose files' hashes are remembered from now on."""
+    hashes = Remembered()
+    verify_files(bundle, read_manifest(bundle), remembered=hashes)
+    hashes.save()
+    return bundle
+
+
+def logits(bundle: Path, cache: WeightCache | None = ANY_SIZE, slots: int = 1, threads: int = 1) -> list[np.ndarray]:
+    manifest = read_manifest(bundle)
+    backend = OrtBackend(bundle, manifest, "cpu", threads=threads, max_batch_size=slots, weight_cache=cache)
+    with closing(backend):
+        return sample_logits(backend)
+
+
+def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+    return all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir())
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged since the last call: "packed" and "mapped" for those, else the reason."""
+    words = {"were packed in": "packed", "are mapped from": "mapped"}
+    found = [next((word for text, word in words.items() if text in line), line) for line in caplog.messages]
+    caplog.clear()
+    return found
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, slots: int):
+    verified(bundle)
+    expected = logits(bundle, None, slots)
+    assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["packed", "mapped"]
+    assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["mapped"]
+    [entry] = cache.iterdir()
+    assert entries(entry) == sorted([NOTE, GRAPH, WEIGHTS])
+    assert str(bundle) in (entry / NOTE).read_text()
+
+
+def test_threads_share_an_entry_and_graphs_do_not(tiny_bundle: Path, cache: Path):
+    verified(tiny_bundle)
+    for threads, slots, count in ((1, 1, 1), (2, 1, 1), (1, 2, 2), (1, 3, 2)):
+        logits(tiny_bundle, slots=slots, threads=threads)
+        assert len(entries(cache)) == count
+
+
+@pytest.mark.parametrize("what", ["version", "build", "cpu", "trunk", "weights"])
+def test_anything_that_matters_makes_another_entry(
+    tiny_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+):
+    logits(verified(tiny_bundle))
+    [before], bundle = entries(cache), tiny_bundle
+    if what == "version":
+        monkeypatch.setattr(weight_key.ort, "__version__", "9.9.9")
+    elif what == "build":
+        monkeypatch.setattr(weight_key.ort, "get_build_info", lambda: "of my own")
+    elif what == "cpu":
+        (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu\n")
+        monkeypatch.setattr(weight_key, "CPU_INFO", tmp_path / "cpuinfo")
+    else:
+        bundle = tmp_path / "bundle"
+        shutil.copytree(tiny_bundle, bundle)
+        manifest = read_manifest(bundle)
+        file = manifest.trunk_file("cpu") if what == "trunk" else f"{manifest.trunk.file}.data"
+        with (bundle / file).open("ab") as opened:  # 1 byte more: metadata of the graph, padding of the weights
+            opened.write(b"\x20\x01" if what == "trunk" else b"\0")
+        document = json.loads((bundle / "pass_config.json").read_text())
+        document["files"][file] = file_info(bundle / file).model_dump()
+        (bundle / "pass_config.json").write_text(json.dumps(document))
+        verified(bundle)
+    logits(bundle)
+    assert before in entries(cache) and len(entries(cache)) == 2
+
+
+def test_cores_of_several_kinds_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(weight_key, "CPU_INFO", tmp_path / "cpuinfo")
+    assert weight_key.describe_cpu() is None and weight_key.weight_key("0", "1") is None
+    big, little = "CPU part\t: 0xd0b\nFeatures\t: fp asimd\n\n", "CPU part\t: 0xd05\nFeatures\t: fp asimd\n\n"
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n" + little + big + little)
+    assert weight_key.describe_cpu() == "CPU part: 0xd05\nFeatures: fp asimd\nCPU part: 0xd0b\n"
+    (tmp_path / "cpuinfo").write_text("CPU part\t: 0xd0b\n")
+    assert weight_key.describe_cpu() is None
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "removed":
+        path.unlink()
+    elif how == "truncated":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["removed", "truncated", "changed"])
+@pytest.mark.parametrize("name", [NOTE, GRAPH, WEIGHTS])
+def test_a_damaged_entry_is_made_again(
+    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, name: str, how: str
+):
+    expected = logits(verified(tiny_bundle))
+    logits(tiny_bundle)  # its hashes are remembered
+    [entry] = cache.iterdir()
+    damage(entry / name, how)
+    caplog.clear()
+    assert same(expected, logits(tiny_bundle))
+    assert told(caplog)[-2:] == ["packed", "mapped"]
+    assert same(expected, logits(tiny_bundle)) and told(caplog) == ["mapped"]
+
+
+def test_wrong_weights_are_never_used_nor_made_twice(
+    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """As if ONNX Runtime had written other weights than it uses."""
+    expected = logits(verified(tiny_bundle), None)
+
+    def wrong(*arguments):
+        files = align(*arguments)
+        weights = arguments[2].parent / WEIGHTS
+        content = np.fromfile(weights, np.float32)
+        (content * 2).tofile(weights)
+        return files
+
+    align = packing.align
+    monkeypatch.setattr(packing, "align", wrong)
+    assert same(expected, logits(tiny_bundle))
+    assert "computes other logits" in caplog.text and [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
+    [entry] = cache.iterdir()
+    assert entries(entry) == [NOTE]
+    monkeypatch.setattr(packing, "align", align)
+    caplog.clear()
+    assert same(expected, logits(tiny_bundle))
+    assert told(caplog) == ["trunk.cpu.one.onnx: weights are not packed: with them the trunk computes other logits"]
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+import logging
+from test_packed_weights import logits
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+print("ready", flush=True)
+sys.stdin.readline()
+logits(Path(sys.argv[1]))
+"""
+KILLED = """
+import os, signal
+from pass_runtime.backends.ort import packing
+def stop(_path): os.kill(os.getpid(), signal.SIGKILL)
+packing._sync = stop
+"""
+
+
+def opening(bundle: Path, before: str = "") -> subprocess.Popen[str]:
+    """A process that opens the bundle once it is told to."""
+    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", before + PROGRAM, str(bundle), *paths]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_of_processes_at_once_one_packs(tiny_bundle: Path, cache: Path):
+    verified(tiny_bundle)
+    processes = [opening(tiny_bundle) for _ in range(3)]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    told = "".join(process.communicate(timeout=120)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert (told.count("were packed"), told.count("are mapped from")) == (1, 3), told
+    assert len(entries(cache)) == 1
+
+
+def test_what_a_killed_process_left_is_not_used(tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture):
+    process = opening(verified(tiny_bundle), KILLED)
+    process.communicate("\n", timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert [name.rpartition(".")[2] for name in entries(cache)] == ["lock", "part"]
+    assert same(logits(tiny_bundle, None), logits(tiny_bundle))
+    assert told(caplog) == ["packed", "mapped"] and len(entries(cache)) == 1
+
+
+def test_remains_of_other_trunks_are_removed(tiny_bundle: Path, cache: Path):
+    remains = cache / f"{'0' * 32}.part"
+    remains.mkdir(parents=True)
+    (remains / WEIGHTS).write_bytes(b"1")
+    with packed_weights._lock(remains.with_suffix(""), 0):  # somebody is writing it
+        logits(verified(tiny_bundle))
+    assert remains.exists() and len(entries(cache)) == 2
+    logits(tiny_bundle, slots=2)
+    assert not remains.exists() and len(entries(cache)) == 2
+
+
+def test_one_that_waited_too_long_packs_for_itself(
+    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    logits(verified(tiny_bundle))
+    [entry] = cache.iterdir()
+    shutil.rmtree(entry)
+    caplog.clear()
+    monkeypatch.setattr(packed_weights, "PATIENCE", 0.1)
+    with packed_weights._lock(entry, 0):
+        assert same(logits(tiny_bundle, None), logits(tiny_bundle))
+    assert told(caplog) == ["trunk.cpu.one.onnx: weights are not packed: another process is packing them"]
+
+
+def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cache: Path):
+    size = read_manifest(verified(tiny_bundle)).files["trunk.onnx.data"].bytes
+    bounded = WeightCache(least=0, most=5 * size)
+    for number in range(3):
+        old = cache / f"old{number}"
+        old.mkdir(parents=True)
+        (old / NOTE).write_bytes(bytes(size))
+        os.utime(old, (1e9 - number, 1e9 - number))
+    logits(tiny_bundle, bounded)
+    assert [name for name in entries(cache) if name.startswith("old")] == ["old0", "old1"]
+    [entry] = set(entries(cache)) - {"old0", "old1"}
+    os.utime(cache / entry, (1, 1))
+    logits(tiny_bundle, bounded)  # it was used now
+    assert (cache / entry).stat().st_mtime > 1e9
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({}, "they are only 0 MiB"), ({"least": 0, "most": 1000}, "more than the 0 MiB of the cache")],
+    ids=["small", "too large"],
+)
+def test_weights_that_are_not_worth_it_or_do_not_fit(
+    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, settings: dict, reason: str
+):
+    logits(verified(tiny_bundle), WeightCache(**settings))
+    assert reason in caplog.text and not cache.exists()
+
+
+def test_a_full_disk(tiny_bundle: Path, cache: Path, caplog, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packed_weights, "RESERVE", 1 << 62)
+    logits(verified(tiny_bundle))
+    assert "too little room" in caplog.text and entries(cache) == []
+
+
+@pytest.mark.parametrize("where", ["not a directory", "no home"])
+def test_a_cache_that_cannot_be_written_is_no_error(
+    tiny_bundle: Path, tmp_path: Path, caplog, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    verified(tiny_bundle)
+    if where == "no home":
+        monkeypatch.setattr(packed_weights, "cache_directory", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+        logits(tiny_bundle)
+    else:
+        (tmp_path / "file").write_text("")
+        logits(tiny_bundle, WeightCache(tmp_path / "file" / "packed", least=0))
+    assert "are not packed" in caplog.text and len(caplog.records) == 1
+
+
+def test_only_content_that_is_known_to_be_the_manifests(
+    tiny_bundle: Path, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+):
+    """What nobody verified may be anything: it must not be opened as something else."""
+    bundle = linked(tiny_bundle, tmp_path)
+    logits(bundle)
+    assert "is not known yet" in caplog.text and not cache.exists()
+    logits(verified(bundle))
+    weights = bundle / "trunk.onnx.data"
+    content = np.fromfile(weights, np.float32) * 2
+    weights.unlink()
+    content.tofile(weights)
+    caplog.clear()
+    assert same(logits(bundle, None), logits(bundle))
+    assert "the content of trunk.onnx.data is not known yet" in caplog.text
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-weight-cache"]])
+def test_the_option_of_commands(tiny_bundle: Path, caplog: pytest.LogCaptureFixture, flags: list[str]):
+    done = CliRunner().invoke(main, ["generate", str(tiny_bundle), "-p", "a", "--device", "cpu", *flags])
+    assert done.exit_code == 0, done.output
+    assert len(caplog.records) == 1 - len(flags)  # it says that these weights are too small
+
+
+def test_the_parameter_of_triton():
+    assert read_settings({"bundle": "b"}).load.weight_cache
+    assert not read_settings({"bundle": "b", "weight_cache": "false"}).load.weight_cache
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_option_of_a_session(tiny_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool):
+    monkeypatch.setattr(WeightCache.__init__, "__defaults__", (None, 0, 16 << 30))
+    verified(tiny_bundle)
+    with load(tiny_bundle, "cpu", weight_cache=wanted) as session:
+        assert session.generate("a").result().token_ids
+    assert cache.exists() == wanted
