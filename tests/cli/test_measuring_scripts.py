@@ -1,12 +1,14 @@
-"""scripts/acceptance.py measures what it says, on a tiny model."""
+"""Scripts measure what they say, on a tiny model."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 from click.testing import CliRunner
-from test_gpu_check import load_script
+from test_gpu_check import ROOT, load_script
 
 
 def test_acceptance(tiny_bundle: Path, tmp_path: Path):
@@ -23,3 +25,18 @@ def test_acceptance(tiny_bundle: Path, tmp_path: Path):
     assert [row[:2] for row in cells] == [["0", "code"], ["0", "all"], ["0.8", "code"], ["0.8", "all"]]
     assert all(1 <= float(row[2]) <= 5 and 1 <= float(row[4]) <= 5 for row in cells)
     assert [row[3] for row in cells] == ["-", "-", "-", "1.234"] and cells[3][5] == "2.345"
+
+
+def test_load_cost(tiny_bundle: Path):
+    """Every way of opening has its row; several processes are measured where that is another figure."""
+    command = [sys.executable, ROOT / "scripts" / "load_cost.py", tiny_bundle]
+    flags = ("--rounds", "1", "--processes", "2", "--threads", "1")
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    _, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows] == [
+        f"{tiny_bundle.name}, {when}" for when in ("without", "the first time", "the second time", "later")
+    ]
+    for name, opened, first, pss, anonymous, *together in rows:
+        assert 0 < float(opened) <= float(first) and 0 < int(anonymous) <= int(pss), name
+        assert [bool(size) for size in together] == 2 * [name.endswith(("without", "later"))]
