@@ -16,6 +16,7 @@ from pass_exporter.derived.activations import unsigned_activations
 from pass_exporter.derived.attention import fold_groups
 from pass_exporter.derived.group_query import use_group_query_attention
 from pass_exporter.derived.heads import cut_heads_at_once
+from pass_exporter.derived.residual_norms import fuse_residual_norms
 from pass_exporter.trunk.pad_queries import pad_queries
 from pass_runtime.bundle.manifest import DerivedTrunk
 
@@ -43,5 +44,6 @@ def write_trunks_for_cpu(trunk: Path, max_capacity: int, *, spare_rows: bool) ->
 
 def _write(model: ir.Model, path: Path) -> None:
     unsigned_activations(model.graph)
+    fuse_residual_norms(model.graph)
     passes.RemoveUnusedNodesPass()(model)
     ir.save(model, path)

@@ -1,0 +1,47 @@
+"""A residual addition and the normalization of its result in one node of ONNX Runtime: SkipSimplifiedLayerNormalization.
+
+The portable trunk has two such pairs in every layer. Each is computed row by row, so its bits do not depend on how many
+rows there are.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+DOMAIN = "com.microsoft"
+
+
+def fuse_residual_norms(graph: ir.Graph) -> None:
+    """Add, RMSNormalization -> SkipSimplifiedLayerNormalization, which also returns the sum."""
+    for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
+        total = norm.inputs[0]
+        add = None if total is None else total.producer()
+        if add is None or add.op_type != "Add" or not _fits(add, norm):
+            continue
+        fused = ir.node(
+            "SkipSimplifiedLayerNormalization",
+            [*add.inputs, norm.inputs[1]],
+            {"epsilon": norm.attributes["epsilon"].as_float()},
+            domain=DOMAIN,
+            num_outputs=4,
+        )
+        normalized, *unused, summed = fused.outputs
+        for value in unused:
+            value.name = ""
+        graph.insert_before(add, fused)
+        for old, new in ((norm.outputs[0], normalized), (add.outputs[0], summed)):
+            new.shape, new.type = old.shape, old.type
+            old.replace_all_uses_with(new)
+        graph.remove([norm, add], safe=True)
+        graph.opset_imports[DOMAIN] = 1
+
+
+def _fits(add: ir.Node, norm: ir.Node) -> bool:
+    """Whether two [B,Q,N] are added and normalized over N by a scale that is known where they are added."""
+    scale = norm.inputs[1]
+    last = norm.attributes.get_int("axis", -1) in (-1, 2)
+    return last and scale is not None and scale.is_initializer() and all(_is_3d(value) for value in add.inputs)
+
+
+def _is_3d(value: ir.Value | None) -> bool:
+    return value is not None and value.shape is not None and len(value.shape) == 3 and not value.is_initializer()
