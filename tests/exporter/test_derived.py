@@ -121,6 +121,27 @@ def test_residuals_are_added_and_normalized_in_one_node(int4_bundle: Path, slots
     assert count(derived, "RMSNormalization") == 1  # of the embeddings, to which nothing is added
 
 
+@pytest.mark.parametrize("slots", [ONE, BATCHES])
+def test_passes_without_lookahead_rows_run_no_node_of_the_adapter(int4_bundle: Path, slots: int):
+    """And have the same bits as in the trunk that has the adapter."""
+    manifest = read_manifest(int4_bundle)
+    derived, plain = (manifest.derived_trunk("cpu", slots, lookahead_rows=rows) for rows in (True, False))
+    assert derived is not None and plain is not None and derived.batch == plain.batch
+    small, large = (onnx.load(int4_bundle / each.file, load_external_data=False).graph for each in (plain, derived))
+    adapted = count(large, "Add") - count(small, "Add")
+    assert adapted == count(large, "Pad") - count(small, "Pad") == 2 * manifest.model.layers
+    for plan in (make_cycle("ar", 0).plans[0], make_cycle("two-pass", 3).plans[1], prefill_plan(16)):
+        for expected, found in zip(*(run(int4_bundle, each.file, plan) for each in (derived, plain)), strict=True):
+            np.testing.assert_array_equal(found[:, :, :48], expected[:, :, :48])
+
+
+def test_a_bundle_without_an_adapter_has_no_trunk_without_it(tmp_path: Path):
+    model = make_model(tmp_path / "model", num_hidden_layers=1)
+    manifest = read_manifest(export_bundle(model, tmp_path / "bundle", lookahead=2))
+    assert manifest.derived and all(each.lookahead_rows for each in manifest.derived)
+    assert manifest.derived_trunk("cpu", ONE, lookahead_rows=False) == manifest.derived_trunk("cpu", ONE)
+
+
 def test_a_model_without_groups_keeps_its_rows(tmp_path: Path):
     model = make_model(tmp_path / "model", num_attention_heads=2, num_key_value_heads=2)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=2, weights="int4")

@@ -111,8 +111,12 @@ def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
 def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limit: float) -> float:
     """Run `cases` through the trunk and what was derived from it; returns the largest relative error, raises PassError
     beyond `limit`."""
-    keep = {manifest.trunk.file: True} | {derived.file: not derived.spare_entries for derived in manifest.derived}
-    return max(_check_file(bundle / file, manifest, cases, limit, keeps) for file, keeps in keep.items())
+    plain = [case for case in cases if not len(case.plan.lookahead_rows)]
+    worst = _check_file(bundle / manifest.trunk.file, manifest, cases, limit, keeps=True)
+    for derived in manifest.derived:
+        fitting, keeps = cases if derived.lookahead_rows else plain, not derived.spare_entries
+        worst = max(worst, _check_file(bundle / derived.file, manifest, fitting, limit, keeps))
+    return worst
 
 
 def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limit: float, keeps: bool) -> float:

@@ -1,4 +1,5 @@
-"""The trunk in the forms that ONNX Runtime's CPU provider runs fastest: for one sequence, and for batches.
+"""The trunk in the forms that ONNX Runtime's CPU provider runs fastest: for one sequence and for batches, and each of
+these also for passes without look-ahead rows.
 
 They have the inputs, the outputs and the weights' file of trunk.onnx. Their results are those of trunk.onnx up to
 rounding. Those of one graph are bit for bit the same for every window width and, for batches, for every batch size and
@@ -8,6 +9,7 @@ capacity that is a multiple of 64.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
@@ -17,11 +19,11 @@ from pass_exporter.derived.attention import fold_groups
 from pass_exporter.derived.group_query import use_group_query_attention
 from pass_exporter.derived.heads import cut_heads_at_once
 from pass_exporter.derived.residual_norms import fuse_residual_norms
+from pass_exporter.derived.without_adapter import drop_adapter
 from pass_exporter.trunk.pad_queries import pad_queries
 from pass_runtime.bundle.manifest import DerivedTrunk
 
-BATCHES_FILE = "trunk.cpu.onnx"
-ONE_FILE = "trunk.cpu.one.onnx"
+BATCHES, ONE = "trunk.cpu", "trunk.cpu.one"
 
 
 def write_trunks_for_cpu(trunk: Path, max_capacity: int, *, spare_rows: bool) -> tuple[DerivedTrunk, ...]:
@@ -33,17 +35,27 @@ def write_trunks_for_cpu(trunk: Path, max_capacity: int, *, spare_rows: bool) ->
     cut_heads_at_once(model.graph)
     if not fold_groups(model.graph) and spare_rows:
         pad_queries(model.graph)
-    _write(model, trunk.with_name(BATCHES_FILE))
-    batches = DerivedTrunk(file=BATCHES_FILE, device="cpu")
+    derived = _write(model, trunk.with_name(BATCHES), None)
     model = ir.load(trunk)
-    if not use_group_query_attention(model, max_capacity):
-        return (batches,)
-    _write(model, trunk.with_name(ONE_FILE))
-    return batches, DerivedTrunk(file=ONE_FILE, device="cpu", batch=1)
+    if use_group_query_attention(model, max_capacity):
+        derived += _write(model, trunk.with_name(ONE), 1)
+    return derived
 
 
-def _write(model: ir.Model, path: Path) -> None:
+def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[DerivedTrunk, ...]:
+    """Write a graph for all passes and, where there is an adapter, one for those without look-ahead rows.
+
+    name: of the files, without what they end in.
+    """
     unsigned_activations(model.graph)
     fuse_residual_norms(model.graph)
+    derived = (_save(model, name.with_name(f"{name.name}.onnx"), batch, lookahead_rows=True),)
+    if drop_adapter(model.graph):
+        derived += (_save(model, name.with_name(f"{name.name}.plain.onnx"), batch, lookahead_rows=False),)
+    return derived
+
+
+def _save(model: ir.Model, path: Path, batch: Literal[1] | None, *, lookahead_rows: bool) -> DerivedTrunk:
     passes.RemoveUnusedNodesPass()(model)
     ir.save(model, path)
+    return DerivedTrunk(file=path.name, device="cpu", batch=batch, lookahead_rows=lookahead_rows)

@@ -62,12 +62,14 @@ class DerivedTrunk(_Strict):
     """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same file of weights.
 
     batch: the only batch size that it runs; null is any. A trunk for one sequence may overwrite the entry of the KV
-    cache after its window, so the cache must have one beyond the capacity in use.
+    cache after its window, so the cache must have one beyond the capacity in use. lookahead_rows: whether its windows
+    may have look-ahead rows. Without them it computes the same bits as the one with them, in less time.
     """
 
     file: FileName
     device: Literal["cpu"]
     batch: Literal[1] | None = None
+    lookahead_rows: bool = True
 
     @property
     def spare_entries(self) -> int:
@@ -304,15 +306,20 @@ class Manifest(_Strict):
         listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(used.items()))
         return hashlib.sha256(listed.encode()).hexdigest()
 
-    def derived_trunk(self, device: str, slots: int) -> DerivedTrunk | None:
-        """The derived trunk that ONNX Runtime runs on `device` over so many slots; None is the portable one. One trunk
-        runs all passes of a session, so that a sequence's text does not depend on the batch of a pass."""
-        fitting = [each for each in self.derived if each.device == device and each.batch in (slots, None)]
-        return max(fitting, key=lambda each: each.batch == slots, default=None)
+    def derived_trunk(self, device: str, slots: int, *, lookahead_rows: bool = True) -> DerivedTrunk | None:
+        """The derived trunk that ONNX Runtime runs on `device` over so many slots; None is the portable one. The same
+        form of the trunk runs all passes of a session, so that a sequence's text does not depend on the batch of a
+        pass.
 
-    def trunk_file(self, device: str, slots: int = 1) -> str:
-        """The file of the trunk that ONNX Runtime runs on `device` over so many slots."""
-        derived = self.derived_trunk(device, slots)
+        lookahead_rows: False is for passes without look-ahead rows.
+        """
+        fitting = [each for each in self.derived if each.device == device and each.batch in (slots, None)]
+        fitting = [each for each in fitting if each.lookahead_rows or not lookahead_rows]
+        return max(fitting, key=lambda each: (each.batch == slots, not each.lookahead_rows), default=None)
+
+    def trunk_file(self, device: str, slots: int = 1, *, lookahead_rows: bool = True) -> str:
+        """The file of the trunk that `derived_trunk` describes."""
+        derived = self.derived_trunk(device, slots, lookahead_rows=lookahead_rows)
         return self.trunk.file if derived is None else derived.file
 
     def plan(self, name: str) -> PlanInfo:

@@ -1,6 +1,7 @@
 #include "bundle/manifest.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "bundle/hashes.h"
 #include "errors.h"
@@ -46,11 +47,13 @@ std::string Manifest::content() const {
     return sha256(listed);
 }
 
-const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots) const {
+const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots, bool lookahead_rows) const {
+    const auto rank = [](const DerivedTrunk& each) { return std::pair(each.batch.has_value(), !each.lookahead_rows); };
     const DerivedTrunk* found = nullptr;
     for (const DerivedTrunk& each : derived) {
         if (each.device != device || each.batch.value_or(slots) != slots) continue;
-        if (found == nullptr || (each.batch && !found->batch)) found = &each;
+        if (lookahead_rows && !each.lookahead_rows) continue;
+        if (found == nullptr || rank(each) > rank(*found)) found = &each;
     }
     return found;
 }

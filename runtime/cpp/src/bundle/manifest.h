@@ -49,11 +49,13 @@ struct Graph {
 
 // The trunk rewritten for the engine of one device: other nodes, same tensors, same file of weights.
 // batch: the only batch size that it runs; empty is any. A trunk for one sequence may overwrite the entry of the KV
-// cache after its window, so the cache must have one beyond the capacity in use.
+// cache after its window, so the cache must have one beyond the capacity in use. lookahead_rows: whether its windows may
+// have look-ahead rows. Without them it computes the same bits as the one with them, in less time.
 struct DerivedTrunk {
     std::string file;
     std::string device;
     std::optional<std::int64_t> batch;
+    bool lookahead_rows = true;
     // How many entries of the KV cache after its window a pass may overwrite.
     std::int64_t spare_entries() const { return batch ? 1 : 0; }
 };
@@ -155,9 +157,10 @@ struct Manifest {
     // A hash over the hashes of graphs and weights. Engines that were built from other ones do not fit.
     std::string content() const;
 
-    // The derived trunk that ONNX Runtime runs on `device` over so many slots; null is the portable one. One trunk runs
-    // all passes of a session, so that a sequence's text does not depend on the batch of a pass.
-    const DerivedTrunk* derived_trunk(const std::string& device, int slots) const;
+    // The derived trunk that ONNX Runtime runs on `device` over so many slots; null is the portable one. The same form
+    // of the trunk runs all passes of a session, so that a sequence's text does not depend on the batch of a pass.
+    // lookahead_rows: false is for passes without look-ahead rows.
+    const DerivedTrunk* derived_trunk(const std::string& device, int slots, bool lookahead_rows = true) const;
 
     // Error where the bundle has no such plan.
     const PlanInfo& plan(const std::string& name) const;
