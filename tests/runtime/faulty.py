@@ -9,7 +9,7 @@ import onnxruntime as ort
 from tokenizers import Tokenizer
 
 from pass_runtime.backends.memory import HostMemory
-from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.backend import OrtBackend, Trunks
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.session import Session
 
@@ -42,7 +42,7 @@ class FaultyMemory(HostMemory):
 class FaultyBackend(OrtBackend):
     """The real backend. `fuses` by the name of the method that they make fail, before or after its work is done."""
 
-    _opened: dict[Path, tuple[ort.InferenceSession, dict[str, ort.InferenceSession]]] = {}  # noqa: RUF012
+    _opened: dict[Path, tuple[Trunks, dict[str, ort.InferenceSession]]] = {}  # noqa: RUF012
 
     def __init__(self, bundle: Path, *, slots: int = 2, memory: HostMemory | None = None) -> None:
         self.fuses: dict[str, Fuse] = {}
@@ -50,9 +50,9 @@ class FaultyBackend(OrtBackend):
         super().__init__(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots, memory=memory)
         self._tails = self._opened[bundle][1]
 
-    def _open_trunk(self, threads: int, exact: bool) -> ort.InferenceSession:
+    def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         if self.bundle not in self._opened:
-            self._opened[self.bundle] = super()._open_trunk(threads, exact), {}
+            self._opened[self.bundle] = super()._open_trunks(threads, exact), {}
         return self._opened[self.bundle][0]
 
     def _fail_around(self, name: str, work: Callable[[], None]) -> None:

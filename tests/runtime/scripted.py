@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 
-from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.backend import OrtBackend, Trunks
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan, RowKind
 
@@ -31,7 +30,7 @@ class ScriptedBackend(OrtBackend):
         self._target, self._drafter = target, drafter
         super().__init__(bundle, manifest, "cpu", threads=1, max_batch_size=max_batch_size)
 
-    def _open_trunk(self, _threads: int, _exact: bool) -> ort.InferenceSession | None:
+    def _open_trunks(self, _threads: int, _exact: bool) -> Trunks | None:
         return None
 
     def run_trunk(self, plan: Plan, batch: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from pass_runtime.backends.ort.external_data import UnknownForm, align
+from pass_runtime.backends.ort.external_data import UnknownForm, align, link
 from pass_runtime.bundle.integrity import file_info
 
 BLOBS = st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=3)
@@ -61,8 +61,8 @@ def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int)
     with TemporaryDirectory() as name:
         directory = Path(name)
         original = written(directory, tensors)
-        files = align(directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", alignment)
-        assert files == {name: file_info(directory / name) for name in ("new.onnx", "new.data")}
+        made = align(directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", alignment)
+        assert made.files == {name: file_info(directory / name) for name in ("new.onnx", "new.data")}
         content = (directory / "new.data").read_bytes()
         changed = onnx.load(directory / "new.onnx", load_external_data=False)
 
@@ -80,6 +80,30 @@ def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int)
             for entry in tensor.external_data:
                 entry.value = entry.value.split("|")[0] if entry.key.startswith("prepacked") else ""
     assert original == changed
+
+
+@settings(max_examples=60, deadline=None)
+@given(tensors=TENSORS, kept=st.integers(0, 3), other=st.booleans())
+def test_a_model_with_some_of_the_blobs_is_linked_to_their_file(tensors: list, kept: int, other: bool):
+    """And one with another blob is not."""
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        written(directory, tensors)
+        made = align(directory / "saved.onnx", "saved.data", directory / "all.onnx", "all.data", 64)
+        some = [*tensors[:kept], *([([b"in none of them"], [])] if other else [])]
+        written(directory, some)
+        names = directory / "saved.onnx", "saved.data", directory / "some.onnx", "some.data"
+        found = link(*names, directory / "all.data", made)
+        if other:
+            assert found is None and not (directory / "some.data").exists()
+            return
+        assert found is not None and (directory / "some.data").samefile(directory / "all.data")
+        assert found.files == {name: file_info(directory / name) for name in ("some.onnx", "some.data")}
+        changed = onnx.load(directory / "some.onnx", load_external_data=False)
+        content = (directory / "all.data").read_bytes()
+    for tensor, (blobs, _) in zip(changed.graph.initializer, some, strict=False):
+        _, offset, length, *_ = tensor.external_data
+        assert content[int(offset.value) :][: int(length.value)] == blobs[0]
 
 
 @pytest.mark.parametrize(

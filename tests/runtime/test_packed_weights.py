@@ -85,13 +85,22 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, slots: int):
-    verified(bundle)
+    graphs = 1 + bool(read_manifest(verified(bundle)).lookahead.adapter_rank)
     expected = logits(bundle, None, slots)
-    assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["packed", "mapped"]
-    assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["mapped"]
-    [entry] = cache.iterdir()
-    assert entries(entry) == sorted([NOTE, GRAPH, WEIGHTS])
-    assert str(bundle) in (entry / NOTE).read_text()
+    assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["packed", "mapped"] * graphs
+    assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["mapped"] * graphs
+    assert len(entries(cache)) == graphs
+    for entry in cache.iterdir():
+        assert entries(entry) == sorted([NOTE, GRAPH, WEIGHTS])
+        assert str(bundle) in (entry / NOTE).read_text()
+    assert len({(entry / WEIGHTS).stat().st_ino for entry in cache.iterdir()}) == 1
+
+
+def test_two_graphs_are_open_only_where_they_share_weights(adapter_bundle: Path):
+    manifest = read_manifest(verified(adapter_bundle))
+    for cache, shared in ((None, False), (WeightCache(), False), (ANY_SIZE, True)):  # the second packs no tiny weights
+        with closing(OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=cache)) as backend:
+            assert (backend._trunks.drafting is not backend._trunks.plain) == shared
 
 
 def test_threads_share_an_entry_and_graphs_do_not(tiny_bundle: Path, cache: Path):

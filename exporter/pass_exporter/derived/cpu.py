@@ -49,10 +49,10 @@ def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[Deriv
     """
     unsigned_activations(model.graph)
     fuse_residual_norms(model.graph)
-    derived = (_save(model, name.with_name(f"{name.name}.onnx"), batch, lookahead_rows=True),)
-    if drop_adapter(model.graph):
-        derived += (_save(model, name.with_name(f"{name.name}.plain.onnx"), batch, lookahead_rows=False),)
-    return derived
+    derived = _save(model, name.with_name(f"{name.name}.onnx"), batch, lookahead_rows=True)
+    if not drop_adapter(model.graph):
+        return (derived,)
+    return derived, _save(model, name.with_name(f"{name.name}.plain.onnx"), batch, lookahead_rows=False)
 
 
 def _save(model: ir.Model, path: Path, batch: Literal[1] | None, *, lookahead_rows: bool) -> DerivedTrunk:

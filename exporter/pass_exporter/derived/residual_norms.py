@@ -1,4 +1,4 @@
-"""A residual addition and the normalization of its result in one node of ONNX Runtime: SkipSimplifiedLayerNormalization.
+"""A residual addition and the normalization of its result in one node, ONNX Runtime's SkipSimplifiedLayerNormalization.
 
 The portable trunk has two such pairs in every layer. Each is computed row by row, so its bits do not depend on how many
 rows there are.

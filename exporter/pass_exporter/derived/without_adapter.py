@@ -19,9 +19,9 @@ def drop_adapter(graph: ir.Graph) -> bool:
     dropped = False
     for pad in [node for node in graph if node.op_type == "Pad" and _from_shape(node.inputs[1], rows)]:
         for use in list(pad.outputs[0].uses()):
-            add = use.node
-            if add.op_type == "Add":
-                add.outputs[0].replace_all_uses_with(add.inputs[1 - use.idx])
+            kept = use.node.inputs[1 - use.idx] if use.node.op_type == "Add" else None
+            if kept is not None:
+                use.node.outputs[0].replace_all_uses_with(kept)
                 dropped = True
     return dropped
 

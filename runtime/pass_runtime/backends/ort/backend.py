@@ -47,6 +47,18 @@ are masked."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
 
 
+@dataclass(frozen=True)
+class Trunks:
+    """The sessions of the trunk: for passes with look-ahead rows and for those without, which may be the same one."""
+
+    drafting: ort.InferenceSession
+    plain: ort.InferenceSession
+
+    def of(self, plan: Plan) -> ort.InferenceSession:
+        """The session that runs passes of `plan`."""
+        return self.drafting if len(plan.lookahead_rows) else self.plain
+
+
 class OrtBackend(Backend):
     """The bundle's own trunk and tails on the CPU or on CUDA."""
 
@@ -62,13 +74,13 @@ class OrtBackend(Backend):
         memory: Memory | None = None,
         exact: bool = False,
         weight_cache: WeightCache | None = None,
-        trunk: ort.InferenceSession | None = None,
+        trunks: Trunks | None = None,
     ) -> None:
         """device: cpu, cuda or auto. threads: 0 lets ONNX Runtime choose. capacity: the largest KV capacity, in
         tokens.
 
         exact: passed to `open_session` for the trunk. weight_cache: where the trunk's weights are kept packed, on the
-        CPU and unless `exact`. trunk: an open session over the trunk, to use in place of a new one.
+        CPU and unless `exact`. trunks: open sessions, to use in place of new ones.
         """
         device = choose_device(device)
         check_onnx_runtime(bundle, manifest)
@@ -84,28 +96,36 @@ class OrtBackend(Backend):
         super().__init__(bundle, manifest, capabilities, memory or open_memory(device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._weight_cache = weight_cache
-        self._trunk = self._open_trunk(threads, exact) if trunk is None else trunk
+        self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch; for the present cache
         self._bound_prefills = BoundSessions[tuple[int, int]]()  # by width and slot; for the present cache
         self._bound_tails = BoundSessions[tuple[str, str, int]]()  # by plan, sampler or "logprobs", and batch
 
-    def _open_trunk(self, threads: int, exact: bool) -> ort.InferenceSession:
-        device, slots, session = self.capabilities.device, self.capabilities.slots, None
-        file = self.manifest.trunk_file(device, slots)
+    def _open_trunks(self, threads: int, exact: bool) -> Trunks:
+        """Two graphs are open only where they share their weights in memory."""
+        device, slots = self.capabilities.device, self.capabilities.slots
+        files = [self.manifest.trunk_file(device, slots, lookahead_rows=rows) for rows in (True, False)]
+        packed: list[ort.InferenceSession] = []
         if self._weight_cache is not None and device == "cpu" and not exact:
-            session = self._weight_cache.open(self.bundle, self.manifest, file, threads, self._probe)
-        if session is None:
-            session = open_session(self.bundle / file, device, threads, exact=exact)
-        check_graph(session, self.manifest.trunk, self.manifest)
-        return session
+            for rows, file in zip((True, False), dict.fromkeys(files), strict=False):
+                like = files[0] if packed else None
+                probe = partial(self._probe, lookahead_rows=rows)
+                session = self._weight_cache.open(self.bundle, self.manifest, file, threads, probe, like)
+                if session is None:
+                    break
+                packed.append(session)
+        opened = packed or [open_session(self.bundle / files[0], device, threads, exact=exact)]
+        for session in opened:
+            check_graph(session, self.manifest.trunk, self.manifest)
+        return Trunks(opened[0], opened[-1])
 
-    def _probe(self, trunk: ort.InferenceSession) -> list[npt.NDArray[np.float32]]:
-        """What is compared of two sessions over the trunk."""
+    def _probe(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> list[npt.NDArray[np.float32]]:
+        """What is compared of two sessions over a trunk."""
         check_graph(trunk, self.manifest.trunk, self.manifest)
-        slots = self.capabilities.slots
-        with closing(OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunk=trunk)) as backend:
-            return sample_logits(backend)
+        slots, trunks = self.capabilities.slots, Trunks(trunk, trunk)
+        with closing(OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunks=trunks)) as backend:
+            return sample_logits(backend, lookahead_rows=lookahead_rows)
 
     @cached_property
     def _shared(self) -> Mapping[str, ort.OrtValue]:
@@ -151,12 +171,12 @@ class OrtBackend(Backend):
     def _bind_trunk(self, plan: Plan, batch: int, graph: int) -> BoundSession:
         bindings = self.bindings.trunk(plan, batch)
         past, present = self._cache_tensors(0, batch)
-        return self._bind(graph, self._trunk, bindings.inputs, bindings.outputs, past, present)
+        return self._bind(graph, self._trunks.of(plan), bindings.inputs, bindings.outputs, past, present)
 
     def _bind_prefill(self, slot: int, plan: Plan, graph: int) -> BoundSession:
         bindings = self.bindings.trunk(plan, 1, prefill=True)
         past, present = self._cache_tensors(slot, 1)
-        return self._bind(graph, self._trunk, bindings.inputs, bindings.outputs, past, present)
+        return self._bind(graph, self._trunks.of(plan), bindings.inputs, bindings.outputs, past, present)
 
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
         """The cache inputs and outputs, which are the same memory, so that no pass copies the cache."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,51 +30,103 @@ class UnknownForm(ValueError):
     """The model is not as ONNX Runtime writes it."""
 
 
-def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -> dict[str, FileInfo]:
+@dataclass(frozen=True)
+class Aligned:
+    """A model and its weights as `align` wrote them. files: their sizes and hashes, by name. blobs: the offsets of the
+    blobs in the weights' file, by their SHA-256."""
+
+    files: Mapping[str, FileInfo]
+    blobs: Mapping[str, int]
+
+
+def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -> Aligned:
     """Write a copy of `model`, whose weights are all in the file `data` beside it, as `target`, with the weights in
-    `new_data` beside that. Returns the sizes and hashes of the two, by name. UnknownForm for other models."""
+    `new_data` beside that. UnknownForm for other models."""
+    with (model.parent / data).open("rb") as old, (target.parent / new_data).open("xb") as new:
+        blobs = _Blobs(old, new, alignment)
+        graph = _relocate(model, data, target, new_data, blobs.move)
+    return Aligned({target.name: graph, new_data: blobs.info()}, blobs.places)
+
+
+def link(model: Path, data: str, target: Path, new_data: str, other: Path, known: Aligned) -> Aligned | None:
+    """As `align`, but without a copy of the weights: `new_data` is a link to the weights' file `other`, which `known`
+    describes. None where that has not all blobs."""
+
+    class Missing(Exception):
+        """A blob is not in `other`."""
+
+    with (model.parent / data).open("rb") as old:
+
+        def place(offset: int, length: int) -> int:
+            digest = _digest(old, offset, length)
+            if digest not in known.blobs:
+                raise Missing
+            return known.blobs[digest]
+
+        try:
+            graph = _relocate(model, data, target, new_data, place)
+        except Missing:
+            return None
+    os.link(other, target.parent / new_data)
+    return Aligned({target.name: graph, new_data: known.files[other.name]}, known.blobs)
+
+
+Move = Callable[[int, int], int]
+"""The new offset of a blob, from its old offset and its length."""
+
+
+def _relocate(model: Path, data: str, target: Path, new_data: str, move: Move) -> FileInfo:
+    """Write a copy of the model that finds its blobs where `move` says."""
+    content = model.read_bytes()
+
+    def edit_tensor(tensor: bytes) -> bytes:
+        return _moved(tensor, data, new_data, move)
+
     try:
-        return _align(model, data, target, new_data, alignment)
+        changed = _replaced(content, GRAPH, lambda graph: _replaced(graph, INITIALIZER, edit_tensor))
     except UnknownForm:
         raise
     except ValueError as error:  # no number, or no text
         raise UnknownForm(str(error)) from None
-
-
-def _align(model: Path, data: str, target: Path, new_data: str, alignment: int) -> dict[str, FileInfo]:
-    content = model.read_bytes()
-    with (model.parent / data).open("rb") as old, (target.parent / new_data).open("xb") as new:
-        blobs = _Blobs(old, new, alignment)
-
-        def edit_tensor(tensor: bytes) -> bytes:
-            return _moved(tensor, data, new_data, blobs.move)
-
-        changed = _replaced(content, GRAPH, lambda graph: _replaced(graph, INITIALIZER, edit_tensor))
     if data.encode() in changed:
         raise UnknownForm("it has weights besides the initializers of its graph")
     target.write_bytes(changed)
-    described = FileInfo(sha256=hashlib.sha256(changed).hexdigest(), bytes=len(changed))
-    return {target.name: described, new_data: blobs.info()}
+    return FileInfo(sha256=hashlib.sha256(changed).hexdigest(), bytes=len(changed))
+
+
+def _pieces(file: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
+    """The bytes of a blob. UnknownForm where the file ends before."""
+    if min(offset, length) < 0 or offset + length > os.fstat(file.fileno()).st_size:
+        raise UnknownForm(f"{length} bytes at {offset} are not in the file")
+    file.seek(offset)
+    for begin in range(0, length, PIECE):
+        yield file.read(min(length - begin, PIECE))
+
+
+def _digest(file: BinaryIO, offset: int, length: int) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(file, offset, length):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 class _Blobs:
-    """Copies blobs from one file to aligned offsets of another."""
+    """Copies blobs from one file to aligned offsets of another. places: their offsets, by SHA-256."""
 
     def __init__(self, old: BinaryIO, new: BinaryIO, alignment: int) -> None:
         self._old, self._new, self._alignment = old, new, alignment
-        self._available = os.fstat(old.fileno()).st_size
         self._size, self._digest = 0, hashlib.sha256()
+        self.places: dict[str, int] = {}
 
     def move(self, offset: int, length: int) -> int:
-        """The new offset of a blob."""
-        if min(offset, length) < 0 or offset + length > self._available:
-            raise UnknownForm(f"{length} bytes at {offset} are not in the file")
-        self._write(bytes(-self._size % self._alignment))
-        begin = self._size
-        self._old.seek(offset)
-        while left := begin + length - self._size:
-            self._write(self._old.read(min(left, PIECE)))
-        return begin
+        """The new offset of a blob. Equal blobs are copied once."""
+        digest = _digest(self._old, offset, length)
+        if digest not in self.places:
+            self._write(bytes(-self._size % self._alignment))
+            self.places[digest] = self._size
+            for piece in _pieces(self._old, offset, length):
+                self._write(piece)
+        return self.places[digest]
 
     def info(self) -> FileInfo:
         return FileInfo(sha256=self._digest.hexdigest(), bytes=self._size)
@@ -84,7 +137,7 @@ class _Blobs:
         self._size += len(content)
 
 
-def _moved(tensor: bytes, data: str, new_data: str, move: Callable[[int, int], int]) -> bytes:
+def _moved(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
     """A TensorProto whose blobs were moved; one with its values inside stays as it is."""
     entries = [_entry(tensor[begin:end]) for number, _, begin, end in _fields(tensor) if number == EXTERNAL_DATA]
     if not entries:
@@ -108,7 +161,7 @@ def _moved(tensor: bytes, data: str, new_data: str, move: Callable[[int, int], i
     return _replaced(tensor, EXTERNAL_DATA, edit)
 
 
-def _moved_forms(value: str, move: Callable[[int, int], int]) -> str:
+def _moved_forms(value: str, move: Move) -> str:
     name, *forms = value.split("|")
     moved = []
     for form in forms:

@@ -5,8 +5,9 @@ the first session over a trunk does so, into the user's cache directory, and lat
 optimize the graph again, and the weights are in memory once, however many sessions there are.
 
 packed/KEY/ is an entry: a graph, its weights, and a note with their hashes, or with the reason why they cannot be used.
-It appears whole, under a lock, after its logits were compared with those of the session that wrote it. Whatever fails,
-the trunk is opened as if there were no cache.
+It appears whole, under a lock, after its logits were compared with those of the session that wrote it. Entries of two
+graphs over the same weights have one file of them, with two names. Whatever fails, the trunk is opened as if there were
+no cache.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.backends.ort.external_data import Aligned
 from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, pack
 from pass_runtime.backends.ort.weight_key import weight_key
 from pass_runtime.bundle.integrity import has_hash
@@ -59,17 +61,19 @@ class WeightCache:
     most: int = 16 << 30
 
     def open(
-        self, bundle: Path, manifest: Manifest, file: str, threads: int, probe: Probe
+        self, bundle: Path, manifest: Manifest, file: str, threads: int, probe: Probe, like: str | None = None
     ) -> ort.InferenceSession | None:
         """A session with packed weights over the bundle's trunk `file` on the CPU. None where it has to be opened
-        without."""
+        without. like: another trunk of the bundle, which was opened before and has all weights of this one."""
         try:
             entry, size = self._entry(bundle, manifest, file)
+            other = None if like is None else self._entry(bundle, manifest, like)[0]
             session = _open_entry(entry, threads)
             if session is None:
                 entry.parent.mkdir(parents=True, exist_ok=True)
                 with _lock(entry, PATIENCE):
-                    session = _open_entry(entry, threads) or self._write(bundle / file, entry, size, threads, probe)
+                    session = _open_entry(entry, threads)
+                    session = session or self._write(bundle / file, entry, size, threads, probe, other)
         except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:  # RuntimeError: there is no home
             log.info("%s: weights are not packed: %s", file, error)
             return None
@@ -93,8 +97,10 @@ class WeightCache:
             raise NotPacked("the kind of CPU is not known")
         return (self.directory or cache_directory() / "packed") / key, size
 
-    def _write(self, trunk: Path, entry: Path, size: int, threads: int, probe: Probe) -> ort.InferenceSession:
-        """Make an entry, whose lock is held, and return a session over it."""
+    def _write(
+        self, trunk: Path, entry: Path, size: int, threads: int, probe: Probe, other: Path | None
+    ) -> ort.InferenceSession:
+        """Make an entry, whose lock is held, and return a session over it. other: of another graph over the weights."""
         part = _part(entry)
         _remove(entry)
         shutil.rmtree(part, ignore_errors=True)
@@ -103,7 +109,7 @@ class WeightCache:
         try:
             begun = time.monotonic()
             try:
-                session, files = pack(trunk, part, threads, probe)
+                session, made = pack(trunk, part, threads, probe, None if other is None else _read_like(other))
             except NotUsable as error:
                 log.warning("%s: weights cannot be used packed: %s", trunk, error)
                 shutil.rmtree(part)
@@ -111,8 +117,8 @@ class WeightCache:
                 write_whole(part / NOTE, json.dumps({"trunk": str(trunk), "unusable": str(error)}))
                 part.rename(entry)
                 raise NotPacked(str(error)) from None
-            described = {name: info.model_dump() for name, info in files.items()}
-            write_whole(part / NOTE, json.dumps({"trunk": str(trunk), "files": described}, indent=2))
+            files = {name: info.model_dump() for name, info in made.files.items()}
+            write_whole(part / NOTE, json.dumps({"trunk": str(trunk), "files": files, "blobs": dict(made.blobs)}))
             part.rename(entry)
             log.info("%s: weights were packed in %.1f s", trunk, time.monotonic() - begun)
             return session
@@ -134,17 +140,31 @@ class WeightCache:
             raise NotPacked(f"there is too little room in {directory}")
 
 
-def _open_entry(entry: Path, threads: int) -> ort.InferenceSession | None:
-    """A session over an entry; None where there is none, or a damaged one."""
+def _read(entry: Path) -> Aligned:
+    """What an entry's note says. FileNotFoundError where there is none; without files where it is damaged."""
     try:
         note = json.loads((entry / NOTE).read_text(encoding="utf-8"))
         if "unusable" in note:
             raise NotPacked(note["unusable"])
-        files = {name: FileInfo(**info) for name, info in note["files"].items()}
+        return Aligned({name: FileInfo(**info) for name, info in note["files"].items()}, dict(note["blobs"]))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Aligned({}, {})
+
+
+def _read_like(entry: Path) -> tuple[Path, Aligned] | None:
+    """An entry that another one may have its weights from."""
+    try:
+        return entry, _read(entry)
+    except (FileNotFoundError, NotPacked):
+        return None
+
+
+def _open_entry(entry: Path, threads: int) -> ort.InferenceSession | None:
+    """A session over an entry; None where there is none, or a damaged one."""
+    try:
+        files = _read(entry).files
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        files = {}
     if not _intact(entry, files):
         log.warning("packed weights in %s are damaged, and are packed again", entry)
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ import onnxruntime as ort
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.backends.ort.external_data import UnknownForm, align
-from pass_runtime.bundle.manifest import FileInfo
+from pass_runtime.backends.ort.external_data import Aligned, UnknownForm, align, link
 from pass_runtime.bundle.plan import make_cycle
 from pass_runtime.errors import PassError
 
@@ -39,19 +38,23 @@ class NotUsable(Exception):
 
 
 def pack(
-    trunk: Path, directory: Path, threads: int, probe: Probe
-) -> tuple[ort.InferenceSession, Mapping[str, FileInfo]]:
-    """Write GRAPH and WEIGHTS to `directory`. Returns a session over them, and their sizes and hashes. Raises
-    NotUsable, or PassError where `trunk` cannot be opened or written."""
+    trunk: Path, directory: Path, threads: int, probe: Probe, like: tuple[Path, Aligned] | None = None
+) -> tuple[ort.InferenceSession, Aligned]:
+    """Write GRAPH and WEIGHTS to `directory`. Returns a session over them, and what they are. Raises NotUsable, or
+    PassError where `trunk` cannot be opened or written.
+
+    like: a directory with another graph over the same weights. Where its WEIGHTS have all that this graph reads, they
+    are linked and not written again.
+    """
     saved = directory / f"{SAVED}.onnx"
     packing = open_session(trunk, "cpu", threads, save=saved)
     try:
-        files = align(saved, f"{SAVED}.data", directory / GRAPH, WEIGHTS, ALIGNMENT)
+        aligned = _write(saved, directory, like)
     except UnknownForm as error:
         raise NotUsable(f"ONNX Runtime wrote a model that is not understood: {error}") from None
     for file in (saved, saved.with_suffix(".data")):
         file.unlink()
-    for name in files:
+    for name in aligned.files:
         _sync(directory / name)
     try:
         mapping = open_session(directory / GRAPH, "cpu", threads, ready=True)
@@ -61,14 +64,25 @@ def pack(
         raise NotUsable("with them the trunk computes other logits")
     del packing
     _give_back_memory()
-    return mapping, files
+    return mapping, aligned
 
 
-def sample_logits(backend: Backend) -> list[npt.NDArray[np.float32]]:
-    """Logits of a new backend after a prompt, in one slot or two: of windows of one row, and of those that have all
-    kinds of rows."""
+def _write(saved: Path, directory: Path, like: tuple[Path, Aligned] | None) -> Aligned:
+    data = f"{SAVED}.data"
+    if like is not None:
+        with suppress(OSError):  # The other entry was removed meanwhile.
+            linked = link(saved, data, directory / GRAPH, WEIGHTS, like[0] / WEIGHTS, like[1])
+            if linked is not None:
+                return linked
+    return align(saved, data, directory / GRAPH, WEIGHTS, ALIGNMENT)
+
+
+def sample_logits(backend: Backend, *, lookahead_rows: bool = True) -> list[npt.NDArray[np.float32]]:
+    """Logits of a new backend after a prompt, in one slot or two: of windows of one row, and of wider ones, with all
+    kinds of rows or without look-ahead rows."""
     limits, length = backend.capabilities, backend.manifest.lookahead.length
-    plans = [plan for mode in ("ar", "fused") for plan in make_cycle(mode, length).plans]
+    plans = [plan for mode in ("ar", "fused", "two-pass") for plan in make_cycle(mode, length).plans]
+    plans = [plan for plan in plans if lookahead_rows or not len(plan.lookahead_rows)]
     batch = limits.batch_size(min(limits.slots, 2))
     backend.resize(limits.capacity(PROMPT + max(plan.width for plan in plans)), [0] * limits.slots)
     tokens = [7919 * i % limits.vocab_size for i in range(PROMPT)]
