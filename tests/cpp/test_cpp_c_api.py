@@ -25,6 +25,7 @@ class LoadOptions(ctypes.Structure):
         ("verify", c_int),
         ("text", c_int),
         ("device_ordinal", c_int),
+        ("weight_cache", c_int),
     )
 
 

@@ -13,6 +13,7 @@ void EngineFlags::add_to(CLI::App& command) {
     command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
     command.add_option("--capacity", capacity, "Longest sequence in tokens: bounds the KV cache.");
     command.add_flag("--trust-bundle", trust, "Skip the hash check of the bundle's files.");
+    command.add_flag("--no-weight-cache", pack_anew, "On the CPU, pack weights anew, into memory of its own.");
     command.add_option("--onnxruntime", options.onnxruntime,
                        "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
     command.add_option("--tensorrt", options.tensorrt,
@@ -28,6 +29,7 @@ Session EngineFlags::open(int slots) const {
     all.capacity = capacity;
     all.max_batch_size = slots;
     all.verify = !trust;
+    all.weight_cache = !pack_anew;
     return Session::load(bundle, all);
 }
 

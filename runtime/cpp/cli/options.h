@@ -11,12 +11,13 @@
 
 namespace pass::cli {
 
-// --device --device-ordinal --threads --capacity --trust-bundle --onnxruntime --plugin
+// --device --device-ordinal --threads --capacity --trust-bundle --no-weight-cache --onnxruntime --plugin
 struct EngineFlags {
     std::string bundle;
     LoadOptions options;
     std::optional<std::int64_t> capacity;
     bool trust = false;
+    bool pack_anew = false;
 
     void add_to(CLI::App& command);
     Session open(int slots = 1) const;

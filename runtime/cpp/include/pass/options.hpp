@@ -68,6 +68,8 @@ struct PASS_API LoadOptions {
     std::size_t max_queue = 1024;          // requests that may wait for a slot
     std::optional<std::int64_t> capacity;  // the longest sequence in tokens; default: the model's
     bool verify = true;                    // check the hashes of the bundle's files
+    // On the CPU, map the weights that the Python runtime has kept packed in the user's cache directory, where it has.
+    bool weight_cache = true;
     // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, then where it was found when this library was built, then the
     // loader's own search.
     std::filesystem::path onnxruntime;

@@ -34,6 +34,7 @@ typedef struct pass_load_options {
     int verify;              /* compare the hashes of the bundle's files */
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
     int device_ordinal;      /* which GPU, of those that CUDA sees */
+    int weight_cache;        /* on the CPU, map weights that the Python runtime has kept packed */
 } pass_load_options;
 
 typedef struct pass_generate_options {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -59,16 +60,6 @@ std::string environment(const char* name) {
     return value == nullptr ? "" : value;
 }
 
-// PASS_CACHE, else pass-toolkit under the user's cache directory; empty where there is none.
-std::filesystem::path cache_directory() {
-    if (const std::string own = environment("PASS_CACHE"); !own.empty()) return own;
-    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty()) {
-        return std::filesystem::path(base) / "pass-toolkit";
-    }
-    const std::string home = environment("HOME");
-    return home.empty() ? std::filesystem::path() : std::filesystem::path(home) / ".cache" / "pass-toolkit";
-}
-
 struct Identity {
     std::string text;
     std::int64_t changed = 0;
@@ -84,6 +75,15 @@ std::optional<Identity> identity_of(const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+std::filesystem::path cache_directory() {
+    if (const std::string own = environment("PASS_CACHE"); !own.empty()) return own;
+    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty()) {
+        return std::filesystem::path(base) / "pass-toolkit";
+    }
+    const std::string home = environment("HOME");
+    return home.empty() ? std::filesystem::path() : std::filesystem::path(home) / ".cache" / "pass-toolkit";
+}
 
 std::string sha256(std::string_view data) {
     Digest digest;
@@ -117,12 +117,16 @@ Remembered::Remembered() {
     }
 }
 
+bool Remembered::knows(const std::filesystem::path& path, const std::string& sha256) const {
+    const std::optional<Identity> identity = identity_of(path);
+    if (!identity) return false;
+    const auto found = known_.find(identity->text);
+    return found != known_.end() && found->second == sha256;
+}
+
 bool Remembered::matches(const std::filesystem::path& path, const std::string& sha256) {
+    if (knows(path, sha256)) return true;
     const std::optional<Identity> before = identity_of(path);
-    if (before) {
-        const auto found = known_.find(before->text);
-        if (found != known_.end() && found->second == sha256) return true;
-    }
     const std::string found = sha256_of_file(path);
     const std::optional<Identity> after = identity_of(path);
     timespec now{};
@@ -143,7 +147,9 @@ void Remembered::save() const {
     }
     std::error_code error;  // on failure the files are read again next time
     std::filesystem::create_directories(directory, error);
-    const std::filesystem::path part = directory / ("." + std::string(file_name) + ".part-" + std::to_string(getpid()));
+    static std::atomic<int> saves = 0;  // two threads may save at once
+    const std::filesystem::path part = directory / ("." + std::string(file_name) + ".part-" + std::to_string(getpid()) +
+                                                    "-" + std::to_string(++saves));
     {
         std::ofstream file(part, std::ios::trunc);
         for (std::size_t i = lines.size() > most ? lines.size() - most : 0; i < lines.size(); ++i) {

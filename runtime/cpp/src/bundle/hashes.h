@@ -16,6 +16,9 @@ std::string sha256(std::string_view data);
 // The hash of a file. Throws Error where it cannot be read.
 std::string sha256_of_file(const std::filesystem::path& path);
 
+// PASS_CACHE, else pass-toolkit under the user's cache directory; empty where there is none.
+std::filesystem::path cache_directory();
+
 // Hashes of files that were read before, in the user's cache directory, since reading a large model takes many seconds.
 // pass_runtime/bundle/remembered.py uses the same file. A file is identified by device, inode, size, mtime and ctime.
 // No copy and no `touch` can set the ctime back. Those that were known when this was created; none where the cache
@@ -24,6 +27,8 @@ class Remembered {
    public:
     Remembered();
 
+    // Whether `path` is remembered to have this hash. Its content is not read.
+    bool knows(const std::filesystem::path& path, const std::string& sha256) const;
     // Whether `path` has this hash. The file is read where its hash is not known. Throws Error where it cannot be read.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
     // Add the new hashes to the file, which other processes may have changed meanwhile. Does nothing where it cannot.

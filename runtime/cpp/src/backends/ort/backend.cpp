@@ -2,7 +2,9 @@
 
 #include <cstring>
 
+#include "backends/ort/packed_weights.h"
 #include "errors.h"
+#include "log.h"
 
 namespace pass {
 
@@ -50,9 +52,23 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
     // On other devices every tail has a copy of its own.
     if (engine_.device.on_cpu()) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
     const DerivedTrunk* derived = manifest_.derived_trunk(engine_.device.name, options.max_batch_size);
-    const std::filesystem::path trunk = bundle_ / (derived == nullptr ? manifest_.trunk.file : derived->file);
-    trunk_ = std::make_unique<OrtGraph>(engine_.library, engine_.device, trunk, options.threads, nullptr);
+    trunk_ = open_trunk(derived == nullptr ? manifest_.trunk.file : derived->file, options);
     trunk_->check(manifest_.trunk, &manifest_);
+}
+
+std::unique_ptr<OrtGraph> OrtBackend::open_trunk(const std::string& file, const LoadOptions& options) const {
+    const auto open = [&](const std::filesystem::path& path, bool packed) {
+        return std::make_unique<OrtGraph>(engine_.library, engine_.device, path, options.threads, nullptr, packed);
+    };
+    if (options.weight_cache && engine_.device.on_cpu()) {
+        try {
+            if (const auto packed = packed_trunk(*engine_.library, bundle_, manifest_, file))
+                return open(*packed, true);
+        } catch (const Error& error) {  // the entry was removed meanwhile
+            log(LogLevel::info, file + ": weights are not mapped: " + error.what());
+        }
+    }
+    return open(bundle_ / file, false);
 }
 
 void OrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {

@@ -36,6 +36,7 @@ class OrtBackend : public Backend {
 
     OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Engine engine);
 
+    std::unique_ptr<OrtGraph> open_trunk(const std::string& file, const LoadOptions& options) const;
     void run_bound(const BoundGraph& bound);
     std::vector<BoundTensor> placed(const std::vector<Binding>& bindings);
     BoundGraph bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings);

@@ -28,6 +28,8 @@ class OrtLibrary {
     static std::shared_ptr<const OrtLibrary> open(const std::filesystem::path& path);
 
     const OrtApi& api() const { return *api_; }
+    // Its version and how it was built, as Python's `__version__` and `get_build_info()`.
+    const std::string& build() const { return build_; }
     OrtEnv* environment() const { return environment_.get(); }
     // The execution providers that this ONNX Runtime was built with.
     std::vector<std::string> providers() const;
@@ -45,9 +47,10 @@ class OrtLibrary {
                            const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type) const;
 
    private:
-    explicit OrtLibrary(const OrtApi* api);
+    OrtLibrary(const OrtApi* api, const std::string& version);
 
     const OrtApi* api_;
+    std::string build_;
     Owned<OrtEnv> environment_;
 };
 

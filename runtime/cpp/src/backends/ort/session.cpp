@@ -58,12 +58,12 @@ Kind kind_of(const OrtLibrary& library, std::string name, const OrtTypeInfo* inf
 }  // namespace
 
 OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
-                   int threads, const SharedTensors* shared)
+                   int threads, const SharedTensors* shared, bool packed)
     : library_(std::move(library)), device_(device), session_(nullptr, library_->api().ReleaseSession) {
     const OrtApi& api = library_->api();
     for (std::size_t attempt = 0; session_ == nullptr; ++attempt) {
         try {
-            const Owned<OrtSessionOptions> options = session_options(threads, shared);
+            const Owned<OrtSessionOptions> options = session_options(threads, shared, packed);
             append_provider(*library_, options.get(), device_, device_.options[attempt]);
             LateThreads workers;
             workers.give_to(*library_, options.get());
@@ -79,13 +79,14 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
     }
 }
 
-Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared) const {
+Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared, bool packed) const {
     const OrtApi& api = library_->api();
     Owned<OrtSessionOptions> options = library_->make(api.CreateSessionOptions, api.ReleaseSessionOptions);
     library_->check(api.SetSessionLogSeverityLevel(options.get(), severity_of(log_level())));
     library_->check(api.SetIntraOpNumThreads(options.get(), threads));
     // A memory pattern would be kept for every shape, and passes have many shapes.
     library_->check((device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
+    if (packed) library_->check(api.SetSessionGraphOptimizationLevel(options.get(), ORT_DISABLE_ALL));
     if (shared != nullptr) {
         for (const auto& [name, value] : shared->values()) {
             library_->check(api.AddInitializer(options.get(), name.c_str(), value.get()));

@@ -45,9 +45,10 @@ class BoundGraph {
 class OrtGraph {
    public:
     // threads: 0 lets ONNX Runtime choose. shared: constants that the graph reads in place, which must outlive it; may
-    // be null. Throws Error where the graph cannot be loaded.
+    // be null. packed: ONNX Runtime wrote the graph, optimized and with packed weights. Throws Error where the graph
+    // cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
-             int threads, const SharedTensors* shared);
+             int threads, const SharedTensors* shared, bool packed = false);
 
     // Throws Error where the inputs, outputs or (with `manifest`, for a trunk) metadata differ from the manifest.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
@@ -57,7 +58,7 @@ class OrtGraph {
     const Device& device() const { return device_; }
 
    private:
-    Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared) const;
+    Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared, bool packed) const;
     template <class Count, class Name, class Info>
     void check_tensors(const std::vector<Tensor>& described, const std::string& file, OrtAllocator* allocator,
                        Count count_of, Name name_of, Info info_of) const;

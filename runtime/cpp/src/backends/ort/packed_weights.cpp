@@ -1,0 +1,93 @@
+#include "backends/ort/packed_weights.h"
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
+
+#include "bundle/hashes.h"
+#include "errors.h"
+#include "log.h"
+
+namespace pass {
+
+namespace {
+
+constexpr int format = 1;
+constexpr const char *graph_file = "trunk.onnx", *note_file = "packed.json";
+
+constexpr std::array fields = {"vendor_id",       "cpu family",       "model",       "model name", "stepping",
+                               "CPU implementer", "CPU architecture", "CPU variant", "CPU part",   "CPU revision",
+                               "flags",           "Features"};
+
+std::string trimmed(std::string_view text) {
+    const char* spaces = " \t\r";
+    const std::size_t first = text.find_first_not_of(spaces);
+    if (first == std::string_view::npos) return "";
+    return std::string(text.substr(first, text.find_last_not_of(spaces) - first + 1));
+}
+
+// Whether the entry's files have the sizes and hashes of its note, and the note is not a reason against its use.
+bool intact(const std::filesystem::path& entry) {
+    std::ifstream file(entry / note_file);
+    if (!file) return false;
+    try {
+        const nlohmann::json note = nlohmann::json::parse(file);
+        if (!note.contains("files") || !note["files"].contains(graph_file)) return false;
+        Remembered remembered;
+        for (const auto& [name, info] : note["files"].items()) {
+            const std::filesystem::path path = entry / name;
+            if (std::filesystem::file_size(path) != info["bytes"].get<std::uintmax_t>()) return false;
+            if (!remembered.matches(path, info["sha256"].get<std::string>())) return false;
+        }
+        remembered.save();
+        return true;
+    } catch (const nlohmann::json::exception&) {
+    } catch (const std::filesystem::filesystem_error&) {
+    } catch (const Error&) {
+    }
+    return false;
+}
+
+}  // namespace
+
+std::string describe_cpu(const std::filesystem::path& cpu_info) {
+    std::ifstream file(cpu_info);
+    std::vector<std::string> lines;
+    bool instructions = false;
+    for (std::string line; std::getline(file, line);) {
+        const std::size_t colon = line.find(':');
+        const std::string field = trimmed(std::string_view(line).substr(0, colon));
+        if (colon == std::string::npos || std::find(fields.begin(), fields.end(), field) == fields.end()) continue;
+        instructions = instructions || field == "flags" || field == "Features";
+        const std::string told = field + ": " + trimmed(std::string_view(line).substr(colon + 1)) + "\n";
+        if (std::find(lines.begin(), lines.end(), told) == lines.end()) lines.push_back(told);
+    }
+    std::string text;
+    for (const std::string& line : lines) text += line;
+    return instructions ? text : "";
+}
+
+std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, const std::filesystem::path& bundle,
+                                                  const Manifest& manifest, const std::string& file) {
+    const std::string data = manifest.trunk.file + ".data", cpu = describe_cpu();
+    const std::filesystem::path cache = cache_directory();
+    const FileInfo *graph = manifest.file(file), *weights = manifest.file(data);
+    if (graph == nullptr || weights == nullptr || cpu.empty() || cache.empty()) return std::nullopt;
+    const Remembered remembered;
+    if (!remembered.knows(bundle / file, graph->sha256) || !remembered.knows(bundle / data, weights->sha256)) {
+        return std::nullopt;
+    }
+    const std::string key = sha256("format " + std::to_string(format) + "\nonnxruntime " + library.build() +
+                                   "\ngraph " + graph->sha256 + "\nweights " + weights->sha256 + "\n" + cpu);
+    const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
+    if (!intact(entry)) return std::nullopt;
+    std::error_code error;  // of an entry of another user
+    std::filesystem::last_write_time(entry, std::filesystem::file_time_type::clock::now(), error);
+    log(LogLevel::info, file + ": weights are mapped from " + entry.string());
+    return entry / graph_file;
+}
+
+}  // namespace pass

@@ -1,0 +1,99 @@
+"""The C++ runtime maps the weights that the Python runtime has kept packed, under the same conditions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cpp_programs import program_at
+
+from conftest import export_bundle
+from once import made_once
+from pass_runtime import GenerateOptions, load
+from pass_runtime.backends.ort.packed_weights import NOTE, WeightCache
+from pass_runtime.backends.ort.packing import GRAPH, WEIGHTS
+from pass_runtime.bundle import remembered
+
+LONG_AGO = 1e9
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PASS_CACHE", str(tmp_path))
+    monkeypatch.setattr(remembered, "SETTLED", 0)  # the files of tests are young
+    monkeypatch.setattr(WeightCache.__init__, "__defaults__", (None, 0, 16 << 30))  # of any size
+    return tmp_path / "packed"
+
+
+@pytest.fixture(scope="module", params=["full", "int4"])
+def bundle(request: pytest.FixtureRequest, tiny_model: Path, shared: Path) -> Path:
+    def make(output: Path) -> None:
+        export_bundle(tiny_model, output, lookahead=4, weights=request.param)
+
+    return made_once(shared / f"packed-cpp-{request.param}", make)
+
+
+def entry_of(bundle: Path, cache: Path) -> Path:
+    """The entry that Python makes, as if it had not been used for long."""
+    for _ in range(2):  # the second time its hashes are remembered
+        load(bundle, "cpu", threads=1).close()
+    [entry] = cache.iterdir()
+    os.utime(entry, (LONG_AGO, LONG_AGO))
+    return entry
+
+
+def tokens(bundle: Path, *flags: str) -> list[int]:
+    fixed = ("--device", "cpu", "--threads", "1", "--json", "--ignore-eos", "--max-new-tokens", "24", "--plan", "fused")
+    command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["token_ids"]
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-weight-cache",)])
+def test_it_maps_what_python_packed(bundle: Path, cache: Path, flags: tuple[str, ...]):
+    entry = entry_of(bundle, cache)
+    options = GenerateOptions(24, plan="fused", ignore_eos=True)
+    with load(bundle, "cpu", threads=1, weight_cache=False) as session:
+        expected = session.generate_ids([5, 6, 7], options).result().token_ids
+    assert tokens(bundle, *flags) == expected
+    assert (entry.stat().st_mtime == LONG_AGO) == bool(flags)
+
+
+def flip(path: Path) -> None:
+    content = np.fromfile(path, np.uint8)
+    content[len(content) // 2] ^= 0xFF
+    content.tofile(path)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "no note": lambda entry: (entry / NOTE).unlink(),
+    "half a note": lambda entry: os.truncate(entry / NOTE, 40),
+    "another note": lambda entry: (entry / NOTE).write_text('{"files": [1]}'),
+    "unusable": lambda entry: (entry / NOTE).write_text('{"unusable": "it is not"}'),
+    "no graph": lambda entry: (entry / GRAPH).unlink(),
+    "short weights": lambda entry: os.truncate(entry / WEIGHTS, 4096),
+    "other weights": lambda entry: flip(entry / WEIGHTS),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_it_leaves_a_damaged_entry_alone(tiny_bundle: Path, cache: Path, damage: str):
+    expected = tokens(tiny_bundle, "--no-weight-cache")
+    entry = entry_of(tiny_bundle, cache)
+    DAMAGES[damage](entry)
+    os.utime(entry, (LONG_AGO, LONG_AGO))
+    assert tokens(tiny_bundle) == expected
+    assert entry.stat().st_mtime == LONG_AGO
+
+
+def test_it_does_not_trust_files_that_nobody_verified(tiny_bundle: Path, cache: Path):
+    entry = entry_of(tiny_bundle, cache)
+    (cache.parent / "hashes.txt").unlink()
+    tokens(tiny_bundle, "--trust-bundle")
+    assert entry.stat().st_mtime == LONG_AGO
