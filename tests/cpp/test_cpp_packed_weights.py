@@ -18,6 +18,7 @@ from pass_runtime import GenerateOptions, load
 from pass_runtime.backends.ort.packed_weights import NOTE, WeightCache
 from pass_runtime.backends.ort.packing import GRAPH, WEIGHTS
 from pass_runtime.bundle import remembered
+from pass_runtime.bundle.read import read_manifest
 
 LONG_AGO = 1e9
 
@@ -30,21 +31,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "packed"
 
 
-@pytest.fixture(scope="module", params=["full", "int4"])
-def bundle(request: pytest.FixtureRequest, tiny_model: Path, shared: Path) -> Path:
-    def make(output: Path) -> None:
-        export_bundle(tiny_model, output, lookahead=4, weights=request.param)
+@pytest.fixture(scope="module", params=["full", "int4", "adapter"])
+def bundle(request: pytest.FixtureRequest, tiny_model: Path, adapter_weights: Path, shared: Path) -> Path:
+    options = {"lookahead": 4, "weights": request.param}
+    if request.param == "adapter":
+        options = {"lookahead": 3, "lookahead_weights": adapter_weights}
+    return made_once(shared / f"packed-cpp-{request.param}", lambda at: export_bundle(tiny_model, at, **options))
 
-    return made_once(shared / f"packed-cpp-{request.param}", make)
 
-
-def entry_of(bundle: Path, cache: Path) -> Path:
-    """The entry that Python makes, as if it had not been used for long."""
-    for _ in range(2):  # the second time its hashes are remembered
+def entries_of(bundle: Path, cache: Path) -> list[Path]:
+    """The entries that Python makes, as if they had not been used for long."""
+    for _ in range(2):  # the second time their hashes are remembered
         load(bundle, "cpu", threads=1).close()
-    [entry] = cache.iterdir()
-    os.utime(entry, (LONG_AGO, LONG_AGO))
-    return entry
+    entries = list(cache.iterdir())
+    for entry in entries:
+        os.utime(entry, (LONG_AGO, LONG_AGO))
+    return entries
 
 
 def tokens(bundle: Path, *flags: str) -> list[int]:
@@ -57,12 +59,13 @@ def tokens(bundle: Path, *flags: str) -> list[int]:
 
 @pytest.mark.parametrize("flags", [(), ("--no-weight-cache",)])
 def test_it_maps_what_python_packed(bundle: Path, cache: Path, flags: tuple[str, ...]):
-    entry = entry_of(bundle, cache)
+    entries = entries_of(bundle, cache)
+    assert len(entries) == 1 + bool(read_manifest(bundle).lookahead.adapter_rank)
     options = GenerateOptions(24, plan="fused", ignore_eos=True)
     with load(bundle, "cpu", threads=1, weight_cache=False) as session:
         expected = session.generate_ids([5, 6, 7], options).result().token_ids
     assert tokens(bundle, *flags) == expected
-    assert (entry.stat().st_mtime == LONG_AGO) == bool(flags)
+    assert {entry.stat().st_mtime == LONG_AGO for entry in entries} == {bool(flags)}
 
 
 def flip(path: Path) -> None:
@@ -85,7 +88,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_it_leaves_a_damaged_entry_alone(tiny_bundle: Path, cache: Path, damage: str):
     expected = tokens(tiny_bundle, "--no-weight-cache")
-    entry = entry_of(tiny_bundle, cache)
+    [entry] = entries_of(tiny_bundle, cache)
     DAMAGES[damage](entry)
     os.utime(entry, (LONG_AGO, LONG_AGO))
     assert tokens(tiny_bundle) == expected
@@ -93,7 +96,7 @@ def test_it_leaves_a_damaged_entry_alone(tiny_bundle: Path, cache: Path, damage:
 
 
 def test_it_does_not_trust_files_that_nobody_verified(tiny_bundle: Path, cache: Path):
-    entry = entry_of(tiny_bundle, cache)
+    [entry] = entries_of(tiny_bundle, cache)
     (cache.parent / "hashes.txt").unlink()
     tokens(tiny_bundle, "--trust-bundle")
     assert entry.stat().st_mtime == LONG_AGO

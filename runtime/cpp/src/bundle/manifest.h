@@ -49,8 +49,8 @@ struct Graph {
 
 // The trunk rewritten for the engine of one device: other nodes, same tensors, same file of weights.
 // batch: the only batch size that it runs; empty is any. A trunk for one sequence may overwrite the entry of the KV
-// cache after its window, so the cache must have one beyond the capacity in use. lookahead_rows: whether its windows may
-// have look-ahead rows. Without them it computes the same bits as the one with them, in less time.
+// cache after its window, so the cache must have one beyond the capacity in use. lookahead_rows: whether its windows
+// may have look-ahead rows. Without them it computes the same bits as the one with them, in less time.
 struct DerivedTrunk {
     std::string file;
     std::string device;

@@ -51,24 +51,38 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
       engine_(std::move(engine)) {
     // On other devices every tail has a copy of its own.
     if (engine_.device.on_cpu()) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
-    const DerivedTrunk* derived = manifest_.derived_trunk(engine_.device.name, options.max_batch_size);
-    trunk_ = open_trunk(derived == nullptr ? manifest_.trunk.file : derived->file, options);
-    trunk_->check(manifest_.trunk, &manifest_);
+    open_trunks(options);
 }
 
-std::unique_ptr<OrtGraph> OrtBackend::open_trunk(const std::string& file, const LoadOptions& options) const {
-    const auto open = [&](const std::filesystem::path& path, bool packed) {
-        return std::make_unique<OrtGraph>(engine_.library, engine_.device, path, options.threads, nullptr, packed);
+// Two graphs are open only where they share their weights in memory.
+void OrtBackend::open_trunks(const LoadOptions& options) {
+    const auto file_of = [&](bool lookahead_rows) {
+        const DerivedTrunk* found =
+            manifest_.derived_trunk(engine_.device.name, options.max_batch_size, lookahead_rows);
+        return found == nullptr ? manifest_.trunk.file : found->file;
     };
-    if (options.weight_cache && engine_.device.on_cpu()) {
-        try {
-            if (const auto packed = packed_trunk(*engine_.library, bundle_, manifest_, file))
-                return open(*packed, true);
-        } catch (const Error& error) {  // the entry was removed meanwhile
-            log(LogLevel::info, file + ": weights are not mapped: " + error.what());
-        }
+    const std::string drafting = file_of(true), plain = file_of(false);
+    trunk_ = open_packed(drafting, options);
+    if (trunk_ != nullptr && plain != drafting) plain_trunk_ = open_packed(plain, options);
+    if (trunk_ == nullptr) {
+        trunk_ =
+            std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / drafting, options.threads, nullptr);
     }
-    return open(bundle_ / file, false);
+    trunk_->check(manifest_.trunk, &manifest_);
+    if (plain_trunk_ != nullptr) plain_trunk_->check(manifest_.trunk, &manifest_);
+}
+
+// Null where no packed weights are kept for this trunk.
+std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file, const LoadOptions& options) const {
+    if (!options.weight_cache || !engine_.device.on_cpu()) return nullptr;
+    try {
+        const auto path = packed_trunk(*engine_.library, bundle_, manifest_, file);
+        if (!path) return nullptr;
+        return std::make_unique<OrtGraph>(engine_.library, engine_.device, *path, options.threads, nullptr, true);
+    } catch (const Error& error) {  // the entry was removed meanwhile
+        log(LogLevel::info, file + ": weights are not mapped: " + error.what());
+        return nullptr;
+    }
 }
 
 void OrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
@@ -88,13 +102,13 @@ void OrtBackend::run_bound(const BoundGraph& bound) {
 
 void OrtBackend::run_trunk(const Plan& plan, int batch) {
     run_bound(bound_trunks_.get({plan.name, batch}, [&](int cuda_graph) {
-        return bind_trunk(cuda_graph, bindings_.trunk(plan, batch), 0, batch);
+        return bind_trunk(cuda_graph, plan, bindings_.trunk(plan, batch), 0, batch);
     }));
 }
 
 void OrtBackend::run_prefill(int slot, const Plan& plan) {
     run_bound(bound_prefills_.get({plan.width(), slot}, [&](int cuda_graph) {
-        return bind_trunk(cuda_graph, bindings_.trunk(plan, 1, true), slot, 1);
+        return bind_trunk(cuda_graph, plan, bindings_.trunk(plan, 1, true), slot, 1);
     }));
 }
 
@@ -120,7 +134,7 @@ BoundGraph OrtBackend::bind(int cuda_graph, const OrtGraph& graph, const Binding
 }
 
 // Past and present are the same memory: without that, every pass would copy the cache.
-BoundGraph OrtBackend::bind_trunk(int cuda_graph, const Bindings& bindings, int slot, int batch) {
+BoundGraph OrtBackend::bind_trunk(int cuda_graph, const Plan& plan, const Bindings& bindings, int slot, int batch) {
     std::vector<BoundTensor> inputs = placed(bindings.inputs), outputs = placed(bindings.outputs);
     const std::array<std::int64_t, 4> shape = cache_.shape(batch);
     for (std::size_t i = 0; i < cache_.names().size(); ++i) {
@@ -130,7 +144,8 @@ BoundGraph OrtBackend::bind_trunk(int cuda_graph, const Bindings& bindings, int 
         inputs.push_back({past, cache_.dtype(), sizes, cache_.place(i, slot)});
         outputs.push_back({present, cache_.dtype(), sizes, cache_.place(i, slot)});
     }
-    return {*trunk_, inputs, outputs, cuda_graph};
+    const bool plain = plan.lookahead_rows() == 0 && plain_trunk_ != nullptr;
+    return {plain ? *plain_trunk_ : *trunk_, inputs, outputs, cuda_graph};
 }
 
 // A tail runs on one thread: a second thread pool would spin on the cores that the trunk's next pass needs.

@@ -36,17 +36,19 @@ class OrtBackend : public Backend {
 
     OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Engine engine);
 
-    std::unique_ptr<OrtGraph> open_trunk(const std::string& file, const LoadOptions& options) const;
+    void open_trunks(const LoadOptions& options);
+    std::unique_ptr<OrtGraph> open_packed(const std::string& file, const LoadOptions& options) const;
     void run_bound(const BoundGraph& bound);
     std::vector<BoundTensor> placed(const std::vector<Binding>& bindings);
     BoundGraph bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings);
-    BoundGraph bind_trunk(int cuda_graph, const Bindings& bindings, int slot, int batch);
+    BoundGraph bind_trunk(int cuda_graph, const Plan& plan, const Bindings& bindings, int slot, int batch);
     const OrtGraph& tail_graph(const Graph& graph);
 
     std::filesystem::path bundle_;
     Engine engine_;
     std::unique_ptr<SharedTensors> shared_;
     std::unique_ptr<OrtGraph> trunk_;
+    std::unique_ptr<OrtGraph> plain_trunk_;                       // for passes without look-ahead rows; may be null
     std::map<std::string, std::unique_ptr<OrtGraph>> tails_;      // by file
     BoundGraphs<std::pair<std::string, int>> bound_trunks_;       // by plan and batch, for the present KV cache
     BoundGraphs<std::pair<int, int>> bound_prefills_;             // by width and slot, for the present KV cache
