@@ -7,6 +7,8 @@ Decoding is greedy, with the same prompt tokens and as many forced tokens. Every
 onnxruntime-genai has a process of its own, and they take turns. Every round gives one ratio to onnxruntime-genai's
 plain fp32 decoding, and the median is printed. Each toolkit makes its own int4 file, so those texts differ; w8a8 has no
 counterpart and is compared with fp32 text.
+
+--openvino adds OpenVINO GenAI (`pip install openvino-genai`), which reads the GGUF file of the default model.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import click
-from contestants import Write, Written, open_genai, open_pass, rate, ratio, same_tokens, start
+from contestants import Write, Written, open_genai, open_openvino, open_pass, rate, ratio, same_tokens, start
 from tokenizers import Tokenizer
 
 from pass_runtime.cli.bench import PLANS
@@ -58,6 +60,7 @@ def build_genai(bundle: Path, directory: Path, precision: str) -> Path:
 @click.option("--w8a8", type=BUNDLE, help="The same with --weights w8a8.")
 @click.option("--prompt-file", type=BUNDLE, help='.jsonl with {"prompt": text}.')
 @click.option("--genai", type=click.Path(path_type=Path), default=Path("build/genai"), show_default=True)
+@click.option("--openvino", type=BUNDLE, help="The model's GGUF file: OpenVINO GenAI decodes it as well.")
 @click.option("--tokens", default=128, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--threads", default=0, help="0 is each engine's default.")
@@ -68,6 +71,7 @@ def main(
     w8a8: Path | None,
     prompt_file: Path | None,
     genai: Path,
+    openvino: Path | None,
     tokens: int,
     rounds: int,
     threads: int,
@@ -84,6 +88,9 @@ def main(
             contestants |= {f"{precision} genai": write, f"{precision} genai n-gram": partial(write, ngram=True)}
         write = start(open_pass, ours, threads)
         contestants |= {f"{precision} pass {plan}": partial(write, plan=plan) for plan in PLANS}
+    if openvino is not None:
+        contestants["GGUF openvino"] = start(open_openvino, openvino, threads)
+        contestants["GGUF openvino n-gram"] = start(partial(open_openvino, lookup=True), openvino, threads)
 
     def run(write: Write) -> list[Written]:
         return [write(ids, tokens, ignore_eos=True) for ids in prompts]
@@ -93,7 +100,7 @@ def main(
         plain = found.get(f"{name.split()[0]} genai", found["fp32 genai"])
         same, total = same_tokens(texts[-1], plain[-1])
         speed = f"{statistics.median(map(rate, texts)):6.1f} tokens/s  {ratio(texts, found['fp32 genai']):5.2f}x"
-        print(f"{name:18} {speed}  {same}/{total} tokens as genai's plain")
+        print(f"{name:20} {speed}  {same}/{total} tokens as genai's plain")
 
 
 if __name__ == "__main__":

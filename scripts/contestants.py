@@ -9,9 +9,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, load
 from pass_runtime.measuring.lossless import run_tokens
@@ -69,6 +72,25 @@ def open_genai(directory: Path, threads: int) -> Write:
             generator.generate_next_token()
             written += map(int, generator.get_next_tokens())
         return Written(written, len(written), perf_counter() - started)
+
+    return write
+
+
+def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
+    """Return greedy decoding by OpenVINO GenAI of a GGUF file, with its prompt lookup or without. Option:
+    `ignore_eos`."""
+    genai, openvino = import_module("openvino_genai"), import_module("openvino")
+    settings = {"INFERENCE_NUM_THREADS": threads} if threads else {}
+    pipeline = genai.LLMPipeline(str(model), "CPU", **settings, **({"prompt_lookup": True} if lookup else {}))
+
+    def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> Written:
+        config = genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=ignore_eos, do_sample=False)
+        if lookup:
+            config.num_assistant_tokens, config.max_ngram_size = NGRAM["max_draft_tokens"], NGRAM["ngram_size"]
+        found = pipeline.generate(openvino.Tensor(np.array([ids], np.int64)), config)
+        written, times = list(map(int, found.tokens[0])), found.perf_metrics
+        decoding = (times.get_generate_duration().mean - times.get_ttft().mean) / 1000  # milliseconds
+        return Written(written, len(written) - 1, decoding)
 
     return write
 
