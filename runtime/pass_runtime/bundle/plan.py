@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +116,7 @@ class Plan:
         """How many drafts a pass leaves for the next pass when `accepted` of its own drafts were accepted."""
         return self.groups[accepted] if self.groups else 0
 
-    @property
+    @cached_property
     def next(self) -> Plan:
         """The plan whose window the tail of this plan lays out."""
         if self.is_fused or self.width == 1:
@@ -138,16 +138,19 @@ class Plan:
         return np.array([vocab_size + i for size in self.groups for i in range(size)], np.int64)
 
 
+@cache
 def ar_plan() -> Plan:
     """Plain autoregressive decoding: one row, one token."""
     return Plan("ar", 0, ())
 
 
+@cache
 def draft_plan(lookahead: int) -> Plan:
     """The first pass of the paper: it emits the token after the root, and makes `lookahead` drafts after that."""
     return Plan(f"draft-{_checked(lookahead)}", 0, (lookahead,))
 
 
+@cache
 def verify_plan(lookahead: int) -> Plan:
     """The second pass of the paper: it verifies `lookahead` drafts."""
     return Plan(f"verify-{_checked(lookahead)}", lookahead, ())

@@ -103,8 +103,9 @@ def best_shape(
     seconds: Callable[[int, int], float],
     max_width: int,
     choices: Callable[[int], npt.NDArray[np.int64]] = shapes,
+    rate: float = 0.0,
 ) -> RatedShape | None:
-    """The fused plan with the most tokens per second; None where every plan has more than `max_width` rows.
+    """The fused plan with the most tokens per second; None where none of at most `max_width` rows has more than `rate`.
 
     seconds(width, drafts): the time of a pass. choices(drafts): the shapes to try, for every number of drafts up to
     len(cumulative) - 1 and MAX_DRAFTS.
@@ -117,7 +118,7 @@ def best_shape(
         widths, kind = np.unique(1 + drafts + groups.sum(1), return_inverse=True)
         cost = np.array([seconds(int(width), drafts) for width in widths])[kind]
         # No pass writes more tokens than one that always has all drafts, so most shapes are too slow to be the best.
-        promising = cumulative[: drafts + 1].sum() / cost > (0.0 if best is None else best.rate)
+        promising = cumulative[: drafts + 1].sum() / cost > (rate if best is None else best.rate)
         kept = promising & (widths[kind] <= max_width)
         groups, cost = groups[kept], cost[kept]
         if not len(groups):
@@ -125,6 +126,6 @@ def best_shape(
         tokens = fused_tokens(groups, cumulative)
         at = int((tokens / cost).argmax())
         choice = RatedShape(tuple(groups[at].tolist()), float(tokens[at]), float(cost[at]))
-        if best is None or choice.rate > best.rate:
+        if choice.rate > (rate if best is None else best.rate):
             best = choice
     return best

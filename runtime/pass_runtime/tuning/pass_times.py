@@ -61,6 +61,7 @@ class PassTimes:
         """timed: seconds of trunk and tail by shape. like: the times for another sampler, which differ in the tail and,
         as the machine's speed may have changed, by a factor. Few shapes need be timed then."""
         self.noise, plain = NOISE, sum(timed[min(timed)])
+        self._known: dict[PassShape, Floats] = {}  # what `_terms` found
         if like is None:
             self.rows = sorted({shape.rows for shape in timed})
             # Half of a plain pass is taken to be due to its rows: none looks free where one width alone was timed.
@@ -120,10 +121,13 @@ class PassTimes:
 
     def _terms(self, shape: PassShape) -> Floats:
         """How often a pass has each term, and what share of each step."""
+        if (known := self._known.get(shape)) is not None:
+            return known
         drafting, numbers = shape.drafts > 0, np.arange(len(self.rows))
         steps = np.maximum(0.0, 1.0 - abs(numbers - np.interp(shape.rows, self.rows, numbers)))
         lookahead, sampled = drafting * (shape.rows - shape.sampled), shape.sampled + shape.drafts
-        return np.array([1, shape.rows, drafting, lookahead, 1, sampled, shape.drafts, *steps])
+        self._known[shape] = np.array([1, shape.rows, drafting, lookahead, 1, sampled, shape.drafts, *steps])
+        return self._known[shape]
 
     def _correct(self, terms: Floats, deviation: float) -> None:
         """The sum of `terms`, relative to the time of a pass, is found to deviate by so much."""

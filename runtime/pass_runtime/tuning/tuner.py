@@ -106,10 +106,13 @@ class PlanTuner:
         """The acceptance of a new sequence, which starts from that of all sequences."""
         return ConditionalAcceptance(self.lookahead_drafts.rates)
 
-    def candidates(self, lookahead: int, batch: int = 1, cumulative: Floats | None = None) -> list[Candidate]:
+    def candidates(
+        self, lookahead: int, batch: int = 1, cumulative: Floats | None = None, rate: float = 0.0
+    ) -> list[Candidate]:
         """Plain decoding, the best two-pass cycle and the best fused plan with at most `lookahead` drafts; best first.
 
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
+        rate: fused plans with fewer tokens per second are left out.
         """
         cumulative = cumulative_of(self.lookahead_drafts.rates) if cumulative is None else cumulative
         cumulative = cumulative[: lookahead + 1]
@@ -123,6 +126,7 @@ class PlanTuner:
             lambda width, drafts: times.seconds(PassShape(batch * width, batch * (1 + drafts), batch * drafts)),
             self.by_batch[1].rows[-1],
             shapes if self._exactly is None else lambda drafts: full_shape(drafts)[: drafts == self._exactly],
+            rate,
         )
         if shape is not None:
             found.append(self._candidate(fused_cycle(shape.groups), shape.tokens, batch))
@@ -153,8 +157,8 @@ class PlanTuner:
         cumulative = None
         if acceptances:
             cumulative = np.mean([cumulative_of(acceptance.rates) for acceptance in acceptances], axis=0)
-        candidates = self.candidates(lookahead, batch, cumulative)
-        plain = next(c for c in candidates if c.cycle.lookahead == 0)
+        plain = self._candidate(make_cycle("ar", 0), 1.0, batch)
+        candidates = self.candidates(lookahead, batch, cumulative, plain.rate)
         # The sizes of the present plan may be others by now.
         present = next((c for c in candidates if c.kind == self.decided.kind), plain)
         if present.rate < ADVANTAGE * plain.rate:
