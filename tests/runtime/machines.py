@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
 
+from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Cycle, Plan, make_cycle
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.draft_policy import TryWhereFaster, next_pass
+from pass_runtime.decode.sequence import Request, Sequence, Slot
 from pass_runtime.tuning.pass_times import PassShape, PassTimes, probe_plans, shape_of
 from pass_runtime.tuning.tuner import PlanTuner
 
@@ -100,7 +105,7 @@ MACHINES = {
 def decode(
     machine: Machine,
     tuner: PlanTuner | None,
-    rates: Sequence[float],
+    rates: Items[float],
     tokens: int,
     seed: int = 1,
     change: Callable[[Plan, float], float] = lambda plan, share: 1.0,
@@ -138,9 +143,51 @@ def plainly(machine: Machine, tokens: int, seed: int = 1, **more) -> float:
     return decode(machine, None, [0.0], tokens, seed, cycle=make_cycle("ar", 0), **more)
 
 
-def fastest(machine: Machine, rates: Sequence[float], tokens: int, seed: int = 1, **more) -> float:
+def fastest(machine: Machine, rates: Items[float], tokens: int, seed: int = 1, **more) -> float:
     """The same by the cycle that a noiseless machine and the true rates recommend: nobody can know it beforehand."""
     stated = [float(share) for share in np.cumprod(rates)]
     oracle = PlanTuner(Machine.times(machine), len(rates), stated)
     best = max(oracle.candidates(len(rates)), key=lambda candidate: candidate.rate)
     return decode(machine, None, rates, tokens, seed, cycle=best.cycle, **more)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What drafts are worth after one token of a text: how many look-ahead drafts survive that are made where it is the
+    root, and how many of `drafts` n-gram drafts, which follow a match of `matched` tokens."""
+
+    lookahead: int
+    matched: int = 0
+    drafts: int = 0
+    survive: int = 0
+
+
+def replay(machine: Machine, tuner: PlanTuner, text: Items[Place]) -> float:
+    """Seconds for a text by `auto`, n-gram drafts included."""
+    able, acceptance = Capabilities("formula", 100, (4096,), (64, 1)), tuner.new_acceptance()
+    request = Request((1, 2), SamplingParams(), len(text), "auto", None, tuner.lookahead, tuner.lookahead, frozenset())
+    slot, window, at, seconds = Slot(0, Sequence(request)), None, 0, 0.0
+    while at < len(text):
+        place = text[at]
+        slot.ngram, slot.matched = (7,) * place.drafts, place.matched
+        decided = tuner.mode(tuner.lookahead, 1, [acceptance])
+        found = next_pass(decided.cycle, window, 4000, able, [slot], TryWhereFaster(tuner, decided, 1))
+        assert found is not None
+        plan, (ngram,) = found
+        took = machine.seconds(plan)
+        tuner.observe(plan, 1, took)
+        accepted = 0
+        if ngram is not None:
+            accepted = min(len(ngram), place.survive)
+            for counted in (tuner.ngram(place.matched, slot.current.ngrams), tuner.ngram(place.matched)):
+                counted.record(len(ngram), accepted)
+        elif window == plan and slot.left:
+            accepted = min(slot.left, text[at - 1].lookahead)
+            for counted in (tuner.lookahead_drafts, acceptance):
+                counted.record(slot.left, accepted)
+        elif not plan.groups:
+            tuner.lookahead_drafts.forget()
+            acceptance.forget()
+        seconds, at, window = seconds + took, at + 1 + accepted, plan.next
+        slot.left = plan.left(accepted)
+    return seconds * len(text) / at

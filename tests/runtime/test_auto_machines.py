@@ -10,8 +10,9 @@ from operator import mul
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import MACHINES, Machine, decode, fastest, plainly, steps
+from machines import MACHINES, Machine, Place, decode, fastest, plainly, replay, steps
 
+from pass_runtime.bundle.plan import ar_plan, verify_plan
 from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.tuner import PlanTuner
 
@@ -61,3 +62,30 @@ def test_where_drafts_do_not_pay_little_is_lost(row, tile, adapter, noise, seed)
     machine = Machine(steps(1.0, tile, row), adapter, 0.0, 0.1, 0.02, 0.05, noise, 0.005)
     spent = decode(machine, PlanTuner(machine.times(), 4, STATED), (0.0,) * 4, TOKENS, seed)
     assert spent < 1.08 * plainly(machine, TOKENS, seed)
+
+
+def text(survive: int, tokens: int = 128) -> list[Place]:
+    """A match of 2, 3 or 4 tokens stands before every token; this many of four drafts survive, of either source."""
+    return [Place(survive, 2 + at % 3, 4, survive) for at in range(tokens)]
+
+
+@pytest.mark.parametrize("costs", MACHINES.values(), ids=MACHINES)
+def test_a_text_whose_drafts_never_survive(costs):
+    """It learns that by itself, although in all texts before it all drafts survived."""
+    for tokens, most in ((128, 1.17), (1024, 1.08)):
+        tuner = PlanTuner(costs.times(), 4, STATED)
+        for _ in range(3):
+            replay(costs, tuner, text(4))
+        assert replay(costs, tuner, text(0, tokens)) < most * tokens * costs.seconds(ar_plan())
+
+
+@pytest.mark.parametrize("costs", MACHINES.values(), ids=MACHINES)
+def test_a_text_whose_drafts_all_survive(costs):
+    """It gains most of what the best plan could, also after a text in which none survived."""
+    plain = costs.seconds(ar_plan())
+    best = min(costs.seconds(verify_plan(drafts)) / (drafts + 1) for drafts in range(1, 5))
+    for before in ([], [text(0)]):
+        tuner = PlanTuner(costs.times(), 4, STATED)
+        for one in before:
+            replay(costs, tuner, one)
+        assert plain - replay(costs, tuner, text(4)) / 128 > 0.75 * (plain - best)

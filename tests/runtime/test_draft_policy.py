@@ -8,8 +8,9 @@ from machines import times_of
 
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
+from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.draft_policy import DraftPolicy, TryWhereFaster, next_pass
-from pass_runtime.decode.sequence import Slot
+from pass_runtime.decode.sequence import Request, Sequence, Slot
 from pass_runtime.tuning.tuner import PlanTuner
 
 L = 6
@@ -24,7 +25,9 @@ def capabilities(draw: st.DrawFn) -> Capabilities:
 
 
 def slots_with(left: st.SearchStrategy[int], texts: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[Slot]:
-    return st.builds(Slot, st.just(0), left=left, ngram=texts, matched=st.integers(2, 4))
+    request = Request((1, 2), SamplingParams(), 8, "auto", None, L, L, frozenset())
+    sequences = st.builds(Sequence, st.just(request))
+    return st.builds(Slot, st.just(0), sequences, left=left, ngram=texts, matched=st.integers(2, 4))
 
 
 @st.composite

@@ -12,6 +12,7 @@ from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.decode.sequence import Slot
 from pass_runtime.errors import PassError
+from pass_runtime.tuning.acceptance import ConditionalAcceptance
 from pass_runtime.tuning.group_sizes import cumulative_of
 from pass_runtime.tuning.tuner import ADVANTAGE, Candidate, PlanTuner
 
@@ -50,7 +51,7 @@ class TryWhereFaster(DraftPolicy):
         self._tuner, self._decided, self._batch = tuner, decided, batch
 
     def prefers(self, slot: Slot, plan: Plan) -> bool:
-        ngram = cumulative_of(self._tuner.ngram(slot.matched).rates)[1 : plan.drafts + 1]
+        ngram = cumulative_of(self._acceptance(slot).rates)[1 : plan.drafts + 1]
         lookahead = cumulative_of(self._tuner.lookahead_drafts.rates)[1 : slot.left + 1]
         return float(ngram.sum()) > float(lookahead.sum())
 
@@ -63,13 +64,17 @@ class TryWhereFaster(DraftPolicy):
             return count
         for slot in slots:
             if slot.ngram:
-                self._tuner.ngram(slot.matched).forget()
+                for acceptance in (self._acceptance(slot), self._tuner.ngram(slot.matched)):
+                    acceptance.forget()
         return 0
+
+    def _acceptance(self, slot: Slot) -> ConditionalAcceptance:
+        return self._tuner.ngram(slot.matched, slot.current.ngrams)
 
     def _best(self, slots: Sequence[Slot], plans: Sequence[Plan]) -> tuple[float, int]:
         """The most tokens per second that any of `plans` promises, which verify 1, 2, ... n-gram drafts, and how many
         drafts that plan verifies."""
-        matching = [(cumulative_of(self._tuner.ngram(s.matched).rates), len(s.ngram)) for s in slots if s.ngram]
+        matching = [(cumulative_of(self._acceptance(s).rates), len(s.ngram)) for s in slots if s.ngram]
         rates = []
         for drafts, plan in enumerate(plans, 1):
             tokens = sum(cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching)

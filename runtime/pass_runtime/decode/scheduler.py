@@ -247,7 +247,8 @@ def _observe(
         if not result.drafted:
             continue
         if result.source == "ngram":
-            tuner.ngram(slot.matched).record(result.drafted, accepted)
+            for acceptance in (tuner.ngram(slot.matched, result.sequence.ngrams), tuner.ngram(slot.matched)):
+                acceptance.record(result.drafted, accepted)
         else:
             tuner.lookahead_drafts.record(result.drafted, accepted)
             if result.sequence.acceptance is not None:

@@ -125,6 +125,8 @@ class Sequence:
     """Seconds that the engine had spent in passes of all sequences by then."""
     acceptance: ConditionalAcceptance | None = None
     """How often look-ahead drafts are accepted in this sequence; None until `auto` needs it."""
+    ngrams: dict[int, ConditionalAcceptance] = field(default_factory=dict)
+    """The same of n-gram drafts, by the length of the match."""
 
     def __post_init__(self) -> None:
         request = self.request

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 MEMORY = 200.0
 """The number of passes that an acceptance rate is averaged over."""
 PRIOR_WEIGHT = 10.0
-"""The number of passes that the first rates count for."""
+"""The number of passes that the first rates count for, where nothing else is said."""
 
 
 class ConditionalAcceptance:
     """By position i: the rate at which draft i is accepted where all drafts before it were."""
 
-    def __init__(self, prior: Sequence[float]) -> None:
+    def __init__(self, prior: Sequence[float], weight: float = PRIOR_WEIGHT) -> None:
         self._prior = list(prior)
-        self._hits = [rate * PRIOR_WEIGHT for rate in prior]
-        self._trials = [PRIOR_WEIGHT] * len(prior)
+        self._hits = [rate * weight for rate in prior]
+        self._trials = [weight] * len(prior)
 
     @property
     def rates(self) -> list[float]:

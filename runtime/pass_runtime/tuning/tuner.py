@@ -10,13 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cycle
-from pass_runtime.tuning.acceptance import ConditionalAcceptance
+from pass_runtime.tuning.acceptance import PRIOR_WEIGHT, ConditionalAcceptance
 from pass_runtime.tuning.group_sizes import Floats, best_shape, cumulative_of, full_shape, shapes, two_pass_tokens
 from pass_runtime.tuning.pass_times import PassShape, PassTimes, shape_of
 
 EVERY = 12
 """The fewest passes between two decisions."""
-BUDGET = 0.01
+BUDGET = 0.005
 """The share of decoding time that decisions may take."""
 ADVANTAGE = 1.03
 """A plan is taken up where its expected rate, less what is in doubt, is at least this many times that of the present
@@ -25,6 +25,9 @@ UNKNOWN = 0.1
 """The conditional acceptance of look-ahead drafts at first, where the bundle states none."""
 NGRAM_PRIOR = 0.6
 """The conditional acceptance of n-gram drafts before any was tried."""
+NGRAM_WEIGHT = 2.0
+"""The number of passes that the rates of all sequences count for in those of one. Texts differ widely in what an n-gram
+says of its next tokens: drafts that fail in one are given up after a few passes, however well they do in others."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class PlanTuner:
         self.decided = self._candidate(make_cycle("ar", 0), 1.0, 1)
         self._by_request: dict[tuple[int, int], Candidate] = {}  # by look-ahead and batch
         self._passes, self._decoding, self._due = 0, 0.0, 0.0  # since the last decision; in all; before the next one
+        self._observed: list[tuple[int, PassShape, float]] = []
 
     @property
     def chosen(self) -> Cycle:
@@ -93,27 +97,37 @@ class PlanTuner:
         return self.times(batch).seconds(shape_of(plan, batch))
 
     def observe(self, plan: Plan, batch: int, seconds: float) -> None:
-        """Record that a pass over `plan` took `seconds`."""
+        """Note that a pass over `plan` took `seconds`. The next decision learns from it: between two passes, with cold
+        caches, the arithmetic takes several times as long as for a dozen of them in a row."""
         self._passes += 1
         self._decoding += seconds
-        self.times(batch).record(shape_of(plan, batch), seconds)
+        self._observed.append((batch, shape_of(plan, batch), seconds))
 
-    def ngram(self, matched: int) -> ConditionalAcceptance:
-        """The acceptance of n-gram drafts after a match of `matched` tokens."""
-        return self.ngrams.setdefault(matched, ConditionalAcceptance([NGRAM_PRIOR] * self.lookahead))
+    def ngram(self, matched: int, own: dict[int, ConditionalAcceptance] | None = None) -> ConditionalAcceptance:
+        """The acceptance of n-gram drafts after a match of `matched` tokens: that of a sequence, among its `own`, or
+        that of all sequences."""
+        known = self.ngrams if own is None else own
+        if matched not in known:
+            prior = [NGRAM_PRIOR] * self.lookahead if own is None else self.ngram(matched).rates
+            weight = PRIOR_WEIGHT if own is None else NGRAM_WEIGHT
+            known[matched] = ConditionalAcceptance(prior, weight)
+        return known[matched]
 
     def new_acceptance(self) -> ConditionalAcceptance:
         """The acceptance of a new sequence, which starts from that of all sequences."""
         return ConditionalAcceptance(self.lookahead_drafts.rates)
 
     def candidates(
-        self, lookahead: int, batch: int = 1, cumulative: Floats | None = None, rate: float = 0.0
+        self, lookahead: int, batch: int = 1, cumulative: Floats | None = None, *, faster: bool = False
     ) -> list[Candidate]:
         """Plain decoding, the best two-pass cycle and the best fused plan with at most `lookahead` drafts; best first.
 
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
-        rate: fused plans with fewer tokens per second are left out.
+        faster: a fused plan that is not clearly faster than plain decoding is left out.
         """
+        for passes, shape, seconds in self._observed:
+            self.times(passes).record(shape, seconds)
+        self._observed.clear()
         cumulative = cumulative_of(self.lookahead_drafts.rates) if cumulative is None else cumulative
         cumulative = cumulative[: lookahead + 1]
         times, found = self.times(batch), [self._candidate(make_cycle("ar", 0), 1.0, batch)]
@@ -126,7 +140,7 @@ class PlanTuner:
             lambda width, drafts: times.seconds(PassShape(batch * width, batch * (1 + drafts), batch * drafts)),
             self.by_batch[1].rows[-1],
             shapes if self._exactly is None else lambda drafts: full_shape(drafts)[: drafts == self._exactly],
-            rate,
+            ADVANTAGE * found[0].rate if faster else 0.0,
         )
         if shape is not None:
             found.append(self._candidate(fused_cycle(shape.groups), shape.tokens, batch))
@@ -157,8 +171,8 @@ class PlanTuner:
         cumulative = None
         if acceptances:
             cumulative = np.mean([cumulative_of(acceptance.rates) for acceptance in acceptances], axis=0)
-        plain = self._candidate(make_cycle("ar", 0), 1.0, batch)
-        candidates = self.candidates(lookahead, batch, cumulative, plain.rate)
+        candidates = self.candidates(lookahead, batch, cumulative, faster=True)
+        plain = next(c for c in candidates if c.cycle.lookahead == 0)
         # The sizes of the present plan may be others by now.
         present = next((c for c in candidates if c.kind == self.decided.kind), plain)
         if present.rate < ADVANTAGE * plain.rate:

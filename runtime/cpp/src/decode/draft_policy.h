@@ -6,12 +6,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "backends/capabilities.h"
 #include "bundle/plan.h"
+#include "tuning/acceptance.h"
 
 namespace pass {
 
@@ -27,11 +29,13 @@ struct Mode {
 using Drafts = std::vector<std::int64_t>;
 
 // The drafts at hand for one sequence: `left` is how many the last pass left in its window, `ngram` what followed the
-// newest earlier occurrence of its last `matched` tokens.
+// newest earlier occurrence of its last `matched` tokens, and `ngrams` how often such drafts were accepted in it, by
+// `matched`.
 struct DraftState {
     int left = 0;
     Drafts ngram;
     int matched = 0;
+    std::map<int, Acceptance>* ngrams = nullptr;
 };
 
 // The plan of a pass, and for every sequence the n-gram drafts to put into its window; none keeps the window as it is.

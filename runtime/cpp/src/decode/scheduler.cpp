@@ -24,9 +24,9 @@ End failed() {
 }
 
 DraftState draft_state_of(const Slot& slot) {
-    if (!slot.sequence->index) return {slot.left, {}, 0};
+    if (!slot.sequence->index) return {slot.left, {}, 0, nullptr};
     const NgramIndex& index = *slot.sequence->index;
-    return {slot.left, index.propose(slot.sequence->request.ngram_drafts), index.matched()};
+    return {slot.left, index.propose(slot.sequence->request.ngram_drafts), index.matched(), &slot.sequence->ngrams};
 }
 
 // Update the tuner with the time of a pass and with the drafts that were accepted.
@@ -40,6 +40,7 @@ void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds, cons
         if (result.drafted == 0) continue;
         drafted = true;
         if (result.source == TokenSource::ngram) {
+            tuner.ngram(states[i].matched, states[i].ngrams).record(result.drafted, accepted);
             tuner.ngram(states[i].matched).record(result.drafted, accepted);
             continue;
         }

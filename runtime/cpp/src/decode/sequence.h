@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -86,6 +87,7 @@ class Sequence {
     std::optional<double> decoding_since;  // when the first pass began
     double engine_before = 0.0;            // the engine's seconds by then, over all sequences
     std::optional<Acceptance> acceptance;  // of this sequence's look-ahead drafts; none until `auto` needs it
+    std::map<int, Acceptance> ngrams;      // of its n-gram drafts, by the length of the match
     Output output;
     const std::shared_ptr<Signals> signals;
 

@@ -8,12 +8,12 @@ namespace pass {
 namespace {
 
 constexpr double memory = 200.0;  // how many passes a rate is averaged over
-constexpr double prior_weight = 10.0;
 
 }  // namespace
 
-Acceptance::Acceptance(std::vector<double> prior) : prior_(std::move(prior)), trials_(prior_.size(), prior_weight) {
-    for (double rate : prior_) hits_.push_back(rate * prior_weight);
+Acceptance::Acceptance(std::vector<double> prior, double weight)
+    : prior_(std::move(prior)), trials_(prior_.size(), weight) {
+    for (double rate : prior_) hits_.push_back(rate * weight);
 }
 
 std::vector<double> Acceptance::rates() const {

@@ -8,7 +8,8 @@ namespace pass {
 // Conditional acceptance: the rate at which draft i is accepted when all drafts before it were.
 class Acceptance {
    public:
-    explicit Acceptance(std::vector<double> prior);
+    // weight: the number of passes that `prior` counts for.
+    explicit Acceptance(std::vector<double> prior, double weight = 10.0);
 
     std::vector<double> rates() const;
     // Record that `accepted` of `drafted` drafts were accepted in a pass. The weight of earlier passes decays.

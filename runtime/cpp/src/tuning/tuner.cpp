@@ -12,11 +12,14 @@ namespace pass {
 namespace {
 
 constexpr std::int64_t every = 12;   // the fewest passes between two decisions
-constexpr double budget = 0.01;      // the fraction of decoding time that decisions may take
+constexpr double budget = 0.005;     // the fraction of decoding time that decisions may take
 constexpr double advantage = 1.03;   // how much faster another plan must promise to be
 constexpr double clearly = 1.10;     // the same of n-gram drafts, where a pass verifies some of them anyway
 constexpr double unknown = 0.1;      // acceptance rate of drafts that were never measured
 constexpr double ngram_prior = 0.6;  // acceptance rate of n-gram drafts before any was verified
+// The number of passes that the rates of all sequences count for in those of one. Texts differ widely in what an n-gram
+// says of its next tokens: drafts that fail in one are given up after a few passes, however well they do in others.
+constexpr double ngram_weight = 2.0;
 
 std::vector<double> prior_of(const std::vector<double>& acceptance, int lookahead) {
     std::vector<double> rates;
@@ -49,7 +52,8 @@ void PlanTuner::observe(const Plan& plan, int batch, double seconds) {
     by_batch_.at(by_batch_.contains(batch) ? batch : 1).record(shape_of(plan, batch), seconds);
 }
 
-Acceptance& PlanTuner::ngram(int matched) {
+Acceptance& PlanTuner::ngram(int matched, std::map<int, Acceptance>* own) {
+    if (own != nullptr) return own->try_emplace(matched, ngram(matched).rates(), ngram_weight).first->second;
     const std::vector<double> prior(static_cast<std::size_t>(lookahead_), ngram_prior);
     return ngrams_.try_emplace(matched, prior).first->second;
 }
@@ -131,7 +135,8 @@ Candidate PlanTuner::decide(int lookahead, int batch, const std::vector<const Ac
 }
 
 bool ExpectedRate::prefers(const DraftState& state, const Plan& plan) {
-    const double text = sum(cumulative_acceptance(tuner_.ngram(state.matched).rates()), 1, plan.drafts + 1);
+    const double text =
+        sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngrams).rates()), 1, plan.drafts + 1);
     return text > sum(cumulative_acceptance(tuner_.drafts().rates()), 1, state.left + 1);
 }
 
@@ -141,7 +146,9 @@ int ExpectedRate::count(const std::vector<DraftState>& states, const Plan* windo
     if (window != nullptr) return drafts > window->drafts && rate >= clearly * decided ? drafts : 0;
     if (rate >= advantage * decided) return drafts;
     for (const DraftState& state : states) {
-        if (!state.ngram.empty()) tuner_.ngram(state.matched).forget();
+        if (state.ngram.empty()) continue;
+        tuner_.ngram(state.matched, state.ngrams).forget();
+        tuner_.ngram(state.matched).forget();
     }
     return 0;
 }
@@ -153,8 +160,12 @@ std::pair<double, int> ExpectedRate::best(const std::vector<DraftState>& states,
         double tokens = 0;
         for (const DraftState& state : states) {
             const int length = std::min(drafts, static_cast<int>(state.ngram.size()));
-            tokens +=
-                length == 0 ? 1.0 : sum(cumulative_acceptance(tuner_.ngram(state.matched).rates()), 0, length + 1);
+            if (length == 0) {
+                tokens += 1;
+            } else {
+                const std::vector<double> rates = tuner_.ngram(state.matched, state.ngrams).rates();
+                tokens += sum(cumulative_acceptance(rates), 0, length + 1);
+            }
         }
         const double rate = tokens / tuner_.plan_seconds(plans[i], batch_);
         if (found.second == 0 || rate > found.first) found = {rate, drafts};

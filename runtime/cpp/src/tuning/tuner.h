@@ -39,8 +39,9 @@ class PlanTuner {
     void observe(const Plan& plan, int batch, double seconds);
 
     Acceptance& drafts() { return drafts_; }
-    // The acceptance of n-gram drafts that follow a match of `matched` tokens.
-    Acceptance& ngram(int matched);
+    // The acceptance of n-gram drafts that follow a match of `matched` tokens: that of a sequence, among its `own`, or
+    // that of all sequences.
+    Acceptance& ngram(int matched, std::map<int, Acceptance>* own = nullptr);
     // The acceptance rates that a new sequence starts with: those of all sequences.
     Acceptance new_acceptance() const { return Acceptance(drafts_.rates()); }
 
