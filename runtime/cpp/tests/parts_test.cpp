@@ -11,6 +11,7 @@
 #include "pass/stats.hpp"
 #include "tuning/group_sizes.h"
 #include "tuning/pass_times.h"
+#include "tuning/tuner.h"
 
 using namespace pass;
 
@@ -143,6 +144,25 @@ TEST_CASE("pass times follow what passes take", "[tuning]") {
     const PassTimes other(few, &times);
     const PassSeconds wide = seconds_of(fused);
     CHECK(other.seconds(fused) == Approx(4 * wide.trunk + 3 * wide.tail).epsilon(0.05));
+}
+
+TEST_CASE("a sequence learns by itself what its n-grams are worth", "[tuning]") {
+    // From what others taught, and faster. tests/runtime/test_auto.py has the same figures.
+    PlanTuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
+    std::map<int, Acceptance> own;
+    for (const auto& [drafted, accepted] : {std::pair(4, 3), {4, 4}, {2, 0}}) {
+        tuner.ngram(3).record(drafted, accepted);
+    }
+    for (const auto& [drafted, accepted] : {std::pair(4, 0), {3, 0}, {4, 1}}) {
+        tuner.ngram(3, &own).record(drafted, accepted);
+    }
+    tuner.ngram(3, &own).forget();
+    const auto check = [](const Acceptance& found, const std::vector<double>& rates) {
+        for (std::size_t i = 0; i < rates.size(); ++i) CHECK(found.rates()[i] == Approx(rates[i]).epsilon(1e-9));
+    };
+    check(tuner.ngram(3), {0.615056721723052, 0.6668061950606948, 0.6668061950606948, 0.5835077438258686});
+    check(tuner.ngram(3, &own), {0.4467939631635886, 0.4446763813311009, 0.6668061950606948, 0.5835077438258686});
+    check(tuner.ngram(2, &own), {0.6, 0.6, 0.6, 0.6});
 }
 
 TEST_CASE("pass times are those of Python", "[tuning]") {  // tests/runtime/test_pass_times.py has the same figures
