@@ -7,7 +7,7 @@ from collections.abc import Sequence
 MEMORY = 200.0
 """The number of passes that an acceptance rate is averaged over."""
 PRIOR_WEIGHT = 10.0
-"""The number of passes that the first rates count for, where nothing else is said."""
+"""The number of passes that the first rates count for, where nobody says otherwise."""
 
 
 class ConditionalAcceptance:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cycle
-from pass_runtime.tuning.acceptance import PRIOR_WEIGHT, ConditionalAcceptance
+from pass_runtime.tuning.acceptance import ConditionalAcceptance
 from pass_runtime.tuning.group_sizes import Floats, best_shape, cumulative_of, full_shape, shapes, two_pass_tokens
 from pass_runtime.tuning.pass_times import PassShape, PassTimes, shape_of
 
@@ -106,12 +106,13 @@ class PlanTuner:
     def ngram(self, matched: int, own: dict[int, ConditionalAcceptance] | None = None) -> ConditionalAcceptance:
         """The acceptance of n-gram drafts after a match of `matched` tokens: that of a sequence, among its `own`, or
         that of all sequences."""
-        known = self.ngrams if own is None else own
-        if matched not in known:
-            prior = [NGRAM_PRIOR] * self.lookahead if own is None else self.ngram(matched).rates
-            weight = PRIOR_WEIGHT if own is None else NGRAM_WEIGHT
-            known[matched] = ConditionalAcceptance(prior, weight)
-        return known[matched]
+        if matched not in self.ngrams:
+            self.ngrams[matched] = ConditionalAcceptance([NGRAM_PRIOR] * self.lookahead)
+        if own is None:
+            return self.ngrams[matched]
+        if matched not in own:
+            own[matched] = ConditionalAcceptance(self.ngrams[matched].rates, NGRAM_WEIGHT)
+        return own[matched]
 
     def new_acceptance(self) -> ConditionalAcceptance:
         """The acceptance of a new sequence, which starts from that of all sequences."""
@@ -125,8 +126,8 @@ class PlanTuner:
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
         faster: a fused plan that is not clearly faster than plain decoding is left out.
         """
-        for passes, shape, seconds in self._observed:
-            self.times(passes).record(shape, seconds)
+        for slots, ran, seconds in self._observed:
+            self.times(slots).record(ran, seconds)
         self._observed.clear()
         cumulative = cumulative_of(self.lookahead_drafts.rates) if cumulative is None else cumulative
         cumulative = cumulative[: lookahead + 1]
