@@ -26,7 +26,7 @@ import onnxruntime as ort
 
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.backends.ort.external_data import Aligned
-from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, pack
+from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, give_back_memory, pack
 from pass_runtime.backends.ort.weight_key import weight_key
 from pass_runtime.bundle.integrity import has_hash
 from pass_runtime.bundle.manifest import FileInfo, Manifest
@@ -77,6 +77,7 @@ class WeightCache:
         except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:  # RuntimeError: there is no home
             log.info("%s: weights are not packed: %s", file, error)
             return None
+        give_back_memory()
         log.info("%s: weights are mapped from %s", file, entry)
         return session
 

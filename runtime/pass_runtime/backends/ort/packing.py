@@ -62,8 +62,6 @@ def pack(
         raise NotUsable(str(error)) from None
     if not all(np.array_equal(*pair) for pair in zip(probe(packing), probe(mapping), strict=True)):
         raise NotUsable("with them the trunk computes other logits")
-    del packing
-    _give_back_memory()
     return mapping, aligned
 
 
@@ -97,8 +95,8 @@ def sample_logits(backend: Backend, *, lookahead_rows: bool = True) -> list[npt.
     return found
 
 
-def _give_back_memory() -> None:
-    """Have the C library return the memory of a closed session to the system; glibc keeps it otherwise."""
+def give_back_memory() -> None:
+    """Have the C library return to the system what ONNX Runtime has freed: glibc keeps tens of megabytes otherwise."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
