@@ -96,6 +96,24 @@ def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog:
     assert len({(entry / WEIGHTS).stat().st_ino for entry in cache.iterdir()}) == 1
 
 
+def test_the_graph_with_lookahead_rows_is_opened_when_it_is_needed(
+    adapter_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture
+):
+    """Also where its entry is gone by then: from the bundle, with the same bits."""
+    expected = logits(verified(adapter_bundle))
+    for entry_is_gone in (False, True):
+        caplog.clear()
+        manifest = read_manifest(adapter_bundle)
+        with closing(OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=ANY_SIZE)) as backend:
+            plain = sample_logits(backend, lookahead_rows=False)
+            assert told(caplog) == ["mapped"]
+            if entry_is_gone:
+                shutil.rmtree(cache)
+                cache.write_text("in the way of another one")
+            assert same(expected, sample_logits(backend))
+            assert told(caplog) != [] and len(plain) < len(expected)
+
+
 def test_two_graphs_are_open_only_where_they_share_weights(adapter_bundle: Path):
     manifest = read_manifest(verified(adapter_bundle))
     for cache, shared in ((None, False), (WeightCache(), False), (ANY_SIZE, True)):  # the second packs no tiny weights

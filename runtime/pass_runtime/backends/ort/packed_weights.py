@@ -81,6 +81,13 @@ class WeightCache:
         log.info("%s: weights are mapped from %s", file, entry)
         return session
 
+    def has(self, bundle: Path, manifest: Manifest, file: str) -> bool:
+        """Whether there is an entry for the bundle's trunk `file`."""
+        try:
+            return bool(_read(self._entry(bundle, manifest, file)[0]).files)
+        except (NotPacked, PassError, OSError, RuntimeError):
+            return False
+
     def _entry(self, bundle: Path, manifest: Manifest, file: str) -> tuple[Path, int]:
         """The directory of a trunk's entry, and the size of its weights in the bundle."""
         data = f"{manifest.trunk.file}.data"
