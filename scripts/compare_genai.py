@@ -61,6 +61,7 @@ def build_genai(bundle: Path, directory: Path, precision: str) -> Path:
 @click.option("--prompt-file", type=BUNDLE, help='.jsonl with {"prompt": text}.')
 @click.option("--genai", type=click.Path(path_type=Path), default=Path("build/genai"), show_default=True)
 @click.option("--openvino", type=BUNDLE, help="The model's GGUF file: OpenVINO GenAI decodes it as well.")
+@click.option("--plans", default=",".join(PLANS), show_default=True, help="Those of ours to run.")
 @click.option("--tokens", default=128, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--threads", default=0, help="0 is each engine's default.")
@@ -72,6 +73,7 @@ def main(
     prompt_file: Path | None,
     genai: Path,
     openvino: Path | None,
+    plans: str,
     tokens: int,
     rounds: int,
     threads: int,
@@ -87,7 +89,7 @@ def main(
             write = start(open_genai, theirs[precision], threads)
             contestants |= {f"{precision} genai": write, f"{precision} genai n-gram": partial(write, ngram=True)}
         write = start(open_pass, ours, threads)
-        contestants |= {f"{precision} pass {plan}": partial(write, plan=plan) for plan in PLANS}
+        contestants |= {f"{precision} pass {plan}": partial(write, plan=plan) for plan in plans.split(",")}
     if openvino is not None:
         contestants["GGUF openvino"] = start(open_openvino, openvino, threads)
         contestants["GGUF openvino n-gram"] = start(partial(open_openvino, lookup=True), openvino, threads)
