@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -94,7 +96,20 @@ def open_bundle(
     options["verify"], options["weight_cache"] = not options.pop("trust_bundle"), not options.pop("no_weight_cache")
     with importing():
         import_module("pass_runtime.backends.ort.backend")  # and ONNX Runtime, which `load` imports otherwise
+    announce_packing()
     return load(bundle, **options, max_batch_size=max_batch_size, max_queue=max_queue)
+
+
+def announce_packing() -> None:
+    """Let a terminal say that weights are being packed, as the first opening takes longer than later ones."""
+    from pass_runtime.backends.ort.packed_weights import PACKING, log
+
+    if sys.stderr is None or not sys.stderr.isatty() or logging.getLogger().handlers or log.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: record.msg == PACKING)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 def open_for_batch(bundle: Path, options: dict[str, Any], max_batch_size: int | None) -> Session:

@@ -45,6 +45,7 @@ PATIENCE = 60.0
 memory of its own for the weights for as long as its session is open."""
 
 log = logging.getLogger("pass_runtime.weights")
+PACKING = "%s: packing weights for this CPU, which takes some seconds and happens once"
 
 
 class NotPacked(Exception):
@@ -116,6 +117,8 @@ class WeightCache:
         part.mkdir()
         try:
             begun = time.monotonic()
+            if other is None:
+                log.info(PACKING, trunk)
             try:
                 session, made = pack(trunk, part, threads, probe, None if other is None else _read_like(other))
             except NotUsable as error:
