@@ -9,7 +9,8 @@ import onnxruntime as ort
 from tokenizers import Tokenizer
 
 from pass_runtime.backends.memory import HostMemory
-from pass_runtime.backends.ort.backend import OrtBackend, Trunks
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.trunks import Trunks
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.session import Session
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pass_runtime.backends.ort.backend import OrtBackend, Trunks
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.trunks import Trunks
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan, RowKind
 

@@ -32,6 +32,7 @@ from pass_runtime.backends.ort.engine import (
 )
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.backends.ort.packing import sample_logits
+from pass_runtime.backends.ort.trunks import Trunks, open_packed, open_trunk
 from pass_runtime.bundle.bindings import Binding
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.plan import Plan
@@ -45,23 +46,6 @@ CAPACITY_STEP = 64
 """KV capacities on the CPU are multiples of this, because sums over the entries then round alike, however many of them
 are masked."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
-
-
-@dataclass(frozen=True)
-class Trunks:
-    """The sessions of the trunk, which may be the same one: `plain` for passes without look-ahead rows, and `drafting`
-    for those with them, which `open_drafting` opens when the first one comes."""
-
-    plain: ort.InferenceSession
-    open_drafting: Callable[[], ort.InferenceSession]
-
-    @cached_property
-    def drafting(self) -> ort.InferenceSession:
-        return self.open_drafting()
-
-    def of(self, plan: Plan) -> ort.InferenceSession:
-        """The session that runs passes of `plan`."""
-        return self.drafting if len(plan.lookahead_rows) else self.plain
 
 
 class OrtBackend(Backend):
@@ -108,40 +92,13 @@ class OrtBackend(Backend):
         self._bound_tails = BoundSessions[tuple[str, str, int]]()  # by plan, sampler or "logprobs", and batch
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
-        """Two graphs are open only where they share their weights in memory."""
-        device, slots = self.capabilities.device, self.capabilities.slots
-        drafting, plain = (self.manifest.trunk_file(device, slots, lookahead_rows=rows) for rows in (True, False))
-
-        def open_unpacked() -> ort.InferenceSession:
-            session = open_session(self.bundle / drafting, device, threads, exact=exact)
-            check_graph(session, self.manifest.trunk, self.manifest)
-            return session
-
-        cache = None if device != "cpu" or exact else self._weight_cache
-        if cache is None:
-            single = open_unpacked()
-            return Trunks(single, lambda: single)
-
-        def open_packed(file: str, like: str | None = None) -> ort.InferenceSession | None:
-            probe = partial(self._probe, lookahead_rows=file == drafting)
-            session = cache.open(self.bundle, self.manifest, file, threads, probe, like)
-            if session is not None:
-                check_graph(session, self.manifest.trunk, self.manifest)
-            return session
-
-        # The weights of the graph that reads all of them are packed first, as the other one is linked to them.
-        kept = plain != drafting and cache.has(self.bundle, self.manifest, drafting)
-        first = None if kept else open_packed(drafting)
-        if plain != drafting and (kept or first is not None):
-            session = open_packed(plain, like=drafting)
-            if session is not None:
-                return Trunks(session, lambda: first or open_packed(drafting) or open_unpacked())
-        single = first or (open_packed(drafting) if kept else None) or open_unpacked()
-        return Trunks(single, lambda: single)
+        limits = self.capabilities
+        if self._weight_cache is None or limits.device != "cpu" or exact:
+            return open_trunk(self.bundle, self.manifest, limits.device, limits.slots, threads, exact=exact)
+        return open_packed(self.bundle, self.manifest, limits.slots, threads, self._weight_cache, self._probe)
 
     def _probe(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> list[npt.NDArray[np.float32]]:
         """What is compared of two sessions over a trunk."""
-        check_graph(trunk, self.manifest.trunk, self.manifest)
         slots, trunks = self.capabilities.slots, Trunks(trunk, lambda: trunk)
         with closing(OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunks=trunks)) as backend:
             return sample_logits(backend, lookahead_rows=lookahead_rows)
