@@ -16,6 +16,8 @@ from pass_runtime.tuning.pass_times import PassShape, PassTimes, shape_of
 
 EVERY = 12
 """The fewest passes between two decisions."""
+MOST_NOTED = 64
+"""The most passes that are kept until a decision learns from them."""
 BUDGET = 0.005
 """The share of decoding time that decisions may take."""
 ADVANTAGE = 1.03
@@ -97,11 +99,19 @@ class PlanTuner:
         return self.times(batch).seconds(shape_of(plan, batch))
 
     def observe(self, plan: Plan, batch: int, seconds: float) -> None:
-        """Note that a pass over `plan` took `seconds`. The next decision learns from it: between two passes, with cold
-        caches, the arithmetic takes several times as long as for a dozen of them in a row."""
+        """Note that a pass over `plan` took `seconds`. The next decision learns from it, or a pass when MOST_NOTED are
+        waiting: between two passes, with cold caches, the arithmetic takes several times as long as for a dozen of
+        them in a row."""
         self._passes += 1
         self._decoding += seconds
         self._observed.append((batch, shape_of(plan, batch), seconds))
+        if len(self._observed) > MOST_NOTED:
+            self._learn()
+
+    def _learn(self) -> None:
+        for batch, shape, seconds in self._observed:
+            self.times(batch).record(shape, seconds)
+        self._observed.clear()
 
     def ngram(self, matched: int, own: dict[int, ConditionalAcceptance] | None = None) -> ConditionalAcceptance:
         """The acceptance of n-gram drafts after a match of `matched` tokens: that of a sequence, among its `own`, or
@@ -126,9 +136,7 @@ class PlanTuner:
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
         faster: a fused plan that is not clearly faster than plain decoding is left out.
         """
-        for slots, ran, seconds in self._observed:
-            self.times(slots).record(ran, seconds)
-        self._observed.clear()
+        self._learn()
         cumulative = cumulative_of(self.lookahead_drafts.rates) if cumulative is None else cumulative
         cumulative = cumulative[: lookahead + 1]
         times, found = self.times(batch), [self._candidate(make_cycle("ar", 0), 1.0, batch)]
