@@ -84,6 +84,10 @@ def open_session(
         for name, value in SAVING.items():
             options.add_session_config_entry(name, value)
         options.add_session_config_entry(SAVED_WEIGHTS, save.with_suffix(".data").name)
+    if ready:
+        # Passes alternate between two such sessions. Threads of one that spin after its pass would take the cores that
+        # the other one's pass needs, which doubled the time of a pass.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     if exact or ready:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if exact:

@@ -86,7 +86,12 @@ Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTens
     library_->check(api.SetIntraOpNumThreads(options.get(), threads));
     // A memory pattern would be kept for every shape, and passes have many shapes.
     library_->check((device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
-    if (packed) library_->check(api.SetSessionGraphOptimizationLevel(options.get(), ORT_DISABLE_ALL));
+    if (packed) {
+        library_->check(api.SetSessionGraphOptimizationLevel(options.get(), ORT_DISABLE_ALL));
+        // Passes alternate between two such sessions. Threads of one that spin after its pass would take the cores that
+        // the other one's pass needs, which doubled the time of a pass.
+        library_->check(api.AddSessionConfigEntry(options.get(), "session.force_spinning_stop", "1"));
+    }
     if (shared != nullptr) {
         for (const auto& [name, value] : shared->values()) {
             library_->check(api.AddInitializer(options.get(), name.c_str(), value.get()));
