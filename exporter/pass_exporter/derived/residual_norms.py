@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-DOMAIN = "com.microsoft"
+from pass_exporter.derived.group_query import DOMAIN
 
 
 def fuse_residual_norms(graph: ir.Graph) -> None:

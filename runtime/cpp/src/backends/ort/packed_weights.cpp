@@ -62,8 +62,8 @@ std::string describe_cpu(const std::filesystem::path& cpu_info) {
         const std::string field = trimmed(std::string_view(line).substr(0, colon));
         if (colon == std::string::npos || std::find(fields.begin(), fields.end(), field) == fields.end()) continue;
         instructions = instructions || field == "flags" || field == "Features";
-        const std::string told = field + ": " + trimmed(std::string_view(line).substr(colon + 1)) + "\n";
-        if (std::find(lines.begin(), lines.end(), told) == lines.end()) lines.push_back(told);
+        const std::string described = field + ": " + trimmed(std::string_view(line).substr(colon + 1)) + "\n";
+        if (std::find(lines.begin(), lines.end(), described) == lines.end()) lines.push_back(described);
     }
     std::string text;
     for (const std::string& line : lines) text += line;
