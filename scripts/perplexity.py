@@ -47,7 +47,7 @@ def genai_scorer(directory: Path) -> Logits:
 
 def windows(path: Path, tokenizer: Tokenizer, count: int) -> Ids:
     """Return at most `count` windows, [n,WINDOW], from every document in turn, so that no long one dominates."""
-    texts = [tokenizer.encode(text, add_special_tokens=False).ids for text in documents_of(path)]
+    texts = [tokenizer.encode(text, add_special_tokens=False).ids for _, text in documents_of(path)]
     longest = max(map(len, texts), default=0)
     starts = range(0, longest - WINDOW + 1, WINDOW)
     found = [ids[start : start + WINDOW] for start in starts for ids in texts if len(ids) >= start + WINDOW]

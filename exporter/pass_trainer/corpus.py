@@ -18,6 +18,9 @@ from pass_runtime.json_lines import lines_of
 
 SELF = "self"
 """The value of --data for prompts that the model writes itself."""
+TEXT, PROMPT, MESSAGE = NAMES = "text", "prompt", "message"
+"""What a line of a .jsonl may hold: text of which a part becomes a prompt, by either of two names, or what a user
+wrote to a chat model."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 """The files that are read in a directory."""
 
@@ -25,10 +28,14 @@ SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 @dataclass(frozen=True)
 class TextSource:
     """The documents of one `--data` argument. Each source gives equally many prompts; in a source a document's chance
-    is proportional to its length."""
+    is proportional to its length.
+
+    messages: each document is a whole message of a user, and not text of which a part is taken.
+    """
 
     name: str
     documents: tuple[str, ...]
+    messages: bool = False
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -58,6 +65,8 @@ def digest(sources: Sequence[TextSource | None]) -> str:
     """Return the SHA-256 of all text and of its division into sources, for the names of caches and for model cards."""
     total = hashlib.sha256()
     for source in sources:
+        if source is not None and source.messages:
+            total.update(MESSAGE.encode())
         if len(sources) > 1:
             total.update(str(1 if source is None else len(source.documents)).encode())
         for text in (SELF,) if source is None else source.documents:
@@ -70,17 +79,21 @@ def _read_source(path: Path) -> TextSource:
         files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         if not files:
             raise PassError(f"{path} holds no {', '.join(SUFFIXES)} file")
-        documents = [text for file in files for text in documents_of(file)]
+        found = [each for file in files for each in documents_of(file)]
     else:
-        documents = list(documents_of(path))
-    documents = [text for text in documents if text.strip()]
-    if not documents:
+        found = list(documents_of(path))
+    found = [(name, text) for name, text in found if text.strip()]
+    if not found:
         raise PassError(f"{path} is empty: there is nothing to train on")
-    return TextSource(path.name, tuple(documents))
+    messages = {name == MESSAGE for name, _ in found}
+    if len(messages) > 1:
+        raise PassError(f'{path} has "{MESSAGE}" and other text; put them in two files, and give each with --data')
+    return TextSource(path.name, tuple(text for _, text in found), messages.pop())
 
 
-def documents_of(path: Path) -> Iterator[str]:
-    """Yield the documents of a file: "text", or else "prompt", of every line of a .jsonl, or all of it."""
+def documents_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the documents of a file, each with the name of what it is, one of NAMES: of every line of a .jsonl the
+    first one that it has, or all of the file as "text"."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -96,17 +109,17 @@ def documents_of(path: Path) -> Iterator[str]:
     if path.suffix == ".jsonl":
         for line in lines_of(text):
             try:
-                yield _text_of(line.object())
+                yield _document_of(line.object())
             except PassError as error:
                 raise PassError(f"{path} line {line.number}: {error}") from None
     else:
-        yield text
+        yield TEXT, text
 
 
-def _text_of(value: dict[str, Any]) -> str:
-    name = next((name for name in ("text", "prompt") if name in value), None)
+def _document_of(value: dict[str, Any]) -> tuple[str, str]:
+    name = next((name for name in NAMES if name in value), None)
     if name is None:
-        raise PassError('expected {"text": ...} or {"prompt": ...}')
+        raise PassError("expected " + " or ".join(f'{{"{name}": ...}}' for name in NAMES))
     if not isinstance(value[name], str):
         raise PassError(f'"{name}" must be a string, not {json.dumps(value[name])[:40]}')
-    return str(value[name])
+    return name, str(value[name])

@@ -31,6 +31,8 @@ from pass_trainer.torch_generate import chat_prompt, plain_ids
 SHARD = 64
 """Sequences that are written together and kept in one file; the last file has the rest."""
 MAX_CHARACTERS_PER_TOKEN = 12
+ATTEMPTS = 200
+"""Random places of a source that are tried before it is taken for one without prompts."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Distiller:
         """Raise PassError if a source contains no prompt: this is cheap to find out before the model writes text."""
         for source in self.sources:
             if source is not None:
-                self._excerpt(random.Random(self.recipe.seed), source)
+                self._prompt(random.Random(self.recipe.seed), source)
 
     def generate(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
         """Write the missing ones of `shards`, and call `progress(sequences done, sequences in all)` after each."""
@@ -153,12 +155,27 @@ class Distiller:
         wanted = sum(source is None for source in sources)
         by_model = SelfPrompts(self.tokenizer, self.eos_token_ids, self.writer, self.recipe.length // 2)
         own = iter(by_model.write(wanted, rng) if wanted else ())
-        return [next(own) if source is None else self._excerpt(rng, source) for source in sources]
+        return [next(own) if source is None else self._prompt(rng, source) for source in sources]
+
+    def _prompt(self, rng: random.Random, source: TextSource) -> list[int]:
+        return self._message(rng, source) if source.messages else self._excerpt(rng, source)
+
+    def _message(self, rng: random.Random, source: TextSource) -> list[int]:
+        """Return a prompt from a user's message; one that leaves too little room for the answer is passed over."""
+        for _ in range(ATTEMPTS):
+            text = rng.choice(source.documents)
+            if self.tokenizer.chat_template:
+                ids = plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))
+            else:
+                ids = list(self.tokenizer(text)["input_ids"])
+            if len(ids) <= self.recipe.length // 2:
+                return ids
+        raise PassError(f"{source.name}: its messages are too long; use a larger --sequence-length")
 
     def _excerpt(self, rng: random.Random, source: TextSource) -> list[int]:
         as_chat = bool(self.tokenizer.chat_template) and rng.random() < self.recipe.chat
         size = rng.randint(*self.recipe.prompt)
-        for _ in range(200):
+        for _ in range(ATTEMPTS):
             text = source.excerpt(rng, size * MAX_CHARACTERS_PER_TOKEN)
             ids = list(self.tokenizer(text, add_special_tokens=not as_chat)["input_ids"])[:size]
             if len(ids) >= self.recipe.prompt[0]:
