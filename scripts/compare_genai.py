@@ -8,7 +8,8 @@ onnxruntime-genai has a process of its own, and they take turns. Every round giv
 plain fp32 decoding, and the median is printed. Each toolkit makes its own int4 file, so those texts differ; w8a8 has no
 counterpart and is compared with fp32 text.
 
---openvino adds OpenVINO GenAI (`pip install openvino-genai`), which reads the GGUF file of the default model.
+Two more read the GGUF file of the default model: --openvino adds OpenVINO GenAI (`pip install openvino-genai`), and
+--llama-cpp adds llama.cpp (`pip install llama-cpp-python`, which compiles it).
 """
 
 from __future__ import annotations
@@ -21,9 +22,21 @@ from functools import partial
 from pathlib import Path
 
 import click
-from contestants import Write, Written, open_genai, open_openvino, open_pass, rate, ratio, same_tokens, start
+from contestants import (
+    Write,
+    Written,
+    open_genai,
+    open_llama_cpp,
+    open_openvino,
+    open_pass,
+    rate,
+    ratio,
+    same_tokens,
+    start,
+)
 from tokenizers import Tokenizer
 
+from pass_runtime import GenerateOptions
 from pass_runtime.cli.bench import PLANS
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.cli.prompts import read_prompts
@@ -61,6 +74,7 @@ def build_genai(bundle: Path, directory: Path, precision: str) -> Path:
 @click.option("--prompt-file", type=BUNDLE, help='.jsonl with {"prompt": text}.')
 @click.option("--genai", type=click.Path(path_type=Path), default=Path("build/genai"), show_default=True)
 @click.option("--openvino", type=BUNDLE, help="The model's GGUF file: OpenVINO GenAI decodes it as well.")
+@click.option("--llama-cpp", type=BUNDLE, help="The model's GGUF file: llama.cpp decodes it as well.")
 @click.option("--plans", default=",".join(PLANS), show_default=True, help="Those of ours to run.")
 @click.option("--tokens", default=128, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
@@ -73,12 +87,15 @@ def main(
     prompt_file: Path | None,
     genai: Path,
     openvino: Path | None,
+    llama_cpp: Path | None,
     plans: str,
     tokens: int,
     rounds: int,
     threads: int,
 ) -> None:
     """Print tokens per second of each contestant and the ratio to onnxruntime-genai, medians over rounds."""
+    for plan in plans.split(","):
+        GenerateOptions(plan=plan)  # raises PassError for an unknown one
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids[:64] for text in (read_prompts(prompt_file) if prompt_file else [PROMPT])]
     bundles = {name: path for name, path in {"fp32": bundle, "int4": int4, "w8a8": w8a8}.items() if path is not None}
@@ -93,6 +110,8 @@ def main(
     if openvino is not None:
         contestants["GGUF openvino"] = start(open_openvino, openvino, threads)
         contestants["GGUF openvino n-gram"] = start(partial(open_openvino, lookup=True), openvino, threads)
+    if llama_cpp is not None:
+        contestants["GGUF llama.cpp"] = start(open_llama_cpp, llama_cpp, threads)
 
     def run(write: Write) -> list[Written]:
         return [write(ids, tokens, ignore_eos=True) for ids in prompts]

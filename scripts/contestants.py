@@ -95,6 +95,22 @@ def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
     return write
 
 
+def open_llama_cpp(model: Path, threads: int) -> Write:
+    """Return greedy decoding by llama.cpp of a GGUF file. Option: `ignore_eos`."""
+    llama_cpp = import_module("llama_cpp")
+    llama = llama_cpp.Llama(str(model), n_ctx=2048, n_threads=threads or None, verbose=False)
+
+    def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> Written:
+        stream = llama.generate(ids, temp=0.0, repeat_penalty=1.0)
+        written = [next(stream)]  # prefill
+        started = perf_counter()
+        while len(written) < tokens and (ignore_eos or written[-1] != llama.token_eos()):
+            written.append(next(stream))
+        return Written(written, len(written) - 1, perf_counter() - started)
+
+    return write
+
+
 def start(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Write:
     """Open an engine in another process, and return its decoding."""
     spawn = multiprocessing.get_context("spawn")
