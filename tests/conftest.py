@@ -169,7 +169,7 @@ def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int 
     with torch.no_grad():
         for b in adapter.lora_B if adapter else ():
             b.normal_(generator=generator)
-    head = random_head(base.get_input_embeddings().weight, head_rank) if head_rank else None
+    head = random_head(base.get_output_embeddings().weight, head_rank) if head_rank else None
     sizes = {"rank": rank, "head_rank": head_rank, "head_width": 24 if head_rank else 0}
     record = TrainingRecord(
         base="tiny", lookahead=lookahead, adapter="lora" if rank else "none", **sizes, steps=0, recipe={}, tools={}
@@ -190,7 +190,7 @@ def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2):
     tensors["head.bias"] = torch.randn(width, generator=generator)
     tensors["head.state"] = tensors["head.state"] * 10
     tensors["head.out"] = torch.randn(rank, width, generator=generator) / 2
-    return DraftHead({name.removeprefix("head."): tensor.half() for name, tensor in tensors.items()})
+    return DraftHead({name.removeprefix("head."): tensor.half() for name, tensor in tensors.items()}, embeddings)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,9 @@ AdapterKind = Literal["none", "lora"]
 WriteWith = Literal["auto", "torch", "w8a8"]
 TrainDtype = Literal["fp32", "bf16"]
 
+HEAD_RANK, HEAD_WIDTH = 384, 576
+"""The sizes of a new draft head."""
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -23,7 +26,8 @@ class TrainConfig:
     data: files, directories or JSON lines with text from which prompts are taken, or `self`.
     lookahead: L, the number of embeddings. adapter: `lora` trains low-rank adapters of `rank` that act on look-ahead
     rows, in the layers from `adapter_from` on.
-    head: also train a draft head, with `head_rank` numbers per token in its table and `head_width` in its state.
+    head: also train a draft head, with `head_rank` numbers per token in its table and `head_width` in its state. None
+    means those of `start`, or HEAD_RANK and HEAD_WIDTH. A smaller head of `start` is widened.
     start: a weights file to start from; its adapter is truncated to `rank`. write_with: what writes the training text.
     steps: optimizer steps. batch: sequences per step and process. anchors: places per sequence from which drafts are
     made. lr: the adapter's learning rate; the embeddings' is ten times as high.
@@ -39,8 +43,8 @@ class TrainConfig:
     rank: int = 32
     adapter_from: int = 0
     head: bool = False
-    head_rank: int = 96
-    head_width: int = 384
+    head_rank: int | None = None
+    head_width: int | None = None
     start: Path | None = None
     write_with: WriteWith = "auto"
     steps: int = 2000
@@ -60,7 +64,7 @@ class TrainConfig:
         if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
             raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
         for name in ("rank", "head_rank", "head_width", "steps", "batch", "anchors"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise PassError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if not self.adapter_from >= 0:
             raise PassError(f"--adapter-from must be 0 or more, not {self.adapter_from}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from pass_exporter.model.adapter import Adapter, truncated
-from pass_exporter.model.head import DraftHead, new_head
+from pass_exporter.model.head import DraftHead, new_head, widened
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
 from pass_runtime.errors import PassError
-from pass_trainer.config import TrainConfig
+from pass_trainer.config import HEAD_RANK, HEAD_WIDTH, TrainConfig
 from pass_trainer.drafter import Drafter, layer_of, new_adapter
 
 
@@ -43,12 +43,15 @@ def _adapter(config: TrainConfig, loaded: LoadedModel, start: Lookahead, random:
 
 
 def _head(config: TrainConfig, loaded: LoadedModel, start: Lookahead, random: torch.Generator) -> DraftHead:
-    head = start.head
+    embeddings, head = loaded.model.get_output_embeddings().weight, start.head
     if head is None:
-        embeddings = loaded.model.get_output_embeddings().weight.detach()
-        return new_head(embeddings, config.head_rank, config.head_width, random)
-    if (head.rank, head.width) != (config.head_rank, config.head_width):
+        return new_head(embeddings, config.head_rank or HEAD_RANK, config.head_width or HEAD_WIDTH, random)
+    rank, width = config.head_rank or head.rank, config.head_width or head.width
+    if rank < head.rank or width < head.width:
         raise PassError(
-            f"{config.start} has a head with --head-rank {head.rank} --head-width {head.width}; give the same"
+            f"{config.start} has a head with --head-rank {head.rank} --head-width {head.width}; "
+            "give the same or larger sizes, or none"
         )
-    return head.requires_grad_(True)
+    if (rank, width) == (head.rank, head.width):
+        return head.requires_grad_(True)
+    return widened(head, embeddings, rank, width, random)

@@ -82,7 +82,7 @@ def run(config: TrainConfig, progress: TrainProgress) -> TrainReport:
     agreement = measure(drafter, held_out, config.lookahead)
     weights = config.output / FILE_NAME
     if accelerator.is_main_process:
-        record = make_record(config, source, settings, history, accelerator.num_processes, agreement)
+        record = make_record(config, source, settings, drafter, history, accelerator.num_processes, agreement)
         write_lookahead(weights, drafter.lookahead, drafter.adapter, drafter.head, base_sample(loaded.model), record)
         write_report(config.output, record, history, agreement)
     accelerator.wait_for_everyone()
@@ -175,6 +175,7 @@ def make_record(
     config: TrainConfig,
     source: ModelSource,
     settings: dict[str, Any],
+    drafter: Drafter,
     history: History,
     processes: int,
     agreement: Agreement,
@@ -189,8 +190,8 @@ def make_record(
         lookahead=config.lookahead,
         adapter=config.adapter,
         rank=config.rank if config.adapter != "none" else 0,
-        head_rank=config.head_rank if config.head else 0,
-        head_width=config.head_width if config.head else 0,
+        head_rank=drafter.head.rank if drafter.head else 0,
+        head_width=drafter.head.width if drafter.head else 0,
         steps=config.steps,
         recipe=recipe,
         tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},

@@ -17,7 +17,7 @@ from conftest import VOCAB_SIZE, export_bundle, make_model, random_head, write_r
 from pass_exporter.checks.verify import check_trunk, torch_cases
 from pass_exporter.model.head import DraftHead
 from pass_exporter.model.load import load_model
-from pass_exporter.model.lookahead import read_lookahead
+from pass_exporter.model.lookahead import Lookahead, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 from pass_runtime.bundle.head import FILE, PREFIX, adjusted_logits, head_drafts, layout, map_head
@@ -67,15 +67,19 @@ def test_drafts_depend_on_the_ones_before():
     assert all(len(set(column.tolist())) > 3 for column in found.T)
 
 
-def test_the_manifest_and_the_file(head_bundle: Path, tiny_bundle: Path):
+def test_the_manifest_and_the_file(head_bundle: Path, tiny_bundle: Path, tiny_model: Path):
     manifest = read_manifest(head_bundle)
     assert manifest.lookahead.head == HeadInfo(rank=12, width=24, blocks=64)
     stored = map_head(head_bundle / FILE, layout(VOCAB_SIZE, 64, 12, 24))
     weights = head_bundle.parent / "lookahead.safetensors"
+    model = load_model(resolve(str(tiny_model)), "fp32").model
+    embeddings = model.get_output_embeddings().weight.detach().numpy()
     with safe_open(weights, framework="np") as file:
         for name, array in vars(stored).items():
-            given = file.get_tensor(f"head.{name}")
-            np.testing.assert_array_equal(array, given if name == "table" else given.T)
+            if name != "table":
+                np.testing.assert_array_equal(array, file.get_tensor(f"head.{name}").T)
+        table = (embeddings - embeddings.mean(0)) @ file.get_tensor("head.projection").astype(np.float32)
+    np.testing.assert_allclose(stored.table.astype(np.float32), table, rtol=2e-3, atol=1e-5)
     assert read_manifest(tiny_bundle).lookahead.head is None
     assert not (tiny_bundle / FILE).exists()
 
@@ -134,6 +138,30 @@ def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):
         export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights)
     with safe_open(weights, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(tensors, tmp_path / "nameless.safetensors")
+    model = load_model(resolve(str(tiny_model)), "fp32").model
+    with pytest.raises(PassError, match=r"projection has shape \[60, 8\], but this model needs \[64, 8\]"):
+        read_nameless(tensors | {"head.projection": tensors["head.projection"][:60]}, tmp_path, model)
+    table = torch.ones(1024, 8, dtype=torch.float16)
     with pytest.raises(PassError, match=r"table has shape \[1024, 8\], but this model needs \[320, 8\]"):
-        read_lookahead(tmp_path / "nameless.safetensors", 2, load_model(resolve(str(tiny_model)), "fp32").model)
+        read_nameless(tensors | {"head.table": table}, tmp_path, model)
+
+
+def read_nameless(tensors: dict[str, torch.Tensor], directory: Path, model) -> Lookahead:
+    """Read weights from a file that does not say what they were trained for."""
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, directory / "nameless.safetensors")
+    return read_lookahead(directory / "nameless.safetensors", 2, model)
+
+
+def test_a_table_of_an_earlier_version(tiny_model: Path, tmp_path: Path):
+    """Such files have a trained table in place of a projection: it is read, used and written again as it is."""
+    weights = write_random_weights(tiny_model, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8)
+    with safe_open(weights, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del tensors["head.projection"]
+    tensors["head.table"] = torch.randn(VOCAB_SIZE, 8, generator=torch.Generator().manual_seed(7)).half()
+    model = load_model(resolve(str(tiny_model)), "fp32").model
+    head = read_nameless(tensors, tmp_path, model).head
+    assert head is not None
+    np.testing.assert_array_equal(head.arrays().table, tensors["head.table"].numpy())
+    assert head.tensors().keys() == {name for name in tensors if name.startswith("head.")}

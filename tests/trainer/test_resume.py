@@ -7,13 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from training import Interrupted, Silent, same, small_run, weights
 
-from conftest import write_random_weights
+from conftest import VOCAB_SIZE, write_random_weights
+from pass_exporter.model.load import load_model
+from pass_exporter.model.lookahead import read_lookahead
+from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 from pass_trainer.checkpoint import Checkpoint, History, Stage
 from pass_trainer.config import TrainConfig
+from pass_trainer.initial_drafter import make_drafter
 from pass_trainer.run import run
 from pass_trainer.text_writer import TorchTextWriter
 from pass_trainer.trainer import schedule
@@ -213,7 +218,7 @@ def test_what_cannot_be_trained_is_refused_first(config: TrainConfig, change: di
     [
         ({"lookahead": 9}, r"holds 8 look-ahead rows; use --lookahead 8 or less"),
         ({"rank": 5}, r"has an adapter of rank 4; use --rank 4 or less"),
-        ({"head": True, "head_rank": 7}, r"has a head with --head-rank 12 --head-width 24; give the same"),
+        ({"head": True, "head_rank": 7}, r"has a head with --head-rank 12 --head-width 24; give the same or larger"),
     ],
     ids=str,
 )
@@ -224,6 +229,30 @@ def test_weights_that_a_run_cannot_start_from_are_refused_first(
     with pytest.raises(PassError, match=reason):
         run(replace(config, start=start, **change), Silent())
     assert not config.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [({}, (12, 24)), ({"head_rank": 12}, (12, 24)), ({"head_rank": 20, "head_width": 40}, (20, 40))],
+)
+def test_a_head_is_widened(
+    config: TrainConfig, tiny_model: Path, tmp_path: Path, sizes: dict[str, int], expected: tuple[int, int]
+):
+    """It computes what it did, and all of it can be trained."""
+    start = write_random_weights(tiny_model, tmp_path / "start.safetensors", lookahead=8, head_rank=12)
+    loaded = load_model(resolve(str(tiny_model)), "fp32")
+    given = read_lookahead(start, 3, loaded.model).head
+    head = make_drafter(replace(config, start=start, head=True, **sizes), loaded).head
+    assert head is not None
+    assert given is not None
+    assert (head.rank, head.width) == expected
+    assert all(parameter.requires_grad for parameter in head.parameters())
+    random = torch.Generator().manual_seed(3)
+    hidden, logits = torch.randn(2, 5, 64, generator=random), torch.randn(2, 5, VOCAB_SIZE, generator=random)
+    rows = torch.randint(0, VOCAB_SIZE, (2, 5), generator=random), torch.arange(5).expand(2, 5)
+    before, after = (each(hidden, logits, *rows)[1].log_softmax(-1) for each in (given, head))
+    torch.testing.assert_close(before, after, atol=0.1, rtol=0)  # of scores up to 30, by tables in float16
+    assert (before - logits.log_softmax(-1)).abs().max() > 1, "the head must matter"
 
 
 def test_weights_of_another_model_are_refused_first(

@@ -6,6 +6,10 @@ and t_j the token before the row's draft (the new root, then the drafts so far):
     s_j = silu(hidden h_j + token table[t_j] + state s_{j-1} + bias)      s_{-1} = 0
     draft j is sampled from the logits l_j(c) + table[c] . (out s_j) of the candidates c; no other token is possible
 
+table [V,r] is what the model knows of its tokens: the rows of its LM head less their mean, times `projection` [H,r],
+which `new_head` takes from their principal directions. It is frozen; a weights file has the projection in its place.
+(Files of earlier versions have a trained table, and no projection.)
+
 The candidates are the tokens of the CANDIDATE_BLOCKS blocks with the largest l_j in them, where a block is the noise's
 (`pass_runtime.bundle.noise`): the CANDIDATES likeliest tokens are among them. `pass_runtime.bundle.head` defines the
 same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
@@ -14,6 +18,7 @@ same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -22,17 +27,26 @@ from pass_runtime.bundle.head import CANDIDATE_BLOCKS, Head, has_subset
 from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 
 PREFIX = "head."
-NAMES = ("table", "hidden", "token", "state", "bias", "out")
+TRAINED = ("hidden", "token", "state", "bias", "out")
+TABLE, PROJECTION = "table", "projection"
 
 
 class DraftHead(torch.nn.Module):
-    """table [V,r], hidden [m,H], token [m,r], state [m,m], bias [m], out [r,m]."""
+    """table [V,r], hidden [m,H], token [m,r], state [m,m], bias [m], out [r,m].
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    tensors: those of TRAINED, and PROJECTION [H,r] or TABLE. embeddings [V,H]: the rows of the model's LM head, from
+    which a projection makes the table, in float16 as bundles have it.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], embeddings: torch.Tensor) -> None:
         super().__init__()
-        for name in NAMES:
+        for name in TRAINED:
             self.register_parameter(name, torch.nn.Parameter(tensors[name].float()))
-        self.table: torch.nn.Parameter
+        projection = tensors.get(PROJECTION)
+        self.projection = None if projection is None else projection.float()
+        table = tensors[TABLE] if self.projection is None else _centred(embeddings) @ self.projection
+        self.register_buffer(TABLE, table.half().float(), persistent=False)
+        self.table: torch.Tensor
         self.hidden: torch.nn.Parameter
         self.token: torch.nn.Parameter
         self.state: torch.nn.Parameter
@@ -50,12 +64,13 @@ class DraftHead(torch.nn.Module):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors under their names in a weights file."""
-        return {f"{PREFIX}{name}": getattr(self, name).detach() for name in NAMES}
+        source = TABLE if self.projection is None else PROJECTION
+        return {f"{PREFIX}{name}": getattr(self, name).detach() for name in (source, *TRAINED)}
 
     def arrays(self) -> Head:
         """Return the weights as the tails of a bundle read them."""
-        turned = {name: getattr(self, name).detach().float().cpu().numpy().T for name in NAMES}
-        table = turned.pop("table").T.astype(np.float16)
+        turned = {name: getattr(self, name).detach().float().cpu().numpy().T for name in TRAINED}
+        table = self.table.cpu().numpy().astype(np.float16)
         return Head(table, **{name: np.ascontiguousarray(array) for name, array in turned.items()})
 
     def forward(
@@ -89,23 +104,48 @@ def candidates(logits: torch.Tensor) -> torch.Tensor:
 
 
 def new_head(embeddings: torch.Tensor, rank: int, width: int, generator: torch.Generator) -> DraftHead:
-    """Return a head before training: its table has the `rank` principal directions of the embeddings [V,H], and it adds
-    0 to every logit."""
+    """Return a head before training, which adds 0 to every logit. embeddings [V,H]: the rows of the model's LM head, of
+    whose principal directions the table has the first `rank`, at most H."""
     size = embeddings.shape[1]
-    centred = embeddings.float() - embeddings.float().mean(0)
+    rank, centred = min(rank, size), _centred(embeddings)
     _, directions = torch.linalg.eigh(centred.T @ centred)  # eigenvalues ascend
-    table = centred @ directions[:, -rank:]
-    table = table / table.pow(2).mean().sqrt()
+    projection = directions[:, -rank:]
+    projection = projection / (centred @ projection).pow(2).mean().sqrt()
 
     def random(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) / math.sqrt(columns)
 
     tensors = {
-        "table": table,
+        PROJECTION: projection,
         "hidden": random(width, size),
         "token": random(width, rank),
         "state": random(width, width) * 0.1,
         "bias": torch.zeros(width),
         "out": torch.zeros(rank, width),
     }
-    return DraftHead(tensors)
+    return DraftHead(tensors, embeddings)
+
+
+def widened(head: DraftHead, embeddings: torch.Tensor, rank: int, width: int, generator: torch.Generator) -> DraftHead:
+    """Return a head of at least the given sizes that computes what `head` does, as nearly as a table of new directions
+    holds the old table.
+
+    New numbers of the state read the row and the token at random and add nothing yet. (A constant in each column of a
+    table adds the same to all candidates, and to `bias`; so the fit leaves it out.)
+    """
+    wide = new_head(embeddings, max(rank, head.rank), max(width, head.width), generator)
+    old, units = head.width, slice(head.width)
+    means = head.table.mean(0)
+    turn = torch.linalg.lstsq(wide.table - wide.table.mean(0), head.table - means).solution  # [r', r]
+    tensors = wide.tensors()
+    found = {name.removeprefix(PREFIX): tensor.clone() for name, tensor in tensors.items()}
+    found["hidden"][units], found["token"][units] = head.hidden.detach(), head.token.detach() @ turn.T
+    found["bias"][units] = head.bias.detach() + head.token.detach() @ means
+    found["state"][units], found["state"][units, units] = 0, head.state.detach()
+    found["out"][:, units] = turn @ head.out.detach()
+    found["out"][:, old:] = 0
+    return DraftHead(found, embeddings)
+
+
+def _centred(embeddings: torch.Tensor) -> torch.Tensor:
+    return embeddings.detach().float() - embeddings.detach().float().mean(0)

@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import PREFIX, Adapter, linear_layers
 from pass_exporter.model.fingerprint import base_sample, same_base
-from pass_exporter.model.head import NAMES, DraftHead
 from pass_exporter.model.head import PREFIX as HEAD
+from pass_exporter.model.head import PROJECTION, TABLE, TRAINED, DraftHead
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -212,29 +212,32 @@ def _adapter(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedMode
 
 
 def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> DraftHead | None:
-    found = {name: tensors[f"{HEAD}{name}"].float() for name in NAMES if f"{HEAD}{name}" in tensors}
+    found = {name.removeprefix(HEAD): tensor.float() for name, tensor in tensors.items() if name.startswith(HEAD)}
     if not found:
         return None
-    if missing := sorted(set(NAMES) - set(found)):
+    source = TABLE if TABLE in found else PROJECTION
+    if missing := sorted({source, *TRAINED} - set(found)):
         raise PassError(f"{path}: the draft head lacks {missing[0]}; train it again with pass-train --head")
     vocabulary, size = int(model.config.vocab_size), int(model.config.hidden_size)
-    rank, width = found["table"].shape[-1], found["bias"].shape[0]
+    rank, width = found[source].shape[-1], found["bias"].shape[0]
     expected = {
-        "table": (vocabulary, rank),
+        TABLE: (vocabulary, rank),
+        PROJECTION: (size, rank),
         "hidden": (width, size),
         "token": (width, rank),
         "state": (width, width),
         "bias": (width,),
         "out": (rank, width),
     }
-    for name, tensor in found.items():
+    for name in (source, *TRAINED):
+        tensor = found[name]
         if tensor.shape != expected[name]:
             raise PassError(
                 f"{path}: the draft head's {name} has shape {list(tensor.shape)}, but this model needs "
                 f"{list(expected[name])}; was it made for another model?"
             )
         _finite(path, f"{HEAD}{name}", tensor)
-    return DraftHead(found).requires_grad_(False)
+    return DraftHead(found, model.get_output_embeddings().weight).requires_grad_(False)
 
 
 def _finite(path: Path, name: str, tensor: torch.Tensor) -> None:
