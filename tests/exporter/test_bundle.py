@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
-from pass_exporter.model.registry import registry
+from pass_exporter.model.registry import Wheels, registry
 from pass_runtime import GenerateOptions, Manifest, SamplingParams, load, read_manifest
 from pass_runtime.bundle.bindings import fed_by
 from pass_runtime.bundle.plan import bundle_plans
@@ -161,5 +161,7 @@ def test_registry():
         if "hub" in entry:
             assert entry["hub"].count("/") == 1
         else:
-            assert entry["pypi"].keys() == {"requirement", "file", "sha256"}
-            assert "==" in entry["pypi"]["requirement"] and re.fullmatch("[0-9a-f]{64}", entry["pypi"]["sha256"])
+            wheels = Wheels(**entry["pypi"])
+            assert "==" in wheels.requirement and re.fullmatch("[0-9a-f]{64}", wheels.sha256)
+            assert wheels.saved_as.endswith(".gguf")
+            assert (wheels.parts > 1) == ("{part}" in wheels.requirement) == ("{part}" in wheels.file)

