@@ -29,6 +29,7 @@ from pass_runtime.measuring.real_use import (
     Passes,
     Prompt,
     count_passes,
+    parse_kinds,
     parse_temperatures,
     read_use,
     stretches,
@@ -44,7 +45,7 @@ Taus = dict[str, dict[str, Passes]]
 
 def encode(session: Session, prompt: Prompt) -> list[int]:
     """Tokenize a prompt as the trainer does."""
-    if prompt.kind == "chat" and session.chat_template is not None:
+    if prompt.is_message and session.chat_template is not None:
         return session.encode_chat([{"role": "user", "content": prompt.text}])
     return session.encode(prompt.text)
 
@@ -96,6 +97,7 @@ def cells(taus: dict[str, Passes], loops: dict[str, Passes], theirs: dict[str, f
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", type=click.Path(path_type=Path), default=PROMPTS, help="JSON lines: id, kind, prompt.")
+@click.option("--kinds", default=",".join(KINDS), show_default=True, help="The kinds of prompts to measure.")
 @click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="The longest answer.")
 @click.option("--temperatures", default="0,0.8,1.0", show_default=True)
 @click.option("--top-k", default=0, show_default=True)
@@ -107,6 +109,7 @@ def cells(taus: dict[str, Passes], loops: dict[str, Passes], theirs: dict[str, f
 def main(
     bundle: Path,
     prompts: Path,
+    kinds: str,
     tokens: int,
     temperatures: str,
     top_k: int,
@@ -117,7 +120,7 @@ def main(
 ) -> None:
     """Print tau by temperature and kind of prompt."""
     expected = json.loads(weights_figures.read_text())["temperatures"] if weights_figures is not None else {}
-    rows, texts, console = [], read_use(prompts), Console(stderr=True)
+    rows, texts, console = [], read_use(prompts, parse_kinds(kinds)), Console(stderr=True)
     with load(bundle, device, threads=threads) as session:
         for temperature in parse_temperatures(temperatures):
             name = f"{temperature:g}"

@@ -17,7 +17,7 @@ from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.cli.tables import show_table
 from pass_runtime.errors import PassError
 from pass_runtime.json_lines import to_json
-from pass_runtime.measuring.real_use import parse_temperatures
+from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatures
 
 PATH = click.Path(path_type=Path)
 
@@ -68,7 +68,7 @@ DTYPE = click.option(
 @click.option("--adapter-from", type=int, default=0, show_default=True, help="The first layer that is adapted.")
 @click.option("--head", is_flag=True, help="Train a draft head too: it reads the token before each draft.")
 @click.option("--head-rank", type=int, help="Numbers per token in the head's table.  [default: 384, or --start's]")
-@click.option("--head-width", type=int, help="Numbers of the head's state.  [default: 576, or --start's]")
+@click.option("--head-width", type=int, help="Numbers of the head's state.  [default: 768, or --start's]")
 @click.option("--start", type=PATH, help="Weights to start from; an adapter of higher rank is truncated.")
 @click.option(
     "--steps",
@@ -159,7 +159,8 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.argument("weights", type=PATH, required=False)
 @MODEL
 @model_flags
-@click.option("--prompts", type=PATH, help='JSON lines with "id", "kind" (chat, text or code) and "prompt".')
+@click.option("--prompts", type=PATH, help='JSON lines with "id", "kind" and "prompt".')
+@click.option("--kinds", default=",".join(KINDS), show_default=True, help="The kinds of prompts to measure.")
 @click.option("--tokens", type=int, default=128, show_default=True, help="The longest answer that counts.")
 @click.option("--temperatures", default="0,0.8,1.0", show_default=True, help="Each is measured; 0 is greedy.")
 @click.option("--top-k", type=int, default=0, show_default=True, help="Of the sampled measurements; 0 is off.")
@@ -169,20 +170,20 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.option("--record", is_flag=True, help="Write the results into WEIGHTS, and into the model card beside it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @one_line_errors
-def evaluate(as_json: bool, record: bool, prompts: Path | None, temperatures: str, **options: Any) -> None:
-    """Measure acceptance of drafts, and tokens per pass, on answers to prompts of chat, text and code.
+def evaluate(as_json: bool, record: bool, prompts: Path | None, kinds: str, temperatures: str, **options: Any) -> None:
+    """Measure acceptance of drafts, and tokens per pass, on answers to prompts of ten kinds.
 
     WEIGHTS is a file that pass-train wrote; without it the untrained baseline is measured.
     """
     if not options["model"]:
         raise PassError("missing --model; pass-train evaluate --help lists the options")
-    values = parse_temperatures(temperatures)
+    measured = {"temperatures": parse_temperatures(temperatures), "kinds": parse_kinds(kinds)}
     _quiet_libraries()
     with importing():
         from pass_trainer.evaluation import evaluate as evaluation
         from pass_trainer.evaluation.counts import report_as_json
         from pass_trainer.evaluation.record import check_recordable, record_acceptance_of
-    config = evaluation.EvaluateConfig(**options, prompts=prompts or evaluation.PROMPTS, temperatures=values)
+    config = evaluation.EvaluateConfig(**options, prompts=prompts or evaluation.PROMPTS, **measured)
     if record:
         check_recordable(config)
     with Terminal(Console(stderr=True)) as progress:

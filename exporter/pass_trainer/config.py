@@ -15,7 +15,7 @@ AdapterKind = Literal["none", "lora"]
 WriteWith = Literal["auto", "torch", "w8a8"]
 TrainDtype = Literal["fp32", "bf16"]
 
-HEAD_RANK, HEAD_WIDTH = 384, 576
+HEAD_RANK, HEAD_WIDTH = 384, 768
 """The sizes of a new draft head."""
 
 

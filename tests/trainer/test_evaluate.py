@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from pass_runtime import load
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import first_difference
-from pass_runtime.measuring.real_use import ALL, KINDS, MARGIN, Passes, Prompt, read_use
+from pass_runtime.measuring.real_use import ALL, KINDS, MARGIN, Passes, Prompt, parse_kinds, read_use
 from pass_runtime.options import GenerateOptions
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation import answers
@@ -73,7 +74,7 @@ def test_it_expects_what_the_runtime_does(config, adapter_bundle, prompts, tempe
     (expected,) = evaluate(config, Silent()).values()
     with load(adapter_bundle) as session:
         main, looping = load_script().measure(session, asked, temperature, top_k, LOOKAHEAD, TOKENS)
-    assert list(main) == list(expected) == [*KINDS, ALL]
+    assert list(main) == list(expected) == ["chat", "text", "code", ALL]
     for kind, found in expected.items():
         assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
         assert looping[kind] == {"two-pass": found.looping.two_pass, "fused": found.looping.fused}
@@ -237,8 +238,13 @@ def test_tables(config):
 
 def test_the_prompts_that_come_with_it():
     prompts = read_use(PROMPTS)
-    assert [sum(prompt.kind == kind for prompt in prompts) for kind in KINDS] == [40, 20, 20]
-    assert len({prompt.seed for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 80
+    assert Counter(prompt.kind for prompt in prompts) == Counter(
+        {"chat": 40, "text": 20, "code": 20, "reasoning": 18}
+        | dict.fromkeys(("lists", "dialogue", "mail", "json", "markdown", "summary"), 17)
+    )
+    assert len({prompt.seed for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 200
+    assert sum(prompt.is_message for prompt in prompts) == 160
+    assert [prompt.kind for prompt in read_use(PROMPTS, parse_kinds("text,mail"))] == ["text"] * 20 + ["mail"] * 17
     assert Prompt("a", "chat", "b").seed == Prompt("a", "text", "c").seed  # of the id alone
 
 

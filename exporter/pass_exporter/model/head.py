@@ -8,7 +8,8 @@ and t_j the token before the row's draft (the new root, then the drafts so far):
 
 table [V,r] is what the model knows of its tokens: the rows of its LM head less their mean, times `projection` [H,r],
 which `new_head` takes from their principal directions. It is frozen; a weights file has the projection in its place.
-(Files of earlier versions have a trained table, and no projection.)
+Files of earlier versions have a trained `table` instead. One that was widened has both: columns of a table first, then
+those of a projection.
 
 The candidates are the tokens of the CANDIDATE_BLOCKS blocks with the largest l_j in them, where a block is the noise's
 (`pass_runtime.bundle.noise`): the CANDIDATES likeliest tokens are among them. `pass_runtime.bundle.head` defines the
@@ -29,23 +30,27 @@ from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 PREFIX = "head."
 TRAINED = ("hidden", "token", "state", "bias", "out")
 TABLE, PROJECTION = "table", "projection"
+SCALED = 96
+"""The main directions whose numbers have a root mean square of 1; those of others are smaller, as they are in the
+model."""
 
 
 class DraftHead(torch.nn.Module):
     """table [V,r], hidden [m,H], token [m,r], state [m,m], bias [m], out [r,m].
 
-    tensors: those of TRAINED, and PROJECTION [H,r] or TABLE. embeddings [V,H]: the rows of the model's LM head, from
-    which a projection makes the table, in float16 as bundles have it.
+    tensors: those of TRAINED, and PROJECTION [H,r] or TABLE, or both. embeddings [V,H]: the rows of the model's LM
+    head, from which a projection makes columns of the table, in float16 as bundles have it.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], embeddings: torch.Tensor) -> None:
         super().__init__()
         for name in TRAINED:
             self.register_parameter(name, torch.nn.Parameter(tensors[name].float()))
-        projection = tensors.get(PROJECTION)
-        self.projection = None if projection is None else projection.float()
-        table = tensors[TABLE] if self.projection is None else _centred(embeddings) @ self.projection
-        self.register_buffer(TABLE, table.half().float(), persistent=False)
+        self.sources = {name: tensors[name].float() for name in (TABLE, PROJECTION) if name in tensors}
+        parts = [self.sources[TABLE]] if TABLE in self.sources else []
+        if PROJECTION in self.sources:
+            parts.append(_centred(embeddings) @ self.sources[PROJECTION])
+        self.register_buffer(TABLE, torch.cat(parts, 1).half().float(), persistent=False)
         self.table: torch.Tensor
         self.hidden: torch.nn.Parameter
         self.token: torch.nn.Parameter
@@ -64,8 +69,8 @@ class DraftHead(torch.nn.Module):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors under their names in a weights file."""
-        source = TABLE if self.projection is None else PROJECTION
-        return {f"{PREFIX}{name}": getattr(self, name).detach() for name in (source, *TRAINED)}
+        trained = {name: getattr(self, name).detach() for name in TRAINED}
+        return {f"{PREFIX}{name}": tensor for name, tensor in (self.sources | trained).items()}
 
     def arrays(self) -> Head:
         """Return the weights as the tails of a bundle read them."""
@@ -106,20 +111,12 @@ def candidates(logits: torch.Tensor) -> torch.Tensor:
 def new_head(embeddings: torch.Tensor, rank: int, width: int, generator: torch.Generator) -> DraftHead:
     """Return a head before training, which adds 0 to every logit. embeddings [V,H]: the rows of the model's LM head, of
     whose principal directions the table has the first `rank`, at most H."""
-    size = embeddings.shape[1]
-    rank, centred = min(rank, size), _centred(embeddings)
-    _, directions = torch.linalg.eigh(centred.T @ centred)  # eigenvalues ascend
-    projection = directions[:, -rank:]
-    projection = projection / (centred @ projection).pow(2).mean().sqrt()
-
-    def random(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) / math.sqrt(columns)
-
+    size, rank = embeddings.shape[1], min(rank, embeddings.shape[1])
     tensors = {
-        PROJECTION: projection,
-        "hidden": random(width, size),
-        "token": random(width, rank),
-        "state": random(width, width) * 0.1,
+        PROJECTION: _directions(embeddings)[:, :rank],
+        "hidden": _random(generator, width, size),
+        "token": _random(generator, width, rank),
+        "state": _random(generator, width, width) * 0.1,
         "bias": torch.zeros(width),
         "out": torch.zeros(rank, width),
     }
@@ -127,24 +124,42 @@ def new_head(embeddings: torch.Tensor, rank: int, width: int, generator: torch.G
 
 
 def widened(head: DraftHead, embeddings: torch.Tensor, rank: int, width: int, generator: torch.Generator) -> DraftHead:
-    """Return a head of at least the given sizes that computes what `head` does, as nearly as a table of new directions
-    holds the old table.
+    """Return a head of larger sizes that computes what `head` does, until it is trained: new numbers of the state read
+    the row and the token at random and add nothing yet, and the old ones do not read the table's new columns, which are
+    the principal directions `head.rank`, `head.rank + 1`, ... (At most H, as in `new_head`.)"""
+    rank = max(min(rank, embeddings.shape[1]), head.rank)
+    more, units = rank - head.rank, width - head.width
+    old = {name: getattr(head, name).detach() for name in TRAINED}
+    projection = torch.cat(
+        [
+            head.sources.get(PROJECTION, torch.empty(embeddings.shape[1], 0)),
+            _directions(embeddings)[:, head.rank : rank],
+        ],
+        1,
+    )
+    pad = torch.nn.functional.pad
+    tensors = head.sources | {
+        PROJECTION: projection,
+        "hidden": torch.cat([old["hidden"], _random(generator, units, embeddings.shape[1])]),
+        "token": torch.cat([pad(old["token"], (0, more)), _random(generator, units, rank)]),
+        "state": pad(old["state"], (0, units, 0, units)),
+        "bias": pad(old["bias"], (0, units)),
+        "out": pad(old["out"], (0, units, 0, more)),
+    }
+    return DraftHead(tensors, embeddings)
 
-    New numbers of the state read the row and the token at random and add nothing yet. (A constant in each column of a
-    table adds the same to all candidates, and to `bias`; so the fit leaves it out.)
-    """
-    wide = new_head(embeddings, max(rank, head.rank), max(width, head.width), generator)
-    old, units = head.width, slice(head.width)
-    means = head.table.mean(0)
-    turn = torch.linalg.lstsq(wide.table - wide.table.mean(0), head.table - means).solution  # [r', r]
-    tensors = wide.tensors()
-    found = {name.removeprefix(PREFIX): tensor.clone() for name, tensor in tensors.items()}
-    found["hidden"][units], found["token"][units] = head.hidden.detach(), head.token.detach() @ turn.T
-    found["bias"][units] = head.bias.detach() + head.token.detach() @ means
-    found["state"][units], found["state"][units, units] = 0, head.state.detach()
-    found["out"][:, units] = turn @ head.out.detach()
-    found["out"][:, old:] = 0
-    return DraftHead(found, embeddings)
+
+def _directions(embeddings: torch.Tensor) -> torch.Tensor:
+    """[H,H]: the principal directions of embeddings [V,H], the main one first, scaled so that a table of the first
+    SCALED has a root mean square of 1."""
+    centred = _centred(embeddings)
+    _, directions = torch.linalg.eigh(centred.T @ centred)  # eigenvalues ascend
+    directions = directions.flip(-1)
+    return directions / (centred @ directions[:, :SCALED]).pow(2).mean().sqrt()
+
+
+def _random(generator: torch.Generator, rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=generator) / math.sqrt(columns)
 
 
 def _centred(embeddings: torch.Tensor) -> torch.Tensor:

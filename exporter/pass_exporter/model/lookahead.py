@@ -215,21 +215,21 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
     found = {name.removeprefix(HEAD): tensor.float() for name, tensor in tensors.items() if name.startswith(HEAD)}
     if not found:
         return None
-    source = TABLE if TABLE in found else PROJECTION
-    if missing := sorted({source, *TRAINED} - set(found)):
+    if missing := sorted({*TRAINED, TABLE if TABLE in found else PROJECTION} - set(found)):
         raise PassError(f"{path}: the draft head lacks {missing[0]}; train it again with pass-train --head")
     vocabulary, size = int(model.config.vocab_size), int(model.config.hidden_size)
-    rank, width = found[source].shape[-1], found["bias"].shape[0]
+    columns = {name: found[name].shape[-1] for name in (TABLE, PROJECTION) if name in found}
+    rank, width = sum(columns.values()), found["bias"].shape[0]
     expected = {
-        TABLE: (vocabulary, rank),
-        PROJECTION: (size, rank),
+        TABLE: (vocabulary, columns.get(TABLE, 0)),
+        PROJECTION: (size, columns.get(PROJECTION, 0)),
         "hidden": (width, size),
         "token": (width, rank),
         "state": (width, width),
         "bias": (width,),
         "out": (rank, width),
     }
-    for name in (source, *TRAINED):
+    for name in (*columns, *TRAINED):
         tensor = found[name]
         if tensor.shape != expected[name]:
             raise PassError(

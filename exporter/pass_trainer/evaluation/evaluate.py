@@ -15,7 +15,7 @@ from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.remembered import cache_directory
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.real_use import MARGIN, Prompt, read_use
+from pass_runtime.measuring.real_use import KINDS, MARGIN, Prompt, read_use
 from pass_trainer.config import TrainDtype
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation.answers import Answer, AnswerWriter, SeededPrompt, encode
@@ -24,14 +24,14 @@ from pass_trainer.evaluation.drafts import drafts_of
 from pass_trainer.run import TrainProgress, fingerprint, make_accelerator
 
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
-"""Forty chat messages, and the beginnings of twenty texts and twenty programs, which were written for this."""
+"""160 messages to a chat model, and the beginnings of twenty texts and twenty programs, which were written for this."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
     """model, revision: as for pass-export.
 
-    weights: a file that pass-train wrote, or None for the untrained baseline. prompts: see `real_use.read_use`.
+    weights: a file that pass-train wrote, or None for the untrained baseline. prompts, kinds: see `real_use.read_use`.
 
     tokens: how many tokens of an answer count. temperatures, top_k: how they are sampled; each temperature is measured.
     lookahead: drafts per place, at most the look-ahead rows of the file.
@@ -40,6 +40,7 @@ class EvaluateConfig:
     model: str
     weights: Path | None = None
     prompts: Path = PROMPTS
+    kinds: tuple[str, ...] = KINDS
     tokens: int = 128
     temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
     top_k: int = 0
@@ -61,7 +62,7 @@ class EvaluateConfig:
         return {
             "model": self.model,
             "weights": None if self.weights is None else str(self.weights),
-            "prompts": len(read_use(self.prompts)),
+            "prompts": len(read_use(self.prompts, self.kinds)),
             "tokens": self.tokens,
             "top_k": self.top_k,
             "lookahead": self.lookahead,
@@ -71,7 +72,7 @@ class EvaluateConfig:
 
 def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
     """Return the counts by temperature and kind of prompt."""
-    prompts = read_use(config.prompts)
+    prompts = read_use(config.prompts, config.kinds)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
     progress.phase(f"loading {source.name}")

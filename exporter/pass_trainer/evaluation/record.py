@@ -7,7 +7,7 @@ from typing import Any
 from pass_exporter.model.lookahead import read_record, record_acceptance
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text, write_whole
-from pass_runtime.measuring.real_use import ALL
+from pass_runtime.measuring.real_use import ALL, KINDS
 from pass_trainer.evaluation.evaluate import EvaluateConfig
 from pass_trainer.evaluation.table import markdown
 from pass_trainer.report import CARD_FILE, with_section
@@ -25,6 +25,8 @@ def check_recordable(config: EvaluateConfig) -> None:
     length = read_record(config.weights).lookahead
     if config.lookahead != length:
         raise PassError(f"--record states all drafts of {config.weights}: add --lookahead {length}")
+    if set(config.kinds) != set(KINDS):
+        raise PassError("--record states the acceptance over all kinds of prompts: leave --kinds out")
 
 
 def record_acceptance_of(config: EvaluateConfig, report: dict[str, Any]) -> None:

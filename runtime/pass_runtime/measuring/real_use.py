@@ -17,7 +17,9 @@ from pass_runtime.files import read_text
 from pass_runtime.json_lines import lines_of
 from pass_runtime.measuring.loops import loop_start
 
-KINDS = ("chat", "text", "code")
+KINDS = ("chat", "text", "code", "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
+CONTINUED = ("text", "code")
+"""The kinds that a model continues as they are. All others are messages, which go through the chat template."""
 ALL = "all"
 """The name of all kinds together, in results."""
 MARGIN = MAX_LOOKAHEAD + 1
@@ -26,11 +28,15 @@ MARGIN = MAX_LOOKAHEAD + 1
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt. kind: one of KINDS; a "chat" prompt goes through the model's chat template."""
+    """A prompt. kind: one of KINDS."""
 
     id: str
     kind: str
     text: str
+
+    @property
+    def is_message(self) -> bool:
+        return self.kind not in CONTINUED
 
     @property
     def seed(self) -> int:
@@ -54,8 +60,9 @@ class Passes:
         return self.tokens / self.passes if self.passes else 0.0
 
 
-def read_use(path: Path) -> list[Prompt]:
-    """The lines {"id", "kind", "prompt"} of a .jsonl file; PassError names a line that is not one."""
+def read_use(path: Path, kinds: Sequence[str] = KINDS) -> list[Prompt]:
+    """The lines {"id", "kind", "prompt"} of a .jsonl file that have one of these kinds; PassError names a line that is
+    not one."""
     prompts: dict[str, Prompt] = {}
     for line in lines_of(read_text(path)):
         try:
@@ -71,7 +78,18 @@ def read_use(path: Path) -> list[Prompt]:
         prompts[prompt.id] = prompt
     if not prompts:
         raise PassError(f"{path} is empty: it needs lines with id, kind and prompt")
-    return list(prompts.values())
+    chosen = [prompt for prompt in prompts.values() if prompt.kind in kinds]
+    if not chosen:
+        raise PassError(f"{path} has no prompt of the kind {', '.join(kinds)}; give others with --kinds")
+    return chosen
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """Parse `chat,code` to ("chat", "code")."""
+    kinds = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise PassError(f"--kinds must list some of {', '.join(KINDS)}, with commas, not {unknown[0]!r}")
+    return kinds
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
