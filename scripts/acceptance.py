@@ -1,6 +1,6 @@
 """Tokens per pass of the runtime on the prompts of `pass-train evaluate`, beside the tau that it predicts.
 
-    pass-train evaluate WEIGHTS --model smollm2-135m --json > figures.json
+    pass-train evaluate WEIGHTS --model smollm2-135m --kinds chat,text,code --json > figures.json
     python scripts/acceptance.py build/smollm2-135m --weights-figures figures.json
 
 Prompts, seeds, temperatures and the places that count are the same, so the two differ only where a near-tie makes one
@@ -24,6 +24,7 @@ from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.measuring.real_use import (
     ALL,
+    CORE_KINDS,
     KINDS,
     MARGIN,
     Passes,
@@ -97,7 +98,7 @@ def cells(taus: dict[str, Passes], loops: dict[str, Passes], theirs: dict[str, f
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", type=click.Path(path_type=Path), default=PROMPTS, help="JSON lines: id, kind, prompt.")
-@click.option("--kinds", default=",".join(KINDS), show_default=True, help="The kinds of prompts to measure.")
+@click.option("--kinds", default=",".join(CORE_KINDS), show_default=True, help="Which prompts of those.")
 @click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="The longest answer.")
 @click.option("--temperatures", default="0,0.8,1.0", show_default=True)
 @click.option("--top-k", default=0, show_default=True)

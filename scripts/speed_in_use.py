@@ -23,7 +23,7 @@ from contestants import Write, Written, open_genai, open_pass, rate, ratio, star
 
 from pass_runtime import load
 from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.measuring.real_use import parse_kinds, read_use
+from pass_runtime.measuring.real_use import CORE_KINDS, read_use
 
 OURS = {
     "ar": {"plan": "ar"},
@@ -36,7 +36,6 @@ THEIRS = {"genai int4": {"ngram": False}, "genai int4, n-gram": {"ngram": True}}
 @click.command()
 @click.argument("bundle", type=click.Path(exists=True, path_type=Path))
 @click.option("--prompts", type=click.IntRange(1), default=12, show_default=True, help="Prompts of each kind.")
-@click.option("--kinds", default="chat,text,code", show_default=True, help="Of `pass-train evaluate`.")
 @click.option("--tokens", default=128, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="How often each prompt is run.")
 @click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
@@ -46,7 +45,6 @@ THEIRS = {"genai int4": {"ngram": False}, "genai int4, n-gram": {"ngram": True}}
 def main(
     bundle: Path,
     prompts: int,
-    kinds: str,
     tokens: int,
     rounds: int,
     temperatures: tuple[float, ...],
@@ -54,9 +52,8 @@ def main(
     threads: int,
 ) -> None:
     """Print tokens/s by kind of prompt, and the ratio to plain decoding."""
-    chosen = parse_kinds(kinds)
     with load(bundle, "cpu") as session:
-        texts = [(prompt.kind, encode(session, prompt)) for prompt in read_use(PROMPTS, chosen)]
+        texts = [(prompt.kind, encode(session, prompt)) for prompt in read_use(PROMPTS, CORE_KINDS)]
     write = start(open_pass, bundle, threads)
     ours = {name: partial(write, **options) for name, options in OURS.items()}
     theirs: dict[str, Write] = {}
@@ -66,7 +63,7 @@ def main(
     for temperature in temperatures:
         contestants: dict[str, Write] = {name: partial(write, temperature=temperature) for name, write in ours.items()}
         contestants |= theirs if temperature == 0 else {}
-        for kind in chosen:
+        for kind in CORE_KINDS:
             first = [ids for of, ids in texts if of == kind][:prompts]
             for write in contestants.values():
                 write(first[0], tokens)

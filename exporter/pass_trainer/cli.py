@@ -68,7 +68,7 @@ DTYPE = click.option(
 @click.option("--adapter-from", type=int, default=0, show_default=True, help="The first layer that is adapted.")
 @click.option("--head", is_flag=True, help="Train a draft head too: it reads the token before each draft.")
 @click.option("--head-rank", type=int, help="Numbers per token in the head's table.  [default: 384, or --start's]")
-@click.option("--head-width", type=int, help="Numbers of the head's state.  [default: 768, or --start's]")
+@click.option("--head-width", type=int, help="Numbers of the head's state.  [default: 576, or --start's]")
 @click.option("--start", type=PATH, help="Weights to start from; an adapter of higher rank is truncated.")
 @click.option(
     "--steps",
@@ -159,8 +159,8 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.argument("weights", type=PATH, required=False)
 @MODEL
 @model_flags
-@click.option("--prompts", type=PATH, help='JSON lines with "id", "kind" and "prompt".')
-@click.option("--kinds", default=",".join(KINDS), show_default=True, help="The kinds of prompts to measure.")
+@click.option("--prompts", type=PATH, help='JSON lines with "id", "kind" (see --kinds) and "prompt".')
+@click.option("--kinds", default=",".join(KINDS), show_default=True, help="Which prompts are answered.")
 @click.option("--tokens", type=int, default=128, show_default=True, help="The longest answer that counts.")
 @click.option("--temperatures", default="0,0.8,1.0", show_default=True, help="Each is measured; 0 is greedy.")
 @click.option("--top-k", type=int, default=0, show_default=True, help="Of the sampled measurements; 0 is off.")
@@ -171,19 +171,19 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @one_line_errors
 def evaluate(as_json: bool, record: bool, prompts: Path | None, kinds: str, temperatures: str, **options: Any) -> None:
-    """Measure acceptance of drafts, and tokens per pass, on answers to prompts of ten kinds.
+    """Measure acceptance of drafts, and tokens per pass, on answers to prompts of several kinds.
 
     WEIGHTS is a file that pass-train wrote; without it the untrained baseline is measured.
     """
     if not options["model"]:
         raise PassError("missing --model; pass-train evaluate --help lists the options")
-    measured = {"temperatures": parse_temperatures(temperatures), "kinds": parse_kinds(kinds)}
+    options["kinds"], options["temperatures"] = parse_kinds(kinds), parse_temperatures(temperatures)
     _quiet_libraries()
     with importing():
         from pass_trainer.evaluation import evaluate as evaluation
         from pass_trainer.evaluation.counts import report_as_json
         from pass_trainer.evaluation.record import check_recordable, record_acceptance_of
-    config = evaluation.EvaluateConfig(**options, prompts=prompts or evaluation.PROMPTS, **measured)
+    config = evaluation.EvaluateConfig(**options, prompts=prompts or evaluation.PROMPTS)
     if record:
         check_recordable(config)
     with Terminal(Console(stderr=True)) as progress:

@@ -62,20 +62,25 @@ class Drafter(torch.nn.Module):
         """Return the look-ahead rows' hidden states [B,R,H] and logits [B,R,V] without the head, and the frozen model's
         logits [B,R,V] at the same places."""
         (base,) = self._base
-        hidden, drafts, states = self.drafts(tokens, windows)
+        hidden, states = self.states(tokens, windows)
+        drafts = base.lm_head(hidden)
         with torch.no_grad():
             places = windows.depth[..., None].expand(-1, -1, states.shape[-1])
             targets = base.lm_head(states.gather(1, places))
         return hidden, drafts, targets
 
-    def drafts(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the look-ahead rows' hidden states and logits as `rows` does, and the frozen model's hidden states
-        [B,N,H] of all tokens."""
+    def states(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the look-ahead rows' hidden states as `rows` does, and the frozen model's [B,N,H] of all tokens."""
         (base,) = self._base
         with torch.no_grad():
             out = base.model(input_ids=tokens, past_key_values=DynamicCache(), use_cache=True)
-        hidden = self._draft(base, windows, out.past_key_values)
-        return hidden, base.lm_head(hidden), out.last_hidden_state
+        return self._draft(base, windows, out.past_key_values), out.last_hidden_state
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden states [...,H] of look-ahead rows to their logits [...,V] without the head."""
+        (base,) = self._base
+        logits: torch.Tensor = base.lm_head(hidden)
+        return logits
 
     def _draft(self, base: PreTrainedModel, windows: Windows, cache: DynamicCache) -> torch.Tensor:
         """Return the hidden states [B,R,H] of the look-ahead rows."""

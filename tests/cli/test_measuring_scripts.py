@@ -15,7 +15,11 @@ def test_acceptance(tiny_bundle: Path, tmp_path: Path):
     """Two tables side by side; `tests/trainer/test_evaluate.py` has that their figures agree."""
     module = load_script("acceptance")
     prompts, figures = tmp_path / "prompts.jsonl", tmp_path / "figures.json"
-    prompts.write_text('{"id": "a", "kind": "code", "prompt": "def add("}\n')
+    lines = (
+        '{"id": "a", "kind": "code", "prompt": "def add("}',
+        '{"id": "b", "kind": "mail", "prompt": "write to him"}',
+    )
+    prompts.write_text("\n".join(lines) + "\n")
     figures.write_text(json.dumps({"temperatures": {"0.8": {"all": {"tau": {"two-pass": 1.234, "fused": 2.345}}}}}))
     flags = ["--prompts", prompts, "--tokens", 8, "--temperatures", "0,0.8", "--weights-figures", figures]
     done = CliRunner().invoke(module.main, [str(each) for each in (tiny_bundle, *flags)])
@@ -25,6 +29,8 @@ def test_acceptance(tiny_bundle: Path, tmp_path: Path):
     assert [row[:2] for row in cells] == [["0", "code"], ["0", "all"], ["0.8", "code"], ["0.8", "all"]]
     assert all(1 <= float(row[2]) <= 5 and 1 <= float(row[4]) <= 5 for row in cells)
     assert [row[3] for row in cells] == ["-", "-", "-", "1.234"] and cells[3][5] == "2.345"
+    done = CliRunner().invoke(module.main, [str(each) for each in (tiny_bundle, *flags, "--kinds", "mail")])
+    assert "mail" in done.stdout and "code" not in done.stdout
 
 
 def test_load_cost(tiny_bundle: Path):

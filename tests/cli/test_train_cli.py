@@ -132,6 +132,21 @@ def test_evaluate_prints_json(tiny_model: Path, trained: Path, prompts: Path, ca
     assert done.exit_code == 0 and "T=0.8, top-k 5" in done.stderr and "writing" in done.stderr
 
 
+def test_evaluate_measures_the_kinds_that_are_named(tiny_model: Path, trained: Path, prompts: Path, cache: str):
+    flags = ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12, "--temperatures", "0"]
+    done = run(main, "evaluate", trained, *flags, "--kinds", "code,mail", "--json", cache=cache)
+    assert done.exit_code == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert list(report["temperatures"]["0"]) == ["code", "all"] and report["prompts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kinds", "reason"), [("chat,poem", "'poem'"), ("", "not one of chat"), ("mail", "no prompts of")]
+)
+def test_kinds_that_there_are_not(tiny_model: Path, prompts: Path, kinds: str, reason: str):
+    assert reason in refusal("evaluate", "--model", tiny_model, "--prompts", prompts, "--kinds", kinds)
+
+
 def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prompts: Path, cache: str, tmp_path: Path):
     """Weights state it for an export; the rest of the file stays; the card leads with the table."""
     for name in ("lookahead.safetensors", "README.md"):
@@ -166,6 +181,7 @@ def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prom
     [
         (["--temperatures", "0"], "0 and 0.8"),
         (["--top-k", "5"], "--top-k"),
+        (["--kinds", "chat,text"], "--kinds"),
         (["--lookahead", "1"], "--lookahead 2"),
     ],
     ids=str,

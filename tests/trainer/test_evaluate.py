@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +20,22 @@ from pass_runtime import load
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import first_difference
-from pass_runtime.measuring.real_use import ALL, KINDS, MARGIN, Passes, Prompt, parse_kinds, read_use
+from pass_runtime.measuring.real_use import (
+    ALL,
+    CONTINUED,
+    CORE_KINDS,
+    KINDS,
+    MARGIN,
+    Passes,
+    Prompt,
+    read_use,
+)
 from pass_runtime.options import GenerateOptions
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation import answers
 from pass_trainer.evaluation import evaluate as evaluation
 from pass_trainer.evaluation.counts import DraftCounts, by_kind, count_drafts, fused_sizes, right_in_row, two_pass_sizes
-from pass_trainer.evaluation.drafts import drafts_of
+from pass_trainer.evaluation.drafts import NOT_MADE, drafts_of
 from pass_trainer.evaluation.evaluate import PROMPTS, EvaluateConfig, evaluate
 from pass_trainer.evaluation.table import HEADINGS, markdown, rows_of
 
@@ -45,7 +53,7 @@ class Silent:
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     texts = ["who is the fox?", "The quick brown", "def add(a, b):", "Tell me of the dog", "Über", "for i in"]
-    lines = [{"id": f"{i}", "kind": KINDS[i % 3], "prompt": text} for i, text in enumerate(texts)]
+    lines = [{"id": f"{i}", "kind": CORE_KINDS[i % 3], "prompt": text} for i, text in enumerate(texts)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -74,7 +82,7 @@ def test_it_expects_what_the_runtime_does(config, adapter_bundle, prompts, tempe
     (expected,) = evaluate(config, Silent()).values()
     with load(adapter_bundle) as session:
         main, looping = load_script().measure(session, asked, temperature, top_k, LOOKAHEAD, TOKENS)
-    assert list(main) == list(expected) == ["chat", "text", "code", ALL]
+    assert list(main) == list(expected) == [*CORE_KINDS, ALL]
     for kind, found in expected.items():
         assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
         assert looping[kind] == {"two-pass": found.looping.two_pass, "fused": found.looping.fused}
@@ -135,6 +143,23 @@ def test_answers_are_written_once(config, monkeypatch, cache):
         path.unlink()
 
 
+def test_answers_to_a_kind_are_kept_whatever_else_is_measured(config, monkeypatch):
+    whole = evaluate(config, Silent())
+    monkeypatch.setattr(answers.AnswerWriter, "_write", lambda *_: pytest.fail("written again"))
+    for kind in CORE_KINDS:
+        for temperature, found in evaluate(EvaluateConfig(**{**vars(config), "kinds": (kind,)}), Silent()).items():
+            assert found == {kind: whole[temperature][kind], ALL: whole[temperature][kind]}
+
+
+def test_messages_go_through_the_chat_template(config):
+    """Each kind by `real_use.CONTINUED`, in the trainer as in the runtime's scripts."""
+    tokenizer = load_model(resolve(config.model), "fp32").tokenizer
+    plain = answers.encode(tokenizer, Prompt("a", "text", "who is the fox?"))
+    for kind in KINDS:
+        ids = answers.encode(tokenizer, Prompt("a", kind, "who is the fox?"))
+        assert (ids == plain) == (kind in CONTINUED)
+
+
 def test_batches_do_not_change_what_is_written(config, monkeypatch):
     texts = []
     for size in (40, 4):
@@ -170,6 +195,28 @@ def test_with_a_head_a_draft_depends_on_those_before_it(tiny_model: Path):
             before = torch.tensor([[known[-1], *with_head[place, :2]]])
             ids, logits = head(hidden, base.lm_head(hidden), before, torch.arange(3)[None])
             assert int(ids[0, j, logits[0, j].argmax()]) == with_head[place, j]
+
+
+def test_drafts_after_a_wrong_one_are_left_out(tiny_model: Path):
+    """Those that are made are the same."""
+    base = load_model(resolve(str(tiny_model)), "fp32").model
+    generator = torch.Generator().manual_seed(1)
+    head = new_head(base.get_input_embeddings().weight, 8, 16, generator)
+    with torch.no_grad():
+        head.out.normal_(std=20, generator=generator)
+    drafter = Drafter(base, torch.randn(4, 64, generator=generator), None, head)
+    tokens = torch.randint(2, 300, (24,), generator=generator).tolist()
+    greedy = lambda logits, _positions: logits.argmax(-1)  # noqa: E731
+    for _ in range(2):  # the text becomes what is drafted at some of its places
+        whole = drafts_of(drafter, tokens, range(4, 20), 4, greedy)
+        tokens[12:15] = whole[6, :3].tolist()
+    whole = drafts_of(drafter, tokens, range(4, 20), 4, greedy)
+    part = drafts_of(drafter, tokens, range(4, 20), 4, greedy, only_right=True)
+    for place, anchor in enumerate(range(4, 20)):
+        made = len(right_in_row(whole[place].tolist(), [*tokens[anchor + 2 :], *[-2] * 4]))
+        assert part[place, :made].tolist() == whole[place, :made].tolist()
+        assert (part[place, made:] == NOT_MADE).all()
+    assert (part[6, :3] == whole[6, :3]).all() and (part == NOT_MADE).sum() > 20
 
 
 def reference_walk(accepted: list[int], length: int, *, two_pass: bool) -> list[int]:
@@ -238,13 +285,11 @@ def test_tables(config):
 
 def test_the_prompts_that_come_with_it():
     prompts = read_use(PROMPTS)
-    assert Counter(prompt.kind for prompt in prompts) == Counter(
-        {"chat": 40, "text": 20, "code": 20, "reasoning": 18}
-        | dict.fromkeys(("lists", "dialogue", "mail", "json", "markdown", "summary"), 17)
-    )
+    assert [sum(prompt.kind == kind for prompt in prompts) for kind in KINDS] == [40, 20, 20, *[17] * 6, 18]
     assert len({prompt.seed for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 200
-    assert sum(prompt.is_message for prompt in prompts) == 160
-    assert [prompt.kind for prompt in read_use(PROMPTS, parse_kinds("text,mail"))] == ["text"] * 20 + ["mail"] * 17
+    assert all(prompt.id.startswith(prompt.kind) for prompt in prompts)
+    assert read_use(PROMPTS, CORE_KINDS) == prompts[:80]
+    assert [prompt.is_message for prompt in prompts] == [prompt.kind not in ("text", "code") for prompt in prompts]
     assert Prompt("a", "chat", "b").seed == Prompt("a", "text", "c").seed  # of the id alone
 
 

@@ -155,7 +155,8 @@ def _directions(embeddings: torch.Tensor) -> torch.Tensor:
     centred = _centred(embeddings)
     _, directions = torch.linalg.eigh(centred.T @ centred)  # eigenvalues ascend
     directions = directions.flip(-1)
-    return directions / (centred @ directions[:, :SCALED]).pow(2).mean().sqrt()
+    scaled: torch.Tensor = directions / (centred @ directions[:, :SCALED]).pow(2).mean().sqrt()
+    return scaled
 
 
 def _random(generator: torch.Generator, rows: int, columns: int) -> torch.Tensor:

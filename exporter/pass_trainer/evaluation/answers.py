@@ -104,7 +104,7 @@ class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is n
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
-    """Return the tokens of a prompt; a message goes through the chat template, if the model has one."""
+    """Return the tokens of a prompt; a chat message goes through the chat template, if the model has one."""
     if not prompt.is_message or not tokenizer.chat_template:
         return list(tokenizer(prompt.text)["input_ids"])
     return plain_ids(tokenizer, chat_prompt(tokenizer, prompt.text))

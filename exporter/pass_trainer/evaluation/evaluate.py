@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
+from pass_exporter.progress import Step
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.remembered import cache_directory
@@ -24,7 +26,7 @@ from pass_trainer.evaluation.drafts import drafts_of
 from pass_trainer.run import TrainProgress, fingerprint, make_accelerator
 
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
-"""160 messages to a chat model, and the beginnings of twenty texts and twenty programs, which were written for this."""
+"""Prompts of every kind in `real_use.KINDS`, which were written for this: most are messages, as people type them."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ class EvaluateConfig:
     model: str
     weights: Path | None = None
     prompts: Path = PROMPTS
-    kinds: tuple[str, ...] = KINDS
     tokens: int = 128
     temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
     top_k: int = 0
     lookahead: int = 4
+    kinds: tuple[str, ...] = KINDS
     dtype: TrainDtype = "fp32"
     device: str = "auto"
     revision: str | None = None
@@ -90,13 +92,30 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
         sampling = [SamplingParams(temperature, config.top_k, seed=prompt.seed) for prompt in prompts]
         step = progress.phase(f"writing at temperature {temperature:g}")
         seeded = [SeededPrompt(*each) for each in zip(encoded, sampling, strict=True)]
-        answers = writer.answers(cache_directory(), seeded, step)
+        answers = _answers(writer, prompts, seeded, step)
         step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
         for answer, each in zip(answers, sampling, strict=True):
             counts.append(_measure(config, drafter, answer, each))
             step(len(counts), len(answers))
         report[f"{temperature:g}"] = by_kind([prompt.kind for prompt in prompts], counts, config.lookahead)
     return report
+
+
+def _answers(
+    writer: AnswerWriter, prompts: Sequence[Prompt], seeded: Sequence[SeededPrompt], progress: Step
+) -> list[Answer]:
+    """Answer the prompts kind by kind, so that answers are the same, and kept, whichever other kinds are measured."""
+    written: dict[int, Answer] = {}
+    for kind in dict.fromkeys(prompt.kind for prompt in prompts):
+        chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
+        shown = partial(_show_part, progress, len(written), len(prompts))
+        answers = writer.answers(cache_directory(), [seeded[i] for i in chosen], shown)
+        written |= zip(chosen, answers, strict=True)
+    return [written[i] for i in range(len(prompts))]
+
+
+def _show_part(progress: Step, before: int, total: int, done: int, _part: int) -> None:
+    progress(before + done, total)
 
 
 def _measure(config: EvaluateConfig, drafter: Drafter, answer: Answer, sampling: SamplingParams) -> SplitCounts:
@@ -109,6 +128,7 @@ def _measure(config: EvaluateConfig, drafter: Drafter, answer: Answer, sampling:
         anchors,
         config.lookahead,
         lambda logits, positions: sample(logits, positions, sampling),
+        only_right=True,
     )
     return count_drafts(drafts, answer.written, config.tokens)
 

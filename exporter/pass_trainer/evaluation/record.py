@@ -22,11 +22,11 @@ def check_recordable(config: EvaluateConfig) -> None:
         raise PassError("--record needs the weights file to write to: pass-train evaluate WEIGHTS --record")
     if not {GREEDY, SAMPLED} <= set(config.temperatures) or config.top_k:
         raise PassError(f"--record states the temperatures {GREEDY:g} and {SAMPLED:g}, without --top-k: measure both")
+    if set(config.kinds) != set(KINDS):
+        raise PassError("--record states all kinds of prompts together: leave --kinds out")
     length = read_record(config.weights).lookahead
     if config.lookahead != length:
         raise PassError(f"--record states all drafts of {config.weights}: add --lookahead {length}")
-    if set(config.kinds) != set(KINDS):
-        raise PassError("--record states the acceptance over all kinds of prompts: leave --kinds out")
 
 
 def record_acceptance_of(config: EvaluateConfig, report: dict[str, Any]) -> None:

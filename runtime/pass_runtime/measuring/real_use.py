@@ -7,7 +7,7 @@ their results can be compared. Stretches that loop are counted apart.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from pass_runtime.files import read_text
 from pass_runtime.json_lines import lines_of
 from pass_runtime.measuring.loops import loop_start
 
-KINDS = ("chat", "text", "code", "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
+CORE_KINDS = ("chat", "text", "code")
+"""The kinds that the runtime's scripts measure unless they are told otherwise."""
+KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
 CONTINUED = ("text", "code")
-"""The kinds that a model continues as they are. All others are messages, which go through the chat template."""
+"""The kinds whose prompts a model continues as they are. A prompt of any other kind is a chat message."""
 ALL = "all"
 """The name of all kinds together, in results."""
 MARGIN = MAX_LOOKAHEAD + 1
@@ -36,6 +38,7 @@ class Prompt:
 
     @property
     def is_message(self) -> bool:
+        """Whether it goes through the model's chat template, if there is one."""
         return self.kind not in CONTINUED
 
     @property
@@ -60,9 +63,9 @@ class Passes:
         return self.tokens / self.passes if self.passes else 0.0
 
 
-def read_use(path: Path, kinds: Sequence[str] = KINDS) -> list[Prompt]:
-    """The lines {"id", "kind", "prompt"} of a .jsonl file that have one of these kinds; PassError names a line that is
-    not one."""
+def read_use(path: Path, kinds: Collection[str] = KINDS) -> list[Prompt]:
+    """The lines {"id", "kind", "prompt"} of a .jsonl file that are of these kinds; PassError names a line that is not
+    one."""
     prompts: dict[str, Prompt] = {}
     for line in lines_of(read_text(path)):
         try:
@@ -80,16 +83,16 @@ def read_use(path: Path, kinds: Sequence[str] = KINDS) -> list[Prompt]:
         raise PassError(f"{path} is empty: it needs lines with id, kind and prompt")
     chosen = [prompt for prompt in prompts.values() if prompt.kind in kinds]
     if not chosen:
-        raise PassError(f"{path} has no prompt of the kind {', '.join(kinds)}; give others with --kinds")
+        raise PassError(f"{path} has no prompts of {', '.join(kinds)}; name others with --kinds")
     return chosen
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Parse `chat,code` to ("chat", "code")."""
-    kinds = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise PassError(f"--kinds must list some of {', '.join(KINDS)}, with commas, not {unknown[0]!r}")
-    return kinds
+    """Parse `code,chat` to ("chat", "code"), in the order of KINDS."""
+    named = text.split(",")
+    if unknown := [kind for kind in named if kind not in KINDS]:
+        raise PassError(f"--kinds has {unknown[0]!r}, which is not one of {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in named)
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
