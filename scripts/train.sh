@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Trains look-ahead weights for a model of models/registry.toml and puts them, with measured acceptance, into models/:
+#   scripts/train.sh MODEL [STEPS]
+# It takes hours on a CPU, less with a GPU; run again, it continues where it was, and more STEPS extend it. Weights that
+# the model has already are trained further.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+model=${1:?usage: scripts/train.sh MODEL [STEPS], with a name from models/registry.toml}
+steps=${2:-6000}
+. scripts/environment.sh
+environment train
+
+corpus=build/corpus output=build/train/$model target=models/$model
+[ -f "$corpus/train/tasks.jsonl" ] || python scripts/fetch_corpus.py "$corpus"
+
+# Of seven prompts the model writes three, two ask for what people ask for, and two are the beginnings of texts and code.
+data=()
+for source in self self self tasks tasks wikipedia python; do
+    if [ "$source" = self ]; then data+=(--data self); else data+=(--data "$corpus/train/$source.jsonl"); fi
+done
+# The weights to start from are copied, because they are replaced at the end.
+mkdir -p "$output" "$target"
+if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" ]; then
+    cp "$target/lookahead.safetensors" "$output/start.safetensors"
+fi
+start=()
+[ ! -f "$output/start.safetensors" ] || start=(--start "$output/start.safetensors")
+pass-train --model "$model" --lookahead 8 --resume "${data[@]}" --sequences 4096 --steps "$steps" --anchors 48 \
+    --decay 0.65 --lr 7e-4 --adapter lora --rank 64 --adapter-from "${ADAPTER_FROM:-10}" --head \
+    --head-rank 384 --head-width 768 "${start[@]}" --output "$output"
+
+for file in lookahead.safetensors metrics.json curves.png; do
+    cp "$output/$file" "$target/$file"
+done
+[ -f "$target/README.md" ] || cp "$output/README.md" "$target/README.md"
+# Writes the measured acceptance into the weights and the model card.
+pass-train evaluate "$target/lookahead.safetensors" --model "$model" --lookahead 8 --record
