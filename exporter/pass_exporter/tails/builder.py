@@ -46,11 +46,18 @@ class TailBuilder:
         op, plan = self.op, self.plan
         if plan.is_fused:
             table = op.input("draft_rows", np.int64, [plan.drafts + 1, plan.next.drafts])
-            width = op("Shape", self.logits, start=1, end=2)
+            width = op("Add", self.lookahead_count(), op.const(1 + plan.drafts))
         else:
             table, width = op.const(plan.draft_rows), op.const([plan.width])
         rows = op("Gather", table, op("Squeeze", accepted, op.const([1])), axis=0)
         return rows, pick_rows(op, self.logits, rows, width, self.vocab_size)
+
+    def lookahead_count(self) -> ir.Value:
+        """[1] int64, of a fused tail: A. It is counted, and not taken from a shape, because sizes are on the host: a
+        tail that multiplies one with tensors of the device cannot be captured as a CUDA graph."""
+        op = self.op
+        ones = op("Add", op("Mul", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const(0)), op.const(1))
+        return op("ReduceSum", ones, op.const([0]), keepdims=1)
 
     def lookahead_ids(self, root: ir.Value) -> ir.Value:
         """[B,A]: the ids in the look-ahead rows of the next window. root [B,1] gives the batch size."""
@@ -83,7 +90,8 @@ class TailBuilder:
 
 
 def pick_rows(op: GraphTape, values: ir.Value, rows: ir.Value, height: ir.Value | int, size: int) -> ir.Value:
-    """values [B,height,size], rows [B,K] -> [B,K,size]. (A GatherND would keep the tail out of CUDA graphs.)"""
+    """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or [1] on the device. (A GatherND would keep
+    the tail out of CUDA graphs.)"""
     height = op.const(height) if isinstance(height, int) else height
     ones = op("Add", op("Mul", columns(op, rows, 0, 1), op.const(0)), op.const(1))  # [B,1]
     first = op("Mul", op("CumSum", ones, op.const(0), exclusive=1), height)  # [B,1]: b * height

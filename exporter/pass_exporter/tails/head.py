@@ -38,7 +38,7 @@ def head_drafts(
     """
     op, head, count = tail.op, tail.head, tail.plan.next.drafts
     assert head is not None
-    choices = _choices(op, head, logits, count)
+    choices = _choices(tail, head, logits, count)
     read = op("MatMul", _hidden(tail, head, rows), _matrix(op, head, "hidden"))
     read = op("Add", read, _matrix(op, head, "bias"))  # [B,D,m]
     drafts: list[ir.Value] = []
@@ -112,11 +112,11 @@ class _All:
         return self.op("Unsqueeze", scores, self.op.const([1]))
 
 
-def _choices(op: GraphTape, head: Head, logits: ir.Value, count: int) -> _Some | _All:
-    vocab_size, size = len(head.table), noise.BLOCK_SIZE
+def _choices(tail: TailBuilder, head: Head, logits: ir.Value, count: int) -> _Some | _All:
+    op, vocab_size, size = tail.op, len(head.table), noise.BLOCK_SIZE
     if not has_subset(vocab_size):
         # With constant indices ONNX Runtime would keep a float32 copy of the table.
-        zero = op("Mul", op("Shape", logits, start=0, end=1), op.const(0))
+        zero = op("Mul", op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])), op.const(0))
         return _All(op, logits, _vectors(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
     blocks = noise.vocabulary_blocks(vocab_size)
     by_block = op("Reshape", logits, op.const([-1, count, size, blocks]))
@@ -134,7 +134,7 @@ def _hidden(tail: TailBuilder, head: Head, rows: ir.Value) -> ir.Value:
     if not plan.is_fused:  # one group, of which all rows draft
         return hidden
     theirs = op("Max", op("Sub", rows, op.const(1 + plan.drafts)), op.const(0))
-    return pick_rows(op, hidden, theirs, op("Shape", hidden, start=1, end=2), size)
+    return pick_rows(op, hidden, theirs, tail.lookahead_count(), size)
 
 
 def _vectors(op: GraphTape, head: Head, ids: ir.Value) -> ir.Value:

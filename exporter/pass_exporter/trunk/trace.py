@@ -98,8 +98,11 @@ def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -
     """[B,1,Q,S] bool: every row sees all committed columns, and the window's own as in `window_mask` [Q,Q]."""
     column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]  # [B,S], 0 = first window row
     width = window_mask.shape[1]
-    inside = (column >= 0) & (column < width)
-    row = column.clamp(min=0).minimum(torch.tensor(width - 1))
+    # The same number from a tensor: a size is on the host, and a pass that compares it with tensors of the device cannot
+    # be captured as a CUDA graph.
+    rows = torch.ones_like(window_mask[0], dtype=torch.int64).sum()
+    inside = (column >= 0) & (column < rows)
+    row = column.clamp(min=0).minimum(rows - 1)
     # index_select, not indexing: GatherND would keep the graph out of CUDA graphs.
     window = window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)  # [B,Q,S]
     mask: torch.Tensor = (window & inside[:, None]) | (column < 0)[:, None]

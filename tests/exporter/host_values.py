@@ -1,0 +1,56 @@
+"""Finds values that ONNX Runtime's CUDA provider would have to copy between the host and the device within a graph.
+
+A size (Shape, Size) is computed on the host, and so is arithmetic with sizes alone. Many operators read such values on
+the host: Reshape its shape, Slice its ends, Range its limits. Any other operator that also reads tensors of the device
+would need a copy, and a graph with one in it cannot be captured as a CUDA graph: "Shape nodes on the CPU are allowed,
+copies are not" (ONNX Runtime's documentation of its CUDA provider, `enable_cuda_graph`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+SIZES = ("Shape", "Size")
+HOST_INPUTS: dict[str, tuple[int, ...]] = {
+    "ConstantOfShape": (0,),
+    "CumSum": (1,),
+    "Expand": (1,),
+    "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
+    "ReduceMax": (1,),
+    "ReduceMean": (1,),
+    "ReduceMin": (1,),
+    "ReduceSum": (1,),
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+}
+"""The inputs that CUDA kernels read on the host: their definitions have InputMemoryType(OrtMemTypeCPUInput, ...)."""
+
+
+def copied_values(file: Path) -> list[str]:
+    """A line for every node that mixes sizes with tensors of the device, and for every output that is a size."""
+    graph = ir.load(file).graph
+    sizes: set[ir.Value] = set()
+    found = []
+    for node in graph:
+        if node.op_type in SIZES:
+            sizes.update(node.outputs)
+            continue
+        read = [value for at, value in enumerate(node.inputs) if at not in HOST_INPUTS.get(node.op_type, ())]
+        tensors = [value for value in read if value is not None and value.const_value is None]
+        if not any(value in sizes for value in tensors):
+            continue  # its results are on the device
+        if all(value in sizes for value in tensors):
+            sizes.update(node.outputs)
+        else:
+            named = [value.name for value in tensors if value in sizes]
+            found.append(f"{file.name}: {node.op_type} {node.name} reads the size {', '.join(map(str, named))}")
+    return found + [f"{file.name}: the output {value.name} is a size" for value in graph.outputs if value in sizes]
