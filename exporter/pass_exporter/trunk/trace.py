@@ -98,8 +98,8 @@ def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -
     """[B,1,Q,S] bool: every row sees all committed columns, and the window's own as in `window_mask` [Q,Q]."""
     column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]  # [B,S], 0 = first window row
     width = window_mask.shape[1]
-    # The same number from a tensor: a size is on the host, and a pass that compares it with tensors of the device cannot
-    # be captured as a CUDA graph.
+    # The same number from a tensor: a size is on the host, and a pass that compares it with tensors of the device
+    # cannot be captured as a CUDA graph.
     rows = torch.ones_like(window_mask[0], dtype=torch.int64).sum()
     inside = (column >= 0) & (column < rows)
     row = column.clamp(min=0).minimum(rows - 1)
