@@ -72,8 +72,35 @@ class EvaluateConfig:
         }
 
 
+@dataclass(frozen=True)
+class Text:
+    """A prompt, its answer, and how that was sampled."""
+
+    prompt: Prompt
+    answer: Answer
+    sampling: SamplingParams
+
+    def anchors(self, tokens: int) -> range:
+        """Where drafts are made: after every one of the answer's first `tokens` tokens but the last."""
+        first = len(self.answer.prompt) - 1
+        return range(first, first + min(tokens, len(self.answer.written)) - 1)
+
+
 def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
     """Return the counts by temperature and kind of prompt."""
+    drafter, texts_at = answered(config, progress)
+    report = {}
+    for temperature, texts in texts_at.items():
+        step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
+        for text in texts:
+            counts.append(_measure(config, drafter, text))
+            step(len(counts), len(texts))
+        report[f"{temperature:g}"] = by_kind([text.prompt.kind for text in texts], counts, config.lookahead)
+    return report
+
+
+def answered(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, dict[float, list[Text]]]:
+    """Return the drafter, and the answers to all prompts by temperature."""
     prompts = read_use(config.prompts, config.kinds)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
@@ -87,18 +114,14 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
     writer = AnswerWriter(
         loaded.model, loaded.eos_token_ids, config.tokens + MARGIN, f"{fingerprint(loaded.model)} {config.dtype}"
     )
-    report = {}
+    texts = {}
     for temperature in config.temperatures:
         sampling = [SamplingParams(temperature, config.top_k, seed=prompt.seed) for prompt in prompts]
         step = progress.phase(f"writing at temperature {temperature:g}")
         seeded = [SeededPrompt(*each) for each in zip(encoded, sampling, strict=True)]
         answers = _answers(writer, prompts, seeded, step)
-        step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
-        for answer, each in zip(answers, sampling, strict=True):
-            counts.append(_measure(config, drafter, answer, each))
-            step(len(counts), len(answers))
-        report[f"{temperature:g}"] = by_kind([prompt.kind for prompt in prompts], counts, config.lookahead)
-    return report
+        texts[temperature] = [Text(*each) for each in zip(prompts, answers, sampling, strict=True)]
+    return drafter, texts
 
 
 def _answers(
@@ -118,19 +141,16 @@ def _show_part(progress: Step, before: int, total: int, done: int, _part: int) -
     progress(before + done, total)
 
 
-def _measure(config: EvaluateConfig, drafter: Drafter, answer: Answer, sampling: SamplingParams) -> SplitCounts:
-    """Draft after every token of the answer that counts, except the last one."""
-    places = min(config.tokens, len(answer.written)) - 1
-    anchors = range(len(answer.prompt) - 1, len(answer.prompt) - 1 + places)
+def _measure(config: EvaluateConfig, drafter: Drafter, text: Text) -> SplitCounts:
     drafts = drafts_of(
         drafter,
-        answer.prompt + answer.written,
-        anchors,
+        text.answer.prompt + text.answer.written,
+        text.anchors(config.tokens),
         config.lookahead,
-        lambda logits, positions: sample(logits, positions, sampling),
+        lambda logits, positions: sample(logits, positions, text.sampling),
         only_right=True,
     )
-    return count_drafts(drafts, answer.written, config.tokens)
+    return count_drafts(drafts, text.answer.written, config.tokens)
 
 
 def _check_lengths(
