@@ -1,9 +1,10 @@
 """Finds values that ONNX Runtime's CUDA provider would have to copy between the host and the device within a graph.
 
 A size (Shape, Size) is computed on the host, and so is arithmetic with sizes alone. Many operators read such values on
-the host: Reshape its shape, Slice its ends, Range its limits. Any other operator that also reads tensors of the device
-would need a copy, and a graph with one in it cannot be captured as a CUDA graph: "Shape nodes on the CPU are allowed,
-copies are not" (ONNX Runtime's documentation of its CUDA provider, `enable_cuda_graph`).
+the host: Reshape its shape, Slice its ends, Range its limits. Any other operator that also reads tensors of the device,
+or a constant of more than a few numbers, would need a copy, and a graph with one in it cannot be captured as a CUDA
+graph: "Shape nodes on the CPU are allowed, copies are not" (ONNX Runtime's documentation of its CUDA provider,
+`enable_cuda_graph`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {
     "Unsqueeze": (1,),
 }
 """The inputs that CUDA kernels read on the host: their definitions have InputMemoryType(OrtMemTypeCPUInput, ...)."""
+MOST_ON_HOST = 100
+"""Arithmetic with sizes stays on the host only where its constants have at most so many numbers
+(`kSmallInitializerThreshold` in ONNX Runtime)."""
 
 
 def copied_values(file: Path) -> list[str]:
@@ -45,7 +49,7 @@ def copied_values(file: Path) -> list[str]:
             sizes.update(node.outputs)
             continue
         read = [value for at, value in enumerate(node.inputs) if at not in HOST_INPUTS.get(node.op_type, ())]
-        tensors = [value for value in read if value is not None and value.const_value is None]
+        tensors = [value for value in read if value is not None and not _is_small_constant(value)]
         if not any(value in sizes for value in tensors):
             continue  # its results are on the device
         if all(value in sizes for value in tensors):
@@ -54,3 +58,7 @@ def copied_values(file: Path) -> list[str]:
             named = [value.name for value in tensors if value in sizes]
             found.append(f"{file.name}: {node.op_type} {node.name} reads the size {', '.join(map(str, named))}")
     return found + [f"{file.name}: the output {value.name} is a size" for value in graph.outputs if value in sizes]
+
+
+def _is_small_constant(value: ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.size <= MOST_ON_HOST

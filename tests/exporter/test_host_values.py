@@ -51,3 +51,14 @@ def test_a_size_that_is_compared_with_a_tensor_is_found(tmp_path: Path):
     ir.save(model, tmp_path / "mixed.onnx")
     (line,) = copied_values(tmp_path / "mixed.onnx")
     assert "Less" in line
+
+
+@pytest.mark.parametrize(("numbers", "found"), [(100, 0), (101, 1)])
+def test_a_size_that_meets_a_long_constant_is_found(tmp_path: Path, numbers: int, found: int):
+    """ONNX Runtime leaves arithmetic with sizes on the host where its constants are short."""
+    op = GraphTape("long")
+    x = op.input("x", np.int64, ["n"])
+    picked = op("Gather", op.const(np.arange(numbers)), op("Sub", op("Shape", x), op.const([1])), axis=0)
+    shaped = op("Expand", op.const([0]), picked)
+    ir.save(op.model({"shaped": (shaped, np.int64, ["m"])}), tmp_path / "long.onnx")
+    assert len(copied_values(tmp_path / "long.onnx")) == found
