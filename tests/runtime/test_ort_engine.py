@@ -40,11 +40,34 @@ class Cuda:
 
 
 @pytest.mark.parametrize("refused", [0, 1])
-def test_a_graph_that_cannot_be_captured_runs_without(monkeypatch: pytest.MonkeyPatch, refused: int):
+def test_a_graph_that_cannot_be_captured_runs_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: int
+):
+    """The reason is what ONNX Runtime said first; it is logged and kept."""
     cuda = Cuda.install(monkeypatch, Cuda(refused))
     assert open_session(Path("x"), "cuda") is cuda
+    reasons = ["cannot use the graph capture feature"][:refused]
+    assert cuda.not_captured == next(iter(reasons), None)
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == reasons
     assert cuda.tried == list(PROVIDER_OPTIONS["cuda"])[: refused + 1]
     assert all(settings["use_tf32"] == "0" for settings in cuda.tried)
+
+
+def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """The trunk when it is opened, a tail when it is first used."""
+
+    def opened(path: Path, *arguments: object, **options: object) -> ort.InferenceSession:
+        session = open_session(path, *arguments, **options)
+        session.not_captured = f"no capture of {path.name}"
+        return session
+
+    for module in ("trunks", "backend"):
+        monkeypatch.setattr(f"pass_runtime.backends.ort.{module}.open_session", opened)
+    with load(tiny_bundle, "cpu", weight_cache=False) as session:
+        (trunk,) = session.backend.uncaptured
+        session.generate("The quick", GenerateOptions(max_new_tokens=2, plan="ar")).result()
+        found = session.backend.uncaptured
+        assert found == {file: f"no capture of {file}" for file in (trunk, "tail.ar.greedy.onnx")}
 
 
 def test_what_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch):

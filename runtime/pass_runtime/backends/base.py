@@ -119,6 +119,9 @@ class Backend(ABC):
         self.buffers = Buffers(memory, capabilities.slots, self.bindings.passing)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
         self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.positions)
+        self.uncaptured: dict[str, str] = {}
+        """Graphs of passes that cannot be captured as a CUDA graph, on a device that has those, with the reason. Such
+        passes are slow to start, so extra rows seem to cost less than they do."""
         # The lengths that the device has, None for masked slots.
         self._lengths: list[int | None] = [None] * capabilities.slots
 

@@ -185,6 +185,7 @@ def about(session: Session) -> dict[str, Any]:
         "dtype": session.manifest.model.dtype,
         "weights": session.manifest.model.weights,
         "device": session.backend.capabilities.device,
+        "uncaptured": session.backend.uncaptured,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {ort.__version__}",
     }
 
@@ -289,6 +290,8 @@ def print_plans(report: dict[str, Any]) -> None:
     show_rows(title, rows, left=("plan", "acceptance by position"))
     console = OutputConsole()
     console.print(f"look-ahead embeddings: {report['lookahead_source']}", highlight=False, soft_wrap=True)
+    for file, reason in report["uncaptured"].items():
+        console.print(f"{file} ran without a CUDA graph: {reason}", highlight=False, soft_wrap=True, style="yellow")
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
         console.print(
             "the rejection rule: every plan wrote a text of its own from the same distribution", soft_wrap=True

@@ -66,13 +66,20 @@ RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in slots.")
 WAITING = Metric("gauge", "vllm:num_requests_waiting", "Sequences that wait for a slot.")
 KV_CACHE = Metric("gauge", "vllm:kv_cache_usage_perc", "Share of the largest KV cache that is in use, 0 to 1.")
 SLOTS = Metric("gauge", "pass:slots", "Sequences that can be decoded at a time.")
-GAUGES = (RUNNING, WAITING, KV_CACHE, SLOTS)
+UNCAPTURED = Metric("gauge", "pass:graphs_not_captured", "Graphs that a GPU runs without a CUDA graph, more slowly.")
+GAUGES = (RUNNING, WAITING, KV_CACHE, SLOTS, UNCAPTURED)
 
 
 def read_gauges(session: Session) -> dict[Metric, float]:
     """The present values of the gauges, which are not recorded but read from the session when they are shown."""
     usage = session.usage()
-    return {RUNNING: usage.running, WAITING: usage.waiting, KV_CACHE: usage.cache_share, SLOTS: usage.slots}
+    return {
+        RUNNING: usage.running,
+        WAITING: usage.waiting,
+        KV_CACHE: usage.cache_share,
+        SLOTS: usage.slots,
+        UNCAPTURED: len(session.backend.uncaptured),
+    }
 
 
 class MetricSink(Protocol):

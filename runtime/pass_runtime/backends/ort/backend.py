@@ -94,7 +94,9 @@ class OrtBackend(Backend):
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         limits = self.capabilities
         if self._weight_cache is None or limits.device != "cpu" or exact:
-            return open_trunk(self.bundle, self.manifest, limits.device, limits.slots, threads, exact=exact)
+            trunks = open_trunk(self.bundle, self.manifest, limits.device, limits.slots, threads, exact=exact)
+            self._note_capture(self.manifest.trunk_file(limits.device, limits.slots), trunks.plain)
+            return trunks
         return open_packed(self.bundle, self.manifest, limits.slots, threads, self._weight_cache, self._probe)
 
     def _probe(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> list[npt.NDArray[np.float32]]:
@@ -190,8 +192,13 @@ class OrtBackend(Backend):
             device = self.capabilities.device
             session = open_session(self.bundle / graph.file, device, threads=1, shared=self._shared)
             check_graph(session, graph)
+            self._note_capture(graph.file, session)
             self._tails[graph.file] = session
         return self._tails[graph.file]
+
+    def _note_capture(self, file: str, session: ort.InferenceSession) -> None:
+        if session.not_captured is not None:
+            self.uncaptured[file] = session.not_captured
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,8 @@ from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.metadata import METADATA, trunk_metadata
 from pass_runtime.bundle.noise import ROW, TABLES, TABLES_FILE
 from pass_runtime.errors import PassError
+
+log = logging.getLogger("pass_runtime.device")
 
 PROVIDERS: Mapping[str, tuple[str, str]] = {
     # device -> execution provider, OrtValue memory
@@ -65,7 +68,8 @@ def open_session(
     save: Path | None = None,
     ready: bool = False,
 ) -> ort.InferenceSession:
-    """A session on `device`; `threads` 0 lets ONNX Runtime choose. On CUDA it captures graphs where it can.
+    """A session on `device`; `threads` 0 lets ONNX Runtime choose. On CUDA it captures graphs where it can; where it
+    cannot, `not_captured` of the session is ONNX Runtime's reason (else None).
 
     exact: run the nodes one by one, without fusing them. Quantized weights then multiply in float32, while ONNX
     Runtime's fused kernels also round activations to 8 bits. No packed or widened copies of the weights are made. Slow.
@@ -105,6 +109,9 @@ def open_session(
         raise PassError(f"onnxruntime cannot load {path}: {errors[-1]}")
     if session.get_providers()[0] != provider:
         raise PassError(f"onnxruntime could not start {provider} (is the GPU visible?); use --device cpu")
+    session.not_captured = errors[0] if errors else None
+    if errors:
+        log.warning("%s runs without a CUDA graph, which makes passes slower: %s", path.name, errors[0])
     session.shared = shared  # Keeps the memory alive for as long as the session.
     return session
 
