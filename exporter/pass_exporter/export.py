@@ -10,7 +10,7 @@ from pass_exporter import bundle as files
 from pass_exporter.checks.opens import check_opens
 from pass_exporter.checks.perplexity import Quality, measure_quality, reference
 from pass_exporter.checks.rounded import check_rounded, rounded_cases, without_rounding
-from pass_exporter.checks.verify import RELATIVE_ERROR_LIMIT, check_greedy, check_trunk, torch_cases
+from pass_exporter.checks.verify import check_greedy, check_trunk, error_limit, torch_cases
 from pass_exporter.checks.widen import runnable
 from pass_exporter.config import ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
@@ -85,7 +85,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         manifest = files.write_manifest(directory, info, config.rule, lookahead, trunk, derived, plans)
         del loaded, graph, quantized  # because ONNX Runtime loads the weights again for the checks
         gc.collect()
-        quality, limit = None, RELATIVE_ERROR_LIMIT[manifest.model.dtype]
+        quality, limit = None, error_limit(manifest.model)
         with runnable(directory, manifest) as checked:
             progress.phase("checking the trunk against torch")
             with without_rounding(directory, checked) as unrounded:

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
+from pass_exporter.checks.verify import error_limit
 from pass_exporter.model.registry import Wheels, registry
 from pass_runtime import GenerateOptions, Manifest, SamplingParams, load, read_manifest
 from pass_runtime.bundle.bindings import fed_by
@@ -165,3 +166,13 @@ def test_registry():
             assert "==" in wheels.requirement and re.fullmatch("[0-9a-f]{64}", wheels.sha256)
             assert wheels.saved_as.endswith(".gguf")
             assert (wheels.parts > 1) == ("{part}" in wheels.requirement) == ("{part}" in wheels.file)
+
+
+def test_the_limit_of_the_check_follows_from_the_model(tiny_bundle: Path):
+    """Wider and deeper models round more often; a small one has the least limit, and short floats their own."""
+    sizes = read_manifest(tiny_bundle).model
+    assert error_limit(sizes) == 1e-4
+    large = sizes.model_copy(update={"layers": 32, "hidden_size": 4096})
+    assert 5e-4 < error_limit(large) < 1e-3
+    assert error_limit(large.model_copy(update={"layers": 128})) == pytest.approx(2 * error_limit(large))
+    assert error_limit(large.model_copy(update={"dtype": "float16"})) == 3e-2
