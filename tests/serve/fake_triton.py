@@ -101,11 +101,13 @@ PB_UTILS = SimpleNamespace(
 
 @contextmanager
 def model_of(bundle: Path, directory: Path, **parameters: object) -> Iterator[Model]:
-    """A text model over `bundle`, loaded."""
+    """A text model over `bundle`, loaded. Parameters that begin with model_instance are arguments of Triton's."""
     (directory / "1").mkdir(parents=True)
+    given = {name: str(parameters.pop(name)) for name in list(parameters) if name.startswith("model_instance")}
     values = {"bundle": str(bundle), "device": "cpu", "threads": 1} | parameters
     config = {"parameters": {name: {"string_value": str(value)} for name, value in values.items()}}
     names = {"model_name": "m", "model_version": "1", "model_instance_name": "m_0_0", "model_instance_kind": "CPU"}
+    names |= given
     Metric.fails, Metric.sums = False, {}
     model = Model()
     model.pb_utils = PB_UTILS

@@ -12,7 +12,7 @@ from fake_triton import Metric, Request, model_of, wait_until
 
 from pass_runtime import GenerateOptions
 from pass_runtime.backends.base import Backend
-from pass_runtime.serve.triton.model import Model
+from pass_runtime.serve.triton.model import Model, visible_device
 
 ASKED = {"text_input": [b"The quick"], "temperature": np.array([0.0], np.float32), "stream": [True]}
 
@@ -119,3 +119,23 @@ def test_a_signal_lets_answers_finish_or_fails_them(random_bundle, tmp_path, dra
         else:
             assert running.error is None
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("listed", "number", "visible"),
+    [(None, "1", "1"), ("", "1", "1"), ("3, 5", "1", "5"), ("GPU-8f2c,GPU-41aa", "0", "GPU-8f2c"), ("3", "1", "1")],
+)
+def test_a_model_sees_the_gpu_that_triton_means(
+    monkeypatch: pytest.MonkeyPatch, listed: str | None, number: str, visible: str
+):
+    """Triton's GPU 1 is the second of those that it was given, which need not be GPU 1 of the machine."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert visible_device(number) == visible
+
+
+def test_a_model_on_a_gpu_sees_no_other(random_bundle, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    with model_of(random_bundle, tmp_path / "model", model_instance_kind="GPU", model_instance_device_id="1"):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"

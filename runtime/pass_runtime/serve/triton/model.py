@@ -43,7 +43,7 @@ class Model:
             settings = self._settings(args)
             directory = Path(args["model_repository"])
             if args.get("model_instance_kind") == "GPU":
-                os.environ["CUDA_VISIBLE_DEVICES"] = args["model_instance_device_id"]
+                os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(args["model_instance_device_id"])
             options = settings.load
             session = load(
                 settings.path(directory),
@@ -174,3 +174,10 @@ def guard(crashes: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def visible_device(number: str) -> str:
+    """What CUDA_VISIBLE_DEVICES must be for a process to see only GPU `number` of those that this one sees. Triton
+    counts the GPUs that it sees itself; where it was given a list, the first of those is its GPU 0."""
+    seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return seen[int(number)] if int(number) < len(seen) else number
