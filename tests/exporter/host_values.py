@@ -34,17 +34,34 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {
     "Unsqueeze": (1,),
 }
 """The inputs that CUDA kernels read on the host: their definitions have InputMemoryType(OrtMemTypeCPUInput, ...)."""
+DEVICE_OPERATORS = frozenset(
+    """
+    Abs Add And ArgMax Attention Cast Ceil Clip Concat ConstantOfShape Cos CumSum DequantizeLinear Div Einsum Equal Erf
+    Exp Expand Flatten Floor Gather GatherElements Gelu Gemm Greater GreaterOrEqual Identity IsInf IsNaN
+    LayerNormalization Less LessOrEqual Log LogSoftmax MatMul MatMulInteger Max Min Mod Mul Neg Not Or Pad Pow
+    QuantizeLinear RMSNormalization Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape
+    RotaryEmbedding Round ScatterElements Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Sum Tanh
+    TensorScatter Tile TopK Transpose Trilu Unsqueeze Where Xor
+    """.split()  # noqa: SIM905 (a list would be eighty lines)
+)
+"""Operators of opset 24 for which the CUDA provider of onnxruntime-gpu 1.31.1 has a kernel, by what its library
+registers. A kernel for an earlier version of an operator does not run the later one: such a node goes to the CPU, and
+its tensors are copied. The `gpu` extra begins at that release for this reason; earlier ones lack some of these.
+(GatherND has a kernel that waits for the device, which a capture does not allow.)"""
 MOST_ON_HOST = 100
 """Arithmetic with sizes stays on the host only where its constants have at most so many numbers
 (`kSmallInitializerThreshold` in ONNX Runtime)."""
 
 
 def copied_values(file: Path) -> list[str]:
-    """A line for every node that mixes sizes with tensors of the device, and for every output that is a size."""
+    """A line for every node that mixes sizes with tensors of the device or has no kernel there, and for every output
+    that is a size."""
     graph = ir.load(file).graph
     sizes: set[ir.Value] = set()
     found = []
     for node in graph:
+        if node.domain or node.op_type not in DEVICE_OPERATORS:
+            found.append(f"{file.name}: {node.op_type} {node.name} has no kernel on the device")
         if node.op_type in SIZES:
             sizes.update(node.outputs)
             continue

@@ -62,3 +62,11 @@ def test_a_size_that_meets_a_long_constant_is_found(tmp_path: Path, numbers: int
     shaped = op("Expand", op.const([0]), picked)
     ir.save(op.model({"shaped": (shaped, np.int64, ["m"])}), tmp_path / "long.onnx")
     assert len(copied_values(tmp_path / "long.onnx")) == found
+
+
+def test_an_operator_without_a_kernel_is_found(tmp_path: Path):
+    op = GraphTape("elu")
+    x = op.input("x", np.float32, ["n"])
+    ir.save(op.model({"y": (op("Elu", op("Exp", x)), np.float32, ["n"])}), tmp_path / "elu.onnx")
+    (line,) = copied_values(tmp_path / "elu.onnx")
+    assert "Elu" in line
