@@ -29,6 +29,9 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
     "cuda": ("CUDAExecutionProvider", "cuda"),
 }
 
+INSTALL = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu"
+"""The two packages have files of the same names, so where both were installed neither is whole. --no-deps leaves
+every other package as it is: what the two need is the same."""
 
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cpu": ({},),
@@ -52,9 +55,7 @@ def choose_device(device: str) -> str:
     if device not in PROVIDERS:
         raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
     if PROVIDERS[device][0] not in available:
-        raise PassError(
-            f"this onnxruntime has no {PROVIDERS[device][0]}: uninstall onnxruntime and install onnxruntime-gpu"
-        )
+        raise PassError(f"this onnxruntime has no {PROVIDERS[device][0]}; run: {INSTALL}")
     return device
 
 
