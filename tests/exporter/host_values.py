@@ -46,8 +46,8 @@ DEVICE_OPERATORS = frozenset(
 )
 """Operators of opset 24 for which the CUDA provider of onnxruntime-gpu 1.31.1 has a kernel, by what its library
 registers. A kernel for an earlier version of an operator does not run the later one: such a node goes to the CPU, and
-its tensors are copied. The `gpu` extra begins at that release for this reason; earlier ones lack some of these.
-(GatherND has a kernel that waits for the device, which a capture does not allow.)"""
+its tensors are copied. The `gpu` extra begins at that release. GatherND is left out: graphs avoid it for the sake of
+captures."""
 MOST_ON_HOST = 100
 """Arithmetic with sizes stays on the host only where its constants have at most so many numbers
 (`kSmallInitializerThreshold` in ONNX Runtime)."""
