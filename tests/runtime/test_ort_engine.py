@@ -23,7 +23,7 @@ class Cuda:
         self._refused, self._provider = refused, provider
         self.tried: list[dict[str, str]] = []
 
-    def __call__(self, _path: Path, _options: ort.SessionOptions, providers: list) -> Cuda:
+    def __call__(self, _path: Path, _options: ort.SessionOptions, providers: list, **_keywords: int) -> Cuda:
         self.tried.append(providers[0][1])
         if len(self.tried) <= self._refused:
             raise RuntimeError("cannot use\nthe graph capture feature")
@@ -82,6 +82,25 @@ def test_what_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch):
     Cuda.install(monkeypatch, Cuda(2))
     with pytest.raises(PassError, match=r"cannot load x: cannot use the graph capture feature$"):
         open_session(Path("x"), "cuda")
+
+
+def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """InferenceSession itself prints such an error and opens the file on the CPU, unless it is told not to."""
+    opened = []
+
+    def create(_session: ort.InferenceSession, providers: list, *_arguments: object) -> None:
+        opened.append(providers[0][0])
+        raise RuntimeError("CUDA failure 35: driver version is insufficient")
+
+    monkeypatch.setattr(ort, "preload_dlls", lambda: None)
+    monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
+    monkeypatch.setattr(ort.InferenceSession, "_fallback_providers", ["CPUExecutionProvider"], raising=False)
+    with pytest.raises(PassError, match=r"cannot load x: CUDA failure 35: driver version is insufficient$"):
+        open_session(Path("x"), "cuda")
+    assert opened == ["CUDAExecutionProvider"] * 2
+    assert capsys.readouterr().out == ""
 
 
 def test_a_gpu_that_did_not_start_is_said(monkeypatch: pytest.MonkeyPatch):

@@ -102,7 +102,8 @@ def open_session(
     provider, errors = PROVIDERS[device][0], []
     for settings in PROVIDER_OPTIONS[device]:
         try:
-            session = ort.InferenceSession(path, options, providers=[(provider, settings)])
+            # By itself it would print an error that CUDA throws, and open a session on the CPU in place of this one.
+            session = ort.InferenceSession(path, options, providers=[(provider, settings)], enable_fallback=0)
             break
         except Exception as error:  # onnxruntime raises bare classes of its own
             errors.append(" ".join(str(error).split()))
