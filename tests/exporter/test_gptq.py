@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from conftest import make_model
 from pass_exporter.model.adapter import linear_layers
 from pass_exporter.model.families import SUPPORTED
-from pass_exporter.quantize.gptq import gptq_model, gptq_weight, hessian, inverse_factor
+from pass_exporter.quantize.gptq import Forecast, gptq_model, gptq_weight, hessian, inverse_factor, rounding_cost
 from pass_exporter.quantize.rounding import round_to
 from pass_exporter.quantize.spec import INT4, SPECS, QuantSpec, WeightScheme
 
@@ -81,3 +82,21 @@ def test_every_layer_is_rounded_once_and_in_its_place(family: str, tmp_path: Pat
     assert all(torch.equal(layers[name].weight, part.restored()) for name, part in packed.items())
     assert steps[-1][0] == steps[-1][1] and all(a < b for a, b in itertools.pairwise(steps))
     assert not any(layer._forward_pre_hooks for layer in layers.values())
+
+
+def test_long_work_is_forecast_once():
+    """After a fiftieth of it; what takes half an hour or less is not mentioned."""
+    for seconds, expected in ((36.0, 1), (18.0, 0)):
+        now = [0.0]
+        forecast = Forecast(1000.0, lambda now=now: now[0])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(100):
+                now[0] += seconds
+                forecast.add(10.0)
+        assert len(caught) == expected
+        assert all("about 60 minutes" in str(each.message) for each in caught)
+
+
+def test_the_cost_of_rounding_grows_most_with_the_inputs():
+    assert rounding_cost(896, 4864) > 10 * rounding_cost(4864, 896)

@@ -8,7 +8,9 @@ layers before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -23,6 +25,9 @@ from pass_exporter.threads import one_thread
 DAMPING = 0.01
 """This share of the mean of the Hessian's diagonal is added to the diagonal."""
 
+LONG_MINUTES, SHOWN = 30, 0.02
+"""A forecast of more minutes is shown, when this share of the work is done."""
+
 OUTPUTS = 2048
 """Outputs that are rounded at a time, so that a block of their inputs stays in a core's cache."""
 
@@ -36,6 +41,7 @@ def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step:
     layers, points, found = linear_layers(model), find_points(model), dict[str, QuantizedWeight]()
     assert spec.scheme is not None and spec.lm_head is not None
     others, attention_in = spec.scheme, spec.attention_in or spec.scheme
+    forecast = Forecast(sum(rounding_cost(*layer.weight.shape) for layer in (*layers.values(), model.lm_head)))
 
     def round_readers(scheme: WeightScheme, names: Sequence[str], x: torch.Tensor) -> None:
         if scheme.fits(x.shape[-1]):
@@ -44,6 +50,7 @@ def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step:
                 module = model.lm_head if name == "lm_head" else layers[name]
                 found[name] = gptq_weight(scheme, module.get_parameter("weight").detach(), factor)
                 module.weight = torch.nn.Parameter(found[name].restored(), requires_grad=False)
+                forecast.add(rounding_cost(*module.weight.shape))
         step(len(found), len(layers) + 1)
 
     def round_at(point: QuantPoint, x: torch.Tensor) -> None:
@@ -60,6 +67,33 @@ def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step:
             handle.remove()
     round_readers(spec.lm_head, ("lm_head",), last)
     return found
+
+
+def rounding_cost(outputs: int, inputs: int) -> float:
+    """Multiplications, nearly: the factor of a Hessian, and what each input's rounding changes in the later ones."""
+    return inputs**2 * (inputs + outputs / 2)
+
+
+class Forecast:
+    """Warns once, after the first parts of long work, of how long all of it will take. total: its cost in any unit."""
+
+    def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._done, self._clock, self._is_shown = total, 0.0, clock, False
+        self._begun = clock()
+
+    def add(self, cost: float) -> None:
+        """Count work that was done since the last call, or since the beginning."""
+        self._done += cost
+        minutes = (self._clock() - self._begun) / 60 * self._total / self._done
+        if self._done < SHOWN * self._total or self._is_shown:
+            return
+        self._is_shown = True
+        if minutes > LONG_MINUTES:
+            warnings.warn(
+                f"rounding this model by GPTQ will take about {minutes:.0f} minutes here; --calibrate none rounds to "
+                "the nearest instead, in a small part of that time",
+                stacklevel=2,
+            )
 
 
 def hessian(x: torch.Tensor) -> torch.Tensor:
