@@ -225,11 +225,12 @@ def test_step_times_on_a_fake_gpu(
 ):
     """The engine's profiles, bindings and captured passes; building it is what only a real TensorRT can."""
     monkeypatch.syspath_prepend(str(ROOT / "tests/runtime"))
-    from fake_gpu import FakeCuda, FakeTensorRT, _write_plan
+    from fake_gpu import FakeCuda, FakeTensorRT, FakeTensorRTX, _write_plan
 
     module, keep = step_time
     gpu = FakeCuda(target=(8, 9))
-    monkeypatch.setitem(sys.modules, LIBRARIES[library].module, FakeTensorRT(gpu))
+    fake = FakeTensorRTX if LIBRARIES[library].compiles_kernels else FakeTensorRT
+    monkeypatch.setitem(sys.modules, LIBRARIES[library].module, fake(gpu))
     monkeypatch.setattr(module, "import_api", lambda: gpu)
     monkeypatch.setattr(module, "find_device", lambda: find_device(gpu))
 

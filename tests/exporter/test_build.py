@@ -18,6 +18,7 @@ from pass_exporter.engines import staging as engine_staging
 from pass_exporter.engines.build import build_engines, graph_sources
 from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.memory import check_fits, estimate
+from pass_exporter.engines.profiles import column_steps
 from pass_exporter.engines.target import check_dtype, choose_capacity, choose_targets
 from pass_runtime.backends.cuda import DeviceInfo
 from pass_runtime.backends.trt.library import LIBRARIES
@@ -126,6 +127,27 @@ def source_of(node: onnx.NodeProto, dtype: str = "float32") -> Source:
 
 def build_one(source: Source) -> bytes:
     return EngineBuilder(RTX, ("sm89",)).build(source, lambda _done, _steps: None)
+
+
+def test_engines_that_compile_kernels_allocate_nothing_while_they_run(monkeypatch: pytest.MonkeyPatch):
+    """A CUDA graph could not hold that. An engine whose operators need it is refused by the library itself."""
+    import tensorrt_rtx as trt
+
+    made, config = [], EngineBuilder._config
+    monkeypatch.setattr(
+        EngineBuilder, "_config", lambda builder, *given: (made.append(config(builder, *given)), made[-1])[1]
+    )
+    assert build_one(source_of(helper.make_node("Neg", ["x"], ["y"])))
+    assert made[0].get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "columns"),
+    [(128, (128,)), (576, (576,)), (640, (512, 640)), (2112, (512, 2112)), (4160, (512, 2048, 4160))],
+)
+def test_no_number_of_columns_is_hardly_less_than_the_capacity(capacity: int, columns: tuple[int, ...]):
+    """As --max-seq-len 512 and 2048 would have them, with a window beside."""
+    assert column_steps(capacity) == columns
 
 
 def test_an_unsupported_operator_is_named_with_what_to_do():

@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fake_gpu import FakeCuda, FakeTensorRT, add_fake_engines
+from fake_gpu import FakeCuda, FakeTensorRT, FakeTensorRTX, add_fake_engines
 from tokenizers import Tokenizer
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.trt.backend import TrtBackend
-from pass_runtime.backends.trt.library import LIBRARIES
+from pass_runtime.backends.trt.library import LIBRARIES, LibraryName
 from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.generation import TokenStream
@@ -28,15 +28,18 @@ Asked = tuple[Sequence[int], GenerateOptions]
 class Gpu:
     """A fake device, its library, and a bundle with engines for it."""
 
-    def __init__(self, bundle: Path, monkeypatch: pytest.MonkeyPatch, **device: object) -> None:
+    def __init__(
+        self, bundle: Path, monkeypatch: pytest.MonkeyPatch, library: LibraryName = "tensorrt", **device: object
+    ) -> None:
         self.bundle, self.cuda = bundle, FakeCuda(**device)  # type: ignore[arg-type]
-        self.trt = FakeTensorRT(self.cuda)
-        monkeypatch.setitem(__import__("sys").modules, "tensorrt", self.trt)
         self.manifest: Manifest = read_manifest(bundle)
+        self.library = LIBRARIES[library]
+        self.trt = (FakeTensorRTX if self.library.compiles_kernels else FakeTensorRT)(self.cuda)
+        monkeypatch.setitem(__import__("sys").modules, self.library.module, self.trt)
 
     def open(self, **options: int) -> Session:
         """options: max_batch_size, capacity."""
-        backend = TrtBackend.open(self.bundle, self.manifest, LIBRARIES["tensorrt"], api=self.cuda, **options)
+        backend = TrtBackend.open(self.bundle, self.manifest, self.library, api=self.cuda, **options)
         return Session(self.manifest, backend, Tokenizer.from_file(str(self.bundle / TOKENIZER_FILE)))
 
     def assert_empty(self) -> None:

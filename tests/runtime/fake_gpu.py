@@ -3,7 +3,8 @@ engine runs its graph in ONNX Runtime, on nothing but the addresses and shapes i
 
 What a real device would refuse or corrupt, this refuses: stale and unaligned addresses, shapes outside the profile, a
 cache output that is not bound over its input, synchronizing and allocating inside a capture, capturing a context that
-was given other shapes since it ran, use after free.
+was given other shapes since it ran, replaying a graph whose context has been bound anew or is gone, use after free.
+Work is done when somebody waits for it, as late as a device may do it: what is read or overwritten before that is junk.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import ctypes
 import enum
 import json
 import math
+import mmap
+import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +28,7 @@ import onnxruntime as ort
 from pass_exporter.engines.build import graph_sources
 from pass_exporter.engines.builder import Source
 from pass_exporter.engines.profiles import column_steps, prefill_widths
+from pass_runtime.backends.trt.library import LibraryName
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import FILE_NAME, EngineFile, EngineSet, Manifest
 from pass_runtime.bundle.read import read_manifest
@@ -39,6 +43,7 @@ class Code(enum.IntEnum):
     SUCCESS = 0
     OUT_OF_MEMORY = 2
     STREAM_CAPTURE_UNSUPPORTED = 900
+    STREAM_CAPTURE_INVALIDATED = 901
 
 
 class Handle:
@@ -55,7 +60,7 @@ class FakeCuda:
     """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters tell what was done.
 
     fail_malloc: counts down with every allocation; the one that makes it 0 fails. sticky: once set, every function
-    returns that code and does nothing.
+    returns that code and does nothing. fail_capture: the name of a function of captures that fails.
     """
 
     sticky = 0
@@ -71,6 +76,8 @@ class FakeCuda:
         self.limit, self.target = limit, target
         self.blocks: dict[int, np.ndarray] = {}
         self.fail_malloc = 0
+        self.fail_capture = ""
+        self.pending: list[Callable[[], None]] = []
         self.pinned: dict[int, np.ndarray] = {}
         self.streams: set[int] = set()
         self.graphs: dict[int, list[Callable[[], None]]] = {}
@@ -92,7 +99,23 @@ class FakeCuda:
             self.capturing.append(work)
         else:
             self.launched_outside_a_graph += 1
-            work()
+            self.pending.append(work)
+
+    def finish(self) -> None:
+        """Do what is on the stream."""
+        assert self.capturing is None
+        while self.pending:
+            self.pending.pop(0)()
+
+    def failed(self, code: Code) -> Code:
+        self.error = code
+        return code
+
+    def captures_fail_in(self, name: str) -> bool:
+        return self.fail_capture == name and bool(self.failed(Code.STREAM_CAPTURE_INVALIDATED))
+
+    def is_pinned(self, address: int, size: int) -> bool:
+        return any(a <= address and address + size <= a + p.nbytes for a, p in self.pinned.items())
 
     def cudaGetDeviceCount(self):
         return Code.SUCCESS, 1
@@ -110,8 +133,7 @@ class FakeCuda:
         assert self.capturing is None, "a capture would be broken off"
         self.fail_malloc -= 1
         if self.used + size > self.limit or self.fail_malloc == 0:
-            self.error = Code.OUT_OF_MEMORY
-            return Code.OUT_OF_MEMORY, None
+            return self.failed(Code.OUT_OF_MEMORY), None
         self.mallocs += 1
         block = np.full(size + ALIGNMENT, 0xA5, np.uint8)  # junk, as memory comes
         start = -block.ctypes.data % ALIGNMENT
@@ -124,7 +146,7 @@ class FakeCuda:
         return (error,)
 
     def cudaFree(self, address: int):
-        assert self.capturing is None
+        self.finish()
         del self.blocks[address]
         return (Code.SUCCESS,)
 
@@ -132,27 +154,34 @@ class FakeCuda:
         assert self.capturing is None, "a capture would be broken off"
         self.fail_malloc -= 1
         if self.fail_malloc == 0:
-            self.error = Code.OUT_OF_MEMORY
-            return Code.OUT_OF_MEMORY, None
+            return self.failed(Code.OUT_OF_MEMORY), None
         block = np.zeros(size, np.uint8)
         self.pinned[block.ctypes.data] = block
         return Code.SUCCESS, block.ctypes.data
 
     def cudaFreeHost(self, address: int):
+        self.finish()
         del self.pinned[address]
         return (Code.SUCCESS,)
 
     def cudaMemsetAsync(self, address: int, value: int, size: int, _stream: int):
         assert self.on_device(address, size)
-        ctypes.memset(address, value, size)
+        self.submit(lambda: (ctypes.memset(address, value, size), None)[1])
         return (Code.SUCCESS,)
 
     def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int):
         assert stream in self.streams
         assert self.on_device(target if kind == 1 else source, size), "not the device's memory"
+        pinned = self.is_pinned(source if kind == 1 else target, size)
         if self.capturing is not None:
-            assert kind == 2 and any(a <= target < a + p.nbytes for a, p in self.pinned.items()), "must be pinned"
-        self.submit(lambda: (ctypes.memmove(target, source, size), None)[1])
+            assert kind == 2 and pinned, "must be pinned"
+        if kind == 1 and not pinned:  # pageable memory is read before the call returns
+            copied = ctypes.string_at(source, size)
+            self.submit(lambda: (ctypes.memmove(target, copied, size), None)[1])
+        else:
+            self.submit(lambda: (ctypes.memmove(target, source, size), None)[1])
+        if kind == 2 and not pinned:  # and filled before it returns
+            self.finish()
         return (Code.SUCCESS,)
 
     def cudaMemcpy2DAsync(
@@ -179,19 +208,28 @@ class FakeCuda:
 
     def cudaStreamSynchronize(self, stream: int):
         assert stream in self.streams
-        return (Code.SUCCESS if self.capturing is None else Code.STREAM_CAPTURE_UNSUPPORTED,)
+        if self.capturing is not None:
+            return (self.failed(Code.STREAM_CAPTURE_UNSUPPORTED),)
+        self.finish()
+        return (Code.SUCCESS,)
 
     def cudaStreamBeginCapture(self, _stream: int, _mode: int):
         assert self.capturing is None
+        if self.captures_fail_in("cudaStreamBeginCapture"):
+            return (self.error,)
         self.capturing = []
         return (Code.SUCCESS,)
 
     def cudaStreamEndCapture(self, _stream: int):
         graph, self.capturing = self.capturing, None
+        if self.captures_fail_in("cudaStreamEndCapture"):
+            return self.error, None
         self.undestroyed += 1
         return Code.SUCCESS, graph
 
     def cudaGraphInstantiate(self, graph: list, _flags: int):
+        if self.captures_fail_in("cudaGraphInstantiate"):
+            return self.error, None
         self.captures += 1
         self.graphs[handle := next(self._handles)] = graph
         return Code.SUCCESS, handle
@@ -207,8 +245,7 @@ class FakeCuda:
     def cudaGraphLaunch(self, handle: int, stream: int):
         assert stream in self.streams
         self.launches += 1
-        for work in self.graphs[handle]:
-            work()
+        self.pending.extend(self.graphs[handle])
         return (Code.SUCCESS,)
 
 
@@ -216,30 +253,89 @@ class FakeTensorRT:
     """The module `tensorrt`, running against `cuda`. Counters tell how many contexts were made, and how often one was
     given a shape.
 
-    fail_run: counts down with every execution, captured ones too; the one that makes it 0 fails.
+    fail_run: counts down with every execution, captured ones too; the one that makes it 0 fails. refuses: what contexts
+    and the runtime refuse to do, by the function's name. compiled: how many kernels were compiled while engines ran,
+    which a TensorRT-RTX does (`FakeTensorRTX`). scratch: bytes that engines need which are loaded from now on.
     """
 
-    __version__ = VERSION
+    __version__, __name__ = VERSION, "tensorrt"
     TensorIOMode = enum.Enum("TensorIOMode", "INPUT OUTPUT")
     ExecutionContextAllocationStrategy = enum.Enum("ExecutionContextAllocationStrategy", "STATIC USER_MANAGED")
 
     class ILogger:
-        ERROR, INTERNAL_ERROR = 1, 2
+        ERROR, INTERNAL_ERROR, WARNING, INFO = 1, 2, 3, 4
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda, self.fail_run, self.contexts, self.shapes_set = cuda, 0, 0, 0
+        self.refuses: set[str] = set()
+        self.compiled, self.scratch = 0, 4096
 
-    def Runtime(self, _logger: Any) -> SimpleNamespace:
-        return SimpleNamespace(deserialize_cuda_engine=lambda data: FakeEngine(self, json.loads(data)))
+    def Runtime(self, logger: Any) -> SimpleNamespace:
+        self.logger = logger
+        return SimpleNamespace(deserialize_cuda_engine=self._deserialize)
+
+    def _deserialize(self, data: Any) -> FakeEngine | None:
+        assert isinstance(data, mmap.mmap), "an engine is read into memory"
+        return None if self.fails("deserialize_cuda_engine") else FakeEngine(self, json.loads(bytes(data)))
+
+    def fails(self, function: str) -> bool:
+        """Whether `function` is to be refused, which the log is told of."""
+        if function in self.refuses:
+            self.logger.log(self.ILogger.WARNING, f"{function} has been\n asked for")
+            self.logger.log(self.ILogger.ERROR, f"[{function}.cpp::7] Error Code 3: of a kind")
+        return function in self.refuses
+
+
+class FakeTensorRTX(FakeTensorRT):
+    """The module `tensorrt_rtx`, which compiles kernels for the shapes that a context runs with first."""
+
+    __name__ = "tensorrt_rtx"
+    DynamicShapesKernelSpecializationStrategy = enum.Enum(
+        "DynamicShapesKernelSpecializationStrategy", "LAZY EAGER NONE"
+    )
+
+
+class FakeRuntimeCache:
+    """Of kernels, by what they were compiled for."""
+
+    def __init__(self) -> None:
+        self.kernels: set[str] = set()
+
+    def serialize(self) -> bytes:
+        return json.dumps(sorted(self.kernels)).encode()
+
+    def deserialize(self, blob: bytes) -> bool:
+        try:
+            self.kernels |= set(json.loads(blob))
+        except ValueError:
+            return False
+        return True
+
+
+class FakeRuntimeConfig:
+    """What contexts of TensorRT-RTX are made with."""
+
+    def __init__(self, library: FakeTensorRTX) -> None:
+        self.allocation = library.ExecutionContextAllocationStrategy.STATIC
+        self.dynamic_shapes_kernel_specialization_strategy = library.DynamicShapesKernelSpecializationStrategy.LAZY
+        self.cache: FakeRuntimeCache | None = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self.allocation = strategy
+
+    def create_runtime_cache(self) -> FakeRuntimeCache:
+        return FakeRuntimeCache()
+
+    def set_runtime_cache(self, cache: FakeRuntimeCache) -> bool:
+        self.cache = cache
+        return True
 
 
 class FakeEngine:
     """An engine file here is JSON: the graph's path, its tensors, profiles and aliases."""
 
-    device_memory_size_v2 = 4096
-
     def __init__(self, library: FakeTensorRT, plan: dict[str, Any]) -> None:
-        self.trt, self.plan = library, plan
+        self.trt, self.plan, self.device_memory_size_v2 = library, plan, library.scratch
         self.tensors = plan["inputs"] | plan["outputs"]
         self.num_optimization_profiles = len(plan["profiles"])
         self.num_io_tensors = len(self.tensors)
@@ -255,9 +351,19 @@ class FakeEngine:
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return self.plan["aliases"].get(name)
 
-    def create_execution_context(self, strategy: Any) -> FakeContext:
+    def create_runtime_config(self) -> FakeRuntimeConfig:
+        assert isinstance(self.trt, FakeTensorRTX), "not needed"
+        return FakeRuntimeConfig(self.trt)
+
+    def create_execution_context(self, made_with: Any) -> FakeContext | None:
+        config = made_with if isinstance(made_with, FakeRuntimeConfig) else None
+        strategy = made_with if config is None else config.allocation
         assert strategy is self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self.trt.fails("create_execution_context"):
+            return None
         self.trt.contexts += 1
+        if isinstance(self.trt, FakeTensorRTX):
+            return FakeRTXContext(self, config or FakeRuntimeConfig(self.trt))
         return FakeContext(self)
 
 
@@ -275,17 +381,24 @@ class FakeContext:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.ran: dict[str, tuple[int, ...]] = {}  # the shapes of the last run that was none of a capture
+        self.bound = 0  # counts whatever changes what it would run, or where
 
     def set_device_memory(self, address: int, size: int) -> None:
-        assert self.cuda.on_device(address, size)
+        assert self.cuda.on_device(address, size) and size >= self.engine.device_memory_size_v2
         self.scratch = address
+        self.bound += 1
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
         assert stream in self.cuda.streams
         self.profile = index
+        self.bound += 1
+        if self.engine.trt.fails("set_optimization_profile_async"):
+            return False
         return 0 <= index < self.engine.num_optimization_profiles
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        if self.engine.trt.fails("set_input_shape"):
+            return False
         described = self.engine.plan["inputs"].get(name)
         sizes = self.engine.plan["profiles"][self.profile]
         if described is None or len(described["shape"]) != len(shape):
@@ -295,21 +408,26 @@ class FakeContext:
             if not low <= size <= high:
                 return False
         self.engine.trt.shapes_set += 1
+        self.bound += 1
         self.shapes[name] = tuple(shape)
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
-        if name not in self.engine.tensors:
+        if name not in self.engine.tensors or self.engine.trt.fails("set_tensor_address"):
             return False
         assert address % ALIGNMENT == 0, f"{name} is not aligned"
+        for pair in self.engine.plan["aliases"].items():
+            other = next((self.addresses.get(one) for one in pair if name in pair and one != name), None)
+            assert other in (None, address), f"{name} would not be where the tensor is that it shares memory with"
         self.addresses[name] = address
+        self.bound += 1
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
         assert type(stream) is int and stream in self.cuda.streams and self.scratch
         library = self.engine.trt
         library.fail_run -= 1
-        if library.fail_run == 0 or self.cuda.sticky:
+        if library.fail_run == 0 or self.cuda.sticky or library.fails("execute_async_v3"):
             return False
         assert self.cuda.error == 0, "an engine that asks how its launch went is told of an older failure"
         assert set(self.shapes) == set(self.engine.plan["inputs"]), "an input has no shape"
@@ -318,8 +436,23 @@ class FakeContext:
         if self.cuda.capturing is None:
             self.ran = shapes
         assert self.ran == shapes, "captured with shapes that it has not run with"
-        self.cuda.submit(lambda: self._run(shapes, addresses))
+        if self.cuda.capturing is None:
+            self.cuda.submit(lambda: self._run(shapes, addresses))
+        else:
+            self.cuda.submit(self._replay())
         return True
+
+    def _replay(self) -> Callable[[], None]:
+        """The work of a captured graph. It uses what belongs to this context, and does not keep it alive."""
+        context, bound = weakref.ref(self), self.bound
+
+        def work() -> None:
+            captured = context()
+            assert captured is not None, "a graph is launched whose context is gone"
+            assert captured.bound == bound, "a graph is launched whose context was bound anew"
+            captured._run(captured.shapes, captured.addresses)
+
+        return work
 
     def _run(self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
         plan = self.engine.plan
@@ -338,13 +471,42 @@ class FakeContext:
         return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
 
-def add_fake_engines(bundle: Path, capacity: int, least_width: int = 1, max_batch_size: int = 1) -> Manifest:
-    """Give `bundle` an engine set that FakeTensorRT can load."""
+class FakeRTXContext(FakeContext):
+    """One that compiles a kernel for every set of shapes: before it runs them, or (as by default) some time later."""
+
+    def __init__(self, engine: FakeEngine, config: FakeRuntimeConfig) -> None:
+        super().__init__(engine)
+        self.config = config
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        assert stream in self.cuda.streams
+        return "is_stream_capturable" not in self.engine.trt.refuses
+
+    def execute_async_v3(self, stream: int) -> bool:
+        library = self.engine.trt
+        assert isinstance(library, FakeTensorRTX)
+        eager = library.DynamicShapesKernelSpecializationStrategy.EAGER
+        if self.cuda.capturing is not None:
+            assert self.config.dynamic_shapes_kernel_specialization_strategy is eager, (
+                "another kernel will take the place of the captured one"
+            )
+        elif self.ran != self.shapes:
+            cache = self.config.cache or FakeRuntimeCache()
+            kernel = f"{self.engine.plan['onnx']} {sorted(self.shapes.items())}"
+            library.compiled += kernel not in cache.kernels
+            cache.kernels.add(kernel)
+        return super().execute_async_v3(stream)
+
+
+def add_fake_engines(
+    bundle: Path, capacity: int, least_width: int = 1, max_batch_size: int = 1, library: LibraryName = "tensorrt"
+) -> Manifest:
+    """Give `bundle` an engine set that FakeTensorRT, or FakeTensorRTX, can load."""
     manifest = read_manifest(bundle)
     columns = column_steps(capacity)
     engines = EngineSet(
         directory="fake",
-        library="tensorrt",
+        library=library,
         version=VERSION,
         targets=("sm90",),
         bundle=manifest.content,

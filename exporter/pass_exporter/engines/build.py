@@ -35,6 +35,9 @@ from pass_runtime.files import write_whole
 if TYPE_CHECKING:
     from pass_exporter.engines.compare import Comparison
 
+BUILD_FLAGS = "user allocation"
+"""Told apart from engines that an interrupted build of an earlier release left behind."""
+
 
 @dataclass(frozen=True)
 class BuildReport:
@@ -198,7 +201,7 @@ def _key(source: Source, job: _Job) -> str:
     """A short hash of everything that an engine is built from."""
     model = hashlib.sha256(source.model).hexdigest()
     settings = (job.manifest.content, job.builder.version, job.builder.workspace, job.targets, source.profiles)
-    return _digest([model, *map(repr, settings)])
+    return _digest([model, BUILD_FLAGS, *map(repr, settings)])
 
 
 def _digest(parts: Iterable[str]) -> str:

@@ -121,6 +121,8 @@ class EngineBuilder:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace)
         if self.library.timing_cache:
             config.set_timing_cache(config.create_timing_cache(self.timing_cache), True)
+        if self.library.compiles_kernels:  # Else it may allocate while it runs, which a CUDA graph cannot hold.
+            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         for profile in source.profiles:
             config.add_optimization_profile(self._profile(network, source, profile))
         return config

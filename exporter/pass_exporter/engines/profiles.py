@@ -17,12 +17,15 @@ from pass_runtime.bundle.plan import MODES, Plan, make_cycle
 PREFILL_WIDTHS = (256, 32)
 FIRST_COLUMNS = 512
 COLUMNS_FACTOR = 4
+NEAR = 1.2
+"""A number of columns is of use where the capacity is more than this many times as large."""
 
 
 def column_steps(capacity: int) -> tuple[int, ...]:
-    """The numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in rising order."""
+    """The numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in rising order. A number just
+    below `capacity` is left out: its profiles would cost what any others do, and save a few columns."""
     steps, columns = [], FIRST_COLUMNS
-    while columns < capacity:
+    while columns * NEAR < capacity:
         steps.append(columns)
         columns *= COLUMNS_FACTOR
     return (*steps, capacity)

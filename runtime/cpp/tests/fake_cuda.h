@@ -1,11 +1,13 @@
 // The CUDA runtime as far as it is called here, on the CPU: device memory is host memory that is watched.
 //
 // What a real device would refuse or corrupt, this refuses: stale and unaligned addresses, synchronizing and allocating
-// inside a capture, copies inside a capture to memory that is not pinned, use after free. As tests/runtime/fake_gpu.py.
+// inside a capture, copies inside a capture to memory that is not pinned, use after free. Work is done when somebody
+// waits for it, as late as a device may do it. As tests/runtime/fake_gpu.py.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -40,6 +42,8 @@ class FakeCuda {
     int error = 0;        // of the last call that failed, until `last_error` is called
     int sticky = 0;       // once set, launches, copies, allocations and synchronizing return that code and do nothing
     int undestroyed = 0;  // graphs that were captured, and not destroyed after they were instantiated
+    int waits = 0;        // how often the stream was waited for
+    std::string fail_capture;  // the function of captures that fails: begin, end or instantiate
     std::unique_ptr<Graph> capturing;
 
     CudaApi api() {
@@ -65,7 +69,8 @@ class FakeCuda {
         api.free_host = [this](void* block) { return give_back(pinned_, block); };
         api.memset_async = [this](void* block, int value, std::size_t size, void* stream) {
             require(on_device(block, size) && has_stream(stream), "memset elsewhere");
-            return std::memset(block, value, size), 0;
+            submit([=] { std::memset(block, value, size); });
+            return 0;
         };
         api.memcpy_async = [this](void* to, const void* from, std::size_t size, int kind, void* stream) {
             return copy(to, from, size, kind, stream);
@@ -84,19 +89,29 @@ class FakeCuda {
         api.stream_synchronize = [this](void* stream) {
             require(has_stream(stream), "no such stream");
             if (sticky != 0) return sticky;
-            return capturing ? 900 : 0;  // cudaErrorStreamCaptureUnsupported
+            if (capturing) return error = 900;  // cudaErrorStreamCaptureUnsupported
+            waits += 1;
+            finish();
+            return 0;
         };
         api.begin_capture = [this](void*, int) {
             require(!capturing, "a capture in a capture");
+            if (fail_capture == "begin") return error = 901;  // cudaErrorStreamCaptureInvalidated
             capturing = std::make_unique<Graph>();
             return 0;
         };
         api.end_capture = [this](void*, void** graph) {
+            if (fail_capture == "end") {
+                capturing.reset();
+                *graph = nullptr;
+                return error = 901;
+            }
             undestroyed += 1;
             *graph = capturing.release();
             return 0;
         };
         api.graph_instantiate = [this](void** made, void* graph, unsigned long long) {
+            if (fail_capture == "instantiate") return error = 901;
             captures += 1;
             *made = handle();
             graphs_.emplace(*made, *static_cast<Graph*>(graph));
@@ -112,7 +127,7 @@ class FakeCuda {
             require(has_stream(stream), "no such stream");
             if (sticky != 0) return sticky;
             launches += 1;
-            for (const auto& work : graphs_.at(made)) work();
+            for (const auto& work : graphs_.at(made)) pending_.push_back(work);
             return 0;
         };
         api.last_error = [this] { return sticky != 0 ? sticky : std::exchange(error, 0); };
@@ -126,7 +141,16 @@ class FakeCuda {
             return;
         }
         works += 1;
-        work();
+        pending_.push_back(std::move(work));
+    }
+
+    // Do what is on the stream.
+    void finish() {
+        while (!pending_.empty()) {
+            const auto work = std::move(pending_.front());
+            pending_.pop_front();
+            work();
+        }
     }
 
     bool on_device(const void* address, std::size_t size) const { return within(blocks_, address, size); }
@@ -164,6 +188,7 @@ class FakeCuda {
 
     int give_back(Blocks& blocks, void* block) {
         require(!capturing, "freed inside a capture");
+        finish();
         return blocks.erase(static_cast<const std::byte*>(block)) == 1 ? 0 : 1;
     }
 
@@ -180,8 +205,17 @@ class FakeCuda {
         require(has_stream(stream), "no such stream");
         require(on_device(kind == 1 ? to : from, size), "not the device's memory");
         if (sticky != 0) return sticky;
-        if (capturing) require(kind == 2 && within(pinned_, to, size), "a captured copy must be to pinned memory");
-        submit([=] { std::memcpy(to, from, size); });
+        const bool pinned = within(pinned_, kind == 1 ? from : to, size);
+        if (capturing) require(kind == 2 && pinned, "a captured copy must be to pinned memory");
+        if (kind == 1 && !pinned) {  // pageable memory is read before the call returns
+            const auto* first = static_cast<const std::byte*>(from);
+            submit([to, copied = std::vector<std::byte>(first, first + size)] {
+                std::memcpy(to, copied.data(), copied.size());
+            });
+        } else {
+            submit([=] { std::memcpy(to, from, size); });
+        }
+        if (kind == 2 && !pinned) finish();  // and filled before it returns
         return 0;
     }
 
@@ -210,6 +244,7 @@ class FakeCuda {
     void* handle() { return reinterpret_cast<void*>(++handles_); }
 
     Blocks blocks_, pinned_;
+    std::deque<std::function<void()>> pending_;
     std::set<void*> streams_;
     std::map<void*, Graph> graphs_;
     std::uintptr_t handles_ = 0;

@@ -3,7 +3,8 @@
 // given. tests/runtime/fake_gpu.py writes such files.
 //
 // What TensorRT would refuse or corrupt, this refuses: shapes outside the profile, a cache output that is not bound
-// over its input, capturing a context that was given other shapes since it ran.
+// over its input, capturing a context that was given other shapes since it ran, launching a graph whose context is gone
+// or was bound anew.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -18,6 +19,16 @@ namespace pass::test {
 struct FakeTrtCounts {
     int fail_run = 0;  // counts down with every execution, captured ones too; the one that makes it 0 fails
     int contexts = 0, shapes_set = 0;
+    std::string refused;                           // what contexts and the runtime refuse to do
+    std::string errors;                            // of what was refused, until somebody asks
+    std::string kernels_used, kernels_saved = "";  // files
+    std::set<const std::byte*> scratch;            // blocks that contexts were given
+
+    // Whether `function` is to be refused.
+    bool refuses(const std::string& function) {
+        if (refused == function) errors = "[" + function + ".cpp::7] Error Code 3: of a kind";
+        return refused == function;
+    }
 };
 
 class FakeTrtContext : public TrtContext {
@@ -27,17 +38,20 @@ class FakeTrtContext : public TrtContext {
 
     void set_scratch(std::byte* address, std::int64_t size) override {
         require(cuda_.on_device(address, static_cast<std::size_t>(size)), "scratch memory elsewhere");
+        counts_.scratch.insert(address);
         scratch_ = true;
+        *bound_ += 1;
     }
 
     bool set_profile(int index, void* stream) override {
         require(cuda_.has_stream(stream), "no such stream");
         profile_ = static_cast<std::size_t>(index);
-        return profile_ < plan_["profiles"].size();
+        *bound_ += 1;
+        return !counts_.refuses("setOptimizationProfileAsync") && profile_ < plan_["profiles"].size();
     }
 
     bool set_shape(const std::string& input, const Shape& shape) override {
-        if (!plan_["inputs"].contains(input)) return false;
+        if (counts_.refuses("setInputShape") || !plan_["inputs"].contains(input)) return false;
         const auto& described = plan_["inputs"][input]["shape"];
         if (described.size() != shape.size()) return false;
         for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -49,14 +63,23 @@ class FakeTrtContext : public TrtContext {
             if (shape[i] < range[0] || shape[i] > range[2]) return false;
         }
         counts_.shapes_set += 1;
+        *bound_ += 1;
         shapes_[input] = shape;
         return true;
     }
 
     bool set_address(const std::string& tensor, std::byte* address) override {
+        if (counts_.refuses("setTensorAddress")) return false;
         if (!plan_["inputs"].contains(tensor) && !plan_["outputs"].contains(tensor)) return false;
         require(reinterpret_cast<std::uintptr_t>(address) % cuda_alignment == 0, tensor + " is not aligned");
+        for (const auto& [output, source] : plan_["aliases"].items()) {
+            const std::string input = source;
+            if (tensor != output && tensor != input) continue;
+            const auto other = addresses_.find(tensor == output ? input : output);
+            require(other == addresses_.end() || other->second == address, "memory that is shared would not be");
+        }
         addresses_[tensor] = address;
+        *bound_ += 1;
         return true;
     }
 
@@ -64,13 +87,21 @@ class FakeTrtContext : public TrtContext {
 
     bool enqueue(void* stream) override {
         require(cuda_.has_stream(stream) && scratch_, "no stream, or no scratch memory");
-        if (--counts_.fail_run == 0 || cuda_.sticky != 0) return false;
+        if (--counts_.fail_run == 0 || cuda_.sticky != 0 || counts_.refuses("enqueueV3")) return false;
         require(cuda_.error == 0, "an engine that checks its launch would see an older failure");
         require(shapes_.size() == plan_["inputs"].size(), "an input has no shape");
         require(addresses_.size() == plan_["inputs"].size() + plan_["outputs"].size(), "a tensor has no address");
         if (!cuda_.capturing) ran_ = shapes_;
         require(ran_ == shapes_, "captured with shapes that it has not run with");
-        cuda_.submit([this, shapes = shapes_, addresses = addresses_] { run(shapes, addresses); });
+        if (cuda_.capturing) {  // what a graph runs belongs to this context, and does not keep it alive
+            cuda_.submit([this, left = std::weak_ptr<int>(bound_), bound = *bound_] {
+                require(!left.expired(), "a graph is launched whose context is gone");
+                require(*left.lock() == bound, "a graph is launched whose context was bound anew");
+                run(shapes_, addresses_);
+            });
+        } else {
+            cuda_.submit([this, shapes = shapes_, addresses = addresses_] { run(shapes, addresses); });
+        }
         return true;
     }
 
@@ -129,6 +160,7 @@ class FakeTrtContext : public TrtContext {
     const OrtGraph& graph_;
     std::size_t profile_ = 0;
     bool scratch_ = false;
+    std::shared_ptr<int> bound_ = std::make_shared<int>(0);  // counts whatever changes what it would run, or where
     Shapes shapes_, ran_;  // ran: the shapes of the last run that was none of a capture
     Addresses addresses_;
 };
@@ -148,6 +180,7 @@ class FakeTrtPlan : public TrtPlan {
         return plan_["aliases"].get<std::map<std::string, std::string>>();
     }
     std::unique_ptr<TrtContext> create_context() override {
+        if (counts_.refuses("createExecutionContext")) return nullptr;
         counts_.contexts += 1;
         return std::make_unique<FakeTrtContext>(cuda_, counts_, plan_, graph_);
     }
@@ -167,9 +200,12 @@ class FakeTrt : public TrtApi {
     std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) override {
         const auto* text = reinterpret_cast<const char*>(engine.data());
         nlohmann::json plan = nlohmann::json::parse(text, text + engine.size(), nullptr, false);
-        if (!plan.is_object()) return nullptr;
+        if (!plan.is_object() || counts_.refuses("deserializeCudaEngine")) return nullptr;
         return std::make_unique<FakeTrtPlan>(cuda_, counts_, std::move(plan), library_);
     }
+    std::string take_errors() override { return std::exchange(counts_.errors, ""); }
+    void use_kernels(const std::filesystem::path& file) override { counts_.kernels_used = file.string(); }
+    void save_kernels() override { counts_.kernels_saved = counts_.kernels_used; }
 
    private:
     FakeCuda& cuda_;

@@ -28,13 +28,34 @@ TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 NON_BLOCKING = 1
 ALIGNMENT = 256
 """Addresses are multiples of this many bytes, as engines require."""
+STAGING_ALIGNMENT = 64
+"""Where copies through staging memory begin, in bytes."""
 THREAD_LOCAL = 1
 """cudaStreamCaptureMode: other threads may call CUDA while this one captures."""
-LOST = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 911})
-"""Errors after which CUDA does no more work for a process, by its documentation: an uncorrectable memory or link error,
-a contained error, an illegal address, a launch timeout, a destroyed context, an assert, a hardware exception (stack,
-instruction, alignment, address space, program counter, launch failure), a tensor memory leak, another device's
-error."""
+LOST = {
+    214: "cudaErrorECCUncorrectable",
+    220: "cudaErrorNvlinkUncorrectable",
+    226: "cudaErrorContained",
+    700: "cudaErrorIllegalAddress",
+    702: "cudaErrorLaunchTimeout",
+    709: "cudaErrorContextIsDestroyed",
+    710: "cudaErrorAssert",
+    714: "cudaErrorHardwareStackError",
+    715: "cudaErrorIllegalInstruction",
+    716: "cudaErrorMisalignedAddress",
+    717: "cudaErrorInvalidAddressSpace",
+    718: "cudaErrorInvalidPc",
+    719: "cudaErrorLaunchFailure",
+    721: "cudaErrorTensorMemoryLeak",
+    810: "cudaErrorMpsClientTerminated",
+    911: "cudaErrorExternalDevice",
+}
+"""Errors after which CUDA does no more work for a process. Its documentation says of most of them that the process must
+be ended; a memory, link or context that is gone does not come back either."""
+NOT_VISIBLE = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
+"""Errors of a driver or device that is missing, too old, or in use: it cannot be initialized, the driver is older than
+the library, no device is available, there is none, there is none of this number, the system is not ready, driver and
+library do not match or are not compatible."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +97,18 @@ def _attribute(api: Any, number: int) -> Any:
     return number if kind is None else kind(number)
 
 
-def call(result: tuple[Any, ...]) -> Any:
-    """The values after the error code. An error is a PassError, or DeviceLost where all later calls will fail too."""
+def call(result: tuple[Any, ...], name: str = "CUDA") -> Any:
+    """The values after the error code. An error is a PassError, or DeviceLost where all later calls will fail too.
+    name: of the function that was called, for the message."""
     code, *values = result
     if int(code) in LOST:
-        name = getattr(code, "name", code)
-        raise DeviceLost(f"the GPU works no more for this process (CUDA error {int(code)}, {name}); start it again")
+        known = LOST[int(code)]
+        raise DeviceLost(
+            f"the GPU works no more for this process (CUDA error {int(code)}, {known}, {name}); start it again"
+        )
     if int(code) != 0:
-        raise PassError(f"CUDA error {int(code)} ({getattr(code, 'name', code)}); is the GPU visible to nvidia-smi?")
+        hint = "; is the GPU visible to nvidia-smi?" if int(code) in NOT_VISIBLE else ""
+        raise PassError(f"{name} failed with CUDA error {int(code)} ({getattr(code, 'name', code)}){hint}")
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -92,53 +117,82 @@ class Cuda:
     """The memory of one device (`pass_runtime.backends.memory.Memory`), with one stream and the graphs captured on it.
 
     Methods that write memory return when the device is done, so that other streams can read it. `close` frees it all.
+
+    staging: bytes of pinned host memory that copies go through, where nothing but this stream uses the memory. Uploads
+    of no more than that then return at once, and what is put on the stream later sees them.
     """
 
     api: Any
+    staging: int = 0
     stream: int | None = None
     _device: list[int] = field(default_factory=list)
     _host: list[int] = field(default_factory=list)
     _graphs: list[Any] = field(default_factory=list)
     _process: int = field(default_factory=os.getpid)
     failure: DeviceLost | None = None
+    _capturing: bool = False
+    _staged: npt.NDArray[np.uint8] | None = None
+    _in_flight: int = 0
+    """The bytes at the beginning of the staging memory that the device may not have read yet."""
 
     def __post_init__(self) -> None:
-        self.stream = int(self._call(self.api.cudaStreamCreateWithFlags(NON_BLOCKING)))  # TensorRT takes an integer.
+        self.stream = int(self._call("cudaStreamCreateWithFlags", NON_BLOCKING))  # TensorRT takes an integer.
 
     @property
     def forked(self) -> bool:
         """Whether this is a fork of the process that made this object."""
         return os.getpid() != self._process
 
-    def _call(self, result: tuple[Any, ...]) -> Any:
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """What the CUDA function `name` returns. Where it fails, the error is told here and nowhere else: CUDA would
+        report it again to whoever asks how a later launch went."""
         try:
-            return call(result)
+            return self._check(getattr(self.api, name)(*arguments), name)
+        except DeviceLost:
+            raise
+        except PassError:
+            self.api.cudaGetLastError()
+            raise
+
+    def _check(self, result: tuple[Any, ...], name: str) -> Any:
+        try:
+            return call(result, name)
         except DeviceLost as error:
             self.failure = self.failure or error
             raise
 
     def check_device(self) -> None:
         """Raise DeviceLost where a lost device is why an engine failed without saying so."""
-        for (code,) in (self.api.cudaStreamSynchronize(self.stream), self.api.cudaGetLastError()):
-            if int(code) in LOST:
-                self._call((code,))
+        self.why()
+
+    def why(self) -> str:
+        """The CUDA error that an engine met when it failed, which is cleared, as words for a message; empty where there
+        was none. DeviceLost where the device is lost."""
+        met = [("cudaGetLastError", self.api.cudaGetLastError())]
+        if not self._capturing:  # Waiting inside a capture is an error of its own.
+            met.append(("cudaStreamSynchronize", self.api.cudaStreamSynchronize(self.stream)))
+            self.api.cudaGetLastError()
+        for name, result in met:
+            if int(result[0]) in LOST:
+                self._check(result, name)
+        codes = [code for _, (code, *_) in met if int(code)]
+        return f"CUDA error {int(codes[0])} ({getattr(codes[0], 'name', codes[0])})" if codes else ""
 
     def allocate(self, size: int) -> int:
         """Address of `size` zeroed bytes on the device, padded with zeros to a multiple of ALIGNMENT."""
         size = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
         try:
-            address = int(self._call(self.api.cudaMalloc(size)))
+            address = int(self._call("cudaMalloc", size))
         except DeviceLost:
             raise
-        except PassError:
-            self.api.cudaGetLastError()  # Clears the error, which the check after the next launch would report.
-            free, total = self._call(self.api.cudaMemGetInfo())
+        except PassError as error:
+            free, total = self._call("cudaMemGetInfo")
             raise PassError(
-                f"the GPU has no {size / 2**20:.0f} MiB left ({free / 2**20:.0f} of {total / 2**20:.0f} MiB free); "
-                "stop other programs on it, or build engines with a lower --max-seq-len"
+                f"the GPU has no {size / 2**20:.0f} MiB left ({free / 2**20:.0f} of {total / 2**20:.0f} MiB free; "
+                f"{error}); stop other programs on it, or build engines with a lower --max-seq-len"
             ) from None
         self._device.append(address)
-        self._call(self.api.cudaMemsetAsync(address, 0, size, self.stream))
+        self._call("cudaMemsetAsync", address, 0, size, self.stream)
         self.synchronize()
         return address
 
@@ -146,19 +200,18 @@ class Cuda:
         """Free `address` when the device has finished its work."""
         self.synchronize()
         self._device.remove(address)
-        self._call(self.api.cudaFree(address))
+        self._call("cudaFree", address)
 
     def pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Page-locked host memory, which the device can copy to directly."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         try:
-            address = int(self._call(self.api.cudaMallocHost(size)))
+            address = int(self._call("cudaMallocHost", size))
         except DeviceLost:
             raise
-        except PassError:
-            self.api.cudaGetLastError()  # as in `allocate`
+        except PassError as error:
             raise PassError(
-                f"the host has no {-(-size // 2**20)} MiB left to pin for the GPU; "
+                f"the host has no {-(-size // 2**20)} MiB left to pin for the GPU ({error}); "
                 "stop other programs on it, or use a lower --max-batch-size"
             ) from None
         self._host.append(address)
@@ -168,49 +221,78 @@ class Cuda:
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous host array to the device, in the order of the stream. `array` may change afterwards."""
-        if array.nbytes:
-            self._call(self.api.cudaMemcpyAsync(address, array.ctypes.data, array.nbytes, TO_DEVICE, self.stream))
+        if not array.nbytes:
+            return
+        place = self._stage(array.nbytes)
+        if place is None:
+            self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, TO_DEVICE, self.stream)
             self.synchronize()
+            return
+        ctypes.memmove(place, array.ctypes.data, array.nbytes)
+        self._call("cudaMemcpyAsync", address, place, array.nbytes, TO_DEVICE, self.stream)
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         """Fill a host array from the device, in the order of the stream."""
-        self.enqueue_download(array, address)
+        place = self._stage(array.nbytes)
+        source = array.ctypes.data if place is None else place
+        self._call("cudaMemcpyAsync", source, address, array.nbytes, TO_HOST, self.stream)
         self.synchronize()
+        if place is not None:
+            ctypes.memmove(array.ctypes.data, place, array.nbytes)
+
+    def _stage(self, size: int) -> int | None:
+        """The address of `size` bytes of the staging memory, which no copy is using; None where they are too many."""
+        if size > self.staging:
+            return None
+        if self._staged is None:
+            self._staged = self.pinned((self.staging,), np.uint8)
+        if self._in_flight + size > self.staging:
+            self.synchronize()
+        place = int(self._staged.ctypes.data) + self._in_flight
+        self._in_flight += -(-size // STAGING_ALIGNMENT) * STAGING_ALIGNMENT
+        return place
 
     def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
         """Copy `rows` rows of `size` bytes on the device. They begin `pitch` and `source_pitch` bytes apart."""
-        copy = self.api.cudaMemcpy2DAsync
-        self._call(copy(target, pitch, source, source_pitch, size, rows, ON_DEVICE, self.stream))
+        self._call("cudaMemcpy2DAsync", target, pitch, source, source_pitch, size, rows, ON_DEVICE, self.stream)
         self.synchronize()
 
     def enqueue_download(self, array: npt.NDArray[Any], address: int) -> None:
         """Put a copy to a host array on the stream. The array is valid after `synchronize`; a graph needs a pinned
         one."""
-        self._call(self.api.cudaMemcpyAsync(array.ctypes.data, address, array.nbytes, TO_HOST, self.stream))
+        self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, TO_HOST, self.stream)
 
     def synchronize(self) -> None:
-        self._call(self.api.cudaStreamSynchronize(self.stream))
+        """Return when the device has done all that is on the stream."""
+        self._call("cudaStreamSynchronize", self.stream)
+        self._in_flight = 0
 
     def capture(self, enqueue: Callable[[], None]) -> Any:
-        """A graph to `launch` of what `enqueue` puts on the stream. Capturing runs nothing."""
-        self._call(self.api.cudaStreamBeginCapture(self.stream, THREAD_LOCAL))
+        """A graph to `launch` of what `enqueue` puts on the stream. Capturing runs nothing. PassError where that cannot
+        be captured: then the stream captures no more, and no error is left for later calls."""
+        self._call("cudaStreamBeginCapture", self.stream, THREAD_LOCAL)
+        self._capturing = True
         try:
             enqueue()
         except BaseException:
             _, graph = self.api.cudaStreamEndCapture(self.stream)  # It may fail too; the first error is raised.
             if graph is not None:
                 self.api.cudaGraphDestroy(graph)
+            self.api.cudaGetLastError()
             raise
-        graph = self._call(self.api.cudaStreamEndCapture(self.stream))
-        try:
-            executable = self._call(self.api.cudaGraphInstantiate(graph, 0))
         finally:
-            self._call(self.api.cudaGraphDestroy(graph))
+            self._capturing = False
+        graph = self._call("cudaStreamEndCapture", self.stream)
+        try:
+            executable = self._call("cudaGraphInstantiate", graph, 0)
+        finally:
+            self._call("cudaGraphDestroy", graph)
         self._graphs.append(executable)
         return executable
 
     def launch(self, executable: Any) -> None:
-        self._call(self.api.cudaGraphLaunch(executable, self.stream))
+        """Put a captured graph on the stream."""
+        self._call("cudaGraphLaunch", executable, self.stream)
 
     def close(self) -> None:
         """Free everything. Repeated calls do nothing, nor do calls in a forked process, where CUDA does not work."""
@@ -223,10 +305,10 @@ class Cuda:
     def _release(self) -> None:
         self.synchronize()
         for release, held in (
-            (self.api.cudaGraphExecDestroy, self._graphs),
-            (self.api.cudaFree, self._device),
-            (self.api.cudaFreeHost, self._host),
+            ("cudaGraphExecDestroy", self._graphs),
+            ("cudaFree", self._device),
+            ("cudaFreeHost", self._host),
         ):
             while held:
-                self._call(release(held.pop()))
-        self._call(self.api.cudaStreamDestroy(self.stream))
+                self._call(release, held.pop())
+        self._call("cudaStreamDestroy", self.stream)

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "errors.h"
 
@@ -15,26 +18,28 @@ constexpr int to_device = 1, to_host = 2, on_device = 3;  // cudaMemcpyKind
 constexpr int thread_local_capture = 1;                   // other threads may call CUDA during a capture
 constexpr std::size_t engine_alignment = 256;             // which engines require
 
-Error no_room(std::size_t size, std::size_t free, std::size_t total) {
+constexpr std::size_t staging_alignment = 64;  // where copies through staging memory begin
+
+Error no_room(std::size_t size, std::size_t free, std::size_t total, const std::string& why) {
     const auto mebibytes = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
     char text[192];
-    std::snprintf(text, sizeof text, "the GPU has no %.0f MiB left (%.0f of %.0f MiB free); ", mebibytes(size),
+    std::snprintf(text, sizeof text, "the GPU has no %.0f MiB left (%.0f of %.0f MiB free; ", mebibytes(size),
                   mebibytes(free), mebibytes(total));
-    return Error(std::string(text) + "stop other programs on it, or build engines with a lower --max-seq-len");
+    return Error(std::string(text) + why + "); stop other programs on it, or build engines with a lower --max-seq-len");
 }
 
-Error no_pinned_room(std::size_t size) {
+Error no_pinned_room(std::size_t size, const std::string& why) {
     const std::size_t mebibytes = (size + (1 << 20) - 1) >> 20;
-    return Error("the host has no " + std::to_string(mebibytes) +
-                 " MiB left to pin for the GPU; stop other programs on it, or use a lower --max-batch-size");
+    return Error("the host has no " + std::to_string(mebibytes) + " MiB left to pin for the GPU (" + why +
+                 "); stop other programs on it, or use a lower --max-batch-size");
 }
 
 }  // namespace
 
-Cuda::Cuda(CudaApi api, int ordinal) : api_(std::move(api)), ordinal_(ordinal) {
+Cuda::Cuda(CudaApi api, int ordinal, std::size_t staging) : api_(std::move(api)), ordinal_(ordinal), staging_(staging) {
     api_.require_gpu(ordinal);
     const auto held = for_this_thread();
-    check(api_.stream_create(&stream_, non_blocking));
+    check(api_.stream_create(&stream_, non_blocking), "cudaStreamCreateWithFlags");
 }
 
 // A thread's device is its caller's again afterwards.
@@ -46,19 +51,34 @@ std::shared_ptr<void> Cuda::for_this_thread() {
     return {nullptr, [set = api_.set_device, before](void*) { set(before); }};
 }
 
-void Cuda::check(int code) const {
+void Cuda::check(int code, const char* name) const {
+    if (code == 0) return;
     try {
-        api_.check(code);
+        api_.check(code, name);
     } catch (const DeviceLost&) {
         if (failure_ == nullptr) failure_ = std::current_exception();
+        throw;
+    } catch (const Error&) {
+        api_.last_error();
         throw;
     }
 }
 
-void Cuda::check_device() const {
-    for (const int code : {api_.stream_synchronize(stream_), api_.last_error()}) {
-        if (CudaApi::lost(code)) check(code);
+void Cuda::check_device() const { why(); }
+
+std::string Cuda::why() const {
+    std::vector<std::pair<int, const char*>> met{{api_.last_error(), "cudaGetLastError"}};
+    if (!capturing_) {  // waiting inside a capture is an error of its own
+        met.emplace_back(api_.stream_synchronize(stream_), "cudaStreamSynchronize");
+        api_.last_error();
     }
+    for (const auto& [code, name] : met) {
+        if (CudaApi::lost(code) != nullptr) check(code, name);
+    }
+    for (const auto& [code, name] : met) {
+        if (code != 0) return "CUDA error " + std::to_string(code) + " (" + api_.error_string(code) + ")";
+    }
+    return "";
 }
 
 Cuda::~Cuda() {
@@ -76,15 +96,17 @@ Cuda::~Cuda() {
 std::byte* Cuda::allocate(std::size_t size) {
     size = (std::max<std::size_t>(size, 1) + engine_alignment - 1) / engine_alignment * engine_alignment;
     void* block = nullptr;
-    if (const int code = api_.malloc(&block, size); code != 0) {
-        if (CudaApi::lost(code)) check(code);
-        api_.last_error();  // clears the error, which the next launch would otherwise report
+    try {
+        check(api_.malloc(&block, size), "cudaMalloc");
+    } catch (const DeviceLost&) {
+        throw;
+    } catch (const Error& error) {
         std::size_t free = 0, total = 0;
-        check(api_.memory_info(&free, &total));
-        throw no_room(size, free, total);
+        check(api_.memory_info(&free, &total), "cudaMemGetInfo");
+        throw no_room(size, free, total, error.what());
     }
     blocks_.insert(block);
-    check(api_.memset_async(block, 0, size, stream_));
+    check(api_.memset_async(block, 0, size, stream_), "cudaMemsetAsync");
     synchronize();
     return static_cast<std::byte*>(block);
 }
@@ -92,15 +114,17 @@ std::byte* Cuda::allocate(std::size_t size) {
 void Cuda::free(std::byte* address) {
     synchronize();
     blocks_.erase(address);
-    check(api_.free(address));
+    check(api_.free(address), "cudaFree");
 }
 
 std::byte* Cuda::pinned(std::size_t size) {
     void* block = nullptr;
-    if (const int code = api_.malloc_host(&block, size); code != 0) {
-        if (CudaApi::lost(code)) check(code);
-        api_.last_error();  // as in `allocate`
-        throw no_pinned_room(size);
+    try {
+        check(api_.malloc_host(&block, size), "cudaMallocHost");
+    } catch (const DeviceLost&) {
+        throw;
+    } catch (const Error& error) {
+        throw no_pinned_room(size, error.what());
     }
     host_blocks_.insert(block);
     return static_cast<std::byte*>(block);
@@ -108,41 +132,64 @@ std::byte* Cuda::pinned(std::size_t size) {
 
 void Cuda::upload(std::byte* address, const void* host, std::size_t size) {
     if (size == 0) return;
-    check(api_.memcpy_async(address, host, size, to_device, stream_));
-    synchronize();
+    std::byte* place = stage(size);
+    if (place != nullptr) std::memcpy(place, host, size);
+    check(api_.memcpy_async(address, place != nullptr ? place : host, size, to_device, stream_), "cudaMemcpyAsync");
+    if (place == nullptr) synchronize();
 }
 
 void Cuda::download(void* host, const std::byte* address, std::size_t size) {
     if (size == 0) return;
-    enqueue_download(host, address, size);
+    std::byte* place = stage(size);
+    enqueue_download(place != nullptr ? place : host, address, size);
     synchronize();
+    if (place != nullptr) std::memcpy(host, place, size);
 }
 
 void Cuda::enqueue_download(void* host, const std::byte* address, std::size_t size) {
-    check(api_.memcpy_async(host, address, size, to_host, stream_));
+    check(api_.memcpy_async(host, address, size, to_host, stream_), "cudaMemcpyAsync");
 }
 
 void Cuda::copy_rows(std::byte* target, std::size_t pitch, const std::byte* source, std::size_t source_pitch,
                      std::size_t size, std::size_t rows) {
-    check(api_.memcpy_2d_async(target, pitch, source, source_pitch, size, rows, on_device, stream_));
+    check(api_.memcpy_2d_async(target, pitch, source, source_pitch, size, rows, on_device, stream_),
+          "cudaMemcpy2DAsync");
     synchronize();
 }
 
+std::byte* Cuda::stage(std::size_t size) {
+    if (size > staging_) return nullptr;
+    if (staged_ == nullptr) staged_ = pinned(staging_);
+    if (in_flight_ + size > staging_) synchronize();
+    std::byte* place = staged_ + in_flight_;
+    in_flight_ += (size + staging_alignment - 1) / staging_alignment * staging_alignment;
+    return place;
+}
+
+void Cuda::synchronize() {
+    check(api_.stream_synchronize(stream_), "cudaStreamSynchronize");
+    in_flight_ = 0;
+}
+
 void* Cuda::capture(const std::function<void()>& enqueue) {
-    check(api_.begin_capture(stream_, thread_local_capture));
+    check(api_.begin_capture(stream_, thread_local_capture), "cudaStreamBeginCapture");
     void* graph = nullptr;
+    capturing_ = true;
     try {
         enqueue();
     } catch (...) {
+        capturing_ = false;
         api_.end_capture(stream_, &graph);  // may fail as well; the first error is thrown
         if (graph != nullptr) api_.graph_destroy(graph);
+        api_.last_error();
         throw;
     }
-    check(api_.end_capture(stream_, &graph));
+    capturing_ = false;
+    check(api_.end_capture(stream_, &graph), "cudaStreamEndCapture");
     void* executable = nullptr;
     const int made = api_.graph_instantiate(&executable, graph, 0);
-    check(api_.graph_destroy(graph));
-    check(made);
+    check(api_.graph_destroy(graph), "cudaGraphDestroy");
+    check(made, "cudaGraphInstantiate");
     executables_.insert(executable);
     return executable;
 }

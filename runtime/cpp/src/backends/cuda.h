@@ -43,10 +43,10 @@ struct CudaApi {
 
     // $PASS_CUDART, else the newest libcudart that the loader finds. Throws Error where there is none.
     static CudaApi open();
-    // Whether `code` is an error after which every call of this process fails.
-    static bool lost(int code);
-    // Throws Error where `code` is an error: DeviceLost where `lost(code)`.
-    void check(int code) const;
+    // The name of `code` where it is an error after which every call of this process fails; null where it is not.
+    static const char* lost(int code);
+    // Throws Error where `code`, which the CUDA function `name` returned, is an error: DeviceLost where `lost(code)`.
+    void check(int code, const char* name) const;
     // Throws Error where fewer GPUs are visible than it needs for number `ordinal`.
     void require_gpu(int ordinal) const;
 };
@@ -62,10 +62,13 @@ std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
 
 // Frees in the end everything that was allocated from it. A method returns when the device has done its work, unless it
 // says otherwise.
+//
+// staging: bytes of pinned host memory that copies go through, where nothing but this stream uses the memory. Uploads
+// of no more than that then return at once, and what is put on the stream later sees them.
 class Cuda : public Memory {
    public:
     // On GPU number `ordinal`. Throws Error where there is none.
-    Cuda(CudaApi api, int ordinal);
+    Cuda(CudaApi api, int ordinal, std::size_t staging = 0);
     ~Cuda() override;
     Cuda(const Cuda&) = delete;
     Cuda& operator=(const Cuda&) = delete;
@@ -86,19 +89,29 @@ class Cuda : public Memory {
     std::byte* pinned(std::size_t size);
     // Enqueue a copy to the host on the stream; it is done after `synchronize`. Can be captured where `host` is pinned.
     void enqueue_download(void* host, const std::byte* address, std::size_t size);
-    void synchronize() const { check(api_.stream_synchronize(stream_)); }
-    // Capture what `enqueue` puts on the stream, as a graph for `launch`. None of it is run.
+    void synchronize();
+    // Capture what `enqueue` puts on the stream, as a graph for `launch`. None of it is run. Throws Error where that
+    // cannot be captured: then the stream captures no more, and no error is left for later calls.
     void* capture(const std::function<void()>& enqueue);
-    void launch(void* executable) { check(api_.graph_launch(executable, stream_)); }
+    void launch(void* executable) { check(api_.graph_launch(executable, stream_), "cudaGraphLaunch"); }
+    // The CUDA error that an engine met when it failed, which is cleared, as words for a message; empty where there was
+    // none. Throws DeviceLost where the device is lost.
+    std::string why() const;
 
    private:
-    // Throws Error where `code` is an error; keeps the first DeviceLost.
-    void check(int code) const;
+    // Throws Error where `code`, of the function `name`, is an error; keeps the first DeviceLost. The error is told
+    // here and nowhere else: CUDA would report it again to whoever asks how a later launch went.
+    void check(int code, const char* name) const;
+    // `size` bytes of the staging memory, which no copy is using; null where they are too many.
+    std::byte* stage(std::size_t size);
 
     CudaApi api_;
     int ordinal_;
     mutable std::exception_ptr failure_;
     void* stream_ = nullptr;
+    bool capturing_ = false;
+    std::size_t staging_, in_flight_ = 0;  // in flight: bytes of the staging memory that the device may not have read
+    std::byte* staged_ = nullptr;
     std::unordered_set<void*> blocks_, host_blocks_, executables_;
 };
 

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -68,27 +69,46 @@ CudaApi CudaApi::open() {
     return api;
 }
 
-// As CUDA's documentation says: uncorrectable memory or link, contained, illegal address, launch timeout, context
-// destroyed, assert, the hardware's exceptions (stack, instruction, alignment, address space, program counter, launch
-// failure), a leak of tensor memory, another device's.
-bool CudaApi::lost(int code) {
-    static const std::set<int> codes{214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 911};
-    return codes.contains(code);
+// CUDA's documentation says of most of them that the process must be ended; a memory, link or context that is gone does
+// not come back either.
+const char* CudaApi::lost(int code) {
+    static const std::map<int, const char*> codes{
+        {214, "cudaErrorECCUncorrectable"},
+        {220, "cudaErrorNvlinkUncorrectable"},
+        {226, "cudaErrorContained"},
+        {700, "cudaErrorIllegalAddress"},
+        {702, "cudaErrorLaunchTimeout"},
+        {709, "cudaErrorContextIsDestroyed"},
+        {710, "cudaErrorAssert"},
+        {714, "cudaErrorHardwareStackError"},
+        {715, "cudaErrorIllegalInstruction"},
+        {716, "cudaErrorMisalignedAddress"},
+        {717, "cudaErrorInvalidAddressSpace"},
+        {718, "cudaErrorInvalidPc"},
+        {719, "cudaErrorLaunchFailure"},
+        {721, "cudaErrorTensorMemoryLeak"},
+        {810, "cudaErrorMpsClientTerminated"},
+        {911, "cudaErrorExternalDevice"},
+    };
+    const auto found = codes.find(code);
+    return found == codes.end() ? nullptr : found->second;
 }
 
-void CudaApi::check(int code) const {
+void CudaApi::check(int code, const char* name) const {
     if (code == 0) return;
-    if (lost(code)) {
-        throw DeviceLost("the GPU works no more for this process (CUDA error " + std::to_string(code) + ", " +
-                         error_string(code) + "); start it again");
+    if (const char* known = lost(code)) {
+        throw DeviceLost("the GPU works no more for this process (CUDA error " + std::to_string(code) + ", " + known +
+                         ", " + name + "); start it again");
     }
-    throw Error("CUDA error " + std::to_string(code) + " (" + error_string(code) +
-                "); is the GPU visible to nvidia-smi?");
+    // Of a driver or device that is missing, too old, or in use.
+    static const std::set<int> not_visible{3, 35, 46, 100, 101, 802, 803, 804};
+    throw Error(std::string(name) + " failed with CUDA error " + std::to_string(code) + " (" + error_string(code) +
+                ")" + (not_visible.contains(code) ? "; is the GPU visible to nvidia-smi?" : ""));
 }
 
 void CudaApi::require_gpu(int ordinal) const {
     int count = 0;
-    check(device_count(&count));
+    check(device_count(&count), "cudaGetDeviceCount");
     if (ordinal < count) return;
     throw Error("there is no GPU " + std::to_string(ordinal) + ": " + std::to_string(count) +
                 " are visible, numbered from 0 (see CUDA_VISIBLE_DEVICES)");

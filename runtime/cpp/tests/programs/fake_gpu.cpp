@@ -9,10 +9,14 @@
 //     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA fails with that code in all that it does, while
 //     the
 //                                         scene's first request is under way, and recovers before another one
+//     fake_gpu BUNDLE SCENES captures NAME   every scene, where captures fail: as FakeCuda::fail_capture
+//     fake_gpu BUNDLE SCENES refused NAME    the first scene, where TensorRT refuses to do that
 //     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL]]]   opens it on a GPU of that capability
 #include <fstream>
 #include <iostream>
+#include <mutex>
 #include <sstream>
+#include <utility>
 
 #include "api/core.h"
 #include "backends/trt/backend.h"
@@ -43,9 +47,32 @@ struct Machine {
     }
 
     Json report() const {
-        return {{"mallocs", cuda.mallocs},   {"captures", cuda.captures}, {"contexts", counts.contexts},
-                {"launches", cuda.launches}, {"works", cuda.works},       {"shapes_set", counts.shapes_set}};
+        return {{"mallocs", cuda.mallocs},     {"captures", cuda.captures},
+                {"contexts", counts.contexts}, {"launches", cuda.launches},
+                {"works", cuda.works},         {"shapes_set", counts.shapes_set},
+                {"waits", cuda.waits},         {"scratch", counts.scratch.size()}};
     }
+};
+
+// The messages of the library since this was made.
+class Messages {
+   public:
+    Messages() {
+        set_log([this](LogLevel, const std::string& message) {
+            const std::lock_guard lock(mutex_);
+            told_.push_back(message);
+        });
+    }
+    ~Messages() { set_log({}); }
+
+    std::vector<std::string> take() {
+        const std::lock_guard lock(mutex_);
+        return std::exchange(told_, {});
+    }
+
+   private:
+    std::mutex mutex_;
+    std::vector<std::string> told_;
 };
 
 std::string differences_of(const Json& scene, Session& session) {
@@ -69,13 +96,43 @@ Json play_often(const std::string& bundle, const Json& scene) {
         }
     }
     report["empty"] = machine.cuda.empty() && machine.cuda.current == 0;
+    report["kernels"] = {machine.counts.kernels_used, machine.counts.kernels_saved};
     return report;
+}
+
+Json without_captures(const std::string& bundle, const Json& scene, const std::string& function) {
+    Machine machine;
+    Messages messages;
+    machine.cuda.fail_capture = function;
+    Json report;
+    {
+        Session session = machine.open(bundle, scene);
+        report["differences"] = differences_of(scene, session) + differences_of(scene, session);
+    }
+    report["told"] = messages.take();
+    report["done"] = machine.report();
+    report["empty"] = machine.cuda.empty();
+    return report;
+}
+
+std::string refusal_of(const std::string& bundle, const Json& scene, const std::string& function) {
+    Machine machine;
+    machine.counts.refused = function;
+    try {
+        Session session = machine.open(bundle, scene);
+        cli::play(scene, session);
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
 }
 
 // fail(machine, n): the nth of them from now on fails; left(machine): how many are left until then. 0 or less: it did.
 template <class Fail, class Left>
 Json fail_each(const std::string& bundle, const Json& scene, bool opening, const Fail& fail, const Left& left) {
-    Json report{{"failures", 0}, {"errors", Json::array()}, {"differences", ""}, {"empty", true}};
+    Json report{
+        {"failures", 0}, {"errors", Json::array()}, {"told", Json::array()}, {"differences", ""}, {"empty", true}};
+    Messages messages;
     for (int number = 1, failed = 1; failed > 0; ++number) {
         Machine machine;
         {
@@ -96,6 +153,7 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
             if (!session) session.emplace(machine.open(bundle, scene));
             report["differences"] = report["differences"].get<std::string>() + differences_of(scene, *session);
         }
+        for (const std::string& message : messages.take()) report["told"].push_back(message);
         report["failures"] = report["failures"].get<int>() + failed;
         report["empty"] = report["empty"].get<bool>() && machine.cuda.empty();
     }
@@ -158,6 +216,12 @@ Json report_of(const std::vector<std::string>& words) {
     };
     if (what == "open") return open_on(words[0], number(3, 9), number(4, 0), number(5, 1), number(6, 0));
     if (what == "sticky") return fail_with(words[0], scenes.at(0), number(3, 700));
+    if (what == "refused") return {{"error", refusal_of(words[0], scenes.at(0), words.at(3))}};
+    if (what == "captures") {
+        Json each = Json::array();
+        for (const Json& scene : scenes) each.push_back(without_captures(words[0], scene, words.at(3)));
+        return each;
+    }
     if (what == "runs") {
         return fail_each(
             words[0], scenes.at(0), false, [](Machine& machine, int n) { machine.counts.fail_run = n; },

@@ -19,12 +19,21 @@ from pass_runtime.backends.base import Backend, Capabilities, PassKind, batch_si
 from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.trt.engine import EngineCall, Program, TrtEngine
 from pass_runtime.backends.trt.engine_sets import choose_engines
-from pass_runtime.backends.trt.library import Library, import_library, make_logger
+from pass_runtime.backends.trt.library import Library, find_library, import_library
+from pass_runtime.backends.trt.runtime_cache import RuntimeCache
+from pass_runtime.backends.trt.shared import Shared
 from pass_runtime.bundle.bindings import Binding, Bindings
 from pass_runtime.bundle.manifest import EngineSet, Graph, Manifest
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
+
+Work = tuple[Sequence[tuple[TrtEngine, EngineCall]], Sequence[tuple[npt.NDArray[Any], int]]]
+"""What a program runs: engine calls, and copies to pinned arrays."""
+STAGING = 4 << 20
+"""Bytes of pinned memory for what is written between passes: windows, noise, certain draft probabilities."""
+RUNTIME_CACHE = "kernels.cache"
+"""Beside the engines: what `RuntimeCache` keeps."""
 
 
 class TrtBackend(Backend):
@@ -43,16 +52,17 @@ class TrtBackend(Backend):
     ) -> None:
         """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV capacity, in tokens."""
         capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
-        self._cuda = Cuda(api)
+        self._cuda = Cuda(api, STAGING)
         super().__init__(bundle, manifest, capabilities, self._cuda)
-        self._set, self._library = engines, library
-        self._logger = make_logger(library, [])
-        self._runtime = library.Runtime(self._logger)
+        self._set = engines
+        compiled = engines.path(bundle) / RUNTIME_CACHE
+        cache = RuntimeCache(library, compiled) if find_library(engines.library).compiles_kernels else None
+        self._shared = Shared(library, self._cuda, cache)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._results: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.int64]] = {}
         self._capacity = self._columns = 0
-        self._finalizer = weakref.finalize(self, _release, self._programs, self._engines, self._cuda)
+        self._finalizer = weakref.finalize(self, _release, self._programs, self._engines, self._shared)
         try:
             self._engine(manifest.trunk)  # An engine that cannot be loaded is refused now.
         except BaseException:
@@ -91,36 +101,36 @@ class TrtBackend(Backend):
         self._capacity, self._columns = capacity, next(c for c in self._set.capacities if c >= capacity)
 
     def run_trunk(self, plan: Plan, batch: int) -> None:
-        self._program("trunk", (plan.name, batch), lambda: Program(self._cuda, [self._bind_trunk(plan, batch)])).run()
+        self._program("trunk", (plan.name, batch), lambda: ([self._bind_trunk(plan, batch)], ())).run()
 
     def run_tail(self, kind: PassKind) -> None:
-        self._program("tail", _key(kind), lambda: Program(self._cuda, self._bind_tails(kind))).run()
+        self._program("tail", _key(kind), lambda: (self._bind_tails(kind), ())).run()
 
     def _run_pass(self, kind: PassKind) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         count = self._result("count", (kind.batch,))
         emitted = self._result("emitted", (kind.batch, kind.plan.max_emitted))
 
-        def make() -> Program:
+        def make() -> Work:
             tails = self._bind_tails(kind)
             addresses = tails[0][1].addresses
             copies = [(count, addresses["count"]), (emitted, addresses["emitted"])]
-            return Program(self._cuda, [self._bind_trunk(kind.plan, kind.batch), *tails], copies)
+            return [self._bind_trunk(kind.plan, kind.batch), *tails], copies
 
         self._program("pass", _key(kind), make).run()
         return count, emitted
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
-        def make() -> Program:
-            return Program(self._cuda, [self._bind_trunk(plan, 1, slot, prefill=True)])
+        self._program(
+            "prefill", (plan.width, slot), lambda: ([self._bind_trunk(plan, 1, slot, prefill=True)], ())
+        ).run()
 
-        self._program("prefill", (plan.width, slot), make).run()
-
-    def _program(self, graphs: str, key: tuple[Any, ...], make: Callable[[], Program]) -> Program:
+    def _program(self, graphs: str, key: tuple[Any, ...], make: Callable[[], Work]) -> Program:
         """The program of `key`. A captured graph contains addresses and shapes, so every kind of pass and every number
         of cache entries has a program of its own."""
         key = (graphs, self._columns, *key)
         if key not in self._programs:
-            self._programs[key] = make()
+            name = " ".join(map(str, (graphs, *key[2:], f"over {self._columns} columns")))
+            self._programs[key] = Program(name, self._cuda, *make())
         return self._programs[key]
 
     def _bind_trunk(
@@ -168,7 +178,7 @@ class TrtBackend(Backend):
             if file is None:
                 raise PassError(f"{self._set.directory} has no engine of {graph.file}; build the engines again")
             path = self._set.path(self.bundle) / file.file
-            self._engines[graph.file] = TrtEngine(self._library, self._runtime, self._cuda, path, file)
+            self._engines[graph.file] = TrtEngine(self._shared, path, file)
         return self._engines[graph.file]
 
 
@@ -208,16 +218,20 @@ def least_width(engines: EngineSet) -> int:
 
 
 def _key(kind: PassKind) -> tuple[Any, ...]:
-    return kind.plan.name, kind.batch, kind.sampler, kind.logprobs
+    return kind.plan.name, kind.batch, kind.sampler, *(["with logprobs"] if kind.logprobs else [])
 
 
-def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], cuda: Cuda) -> None:
+def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared: Shared) -> None:
     """Free graphs, then engines, then the device, because each refers to the next. In a forked process, where CUDA does
     not work, free nothing."""
-    if cuda.forked:
+    if shared.cuda.forked:
         return
+    if shared.cache is not None and shared.cuda.failure is None:
+        shared.cache.save()
     programs.clear()
     for engine in engines.values():
         engine.close()
     engines.clear()
-    cuda.close()
+    if shared.cache is not None:
+        shared.cache.close()
+    shared.cuda.close()

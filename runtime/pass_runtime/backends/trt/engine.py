@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import numpy.typing as npt
 
 from pass_runtime.backends.cuda import Cuda
+from pass_runtime.backends.memory import DeviceLost
+from pass_runtime.backends.trt.shared import Shared, log
 from pass_runtime.bundle.manifest import EngineFile
 from pass_runtime.errors import PassError
 
@@ -22,21 +25,31 @@ class EngineCall:
     shapes: Mapping[str, tuple[int, ...]]
     addresses: Mapping[str, int]
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.profile, *sorted(self.shapes.items()), *sorted(self.addresses.items())
+
 
 class TrtEngine:
-    """One engine file. `enqueue` runs it on the stream; there is one execution context for each profile in use."""
+    """One engine file. `enqueue` runs it on the stream.
 
-    def __init__(self, library: Any, runtime: Any, cuda: Cuda, path: Path, file: EngineFile) -> None:
-        self._library, self._cuda, self._file, self._path = library, cuda, file, path
-        self._engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    Every call has an execution context of its own, which is bound once: a CUDA graph is only good while the context
+    that it was captured from keeps its profile, shapes and addresses.
+    """
+
+    def __init__(self, shared: Shared, path: Path, file: EngineFile) -> None:
+        self._shared, self._cuda, self._file, self._path = shared, shared.cuda, file, path
+        shared.listen()
+        self._engine = shared.runtime.deserialize_cuda_engine(mapped(path))
         if self._engine is None:
-            raise PassError(f"{path} cannot be loaded on this GPU; build it again with pass-export build")
+            raise PassError(
+                f"{path} cannot be loaded on this GPU (deserialize_cuda_engine: {shared.reason()}); where the file is "
+                "the cause, build it again with pass-export build"
+            )
         self._check()
-        # All contexts share this memory, because only one of them runs at a time.
-        self._scratch_size = int(self._engine.device_memory_size_v2)
-        self._scratch = cuda.allocate(self._scratch_size)
-        self._contexts: dict[int, Any] = {}
-        self._current: dict[int, EngineCall] = {}
+        self._config = None if shared.cache is None else shared.cache.config(self._engine)
+        self._scratch = shared.scratch.reserve(int(self._engine.device_memory_size_v2))
+        self._contexts: dict[tuple[object, ...], Any] = {}
 
     def _check(self) -> None:
         """PassError where the engine's profiles or aliases are not those of the manifest."""
@@ -47,8 +60,10 @@ class TrtEngine:
                 f"{len(file.profiles)}; build it again with pass-export build"
             )
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-        outputs = [name for name in names if engine.get_tensor_mode(name) == self._library.TensorIOMode.OUTPUT]
-        found = {name: engine.get_aliased_input_tensor(name) for name in outputs}
+        output = self._shared.library.TensorIOMode.OUTPUT
+        found = {
+            name: engine.get_aliased_input_tensor(name) for name in names if engine.get_tensor_mode(name) == output
+        }
         actual = {name: source for name, source in found.items() if source}
         if actual != file.aliases:
             raise PassError(
@@ -71,59 +86,77 @@ class TrtEngine:
 
     def enqueue(self, call: EngineCall) -> None:
         """Put one run on the stream."""
-        context = self._context(call.profile)
-        if self._current.get(call.profile) != call:
-            self._current.pop(call.profile, None)  # Nothing counts as set until all of it is.
-            for name, shape in call.shapes.items():
-                if not context.set_input_shape(name, shape):
-                    raise PassError(f"{self._path} refuses shape {shape} for {name} in profile {call.profile}")
-            for name, address in call.addresses.items():
-                if not context.set_tensor_address(name, address):
-                    raise PassError(f"{self._path} has no tensor {name}")
-            self._current[call.profile] = call
+        context = self._context(call)
+        self._shared.listen()
         if not context.execute_async_v3(self._cuda.stream):
-            self._cuda.check_device()
-            raise PassError(f"{self._path} failed to run; the GPU may be out of memory")
+            raise PassError(f"{self._path} failed to run (execute_async_v3: {self._shared.reason()})")
 
     def capturable(self, call: EngineCall) -> bool:
-        """Whether a CUDA graph can hold the call. TensorRT-RTX says so; with TensorRT and these operators it always
-        can."""
-        capturable = getattr(self._context(call.profile), "is_stream_capturable", None)
+        """Whether a CUDA graph can hold the call, as far as the library says: TensorRT does not, TensorRT-RTX does."""
+        capturable = getattr(self._context(call), "is_stream_capturable", None)
         return capturable is None or bool(capturable(self._cuda.stream))
 
-    def _context(self, profile: int) -> Any:
-        if profile not in self._contexts:
-            strategy = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
-            context = self._engine.create_execution_context(strategy)
-            if context is None:
-                raise PassError(f"the GPU has no memory left for {self._path.name}; stop other programs on it")
-            context.set_device_memory(self._scratch, self._scratch_size)
-            if profile and not context.set_optimization_profile_async(profile, self._cuda.stream):
-                raise PassError(f"{self._path} has no profile {profile}")
-            self._cuda.synchronize()
-            self._contexts[profile] = context
-        return self._contexts[profile]
+    def _context(self, call: EngineCall) -> Any:
+        """The context that is bound to `call`, and never to anything else."""
+        if call.key not in self._contexts:
+            self._shared.listen()
+            context = self._new_context()
+            self._bind(context, call)
+            self._contexts[call.key] = context
+        return self._contexts[call.key]
+
+    def _new_context(self) -> Any:
+        library = self._shared.library
+        made_with = self._config or library.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = self._engine.create_execution_context(made_with)
+        if context is None:
+            raise self._refusal("gets no execution context", "create_execution_context")
+        context.set_device_memory(*self._scratch)
+        return context
+
+    def _bind(self, context: Any, call: EngineCall) -> None:
+        if call.profile and not context.set_optimization_profile_async(call.profile, self._cuda.stream):
+            raise self._refusal(f"does not take profile {call.profile}", "set_optimization_profile_async")
+        self._cuda.synchronize()
+        for name, shape in call.shapes.items():
+            if not context.set_input_shape(name, shape):
+                raise self._refusal(f"refuses shape {shape} for {name} in profile {call.profile}", "set_input_shape")
+        for name, address in call.addresses.items():
+            if not context.set_tensor_address(name, address):
+                raise self._refusal(f"refuses the address of {name}", "set_tensor_address")
+
+    def _refusal(self, what: str, function: str) -> PassError:
+        return PassError(f"{self._path} {what} ({function}: {self._shared.reason()})")
 
     def close(self) -> None:
         """Free the contexts and then the engine, in the order that TensorRT requires."""
-        self._current.clear()
         self._contexts.clear()
-        self._engine = None
+        self._config = self._engine = None
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """The bytes of an engine, of which the system reads and keeps no more than it needs."""
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise PassError(f"cannot read {path}: {error}") from None
 
 
 class Program:
     """Engine calls one after another, and copies of their results to the host. They run twice, are then captured as a
-    CUDA graph, and replayed from there on."""
+    CUDA graph, and replayed from there on. What cannot be captured runs as it did before."""
 
     def __init__(
         self,
+        name: str,
         cuda: Cuda,
         work: Sequence[tuple[TrtEngine, EngineCall]],
         copies: Sequence[tuple[npt.NDArray[Any], int]] = (),
     ) -> None:
-        """copies: pinned host arrays, each with the device address that it is filled from."""
-        self._cuda, self._work, self._copies = cuda, work, copies
-        self._repeated = False
+        """name: for the log. copies: pinned host arrays, each with the device address that it is filled from."""
+        self._name, self._cuda, self._work, self._copies = name, cuda, work, copies
+        self._runs = 0
         self._graph: Any = None
 
     def run(self) -> None:
@@ -134,10 +167,20 @@ class Program:
             return
         self._enqueue()
         self._cuda.synchronize()
-        # Only captured after a run: the first run with new shapes may do what a capture does not allow.
-        if self._repeated and all(engine.capturable(call) for engine, call in self._work):
+        self._runs += 1
+        if self._runs == 2:  # The first run with new shapes may do what a capture does not allow.
+            self._capture()
+
+    def _capture(self) -> None:
+        """Try it, once. The run before it has succeeded, so nothing that goes wrong here is the request's affair."""
+        try:
+            if not all(engine.capturable(call) for engine, call in self._work):
+                raise PassError("is_stream_capturable says no")
             self._graph = self._cuda.capture(self._enqueue)
-        self._repeated = True
+        except DeviceLost:
+            raise
+        except PassError as error:
+            log.warning("%s runs without a CUDA graph, and so more slowly: %s", self._name, error)
 
     def _enqueue(self) -> None:
         for engine, call in self._work:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pass_runtime.errors import PassError
 
@@ -22,6 +23,8 @@ class Library:
     least_width: the rows of the narrowest window. TensorRT-RTX 1.7 stores linear weights in a layout of their own for
     one row, so that an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
     timing_cache: whether it keeps a timing cache; TensorRT-RTX times nothing while it builds.
+    compiles_kernels: it compiles kernels while an engine runs, and allocates memory then, unless it is told otherwise:
+    a captured graph needs kernels that stay what they are, and memory that is there.
     """
 
     name: LibraryName
@@ -32,6 +35,7 @@ class Library:
     targets: tuple[str, ...]
     least_width: int
     timing_cache: bool
+    compiles_kernels: bool
 
 
 LIBRARIES: Mapping[str, Library] = {
@@ -44,6 +48,7 @@ LIBRARIES: Mapping[str, Library] = {
         targets=(),
         least_width=1,
         timing_cache=True,
+        compiles_kernels=False,
     ),
     "tensorrt-rtx": Library(
         name="tensorrt-rtx",
@@ -54,6 +59,7 @@ LIBRARIES: Mapping[str, Library] = {
         targets=("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"),
         least_width=2,
         timing_cache=False,
+        compiles_kernels=True,
     ),
 }
 
@@ -81,15 +87,30 @@ def import_library(chosen: Library) -> Any:
     return library
 
 
-def make_logger(library: Any, messages: list[str]) -> Any:
-    """A logger of `library` that appends errors to `messages` and prints nothing."""
+class Messages(Protocol):
+    """Where errors are kept: a list, or a deque that forgets."""
+
+    def append(self, message: str, /) -> None: ...
+
+
+def make_logger(library: Any, errors: Messages, told: logging.Logger | None = None) -> Any:
+    """A logger of `library` that appends errors to `errors`, and gives errors and warnings to `told`."""
+    severity_of = library.ILogger
+    levels = {
+        severity_of.INTERNAL_ERROR: logging.ERROR,
+        severity_of.ERROR: logging.ERROR,
+        severity_of.WARNING: logging.WARNING,
+    }
 
     class Logger(library.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             library.ILogger.__init__(self)
 
         def log(self, severity: Any, message: str) -> None:
-            if severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR):
-                messages.append(" ".join(message.split()))
+            level, line = levels.get(severity), " ".join(message.split())
+            if level == logging.ERROR:
+                errors.append(line)
+            if level is not None and told is not None:
+                told.log(level, "%s: %s", library.__name__, line)
 
     return Logger()

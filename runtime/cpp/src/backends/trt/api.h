@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,8 +22,8 @@ class TrtContext {
     virtual bool set_profile(int index, void* stream) = 0;
     virtual bool set_shape(const std::string& input, const Shape& shape) = 0;
     virtual bool set_address(const std::string& tensor, std::byte* address) = 0;
-    // Whether the next run can be captured as a CUDA graph. TensorRT-RTX reports it; with TensorRT these operators
-    // always can.
+    // Whether the next run can be captured as a CUDA graph, as far as the library says: TensorRT does not, and a
+    // capture is tried.
     virtual bool capturable(void* stream) = 0;
     virtual bool enqueue(void* stream) = 0;
 };
@@ -47,6 +48,12 @@ class TrtApi {
     virtual std::string version() const = 0;
     // Null where these bytes are no engine for this library and this GPU.
     virtual std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) = 0;
+    // The errors that the library told of since this was last called, in a line; empty where there were none.
+    virtual std::string take_errors() = 0;
+    // Kernels that the library compiles while engines run are those in `file`, where they fit this GPU. `save_kernels`
+    // keeps them there. A library that compiles none does nothing.
+    virtual void use_kernels(const std::filesystem::path& file) = 0;
+    virtual void save_kernels() = 0;
 };
 
 }  // namespace pass

@@ -11,6 +11,9 @@ namespace pass {
 
 namespace {
 
+constexpr std::size_t staging = 4 << 20;                // bytes, of pinned memory for what is written between passes
+constexpr const char* runtime_cache = "kernels.cache";  // beside the engines: see TrtApi::use_kernels
+
 // The fewest window rows that the trunk's engine has a profile for.
 int least_width(const EngineSet& engines) {
     std::int64_t least = 0;
@@ -63,7 +66,7 @@ TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
           const int ordinal = options.device_ordinal;
           const EngineSet& engines =
               choose_engines(bundle, manifest, library, api->version(), find_gpu(cuda, ordinal), options.verify);
-          return Opened{engines, std::move(api), std::make_unique<Cuda>(cuda, ordinal)};
+          return Opened{engines, std::move(api), std::make_unique<Cuda>(cuda, ordinal, staging)};
       }()) {}
 
 TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
@@ -74,7 +77,18 @@ TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
       cuda_(static_cast<Cuda&>(*memory_)),
       api_(std::move(opened.api)) {
     const auto held = for_this_thread();
+    api_->use_kernels(engine_directory(bundle_, set_) / runtime_cache);
     engine(manifest_.trunk);  // a trunk that cannot be loaded is refused now
+}
+
+TrtBackend::~TrtBackend() {
+    if (cuda_.failure() != nullptr) return;
+    try {
+        const auto held = for_this_thread();
+        api_->save_kernels();
+    } catch (const std::exception& error) {
+        log(LogLevel::info, std::string("compiled kernels are not kept: ") + error.what());
+    }
 }
 
 // The KV cache is allocated at the largest capacity at once; `capacity` only limits how much of it passes read.
@@ -85,19 +99,15 @@ void TrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> len
 }
 
 void TrtBackend::run_trunk(const Plan& plan, int batch) {
-    program(key_of(Graphs::trunk, {plan, batch}), [&] {
-        return TrtProgram(cuda_, {bind_trunk(plan, batch, 0, false)});
-    }).run();
+    program(key_of(Graphs::trunk, {plan, batch}), [&] { return Work{{bind_trunk(plan, batch, 0, false)}}; }).run();
 }
 
 void TrtBackend::run_tail(const PassKind& kind) {
-    program(key_of(Graphs::tail, kind), [&] { return TrtProgram(cuda_, bind_tails(kind)); }).run();
+    program(key_of(Graphs::tail, kind), [&] { return Work{bind_tails(kind)}; }).run();
 }
 
 void TrtBackend::run_prefill(int slot, const Plan& plan) {
-    program(key_of(Graphs::prefill, {plan, slot}), [&] {
-        return TrtProgram(cuda_, {bind_trunk(plan, 1, slot, true)});
-    }).run();
+    program(key_of(Graphs::prefill, {plan, slot}), [&] { return Work{{bind_trunk(plan, 1, slot, true)}}; }).run();
 }
 
 Backend::Emitted TrtBackend::run_pass(const PassKind& kind) {
@@ -112,7 +122,7 @@ Backend::Emitted TrtBackend::run_pass(const PassKind& kind) {
         };
         std::vector<TrtProgram::Copy> copies{copy(count, "count", batch), copy(emitted, "emitted", all)};
         work.insert(work.begin(), bind_trunk(kind.plan, kind.batch, 0, false));
-        return TrtProgram(cuda_, std::move(work), std::move(copies));
+        return Work{std::move(work), std::move(copies)};
     }).run();
     return {{count, count + batch}, {emitted, emitted + all}};
 }
@@ -121,11 +131,23 @@ TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
     return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs};
 }
 
-TrtProgram& TrtBackend::program(const Key& key, const std::function<TrtProgram()>& make) {
+TrtProgram& TrtBackend::program(const Key& key, const std::function<Work()>& make) {
     const std::pair place(columns_, key);
     auto found = programs_.find(place);
-    if (found == programs_.end()) found = programs_.emplace(place, make()).first;
+    if (found == programs_.end()) {
+        Work work = make();
+        TrtProgram made(name_of(key), cuda_, std::move(work.engines), std::move(work.copies));
+        found = programs_.emplace(place, std::move(made)).first;
+    }
     return found->second;
+}
+
+std::string TrtBackend::name_of(const Key& key) const {
+    const auto& [graphs, plan, number, sampler, logprobs] = key;
+    const char *names[] = {"trunk", "tail", "pass", "prefill"}, *samplers[] = {"greedy", "sample", "truncated"};
+    return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " + std::to_string(number) + " " +
+           samplers[static_cast<int>(sampler)] + (logprobs ? " with logprobs" : "") + " over " +
+           std::to_string(columns_) + " columns";
 }
 
 std::pair<TrtEngine*, TrtBinding> TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, bool prefill) {
@@ -196,7 +218,8 @@ TrtEngine& TrtBackend::engine(const Graph& graph) {
         throw Error(set_.directory + " has no engine of " + graph.file + "; build the engines again");
     }
     const std::filesystem::path path = engine_directory(bundle_, set_) / file->file;
-    return *engines_.emplace(graph.file, std::make_unique<TrtEngine>(*api_, cuda_, path, *file)).first->second;
+    return *engines_.emplace(graph.file, std::make_unique<TrtEngine>(*api_, cuda_, scratch_, path, *file))
+                .first->second;
 }
 
 std::string find_engines(const Manifest& manifest, const LoadOptions& options) {

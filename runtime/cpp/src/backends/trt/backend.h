@@ -23,6 +23,9 @@ class TrtBackend : public Backend {
     // Error where no set fits, or an engine cannot be loaded.
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
                const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda);
+    ~TrtBackend() override;
+    TrtBackend(const TrtBackend&) = delete;
+    TrtBackend& operator=(const TrtBackend&) = delete;
 
     std::int64_t capacity() const override { return capacity_; }
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths) override;
@@ -44,13 +47,20 @@ class TrtBackend : public Backend {
     // The key of a program at one capacity: its graphs, plan, batch size (prefill: the slot), sampler,
     // log-probabilities.
     using Key = std::tuple<Graphs, std::string, int, Sampler, bool>;
+    // What a program runs.
+    struct Work {
+        TrtProgram::Work engines;
+        std::vector<TrtProgram::Copy> copies = {};
+    };
 
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Opened opened);
 
     static Key key_of(Graphs graphs, const PassKind& kind);
+    // For the log, of a program at the present capacity.
+    std::string name_of(const Key& key) const;
     // The program of `key`, which `make` makes where it is new. A captured graph contains addresses and shapes, so
     // there is one for every kind of pass and every capacity.
-    TrtProgram& program(const Key& key, const std::function<TrtProgram()>& make);
+    TrtProgram& program(const Key& key, const std::function<Work()>& make);
     std::pair<TrtEngine*, TrtBinding> bind_trunk(const Plan& plan, int batch, int slot, bool prefill);
     TrtProgram::Work bind_tails(const PassKind& kind);
     std::pair<TrtEngine*, TrtBinding> bind_tail(const PassKind& kind, const Graph& graph, const Bindings& bindings);
@@ -64,6 +74,7 @@ class TrtBackend : public Backend {
     const EngineSet& set_;
     Cuda& cuda_;  // the base's memory
     std::unique_ptr<TrtApi> api_;
+    TrtScratch scratch_{cuda_};
     std::map<std::string, std::unique_ptr<TrtEngine>> engines_;  // by graph file
     std::map<std::pair<std::int64_t, Key>, TrtProgram> programs_;
     std::map<std::pair<std::string, std::size_t>, std::int64_t*> results_;

@@ -4,6 +4,7 @@
 
 #include "backends/mapped_file.h"
 #include "errors.h"
+#include "log.h"
 
 namespace pass {
 
@@ -17,13 +18,24 @@ std::string shape_text(const Shape& shape) {
 
 }  // namespace
 
-TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, const std::filesystem::path& path, const EngineFile& file)
-    : cuda_(cuda), path_(path.string()), file_(file) {
+std::span<std::byte> TrtScratch::reserve(std::int64_t size) {
+    const auto wanted = static_cast<std::size_t>(size);
+    if (block_.data() == nullptr || wanted > block_.size()) block_ = {cuda_.allocate(wanted), wanted};
+    return block_;
+}
+
+TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
+                     const EngineFile& file)
+    : api_(api), cuda_(cuda), path_(path.string()), file_(file) {
     const MappedFile bytes(path);
+    api_.take_errors();
     plan_ = api.deserialize({bytes.data(), bytes.size()});
-    if (plan_ == nullptr) throw again("cannot be loaded on this GPU");
+    if (plan_ == nullptr) {
+        throw Error(path_ + " cannot be loaded on this GPU (deserializeCudaEngine: " + reason() +
+                    "); where the file is the cause, build it again with pass-export build");
+    }
     check();
-    scratch_ = cuda_.allocate(static_cast<std::size_t>(plan_->scratch_size()));
+    scratch_ = scratch.reserve(plan_->scratch_size());
 }
 
 // The engine's profiles and aliases must be those in the manifest.
@@ -51,41 +63,48 @@ int TrtEngine::profile(const std::map<std::string, std::int64_t>& sizes) const {
     throw again("was not built for " + text);
 }
 
+Error TrtEngine::refusal(const std::string& what, const char* function) {
+    return Error(path_ + " " + what + " (" + function + ": " + reason() + ")");
+}
+
+std::string TrtEngine::reason() {
+    const std::string met = cuda_.why();  // throws where the device is lost
+    std::string said = api_.take_errors();
+    if (!met.empty()) said += (said.empty() ? "" : "; ") + met;
+    return said.empty() ? "it gave no reason" : said;
+}
+
 void TrtEngine::enqueue(const TrtBinding& binding) {
-    TrtContext& running = context(binding.profile);
-    const auto known = bound_.find(binding.profile);
-    if (known == bound_.end() || known->second != binding) {
-        bound_.erase(binding.profile);  // until it is set completely
-        bind(running, binding);
-        bound_[binding.profile] = binding;
-    }
-    if (running.enqueue(cuda_.stream())) return;
-    cuda_.check_device();
-    throw Error(path_ + " failed to run; the GPU may be out of memory");
+    TrtContext& running = context(binding);
+    api_.take_errors();
+    if (!running.enqueue(cuda_.stream())) throw refusal("failed to run", "enqueueV3");
 }
 
 void TrtEngine::bind(TrtContext& context, const TrtBinding& binding) {
+    const std::string profile = std::to_string(binding.profile);
+    if (binding.profile != 0 && !context.set_profile(binding.profile, cuda_.stream())) {
+        throw refusal("does not take profile " + profile, "setOptimizationProfileAsync");
+    }
+    cuda_.synchronize();
     for (const auto& [name, shape] : binding.shapes) {
         if (context.set_shape(name, shape)) continue;
-        throw Error(path_ + " refuses shape " + shape_text(shape) + " for " + name + " in profile " +
-                    std::to_string(binding.profile));
+        throw refusal("refuses shape " + shape_text(shape) + " for " + name + " in profile " + profile,
+                      "setInputShape");
     }
     for (const auto& [name, address] : binding.addresses) {
-        if (!context.set_address(name, address)) throw Error(path_ + " has no tensor " + name);
+        if (!context.set_address(name, address)) throw refusal("refuses the address of " + name, "setTensorAddress");
     }
 }
 
-TrtContext& TrtEngine::context(int profile) {
-    const auto known = contexts_.find(profile);
+TrtContext& TrtEngine::context(const TrtBinding& binding) {
+    const auto known = contexts_.find(binding);
     if (known != contexts_.end()) return *known->second;
+    api_.take_errors();
     std::unique_ptr<TrtContext> made = plan_->create_context();
-    if (made == nullptr) throw Error("the GPU has no memory left for " + path_ + "; stop other programs on it");
-    made->set_scratch(scratch_, plan_->scratch_size());
-    if (profile != 0 && !made->set_profile(profile, cuda_.stream())) {
-        throw Error(path_ + " has no profile " + std::to_string(profile));
-    }
-    cuda_.synchronize();
-    return *contexts_.emplace(profile, std::move(made)).first->second;
+    if (made == nullptr) throw refusal("gets no execution context", "createExecutionContext");
+    made->set_scratch(scratch_.data(), static_cast<std::int64_t>(scratch_.size()));
+    bind(*made, binding);
+    return *contexts_.emplace(binding, std::move(made)).first->second;
 }
 
 void TrtProgram::run() {
@@ -96,12 +115,20 @@ void TrtProgram::run() {
     }
     enqueue();
     cuda_.synchronize();
-    // Captured only after a run: the first run with new shapes may do work that a capture does not allow.
-    const auto capturable = [](auto& one) { return one.first->capturable(one.second); };
-    if (repeated_ && std::all_of(work_.begin(), work_.end(), capturable)) {
+    runs_ += 1;
+    if (runs_ == 2) capture();  // the first run with new shapes may do work that a capture does not allow
+}
+
+void TrtProgram::capture() {
+    try {
+        const auto capturable = [](auto& one) { return one.first->capturable(one.second); };
+        if (!std::all_of(work_.begin(), work_.end(), capturable)) throw Error("isStreamCapturable says no");
         graph_ = cuda_.capture([this] { enqueue(); });
+    } catch (const DeviceLost&) {
+        throw;
+    } catch (const Error& error) {
+        log(LogLevel::warning, name_ + " runs without a CUDA graph, and so more slowly: " + error.what());
     }
-    repeated_ = true;
 }
 
 void TrtProgram::enqueue() {

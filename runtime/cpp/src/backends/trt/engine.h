@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,14 +22,28 @@ struct TrtBinding {
     std::map<std::string, Shape> shapes;
     std::map<std::string, std::byte*> addresses;
 
-    bool operator==(const TrtBinding&) const = default;
+    auto operator<=>(const TrtBinding&) const = default;
 };
 
-// One engine file. It has an execution context for every profile in use.
+// Device memory for activations. All contexts of all engines share it, because only one of them runs at a time. Where
+// an engine needs more than those before it, it gets a new block; what refers to an older one goes on using that.
+class TrtScratch {
+   public:
+    explicit TrtScratch(Cuda& cuda) : cuda_(cuda) {}
+    // A block of at least `size` bytes.
+    std::span<std::byte> reserve(std::int64_t size);
+
+   private:
+    Cuda& cuda_;
+    std::span<std::byte> block_;
+};
+
+// One engine file. Every binding has an execution context of its own, which is bound once: a CUDA graph is only good
+// while the context that it was captured from keeps its profile, shapes and addresses.
 class TrtEngine {
    public:
     // Throws Error where it cannot be loaded, or differs from the manifest.
-    TrtEngine(TrtApi& api, Cuda& cuda, const std::filesystem::path& path, const EngineFile& file);
+    TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path, const EngineFile& file);
 
     // Output -> the input whose memory it shares.
     const Ordered<std::string>& aliases() const { return file_.aliases; }
@@ -36,26 +51,28 @@ class TrtEngine {
     int profile(const std::map<std::string, std::int64_t>& sizes) const;
     // Enqueue one run on the stream.
     void enqueue(const TrtBinding& binding);
-    // Whether a run can be captured as a CUDA graph.
-    bool capturable(const TrtBinding& binding) { return context(binding.profile).capturable(cuda_.stream()); }
+    // Whether a run can be captured as a CUDA graph, as far as the library says.
+    bool capturable(const TrtBinding& binding) { return context(binding).capturable(cuda_.stream()); }
 
    private:
     void check() const;
     void bind(TrtContext& context, const TrtBinding& binding);
-    TrtContext& context(int profile);
+    TrtContext& context(const TrtBinding& binding);
+    // Of what failed in the library's `function`, with what the library said of it and CUDA's error.
+    Error refusal(const std::string& what, const char* function);
+    std::string reason();
     Error again(const std::string& what) const;
 
+    TrtApi& api_;
     Cuda& cuda_;
     std::string path_;
     const EngineFile& file_;
     std::unique_ptr<TrtPlan> plan_;
-    std::byte* scratch_ = nullptr;  // shared by all contexts, since only one runs at a time
-    std::map<int, std::unique_ptr<TrtContext>>
-        contexts_;                     // by profile; declared after the plan, so destroyed before it
-    std::map<int, TrtBinding> bound_;  // what each context is bound to
+    std::span<std::byte> scratch_;
+    std::map<TrtBinding, std::unique_ptr<TrtContext>> contexts_;  // declared after the plan, so destroyed before it
 };
 
-// Engines that run one after another, and copies to the host after them.
+// Engines that run one after another, and copies to the host after them. What cannot be captured is launched directly.
 class TrtProgram {
    public:
     using Work = std::vector<std::pair<TrtEngine*, TrtBinding>>;
@@ -66,19 +83,23 @@ class TrtProgram {
         std::size_t size;
     };
 
-    TrtProgram(Cuda& cuda, Work work, std::vector<Copy> copies = {})
-        : cuda_(cuda), work_(std::move(work)), copies_(std::move(copies)) {}
+    // name: for the log.
+    TrtProgram(std::string name, Cuda& cuda, Work work, std::vector<Copy> copies = {})
+        : name_(std::move(name)), cuda_(cuda), work_(std::move(work)), copies_(std::move(copies)) {}
 
     // Returns when the device is done.
     void run();
 
    private:
     void enqueue();
+    // Tries it, once. The run before it has succeeded: nothing that goes wrong here is the request's affair.
+    void capture();
 
+    std::string name_;
     Cuda& cuda_;
     Work work_;
     std::vector<Copy> copies_;
-    bool repeated_ = false;
+    int runs_ = 0;
     void* graph_ = nullptr;
 };
 

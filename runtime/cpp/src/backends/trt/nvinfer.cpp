@@ -3,6 +3,15 @@
 // libraries have classes of the same names, whose inline functions the linker would merge.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
+#include <unistd.h>
+
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <system_error>
+#include <vector>
 
 #include "backends/trt/api.h"
 #include "errors.h"
@@ -14,16 +23,105 @@ namespace {
 
 namespace nv = nvinfer1;
 
-// Return values report TensorRT's errors, so that its messages about them are warnings.
+constexpr std::size_t kept_errors = 4;  // how many of the last ones a message repeats
+
+// Gives messages to the log, and keeps the last errors for the message of the call that failed.
 class Logger : public nv::ILogger {
    public:
     void log(Severity severity, const char* message) noexcept override {
-        const LogLevel level = severity <= Severity::kWARNING ? LogLevel::warning
-                               : severity == Severity::kINFO  ? LogLevel::info
-                                                              : LogLevel::verbose;
+        const LogLevel level = severity <= Severity::kERROR     ? LogLevel::error
+                               : severity == Severity::kWARNING ? LogLevel::warning
+                               : severity == Severity::kINFO    ? LogLevel::info
+                                                                : LogLevel::verbose;
+        if (level == LogLevel::error) keep(message);
         if (level >= log_level()) pass::log(level, std::string("tensorrt: ") + message);
     }
+
+    std::string take() {
+        const std::lock_guard lock(mutex_);
+        std::string line;
+        for (const std::string& error : errors_) line += (line.empty() ? "" : "; ") + error;
+        errors_.clear();
+        return line;
+    }
+
+   private:
+    void keep(const char* message) noexcept {
+        try {
+            std::string line = message;
+            for (char& character : line) {
+                if (character == '\n') character = ' ';
+            }
+            const std::lock_guard lock(mutex_);
+            errors_.push_back(std::move(line));
+            if (errors_.size() > kept_errors) errors_.pop_front();
+        } catch (const std::exception&) {  // no memory for a message
+        }
+    }
+
+    std::mutex mutex_;
+    std::deque<std::string> errors_;
 };
+
+#ifdef TRT_MAJOR_RTX
+// The kernels that TensorRT-RTX compiled, in a file for the next process. By default it compiles them in the
+// background, runs a slower kernel meanwhile, and then takes the new one, of which a captured graph knows nothing:
+// contexts that are made with `config` compile before they run. Where the file cannot be read or written, kernels are
+// compiled again.
+class Kernels {
+   public:
+    void use(const std::filesystem::path& file) { file_ = file; }
+
+    std::unique_ptr<nv::IRuntimeConfig> config(nv::ICudaEngine& engine) {
+        std::unique_ptr<nv::IRuntimeConfig> made(engine.createRuntimeConfig());
+        if (made == nullptr) return nullptr;
+        made->setExecutionContextAllocationStrategy(nv::ExecutionContextAllocationStrategy::kUSER_MANAGED);
+        made->setDynamicShapesKernelSpecializationStrategy(nv::DynamicShapesKernelSpecializationStrategy::kEAGER);
+        if (cache_ == nullptr) load(*made);
+        if (cache_ == nullptr || !made->setRuntimeCache(*cache_)) {
+            pass::log(LogLevel::warning, "kernels are compiled again in every process: the library takes no cache");
+        }
+        return made;
+    }
+
+    void save() {
+        const std::unique_ptr<nv::IHostMemory> found(cache_ == nullptr ? nullptr : cache_->serialize());
+        if (found == nullptr || file_.empty()) return;
+        const char* first = static_cast<const char*>(found->data());
+        const std::vector<char> bytes(first, first + found->size());
+        if (bytes == known_) return;
+        const std::filesystem::path part = file_.string() + ".part-" + std::to_string(getpid());
+        std::ofstream(part, std::ios::binary).write(first, static_cast<std::streamsize>(bytes.size()));
+        std::error_code failed;
+        if (std::filesystem::file_size(part, failed) == bytes.size() && !failed) {
+            std::filesystem::rename(part, file_, failed);
+        } else if (!failed) {
+            failed = std::make_error_code(std::errc::no_space_on_device);
+        }
+        std::error_code ignored;
+        std::filesystem::remove(part, ignored);
+        if (failed) pass::log(LogLevel::info, "compiled kernels are not kept: " + failed.message());
+        if (!failed) known_ = bytes;
+    }
+
+   private:
+    void load(nv::IRuntimeConfig& config) {
+        cache_.reset(config.createRuntimeCache());
+        std::ifstream file(file_, std::ios::binary);
+        known_.assign(std::istreambuf_iterator<char>(file), {});
+        // One of another GPU, driver or version is refused, and replaced later.
+        if (cache_ == nullptr || known_.empty() || !cache_->deserialize(known_.data(), known_.size())) known_.clear();
+    }
+
+    std::filesystem::path file_;
+    std::unique_ptr<nv::IRuntimeCache> cache_;
+    std::vector<char> known_;
+};
+
+constexpr bool capturable_unasked = false;  // before 1.2, which can be asked, it may allocate while it runs
+#else
+constexpr bool capturable_unasked = true;
+#endif
 
 class Context : public TrtContext {
    public:
@@ -51,7 +149,7 @@ class Context : public TrtContext {
     template <class Asked>
     static bool ask_capturable(Asked& context, cudaStream_t stream) {
         if constexpr (requires { context.isStreamCapturable(stream); }) return context.isStreamCapturable(stream);
-        return true;
+        return capturable_unasked;
     }
 
     std::unique_ptr<nv::IExecutionContext> context_;
@@ -60,12 +158,19 @@ class Context : public TrtContext {
 class Plan : public TrtPlan {
    public:
     explicit Plan(nv::ICudaEngine* engine) : engine_(engine) {}
+#ifdef TRT_MAJOR_RTX
+    Plan(nv::ICudaEngine* engine, Kernels& kernels) : engine_(engine), config_(kernels.config(*engine)) {}
+#endif
 
     std::int64_t scratch_size() const override { return engine_->getDeviceMemorySizeV2(); }
     int profiles() const override { return engine_->getNbOptimizationProfiles(); }
     std::optional<std::map<std::string, std::string>> aliases() const override { return ask_aliases(*engine_); }
     std::unique_ptr<TrtContext> create_context() override {
+#ifdef TRT_MAJOR_RTX
+        auto* context = config_ == nullptr ? nullptr : engine_->createExecutionContext(config_.get());
+#else
         auto* context = engine_->createExecutionContext(nv::ExecutionContextAllocationStrategy::kUSER_MANAGED);
+#endif
         return context == nullptr ? nullptr : std::make_unique<Context>(context);
     }
 
@@ -85,6 +190,9 @@ class Plan : public TrtPlan {
     }
 
     std::unique_ptr<nv::ICudaEngine> engine_;
+#ifdef TRT_MAJOR_RTX
+    std::unique_ptr<nv::IRuntimeConfig> config_;
+#endif
 };
 
 class Api : public TrtApi {
@@ -111,13 +219,29 @@ class Api : public TrtApi {
     }
     std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) override {
         auto* found = runtime_->deserializeCudaEngine(engine.data(), engine.size());
-        return found == nullptr ? nullptr : std::make_unique<Plan>(found);
+        if (found == nullptr) return nullptr;
+#ifdef TRT_MAJOR_RTX
+        return std::make_unique<Plan>(found, kernels_);
+#else
+        return std::make_unique<Plan>(found);
+#endif
     }
+    std::string take_errors() override { return logger_.take(); }
+#ifdef TRT_MAJOR_RTX
+    void use_kernels(const std::filesystem::path& file) override { kernels_.use(file); }
+    void save_kernels() override { kernels_.save(); }
+#else
+    void use_kernels(const std::filesystem::path&) override {}
+    void save_kernels() override {}
+#endif
 
    private:
     void* handle_;
     Logger logger_;
     std::unique_ptr<nv::IRuntime> runtime_;
+#ifdef TRT_MAJOR_RTX
+    Kernels kernels_;
+#endif
 };
 
 }  // namespace

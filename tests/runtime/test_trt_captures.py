@@ -1,0 +1,251 @@
+"""Captured graphs on a (fake) device: each has contexts of its own, and what cannot be captured is run all the same."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+from engine_sessions import CAPACITY, PROMPT, SAMPLINGS, Gpu, assert_cpu_writes, submit_together, tokens
+from fake_gpu import FakeContext, FakeCuda, FakeRuntimeCache, add_fake_engines
+
+from pass_runtime import GenerateOptions
+from pass_runtime.backends.base import PassKind
+from pass_runtime.backends.cuda import LOST, Cuda
+from pass_runtime.backends.trt.backend import RUNTIME_CACHE
+from pass_runtime.bundle.plan import ar_plan
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.errors import PassError
+
+SLOTS = 4
+ASKED = [
+    ([2 + i, *PROMPT[i:]], GenerateOptions(9 + 3 * i, SAMPLINGS[i % 3], plan=plan, ignore_eos=True))
+    for i, plan in enumerate(("ar", "fused", "two-pass", "ar", "fused"))
+]
+
+
+@pytest.fixture(scope="module", params=["tensorrt", "tensorrt-rtx"])
+def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    bundle = tmp_path_factory.mktemp("captures") / "bundle"
+    shutil.copytree(adapter_bundle, bundle)
+    add_fake_engines(bundle, CAPACITY, 2, SLOTS, request.param)
+    return bundle
+
+
+@pytest.fixture
+def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(engine_bundle, monkeypatch, read_manifest(engine_bundle).engines[0].library)
+
+
+def test_batches_that_take_turns_are_replayed(gpu: Gpu):
+    """1, 2 and 4 sequences run in one profile's range of batches, and prompts are read into every slot."""
+    with gpu.open(max_batch_size=SLOTS) as session:
+        for count in (1, 4, 2, 1, 4, 2, 1, 4, 2, 1):
+            asked = ASKED[:count]
+            for one, stream in zip(asked, submit_together(session, asked), strict=True):
+                assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
+        assert gpu.cuda.launches > 50
+
+
+def test_all_engines_share_one_block_of_scratch_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    given: list[tuple[int, int]] = []
+    set_memory = FakeContext.set_device_memory
+
+    def record(context: FakeContext, address: int, size: int) -> None:
+        given.append((address, size))
+        set_memory(context, address, size)
+
+    monkeypatch.setattr(FakeContext, "set_device_memory", record)
+    with gpu.open(max_batch_size=SLOTS) as session:
+        tokens(session, plan="two-pass")
+        assert len(given) > 3 and len(set(given)) == 1
+        gpu.trt.scratch = 1 << 16
+        tokens(session, SAMPLINGS[1], plan="two-pass")
+        assert len(set(given)) == 2
+        tokens(session, plan="two-pass")
+    gpu.assert_empty()
+
+
+@pytest.mark.parametrize("function", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"])
+def test_a_capture_that_fails_ends_nothing(gpu: Gpu, function: str, caplog: pytest.LogCaptureFixture):
+    """Every program says so once, and runs as it did before."""
+    with gpu.open(max_batch_size=SLOTS) as session:
+        gpu.cuda.fail_capture = function
+        for _ in range(3):
+            for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
+                assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
+        assert gpu.cuda.captures == gpu.cuda.launches == 0
+        told = [record.message for record in caplog.records if "runs without a CUDA graph" in record.message]
+        assert len(told) == len(set(told)) > 5
+        assert all(f"{function} failed with CUDA error 901" in message for message in told)
+        assert any(message.startswith("pass ar 4 ") for message in told)
+        gpu.cuda.fail_capture = ""
+        tokens(session, plan="two-pass", logprobs=1)  # which did not run before
+        assert gpu.cuda.captures > 0
+    gpu.assert_empty()
+
+
+def test_a_device_that_is_lost_in_a_capture_is_lost(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    def lose(cuda: FakeCuda, _stream: int, _mode: int) -> tuple[int]:
+        cuda.sticky = 719
+        return (719,)
+
+    monkeypatch.setattr(FakeCuda, "cudaStreamBeginCapture", lose)
+    session = gpu.open(max_batch_size=SLOTS)
+    with pytest.raises(PassError, match=r"CUDA error 719, cudaErrorLaunchFailure, cudaStreamBeginCapture\); start it"):
+        tokens(session)
+    assert session.closed
+
+
+def test_what_the_library_refuses_is_told_in_its_words(gpu: Gpu, caplog: pytest.LogCaptureFixture):
+    functions = {
+        "deserialize_cuda_engine": "cannot be loaded",
+        "create_execution_context": "gets no execution context",
+        "set_optimization_profile_async": "does not take profile",
+        "set_input_shape": "refuses shape",
+        "set_tensor_address": "refuses the address of",
+        "execute_async_v3": "failed to run",
+    }
+    for function, words in functions.items():
+        caplog.clear()
+        gpu.trt.refuses = {function}
+        expected = rf"{words}.*\({function}: \[{function}\.cpp::7\] Error Code 3: of a kind\)"
+        with pytest.raises(PassError, match=expected) as raised, gpu.open(max_batch_size=SLOTS) as session:
+            tokens(session)
+        assert "\n" not in str(raised.value)
+        levels = {record.levelno: record.message for record in caplog.records if record.name == "pass_runtime.backends"}
+        name = gpu.trt.__name__
+        assert levels[logging.ERROR] == f"{name}: [{function}.cpp::7] Error Code 3: of a kind"
+        assert levels[logging.WARNING] == f"{name}: {function} has been asked for"
+
+
+def test_an_engine_that_says_nothing_is_explained_by_cuda(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    def fail(context: FakeContext, _stream: int) -> bool:
+        context.cuda.failed(2)  # type: ignore[arg-type]
+        return False
+
+    with gpu.open() as session:
+        expected = tokens(session).token_ids
+        with monkeypatch.context() as patch, pytest.raises(PassError, match=r"\(execute_async_v3: CUDA error 2 \("):
+            patch.setattr(FakeContext, "execute_async_v3", fail)
+            tokens(session, SAMPLINGS[1])
+        assert tokens(session).token_ids == expected
+
+
+def test_no_error_is_left_for_later_calls(gpu: Gpu):
+    """Whatever failed was told, so that a launch is not taken for its cause."""
+    cuda = Cuda(gpu.cuda)
+    gpu.cuda.limit = 1000
+    for fail in (lambda: cuda.allocate(1 << 20), lambda: cuda.capture(cuda.synchronize)):
+        with pytest.raises(PassError, match=r"(cudaMalloc|cudaStreamSynchronize) failed with CUDA error"):
+            fail()
+        assert gpu.cuda.error == 0 and gpu.cuda.capturing is None
+    cuda.close()
+
+
+def test_the_errors_that_stay_are_those_of_cudas_documentation():
+    errors = pytest.importorskip("cuda.bindings.runtime").cudaError_t
+    documented = {int(e): e.name for e in errors if "must be terminated" in (e.__doc__ or "")}
+    if not documented:
+        pytest.skip("this cuda-python has no documentation of errors")
+    assert documented.items() <= LOST.items()
+    assert {code: errors(code).name for code in LOST} == LOST
+
+
+def test_what_is_written_between_passes_is_not_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    """One wait for each pass, however many windows it was given; what was given is not read later than it was valid."""
+    waits: list[int] = []
+    synchronize = FakeCuda.cudaStreamSynchronize
+    monkeypatch.setattr(
+        FakeCuda, "cudaStreamSynchronize", lambda cuda, stream: (waits.append(stream), synchronize(cuda, stream))[1]
+    )
+    with gpu.open(max_batch_size=SLOTS) as session:
+        backend, kind = session.backend, PassKind(ar_plan(), SLOTS, "greedy")
+        backend.resize(512, [0] * SLOTS)
+        for slot in range(SLOTS):
+            backend.set_sampling(slot, SAMPLINGS[0])
+
+        def write(root: int) -> list[list[int]]:
+            for slot in range(SLOTS):
+                backend.stage(slot, ar_plan(), 5 + slot, root + slot)
+            return backend.run(kind)
+
+        first = write(7)
+        for _ in range(3):
+            write(90)
+        waits.clear()
+        assert write(7) == first and len(waits) == 1
+        assert write(90) != first and len(waits) == 2
+        backend.logits(ar_plan(), SLOTS)
+        assert len(waits) == 3
+
+
+def test_more_than_the_staging_memory_holds(gpu: Gpu):
+    import numpy as np
+
+    cuda = Cuda(gpu.cuda, staging=256)
+    address = cuda.allocate(1 << 12)
+    for size in (8, 100, 256, 257, 1 << 12):
+        for value in range(5):
+            cuda.upload(address, np.full(size, value, np.uint8))
+            if size <= 256:
+                cuda.upload(address + 256, np.full(size, value + 9, np.uint8))
+        found = np.zeros(size, np.uint8)
+        cuda.download(found, address)
+        assert (found == 4).all()
+    cuda.close()
+
+
+class TestRuntimeCache:
+    """Of TensorRT-RTX."""
+
+    @pytest.fixture
+    def path(self, gpu: Gpu) -> Path:
+        if not gpu.library.compiles_kernels:
+            pytest.skip("it compiles nothing")
+        path = gpu.manifest.engines[0].path(gpu.bundle) / RUNTIME_CACHE
+        path.unlink(missing_ok=True)
+        return path
+
+    def compiled(self, gpu: Gpu) -> int:
+        """How many kernels a new process compiles."""
+        gpu.trt.compiled = 0
+        with gpu.open() as session:
+            tokens(session, plan="two-pass")
+        return gpu.trt.compiled
+
+    def test_the_next_process_compiles_nothing(self, gpu: Gpu, path: Path):
+        assert self.compiled(gpu) > 3 and path.is_file()
+        written = path.stat().st_mtime_ns
+        assert self.compiled(gpu) == 0
+        assert path.stat().st_mtime_ns == written  # nothing new, nothing written
+        assert not list(path.parent.glob(f".{path.name}*"))
+
+    def test_one_that_is_not_for_this_gpu_is_replaced(self, gpu: Gpu, path: Path):
+        path.write_bytes(b"of another one")
+        assert self.compiled(gpu) > 3
+        assert self.compiled(gpu) == 0
+
+    def test_where_it_cannot_be_written_kernels_are_compiled_again(
+        self, gpu: Gpu, path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        path.mkdir()
+        try:
+            assert self.compiled(gpu) > 3
+            assert self.compiled(gpu) > 3
+        finally:
+            path.rmdir()
+        monkeypatch.setattr(FakeRuntimeCache, "serialize", lambda _: pytest.fail("asked for in a lost process"))
+        session = gpu.open()
+        tokens(session)
+        gpu.cuda.sticky = 700
+        with pytest.raises(PassError, match="works no more"):
+            tokens(session)
+        session.close()
+
+    def test_what_it_says_cannot_be_captured_is_not(self, gpu: Gpu, path: Path, caplog: pytest.LogCaptureFixture):
+        gpu.trt.refuses = {"is_stream_capturable"}
+        assert self.compiled(gpu) > 3
+        assert gpu.cuda.captures == 0
+        assert any(record.message.endswith("is_stream_capturable says no") for record in caplog.records)
