@@ -279,7 +279,7 @@ class FakeTensorRT:
         return None if self.fails("deserialize_cuda_engine") else FakeEngine(self, json.loads(bytes(data)))
 
     def fails(self, function: str) -> bool:
-        """Whether `function` is to be refused, which the log is told of."""
+        """Whether `function` is to be refused; if so, it is logged."""
         if function in self.refuses:
             self.logger.log(self.ILogger.WARNING, f"{function} has been\n asked for")
             self.logger.log(self.ILogger.ERROR, f"[{function}.cpp::7] Error Code 3: of a kind")
@@ -429,7 +429,7 @@ class FakeContext:
         library.fail_run -= 1
         if library.fail_run == 0 or self.cuda.sticky or library.fails("execute_async_v3"):
             return False
-        assert self.cuda.error == 0, "an engine that asks how its launch went is told of an older failure"
+        assert self.cuda.error == 0, "an engine that asks how its launch went would see an older failure"
         assert set(self.shapes) == set(self.engine.plan["inputs"]), "an input has no shape"
         assert set(self.addresses) == set(self.engine.tensors), "a tensor has no address"
         shapes, addresses = dict(self.shapes), dict(self.addresses)

@@ -76,10 +76,10 @@ def test_a_capture_that_fails_ends_nothing(gpu: Gpu, function: str, caplog: pyte
             for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
                 assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
         assert gpu.cuda.captures == gpu.cuda.launches == 0
-        told = [record.message for record in caplog.records if "runs without a CUDA graph" in record.message]
-        assert len(told) == len(set(told)) > 5
-        assert all(f"{function} failed with CUDA error 901" in message for message in told)
-        assert any(message.startswith("pass ar 4 ") for message in told)
+        logged = [record.message for record in caplog.records if "runs without a CUDA graph" in record.message]
+        assert len(logged) == len(set(logged)) > 5
+        assert all(f"{function} failed with CUDA error 901" in message for message in logged)
+        assert any(message.startswith("pass ar 4 ") for message in logged)
         gpu.cuda.fail_capture = ""
         tokens(session, plan="two-pass", logprobs=1)  # which did not run before
         assert gpu.cuda.captures > 0
@@ -98,7 +98,7 @@ def test_a_device_that_is_lost_in_a_capture_is_lost(gpu: Gpu, monkeypatch: pytes
     assert session.closed
 
 
-def test_what_the_library_refuses_is_told_in_its_words(gpu: Gpu, caplog: pytest.LogCaptureFixture):
+def test_what_the_library_refuses_is_logged_in_its_words(gpu: Gpu, caplog: pytest.LogCaptureFixture):
     functions = {
         "deserialize_cuda_engine": "cannot be loaded",
         "create_execution_context": "gets no execution context",
@@ -134,7 +134,7 @@ def test_an_engine_that_says_nothing_is_explained_by_cuda(gpu: Gpu, monkeypatch:
 
 
 def test_no_error_is_left_for_later_calls(gpu: Gpu):
-    """Whatever failed was told, so that a launch is not taken for its cause."""
+    """Whatever failed was logged, so that a launch is not taken for its cause."""
     cuda = Cuda(gpu.cuda)
     gpu.cuda.limit = 1000
     for fail in (lambda: cuda.allocate(1 << 20), lambda: cuda.capture(cuda.synchronize)):

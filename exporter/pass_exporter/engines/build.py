@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pass_exporter.engines.compare import Comparison
 
 BUILD_FLAGS = "user allocation"
-"""Told apart from engines that an interrupted build of an earlier release left behind."""
+"""A part of the key of an engine that an interrupted build left behind: it changes with the builder's flags."""
 
 
 @dataclass(frozen=True)

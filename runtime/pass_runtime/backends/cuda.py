@@ -144,8 +144,8 @@ class Cuda:
         return os.getpid() != self._process
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """What the CUDA function `name` returns. Where it fails, the error is told here and nowhere else: CUDA would
-        report it again to whoever asks how a later launch went."""
+        """What the CUDA function `name` returns. Where it fails, CUDA's own record of the error is cleared: it
+        would be taken for the error of a later launch."""
         try:
             return self._check(getattr(self.api, name)(*arguments), name)
         except DeviceLost:

@@ -99,8 +99,8 @@ class Cuda : public Memory {
     std::string why() const;
 
    private:
-    // Throws Error where `code`, of the function `name`, is an error; keeps the first DeviceLost. The error is told
-    // here and nowhere else: CUDA would report it again to whoever asks how a later launch went.
+    // Throws Error where `code`, of the function `name`, is an error; keeps the first DeviceLost. CUDA's own
+    // record of the error is cleared: it would be taken for the error of a later launch.
     void check(int code, const char* name) const;
     // `size` bytes of the staging memory, which no copy is using; null where they are too many.
     std::byte* stage(std::size_t size);

@@ -23,7 +23,7 @@ class Library:
     least_width: the rows of the narrowest window. TensorRT-RTX 1.7 stores linear weights in a layout of their own for
     one row, so that an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
     timing_cache: whether it keeps a timing cache; TensorRT-RTX times nothing while it builds.
-    compiles_kernels: it compiles kernels while an engine runs, and allocates memory then, unless it is told otherwise:
+    compiles_kernels: it compiles kernels while an engine runs, and allocates memory then, unless a context asks for something else:
     a captured graph needs kernels that stay what they are, and memory that is there.
     """
 
@@ -93,8 +93,8 @@ class Messages(Protocol):
     def append(self, message: str, /) -> None: ...
 
 
-def make_logger(library: Any, errors: Messages, told: logging.Logger | None = None) -> Any:
-    """A logger of `library` that appends errors to `errors`, and gives errors and warnings to `told`."""
+def make_logger(library: Any, errors: Messages, log: logging.Logger | None = None) -> Any:
+    """A logger of `library` that appends errors to `errors`, and gives errors and warnings to `log`."""
     severity_of = library.ILogger
     levels = {
         severity_of.INTERNAL_ERROR: logging.ERROR,
@@ -110,7 +110,7 @@ def make_logger(library: Any, errors: Messages, told: logging.Logger | None = No
             level, line = levels.get(severity), " ".join(message.split())
             if level == logging.ERROR:
                 errors.append(line)
-            if level is not None and told is not None:
-                told.log(level, "%s: %s", library.__name__, line)
+            if level is not None and log is not None:
+                log.log(level, "%s: %s", library.__name__, line)
 
     return Logger()

@@ -48,7 +48,7 @@ class TrtApi {
     virtual std::string version() const = 0;
     // Null where these bytes are no engine for this library and this GPU.
     virtual std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) = 0;
-    // The errors that the library told of since this was last called, in a line; empty where there were none.
+    // The errors that the library reported since this was last called, in a line; empty where there were none.
     virtual std::string take_errors() = 0;
     // Kernels that the library compiles while engines run are those in `file`, where they fit this GPU. `save_kernels`
     // keeps them there. A library that compiles none does nothing.
