@@ -23,8 +23,8 @@ class Library:
     least_width: the rows of the narrowest window. TensorRT-RTX 1.7 stores linear weights in a layout of their own for
     one row, so that an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
     timing_cache: whether it keeps a timing cache; TensorRT-RTX times nothing while it builds.
-    compiles_kernels: it compiles kernels while an engine runs, and allocates memory then, unless a context asks for something else:
-    a captured graph needs kernels that stay what they are, and memory that is there.
+    compiles_kernels: by default it compiles kernels while an engine runs, and allocates memory then. A captured graph
+    needs kernels that stay what they are, and memory that is there.
     """
 
     name: LibraryName
