@@ -80,6 +80,7 @@ def test_a_capture_that_fails_ends_nothing(gpu: Gpu, function: str, caplog: pyte
         assert len(logged) == len(set(logged)) > 5
         assert all(f"{function} failed with CUDA error 901" in message for message in logged)
         assert any(message.startswith("pass ar 4 ") for message in logged)
+        assert {message.split(" runs without")[0] for message in logged} == set(session.backend.uncaptured)
         gpu.cuda.fail_capture = ""
         tokens(session, plan="two-pass", logprobs=1)  # which did not run before
         assert gpu.cuda.captures > 0

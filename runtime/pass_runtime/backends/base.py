@@ -120,8 +120,8 @@ class Backend(ABC):
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
         self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.positions)
         self.uncaptured: dict[str, str] = {}
-        """Graphs of passes that cannot be captured as a CUDA graph, on a device that has those, with the reason. Such
-        passes are slow to start, so extra rows seem to cost less than they do."""
+        """Graphs or passes that could not be captured as a CUDA graph, on a device that has those, with the reason.
+        They are slow to start, so extra rows seem to cost less than they do."""
         # The lengths that the device has, None for masked slots.
         self._lengths: list[int | None] = [None] * capabilities.slots
 

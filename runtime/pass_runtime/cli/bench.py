@@ -290,8 +290,10 @@ def print_plans(report: dict[str, Any]) -> None:
     show_rows(title, rows, left=("plan", "acceptance by position"))
     console = OutputConsole()
     console.print(f"look-ahead embeddings: {report['lookahead_source']}", highlight=False, soft_wrap=True)
-    for file, reason in report["uncaptured"].items():
-        console.print(f"{file} ran without a CUDA graph: {reason}", highlight=False, soft_wrap=True, style="yellow")
+    for name, reason in report["uncaptured"].items():
+        console.print(f"{name} ran without a CUDA graph: {reason}", highlight=False, soft_wrap=True, style="yellow")
+    if report["device"] != "cpu" and not report["uncaptured"]:
+        console.print("passes were captured as CUDA graphs", soft_wrap=True)
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
         console.print(
             "the rejection rule: every plan wrote a text of its own from the same distribution", soft_wrap=True

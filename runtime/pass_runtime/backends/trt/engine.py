@@ -153,9 +153,13 @@ class Program:
         cuda: Cuda,
         work: Sequence[tuple[TrtEngine, EngineCall]],
         copies: Sequence[tuple[npt.NDArray[Any], int]] = (),
+        *,
+        uncaptured: dict[str, str],
     ) -> None:
-        """name: for the log. copies: pinned host arrays, each with the device address that it is filled from."""
+        """copies: pinned host arrays, each with the device address that it is filled from. uncaptured: takes the
+        reason, by `name`, where the program cannot be captured."""
         self._name, self._cuda, self._work, self._copies = name, cuda, work, copies
+        self._uncaptured = uncaptured
         self._runs = 0
         self._graph: Any = None
 
@@ -180,6 +184,7 @@ class Program:
         except DeviceLost:
             raise
         except PassError as error:
+            self._uncaptured[self._name] = str(error)
             log.warning("%s runs without a CUDA graph, and so more slowly: %s", self._name, error)
 
     def _enqueue(self) -> None:
