@@ -153,9 +153,11 @@ def random_bundle(tiny_model: Path, shared: Path) -> Path:
     return made_once(shared / "random", make)
 
 
-def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int = 4, head_rank: int = 0) -> Path:
+def write_random_weights(
+    model: Path, path: Path, lookahead: int = 6, rank: int = 4, head_rank: int = 0, head_strength: float = 1.0
+) -> Path:
     """A weights file as pass-train writes it for `model`, with random embeddings; with a random adapter where it has a
-    rank, and a random draft head where that has one."""
+    rank, and a random draft head where that has one. head_strength: as `random_head` has it."""
     import torch
 
     from pass_exporter.model.fingerprint import base_sample
@@ -169,7 +171,8 @@ def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int 
     with torch.no_grad():
         for b in adapter.lora_B if adapter else ():
             b.normal_(generator=generator)
-    head = random_head(base.get_output_embeddings().weight, head_rank) if head_rank else None
+    embeddings = base.get_output_embeddings().weight
+    head = random_head(embeddings, head_rank, strength=head_strength) if head_rank else None
     sizes = {"rank": rank, "head_rank": head_rank, "head_width": 24 if head_rank else 0}
     record = TrainingRecord(
         base="tiny", lookahead=lookahead, adapter="lora" if rank else "none", **sizes, steps=0, recipe={}, tools={}
@@ -179,8 +182,8 @@ def write_random_weights(model: Path, path: Path, lookahead: int = 6, rank: int 
     return path
 
 
-def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2):
-    """A draft head that moves logits by a few units: in float16, as files hold it."""
+def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2, strength: float = 1.0):
+    """A draft head that moves logits by a few units, times `strength`: in float16, as files hold it."""
     import torch
 
     from pass_exporter.model.head import DraftHead, new_head
@@ -189,7 +192,7 @@ def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2):
     tensors = new_head(embeddings, rank, width, generator).tensors()
     tensors["head.bias"] = torch.randn(width, generator=generator)
     tensors["head.state"] = tensors["head.state"] * 10
-    tensors["head.out"] = torch.randn(rank, width, generator=generator) / 2
+    tensors["head.out"] = torch.randn(rank, width, generator=generator) / 2 * strength
     return DraftHead({name.removeprefix("head."): tensor.half() for name, tensor in tensors.items()}, embeddings)
 
 

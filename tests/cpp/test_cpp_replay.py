@@ -44,7 +44,9 @@ def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         options = dict(EXPORTS[name])
         if options.pop("adapter", False):
             weights = directory / "lookahead.safetensors"
-            options["lookahead_weights"] = write_random_weights(model, weights, lookahead=4, head_rank=12)
+            options["lookahead_weights"] = write_random_weights(
+                model, weights, lookahead=4, head_rank=12, head_strength=0.1
+            )
         return export_bundle(model, directory / name, lookahead=4, **options)
 
     return make
