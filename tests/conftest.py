@@ -171,8 +171,7 @@ def write_random_weights(
     with torch.no_grad():
         for b in adapter.lora_B if adapter else ():
             b.normal_(generator=generator)
-    embeddings = base.get_output_embeddings().weight
-    head = random_head(embeddings, head_rank, strength=head_strength) if head_rank else None
+    head = random_head(base.get_output_embeddings().weight, head_rank, strength=head_strength) if head_rank else None
     sizes = {"rank": rank, "head_rank": head_rank, "head_width": 24 if head_rank else 0}
     record = TrainingRecord(
         base="tiny", lookahead=lookahead, adapter="lora" if rank else "none", **sizes, steps=0, recipe={}, tools={}
