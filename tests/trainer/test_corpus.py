@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from conftest import EOS, make_tokenizer
 from pass_runtime import PassError
 from pass_trainer.corpus import digest, read_sources
+from pass_trainer.distill import Distiller, Recipe
 
 
 def refused(path: Path) -> str:
@@ -106,3 +108,51 @@ def test_excerpts_follow_length_and_start_at_lines(tmp_path: Path):
     first = Counter(text.split("\n")[0] for text in found)
     assert set(first) == {"short line", "tall line"}
     assert 50 < first["short line"] < 200  # 100 of 1000 expected
+
+
+def messages(path: Path, *texts: str) -> Path:
+    path.write_text("".join(json.dumps({"message": text}) + "\n" for text in texts))
+    return path
+
+
+def test_messages_are_kept_apart_from_text(tmp_path: Path):
+    """Text in their file is refused, and the same words as text are another source."""
+    (source,) = read_sources([messages(tmp_path / "log.jsonl", "hello there", "what is a fox?")])
+    assert source.messages and source.documents == ("hello there", "what is a fox?")
+    (tmp_path / "text.jsonl").write_text('{"text": "hello there"}\n{"prompt": "what is a fox?"}\n')
+    (text,) = read_sources([tmp_path / "text.jsonl"])
+    assert not text.messages and digest([text]) != digest([source])
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"text": "an article"}\n')
+    assert '"message" and other text' in refused(tmp_path / "log.jsonl")
+
+
+class Silence:
+    """A TextWriter that adds nothing."""
+
+    name = "silence"
+
+    def write(self, prompts, _length: int, _temperature: float, _top_p: float, _seed: int) -> list[list[int]]:
+        return [list(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_message_is_a_prompt_as_a_whole(tmp_path: Path, template: bool):
+    """Through the chat template, where there is one; one that leaves no room for an answer is passed over."""
+    tokenizer = make_tokenizer()
+    if not template:
+        tokenizer.chat_template = None
+    sources = read_sources([messages(tmp_path / "log.jsonl", "why is a fox red?", "brown " * 200)])
+    distiller = Distiller(Silence(), tokenizer, (EOS,), sources, Recipe(sequences=8, length=80))
+    distiller.check()
+    distiller.generate(tmp_path / "shards", [0], lambda *_: None)
+    found = distiller.read(tmp_path / "shards")
+    texts = {tokenizer.decode(row[:size]) for row, size in zip(found.tokens, found.prompts, strict=True)}
+    assert texts == {"<bos>[user]why is a fox red?\n[assistant]" if template else "why is a fox red?"}
+
+
+def test_messages_that_are_all_too_long_are_named(tmp_path: Path):
+    sources = read_sources([messages(tmp_path / "log.jsonl", "brown " * 200)])
+    distiller = Distiller(Silence(), make_tokenizer(), (EOS,), sources, Recipe(sequences=8, length=80))
+    with pytest.raises(PassError, match="its messages are too long; use a larger --sequence-length"):
+        distiller.check()
