@@ -26,8 +26,8 @@ fi
 start=()
 [ ! -f "$output/start.safetensors" ] || start=(--start "$output/start.safetensors")
 pass-train --model "$model" --lookahead 8 --resume "${data[@]}" --sequences 4096 --steps "$steps" --anchors 48 \
-    --decay 0.65 --lr 7e-4 --adapter lora --rank 64 --adapter-from "${ADAPTER_FROM:-10}" --head \
-    --head-rank 384 --head-width 768 "${start[@]}" --output "$output"
+    --decay 0.65 --lr 7e-4 --adapter lora --rank 64 --adapter-from "${ADAPTER_FROM:-10}" --head "${start[@]}" \
+    --output "$output"
 
 for file in lookahead.safetensors metrics.json curves.png; do
     cp "$output/$file" "$target/$file"

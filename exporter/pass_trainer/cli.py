@@ -67,8 +67,8 @@ DTYPE = click.option(
 @click.option("--rank", type=int, default=32, show_default=True, help="Of the adapter.")
 @click.option("--adapter-from", type=int, default=0, show_default=True, help="The first layer that is adapted.")
 @click.option("--head", is_flag=True, help="Train a draft head too: it reads the token before each draft.")
-@click.option("--head-rank", type=int, help="Numbers per token in the head's table.  [default: 384, or --start's]")
-@click.option("--head-width", type=int, help="Numbers of the head's state.  [default: 576, or --start's]")
+@click.option("--head-rank", type=int, help="Numbers per token in the head's table.  [default: 96, or --start's]")
+@click.option("--head-width", type=int, help="Numbers of the head's state.  [default: 384, or --start's]")
 @click.option("--start", type=PATH, help="Weights to start from; an adapter of higher rank is truncated.")
 @click.option(
     "--steps",
