@@ -40,6 +40,7 @@ from pass_runtime.session import Session
 
 PROMPTS = Path(__file__).parents[1] / "exporter" / "pass_trainer" / "prompts" / "evaluation.jsonl"
 PLANS = ("two-pass", "fused")
+"""Those that `pass-train evaluate` predicts."""
 Taus = dict[str, dict[str, Passes]]
 """By kind of prompt and plan."""
 
@@ -65,6 +66,7 @@ def passes_of(session: Session, prompt: Prompt, options: GenerateOptions, tokens
 def measure(
     session: Session,
     prompts: Sequence[Prompt],
+    plans: Sequence[str],
     temperature: float,
     top_k: int,
     lookahead: int,
@@ -73,9 +75,9 @@ def measure(
 ) -> tuple[Taus, Taus]:
     """Return the sums over prompts: passes that count, and passes where answers repeat themselves."""
     kinds = [kind for kind in KINDS if any(prompt.kind == kind for prompt in prompts)]
-    main, looping = ({kind: dict.fromkeys(PLANS, Passes()) for kind in (*kinds, ALL)} for _ in range(2))
+    main, looping = ({kind: dict.fromkeys(plans, Passes()) for kind in (*kinds, ALL)} for _ in range(2))
     for prompt in shown(prompts):
-        for plan in PLANS:
+        for plan in plans:
             options = GenerateOptions(
                 tokens + MARGIN, SamplingParams(temperature, top_k, seed=prompt.seed), plan=plan, lookahead=lookahead
             )
@@ -89,16 +91,19 @@ def measure(
 def cells(taus: dict[str, Passes], loops: dict[str, Passes], theirs: dict[str, float]) -> dict[str, str]:
     """Return tau by plan, beside the predictions of `pass-train evaluate`, and tau where answers repeat themselves."""
     row = {}
-    for plan in PLANS:
-        row[f"tau {plan}"] = f"{taus[plan].tau:.3f}"
-        row[f"tau {plan}, expected"] = f"{theirs[plan]:.3f}" if plan in theirs else "-"
-    return row | {"tau in loops": " ".join(f"{loops[plan].tau:.2f}" if loops[plan].passes else "-" for plan in PLANS)}
+    for plan, passes in taus.items():
+        row[f"tau {plan}"] = f"{passes.tau:.3f}"
+        if plan in PLANS:
+            row[f"tau {plan}, expected"] = f"{theirs[plan]:.3f}" if plan in theirs else "-"
+    return row | {"tau in loops": " ".join(f"{loops[plan].tau:.2f}" if loops[plan].passes else "-" for plan in taus)}
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", type=click.Path(path_type=Path), default=PROMPTS, help="JSON lines: id, kind, prompt.")
 @click.option("--kinds", default=",".join(CORE_KINDS), show_default=True, help="Which prompts of those.")
+@click.option("--plan", "plans", multiple=True, default=PLANS, show_default=True, help="Repeatable.")
+@click.option("--each", type=click.IntRange(1), help="Prompts of each kind.  [default: all]")
 @click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="The longest answer.")
 @click.option("--temperatures", default="0,0.8,1.0", show_default=True)
 @click.option("--top-k", default=0, show_default=True)
@@ -111,6 +116,8 @@ def main(
     bundle: Path,
     prompts: Path,
     kinds: str,
+    plans: tuple[str, ...],
+    each: int | None,
     tokens: int,
     temperatures: str,
     top_k: int,
@@ -121,12 +128,13 @@ def main(
 ) -> None:
     """Print tau by temperature and kind of prompt."""
     expected = json.loads(weights_figures.read_text())["temperatures"] if weights_figures is not None else {}
-    rows, texts, console = [], read_use(prompts, parse_kinds(kinds)), Console(stderr=True)
+    rows, every, console = [], read_use(prompts, parse_kinds(kinds)), Console(stderr=True)
+    texts = [prompt for kind in KINDS for prompt in [p for p in every if p.kind == kind][:each]]
     with load(bundle, device, threads=threads) as session:
         for temperature in parse_temperatures(temperatures):
             name = f"{temperature:g}"
             shown = partial(track, description=f"temperature {name}", console=console, transient=True)
-            main, looping = measure(session, texts, temperature, top_k, lookahead, tokens, shown)
+            main, looping = measure(session, texts, plans, temperature, top_k, lookahead, tokens, shown)
             for kind, taus in main.items():
                 theirs = expected.get(name, {}).get(kind, {}).get("tau", {})
                 rows.append({"temperature": name, "prompts": kind, **cells(taus, looping[kind], theirs)})

@@ -51,6 +51,13 @@ PLANS: Sequence[Mapping[str, Any]] = (
     {"plan": "two-pass", "draft": "both"},
     {"plan": "fused", "draft": "both"},
 )
+TREES: Sequence[Mapping[str, Any]] = (
+    {"plan": "tree-5"},
+    {"plan": "tree-16"},
+    {"plan": "tree:2,1,0,1"},
+    {"plan": "tree-8", "draft": "both"},
+)
+"""Of bundles that have trees of drafts."""
 
 Request = dict[str, Any]
 Scene = dict[str, Any]
@@ -86,27 +93,32 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         """Return a scene whose requests run one after another."""
         return {"name": name, "slots": 1, "requests": list(requests), **more}
 
-    for plan in PLANS:
+    trees = TREES if manifest.tree_sizes() else ()
+    for plan in (*PLANS, *trees):
         name = " ".join(str(value) for value in plan.values())
         yield alone(f"{name}: every sampler", *(request(11 + i, **plan, **s) for i, s in enumerate(SAMPLERS)))
     lengths = (1, 2, 15, 16, 17, 18, 63, 64, 65, 66, 81, 128)
     yield alone("borders of prefill and capacity", *(request(n, n, plan="two-pass", **SAMPLERS[1]) for n in lengths))
     yield alone("log-probabilities", *(request(9, n, plan="fused", logprobs=k) for n, k in enumerate((0, 3, 20))))
     yield {
-        **alone("the end of the capacity", *(request(90, plan=p["plan"], max_new_tokens=99) for p in PLANS[:5])),
+        **alone(
+            "the end of the capacity",
+            *(request(90, plan=p["plan"], max_new_tokens=99) for p in (*PLANS[:5], *trees[:2])),
+        ),
         "capacity": 128,
     }
     reused = {"plan": "fused", "reuse_prefix": True}
     yield alone("a kept prefix", *(request(n, **reused, **SAMPLERS[1]) for n in (40, 70, 30)))
     stops = list(range(0, model.vocab_size, 7))
     yield alone("stops", *(request(12, n, plan="two-pass", stop_token_ids=stops, **SAMPLERS[1]) for n in range(3)))
-    for name, plan in (("a batch", {"plan": "fused"}), ("a batch with n-grams", PLANS[6])):
+    batches = [("a batch", {"plan": "fused"}), ("a batch with n-grams", PLANS[6])]
+    for name, plan in (*batches, *(("a batch of trees", tree) for tree in trees[-1:])):
         mixed = [request(5 + 9 * i, i, round=2 * i, **plan, **SAMPLERS[i % 4]) for i in range(7)]
         mixed[2]["cancel_round"] = 9
         mixed[3]["max_new_tokens"] = 3
         mixed[5]["logprobs"] = 2
         yield {"name": name, "slots": 4, "requests": mixed}
-    different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate(PLANS)]
+    different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate((*PLANS, *trees))]
     yield {"name": "many plans in one batch", "slots": 3, "requests": different}
     samplers = SAMPLERS if manifest.rule == "match" else SAMPLERS[:1]
     yield {**alone("auto", *(request(20, n, **s) for n, s in enumerate(samplers))), "compare": "tokens"}

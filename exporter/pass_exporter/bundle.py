@@ -66,14 +66,17 @@ def write_tails(
 ) -> tuple[PlanInfo, ...]:
     """Write tail.<plan>.<sampler>.onnx for every plan that has tails of its own.
 
-    All sampling tails share a file with the random tables; all drafting tails share one with the draft head.
+    All sampling tails share a file with the random tables; all drafting tails share one with the draft head. Trees of
+    drafts need the head, as without it the drafts after all drafts of one depth would be the same.
     """
     places = _write_noise_tables(directory, vocab_size)
     head = None
     if draft_head is not None:
         head, written = _write_head(directory, draft_head)
         places |= written
-    return tuple(_write_plan(directory, plan, vocab_size, rule, head, places) for plan in bundle_plans(lookahead))
+    trees = rule == "match" and head is not None and heads.has_subset(vocab_size)
+    plans = bundle_plans(lookahead, trees=trees)
+    return tuple(_write_plan(directory, plan, vocab_size, rule, head, places) for plan in plans)
 
 
 def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str, int]]:
@@ -117,6 +120,7 @@ def _write_plan(
         name=plan.name,
         drafts=plan.drafts,
         groups=plan.groups,
+        parents=plan.parents,
         next=plan.next.name,
         constants=PlanConstants.of(plan, vocab_size),
         tails=tails,

@@ -7,14 +7,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pass_runtime.bundle.plan import MODES, make_cycle
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, make_cycle
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, SamplingParams
+from pass_runtime.bundle.tree import TREE_SIZES
 from pass_runtime.bundle.values import flag, shown, text, whole, whole_numbers
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
 
-PLANS = (*MODES, "fused:G0,G1,...", "auto")
-"""The values of `plan`; G0, G1, ... are the sizes of a fused plan's look-ahead groups."""
+PLANS = (*MODES, "fused:G0,G1,...", *(f"tree-{size}" for size in TREE_SIZES), "tree:G0,G1,...", "auto")
+"""The values of `plan`; G0, G1, ... are the sizes of the look-ahead groups."""
 
 MAX_SLOTS = 1024
 """The most sequences that a session decodes together."""
@@ -28,8 +29,9 @@ MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
 class GenerateOptions:
     """The options of a request.
 
-    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (the sizes of its groups), or "auto": whatever is fastest on this
-    machine. A pass runs one plan for all sequences of a batch, that of the oldest request that names one.
+    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (the sizes of its groups), "tree-3", -5, -8 or -16 (a tree of so
+    many drafts), "tree:2,2,1,0", or "auto": whatever is fastest on this machine. A pass runs one plan for all sequences
+    of a batch, that of the oldest request that names one.
     lookahead: drafts per step, at most the bundle's L (None: all of them; 0: plain decoding).
     draft: where drafts come from, one of `pass_runtime.decode.draft_policy.DRAFTS` (None: "both" for auto, else
     "lookahead").
@@ -55,7 +57,7 @@ class GenerateOptions:
         if self.max_new_tokens < 1:
             raise PassError(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
         if self.plan != "auto":
-            make_cycle(self.plan, 1)  # raises PassError for an unknown plan
+            make_cycle(self.plan, MAX_LOOKAHEAD)  # raises PassError for an unknown plan
         if self.draft not in (None, *DRAFTS):
             raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFTS)}")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:

@@ -156,11 +156,16 @@ class Session:
                 f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with"
             )
         only = self.backend.capabilities.lookahead
-        if only is not None and (options.plan.startswith("fused:") or lookahead not in (0, only)):
+        if only is not None and (options.plan.startswith(("fused:", "tree:")) or lookahead not in (0, only)):
             raise PassError(
                 f"the engines are for look-ahead {only} with full groups: use --plan fused, and --lookahead {only} or 0"
             )
         name, cycle, lookahead, ngram_drafts = way_of_decoding(options.plan, lookahead, options.draft)
+        if cycle is not None and cycle.is_tree and cycle.plans[0].drafts not in self.backend.capabilities.trees:
+            raise PassError(
+                f"there is no {cycle.plans[0].tail} here: trees of drafts need the rule match, a draft head, a "
+                "vocabulary that is a multiple of 8, and a bundle and engines of this version; use --plan fused"
+            )
         if max(lookahead, ngram_drafts) > available:
             raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
         stops = () if options.ignore_eos else self.manifest.model.eos_token_ids

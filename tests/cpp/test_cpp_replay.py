@@ -17,6 +17,7 @@ LOOPING = {"initializer_range": 0.06}
 """A model that soon repeats itself, so that drafts of every kind are accepted now and then."""
 EXPORTS = {
     "fp32": {"adapter": True},
+    "trees": {"adapter": True, "vocab_size": 1024},
     "int4": {"weights": "int4", "rule": "rejection"},
     "w8a8": {"weights": "w8a8"},
 }
@@ -38,12 +39,13 @@ def golden() -> ModuleType:
 def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Makes the bundle of a name in EXPORTS, with L=4."""
     directory = tmp_path_factory.mktemp("golden")
-    model = make_model(directory / "model", **LOOPING)
 
     def make(name: str) -> Path:
         options = dict(EXPORTS[name])
+        sizes = {"vocab_size": options.pop("vocab_size")} if "vocab_size" in options else {}
+        model = make_model(directory / f"model-{name}", **LOOPING, **sizes)
         if options.pop("adapter", False):
-            weights = directory / "lookahead.safetensors"
+            weights = directory / f"{name}.safetensors"
             options["lookahead_weights"] = write_random_weights(
                 model, weights, lookahead=4, head_rank=12, head_strength=0.1
             )

@@ -13,12 +13,17 @@ from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.bundle.head import Head
 from pass_runtime.bundle.noise import STREAMS, noise_offsets
-from pass_runtime.bundle.plan import Plan, bundle_plans, fused_plan
+from pass_runtime.bundle.plan import Plan, bundle_plans, full_tree, fused_plan, tree_plan
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.tree import TREE_SIZES
 
 LOOKAHEAD = 6
 PLANS = bundle_plans(LOOKAHEAD)
 PRUNED = [fused_plan(groups) for groups in ((1, 0), (1, 1, 1), (3, 0, 3, 1), (4, 3, 2, 2, 1), (2, 6, 0, 5, 1, 1, 3))]
+TREES = [full_tree(size, LOOKAHEAD) for size in TREE_SIZES]
+PRUNED_TREES = [
+    tree_plan(groups, LOOKAHEAD) for groups in ((2, 0, 1, 2), (3, 3, 2, 1, 0, 2), (4, 3, 2, 2, 1, 1, 0, 2, 1))
+]
 POSITIONS = 800
 HIDDEN = 16
 """Numbers of a hidden row."""
@@ -41,7 +46,7 @@ def random_head(vocab: int) -> Head:
 @lru_cache(maxsize=48)
 def tail_session(name: str, sampler: str, vocab: int, rule: str, head: bool = False) -> ort.InferenceSession:
     """Pruned plans share the tail of the full one; greedy tails and those of `ar` are the exact-match rule's."""
-    plan = next(plan for plan in PLANS if plan.name == name)
+    plan = next(plan for plan in (*PLANS, *TREES) if plan.name == name)
     by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
     build = build_rejection_tail if by_rejection else build_tail
     return open_graph(build(plan, sampler, vocab, random_head(vocab) if head else None))

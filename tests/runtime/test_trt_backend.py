@@ -26,6 +26,7 @@ from pass_exporter.config import EngineConfig
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.cuda import find_device
+from pass_runtime.backends.memory import KVCache
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Manifest
 from pass_runtime.bundle.plan import ar_plan, make_cycle
@@ -57,6 +58,37 @@ def test_a_bundle_without_an_adapter(random_bundle: Path, tmp_path: Path, monkey
         expected = tokens(cpu_session(bundle), SAMPLINGS[1]).token_ids
         for plan in ("ar", "two-pass", "fused"):
             assert tokens(session, SAMPLINGS[1], plan).token_ids == expected, plan
+
+
+def test_trees_of_drafts(subset_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They write what the CPU writes, in programs that are captured. Engines of an older bundle have none."""
+    gpu = Gpu(with_engines(subset_bundle, tmp_path, max_batch_size=2), monkeypatch)
+    moved: list[int] = []
+    keep_rows = KVCache.keep_rows
+
+    def noted(self: KVCache, slot: int, length: int, rows: list[int]) -> None:
+        moved.extend(row for place, row in enumerate(rows) if row != place)
+        keep_rows(self, slot, length, rows)
+
+    monkeypatch.setattr(KVCache, "keep_rows", noted)
+    with gpu.open(max_batch_size=2) as session, load(subset_bundle, "cpu", threads=1) as on_cpu:
+        for plan in ("tree-3", "tree-5", "tree-8", "tree-16"):
+            for sampling in SAMPLINGS:
+                expected = tokens(on_cpu, sampling, "ar", 100)
+                found = tokens(session, sampling, plan, 100)
+                assert found.token_ids == expected.token_ids, plan
+        asked = [(PROMPT[i:], GenerateOptions(30, plan="tree-8", ignore_eos=True)) for i in range(3)]
+        together = [stream.result().token_ids for stream in submit_together(session, asked)]
+        assert together == [run_tokens(on_cpu, *one).token_ids for one in asked]
+        with pytest.raises(PassError, match="look-ahead 4 with full groups"):
+            session.generate_ids(PROMPT, GenerateOptions(plan="tree:2,1,0,0"))
+    assert moved
+    gpu.assert_empty()
+
+
+def test_trees_without_engines_are_refused(gpu: Gpu):
+    with gpu.open() as session, pytest.raises(PassError, match="no tree-3 here"):
+        session.generate_ids(PROMPT, GenerateOptions(plan="tree-3"))
 
 
 def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):

@@ -75,7 +75,7 @@ class Case:
 
 def torch_cases(model: PreTrainedModel, lookahead: Lookahead, seed: int = 0) -> list[Case]:
     """A random window of every plan of the bundle, and one of prefill; of a large model's, the widest plans."""
-    rng, plans = np.random.default_rng(seed), bundle_plans(lookahead.length)
+    rng, plans = np.random.default_rng(seed), bundle_plans(lookahead.length, trees=lookahead.head is not None)
     if model.num_parameters() > LARGE // 2:  # minutes where there is no kernel for its dtype
         plans = (plans[0], *plans[-3:])
     return [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
@@ -210,7 +210,8 @@ def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | No
     count = min(LARGE_TOKENS if _is_large(bundle, manifest) else GREEDY_TOKENS, capacity - len(prompt))
     same, near_tie = count, None
     plain: list[int] = []
-    for plan in MODES:
+    trees = [plan.name for plan in manifest.layouts if plan.parents]
+    for plan in (*MODES, *trees[:1]):
         options = GenerateOptions(max_new_tokens=count, plan=plan, ignore_eos=True)
         tokens = run_tokens(session, prompt, options).token_ids
         plain = plain or tokens

@@ -1,9 +1,9 @@
 """The shapes that engines are tuned for: one optimization profile for every window that decoding repeats.
 
-A window is (width Q, look-ahead rows A). Only plans with all of the bundle's drafts and full groups have profiles, for
-exactly their windows. Fewer rows would save little where rows are nearly free, every profile of SmolLM2 takes seconds
-to build, and TensorRT-RTX 1.7 refuses one profile with ranges in fp16. Every profile exists for each number of cache
-columns that a pass may read, for a batch of one, and for up to `max_batch_size` if that is larger.
+A window is (width Q, look-ahead rows A). Only trees and plans with all of the bundle's drafts have profiles, with full
+groups, for exactly their windows. Fewer rows would save little where rows are nearly free, every profile of SmolLM2
+takes seconds to build, and TensorRT-RTX 1.7 refuses one profile with ranges in fp16. Every profile exists for each
+number of cache columns that a pass may read, for a batch of one, and for up to `max_batch_size` if that is larger.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def engine_plans(manifest: Manifest) -> list[Plan]:
     """The plans that engines are built for."""
     length = manifest.lookahead.length
     modes = [make_cycle(mode, length) for mode in MODES]
-    return list(dict.fromkeys(plan for cycle in modes for plan in cycle.plans))
+    trees = [plan for plan in manifest.layouts if plan.parents]
+    return [*dict.fromkeys(plan for cycle in modes for plan in cycle.plans), *trees]
 
 
 def widest(manifest: Manifest) -> Plan:

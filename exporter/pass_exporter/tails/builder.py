@@ -42,10 +42,11 @@ class TailBuilder:
         return count, self.op("Add", self.length, count)
 
     def group_rows(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Which rows draft the next window, given `accepted` [B,1] drafts: [B,D'], 0 for none; and their logits."""
+        """Which rows draft the next window: [B,L'], 0 for none; and their logits. accepted [B,1]: how many drafts were,
+        or of a tree the row of the last one."""
         op, plan = self.op, self.plan
         if plan.is_fused:
-            table = op.input("draft_rows", np.int64, [plan.drafts + 1, plan.next.drafts])
+            table = op.input("draft_rows", np.int64, [plan.drafts + 1, plan.next.depth])
             width = op("Add", self.lookahead_count(), op.const(1 + plan.drafts))
         else:
             table, width = op.const(plan.draft_rows), op.const([plan.width])

@@ -38,29 +38,29 @@ def head_drafts(
     """
     op, head, count = tail.op, tail.head, tail.plan.next.drafts
     assert head is not None
-    choices = _choices(tail, head, logits, count)
-    read = op("MatMul", _hidden(tail, head, rows), _matrix(op, head, "hidden"))
-    read = op("Add", read, _matrix(op, head, "bias"))  # [B,D,m]
+    choices = candidate_choices(tail, head, logits, count)
+    read = op("MatMul", hidden_rows(tail, head, rows), head_matrix(op, head, "hidden"))
+    read = op("Add", read, head_matrix(op, head, "bias"))  # [B,D,m]
     drafts: list[ir.Value] = []
     state: ir.Value | None = None
     for j in range(count):
-        token = _vectors(op, head, op("Squeeze", drafts[-1] if drafts else root, op.const([1])))  # [B,r]
-        x = op("Add", _row(op, read, j), op("MatMul", token, _matrix(op, head, "token")))
+        token = table_rows(op, head, op("Squeeze", drafts[-1] if drafts else root, op.const([1])))  # [B,r]
+        x = op("Add", pick_row(op, read, j), op("MatMul", token, head_matrix(op, head, "token")))
         if state is not None:
-            x = op("Add", x, op("MatMul", state, _matrix(op, head, "state")))
+            x = op("Add", x, op("MatMul", state, head_matrix(op, head, "state")))
         state = op("Mul", x, op("Sigmoid", x))  # [B,m]
-        scores = choices.scores(j, op("MatMul", state, _matrix(op, head, "out")))
+        scores = choices.scores(j, op("MatMul", state, head_matrix(op, head, "out")))
         if tail.sampler.sampler == "greedy":
             drafts.append(choices.best(j, scores))
-        elif among is not None and isinstance(choices, _Some):
-            drafts.append(choices.take(j, among(scores, _row(op, choices.blocks, j), j)))
+        elif among is not None and isinstance(choices, SomeTokens):
+            drafts.append(choices.take(j, among(scores, pick_row(op, choices.blocks, j), j)))
         else:
             drafts.append(draw(choices.spread(j, scores, tail.vocab_size), j))
     return op("Concat", *drafts, axis=1)
 
 
 @dataclass(frozen=True)
-class _Some:
+class SomeTokens:
     """C candidates of each row: their blocks [B,D,C/8], their ids [B,D,C] (the first token of every block, then the
     second of every block, and so on), their logits [B,D,C], and their rows of the table [B,D,C,r]."""
 
@@ -73,8 +73,8 @@ class _Some:
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
         """direction [B,r] -> [B,C]"""
         op = self.op
-        along = op("MatMul", _row(op, self.vectors, j), op("Unsqueeze", direction, op.const([2])))
-        return op("Add", _row(op, self.logits, j), op("Squeeze", along, op.const([2])))
+        along = op("MatMul", pick_row(op, self.vectors, j), op("Unsqueeze", direction, op.const([2])))
+        return op("Add", pick_row(op, self.logits, j), op("Squeeze", along, op.const([2])))
 
     def best(self, j: int, scores: ir.Value) -> ir.Value:
         """[B,1]: the candidate with the largest of `scores` [B,C]."""
@@ -82,19 +82,19 @@ class _Some:
 
     def take(self, j: int, index: ir.Value) -> ir.Value:
         """index [B,1] -> [B,1] ids"""
-        return self.op("GatherElements", _row(self.op, self.ids, j), index, axis=1)
+        return self.op("GatherElements", pick_row(self.op, self.ids, j), index, axis=1)
 
     def spread(self, j: int, scores: ir.Value, vocab_size: int) -> ir.Value:
         """[B,1,V] logits, minus infinity for all tokens but the candidates."""
         op = self.op
         batch = op("Shape", scores, start=0, end=1)
         nothing = op("Expand", op.const(-np.inf, F32), op("Concat", batch, op.const([vocab_size]), axis=0))
-        row = op("ScatterElements", nothing, _row(op, self.ids, j), scores, axis=1)
+        row = op("ScatterElements", nothing, pick_row(op, self.ids, j), scores, axis=1)
         return op("Unsqueeze", row, op.const([1]))
 
 
 @dataclass(frozen=True)
-class _All:
+class AllTokens:
     """Every token is a candidate: logits [B,D,V], vectors [V,r]."""
 
     op: GraphTape
@@ -103,7 +103,7 @@ class _All:
 
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
         op = self.op
-        return op("Add", _row(op, self.logits, j), op("Gemm", direction, self.vectors, transB=1))
+        return op("Add", pick_row(op, self.logits, j), op("Gemm", direction, self.vectors, transB=1))
 
     def best(self, _j: int, scores: ir.Value) -> ir.Value:
         return self.op("ArgMax", scores, axis=1, keepdims=1)
@@ -112,22 +112,22 @@ class _All:
         return self.op("Unsqueeze", scores, self.op.const([1]))
 
 
-def _choices(tail: TailBuilder, head: Head, logits: ir.Value, count: int) -> _Some | _All:
+def candidate_choices(tail: TailBuilder, head: Head, logits: ir.Value, count: int) -> SomeTokens | AllTokens:
     op, vocab_size, size = tail.op, len(head.table), noise.BLOCK_SIZE
     if not has_subset(vocab_size):
         # With constant indices ONNX Runtime would keep a float32 copy of the table.
         zero = op("Mul", op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])), op.const(0))
-        return _All(op, logits, _vectors(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
+        return AllTokens(op, logits, table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
     blocks = noise.vocabulary_blocks(vocab_size)
     by_block = op("Reshape", logits, op.const([-1, count, size, blocks]))
     best = op("ReduceMax", by_block, op.const([2]), keepdims=0)
     _, chosen = op.pair("TopK", best, op.const([CANDIDATE_BLOCKS]), axis=-1, sorted=0)
     every = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * np.arange(size)[:, None]))
     ids = op("Reshape", every, op.const([-1, count, size * CANDIDATE_BLOCKS]))
-    return _Some(op, chosen, ids, op("GatherElements", logits, ids, axis=2), _vectors(op, head, ids))
+    return SomeTokens(op, chosen, ids, op("GatherElements", logits, ids, axis=2), table_rows(op, head, ids))
 
 
-def _hidden(tail: TailBuilder, head: Head, rows: ir.Value) -> ir.Value:
+def hidden_rows(tail: TailBuilder, head: Head, rows: ir.Value) -> ir.Value:
     """[B,D,H]: the hidden rows of the window's `rows`. Look-ahead rows follow the root and the drafts."""
     op, plan, size, count = tail.op, tail.plan, len(head.hidden), sum(tail.plan.groups)
     hidden = op.input("hidden", F32, ["batch", "lookahead_rows" if plan.is_fused else count, size])
@@ -137,16 +137,16 @@ def _hidden(tail: TailBuilder, head: Head, rows: ir.Value) -> ir.Value:
     return pick_rows(op, hidden, theirs, tail.lookahead_count(), size)
 
 
-def _vectors(op: GraphTape, head: Head, ids: ir.Value) -> ir.Value:
+def table_rows(op: GraphTape, head: Head, ids: ir.Value) -> ir.Value:
     """[...] -> [...,r] float32. Gathered as they are stored: no engine holds the table a second time."""
     stored = op("Gather", op.const(head.table, np.float16, f"{PREFIX}table"), ids, axis=0)
     return op("Cast", stored, to=int(ir.DataType.FLOAT))
 
 
-def _matrix(op: GraphTape, head: Head, name: str) -> ir.Value:
+def head_matrix(op: GraphTape, head: Head, name: str) -> ir.Value:
     return op.const(getattr(head, name), F32, f"{PREFIX}{name}")
 
 
-def _row(op: GraphTape, values: ir.Value, j: int) -> ir.Value:
+def pick_row(op: GraphTape, values: ir.Value, j: int) -> ir.Value:
     """values[:, j]"""
     return op("Gather", values, op.const(j), axis=1)

@@ -11,13 +11,14 @@ Contract (B batch, R = Q window rows, N listed positions; only the inputs a tail
     top_k          [B] int64, 0 off  truncated tail
     top_p          [B] float32       truncated tail
     min_p          [B] float32       truncated tail
-    draft_rows     [D+1,D] int64     fused tails: `Plan.draft_rows`
+    draft_rows     [D+1,L'] int64    fused tails: `Plan.draft_rows`
     lookahead_ids  [A] int64         fused tails: the look-ahead ids of the window, which are the next one's too
     hidden         [B,A,H] float32   tails that draft with a head: see `tails.head`
  -> emitted        [B,E] int64       new tokens; the first `count` of them are valid
     count          [B] int64         accepted drafts and the bonus token: 1..E; 0 where masked
     next_ids       [B,Q'] int64      the next plan's window
     next_length    [B] int64         length + count
+    emitted_rows   [B,E] int64       tails of trees: see `tails.tree`
 
 A fused tail serves every choice of groups, so its Q is symbolic. A draft that no group left is id V in `next_ids`:
 no sample equals it, so it is never accepted.
@@ -36,6 +37,7 @@ import onnx_ir as ir
 
 from pass_exporter.tails.builder import TailBuilder, columns, count_leading
 from pass_exporter.tails.head import head_drafts
+from pass_exporter.tails.tree import build_tree_tail
 from pass_runtime.bundle.head import Head
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
@@ -43,6 +45,8 @@ from pass_runtime.bundle.sampling import Sampler
 
 def build_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None = None) -> ir.Model:
     """The tail of `plan` by the exact-match rule. `head` makes its drafts, where it makes any."""
+    if plan.parents:
+        return build_tree_tail(plan, sampler, vocab_size, head)
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
     op = tail.op
     # The look-ahead rows of a fused pass are sampled once the accepted drafts decide which group counts, and a draft

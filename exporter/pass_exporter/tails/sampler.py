@@ -17,6 +17,16 @@ from pass_runtime.bundle.head import CANDIDATE_BLOCKS
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, Sampler
 
 F32 = np.float32
+TINY = float(np.finfo(F32).tiny)
+
+
+@dataclass(frozen=True)
+class Race:
+    """Exponential races, in which the largest wins: among K blocks [B,R,1,K], and among the 8 tokens of each
+    [B,R,8,K]."""
+
+    blocks: ir.Value
+    tokens: ir.Value
 
 
 @dataclass(frozen=True)
@@ -87,10 +97,34 @@ class SamplerNodes:
         scores [B,8K] are the logits of the tokens of `blocks` [B,K], K = CANDIDATE_BLOCKS: the first token of every
         block, then the second of every block, and so on. Returns [B,1], an index into `scores`.
         """
+        op, axis = self.op, self.op.const([2])
+        race = self._race_among(op("Unsqueeze", scores, op.const([1])), 1, blocks, root, depth)
+        block = op("ArgMax", race.blocks, axis=3, keepdims=1)  # [B,1,1,1]
+        every = op("Add", block, op.const(np.zeros((1, 1, noise.BLOCK_SIZE, 1))))
+        tokens = op("GatherElements", race.tokens, every, axis=3)  # [B,1,8,1]
+        token = op("ArgMax", tokens, axis=2, keepdims=1)
+        index = op("Add", op("Mul", token, op.const(CANDIDATE_BLOCKS)), block)
+        return op("Squeeze", op("Squeeze", index, op.const([3])), axis)
+
+    def rank_among(self, scores: ir.Value, rows: int, blocks: ir.Value, root: ir.Value, depth: int) -> ir.Value:
+        """scores [B,rows,8K], each row as in `draw_among` -> [B,rows,8K], whose order is that of the choices: the
+        largest is what `draw_among` takes, the next is the second choice, and so on."""
+        op = self.op
+        if self.sampler == "greedy":
+            return scores
+        race = self._race_among(scores, rows, blocks, root, depth)
+        first = op("Max", op("ReduceMax", race.tokens, op.const([2]), keepdims=1), op.const(TINY, F32))
+        behind = op("Div", race.tokens, first)  # 1 for the first token of a block
+        order = op("Mul", race.blocks, behind)
+        flat = op("Reshape", order, op.const([0, rows, noise.BLOCK_SIZE * CANDIDATE_BLOCKS]))
+        return op("Where", self.is_noisy(), flat, scores)
+
+    def _race_among(self, scores: ir.Value, rows: int, blocks: ir.Value, root: ir.Value, depth: int) -> Race:
+        """The races among `blocks` [B,K], and among the tokens of each, of scores [B,rows,8K]."""
         op = self.op
         candidates = SamplerNodes(op, self.sampler, noise.BLOCK_SIZE * CANDIDATE_BLOCKS)
-        w = candidates.weights(op("Unsqueeze", scores, op.const([1])), 1)
-        by_block = op("Reshape", w, op.const([-1, noise.BLOCK_SIZE, CANDIDATE_BLOCKS]))
+        w = candidates.weights(scores, rows)
+        by_block = op("Reshape", w, op.const([-1, rows, noise.BLOCK_SIZE, CANDIDATE_BLOCKS]))
         listed = self._offsets(root, [depth], "noise_offsets")  # [B,1,2]
         row = op("Div", blocks, op.const(noise.ROW))
         column = op("Sub", blocks, op("Mul", row, op.const(noise.ROW)))
@@ -98,17 +132,15 @@ class SamplerNodes:
         for i, table in enumerate(self._tables()):
             offset = op("Squeeze", op("Gather", listed, op.const([i]), axis=2), op.const([2]))  # [B,1]
             after_tokens = op("Add", offset, op.const(1))  # The first row holds the noise of a block's tokens.
-            rows = op("Gather", table, op("Add", row, after_tokens), axis=0)  # [B,K,16]
-            of_blocks.append(op("GatherElements", rows, op("Unsqueeze", column, op.const([2])), axis=2))  # [B,K,1]
+            entries = op("Gather", table, op("Add", row, after_tokens), axis=0)  # [B,K,16]
+            of_blocks.append(op("GatherElements", entries, op("Unsqueeze", column, op.const([2])), axis=2))  # [B,K,1]
             of_tokens.append(op("Gather", table, offset, axis=0))  # [B,1,16]
-        axis, size = op.const([2]), op.const([noise.BLOCK_SIZE])
-        mass = op("Unsqueeze", op("ReduceSum", by_block, op.const([1]), keepdims=0), axis)  # [B,K,1]
-        block = op("ArgMax", op("Div", mass, self._exponential(op("Add", *of_blocks))), axis=1, keepdims=1)  # [B,1,1]
-        every = op("Add", block, op.const(np.zeros((1, noise.BLOCK_SIZE, 1))))
-        tokens = op("Squeeze", op("GatherElements", by_block, every, axis=2), axis)  # [B,8]
-        drawn = self._exponential(op("Slice", op("Add", *of_tokens), op.const([0]), size, axis))  # [B,1,8]
-        token = op("ArgMax", op("Div", tokens, op("Squeeze", drawn, op.const([1]))), axis=1, keepdims=1)
-        return op("Add", op("Mul", token, op.const(CANDIDATE_BLOCKS)), op("Squeeze", block, axis))
+        drawn = self._exponential(op("Add", *of_blocks))  # [B,K,1]
+        drawn = op("Reshape", drawn, op.const([0, 1, 1, CANDIDATE_BLOCKS]))
+        size, axis = op.const([noise.BLOCK_SIZE]), op.const([2])
+        within = self._exponential(op("Slice", op("Add", *of_tokens), op.const([0]), size, axis))  # [B,1,8]
+        mass = op("ReduceSum", by_block, axis, keepdims=1)
+        return Race(op("Div", mass, drawn), op("Div", by_block, op("Unsqueeze", within, op.const([3]))))
 
     def uniform(self, root: ir.Value, depth: list[int], stream: str) -> ir.Value:
         """[B,R,1] float32: a number in (0, 1) for the position that follows each row."""

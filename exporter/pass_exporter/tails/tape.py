@@ -42,7 +42,7 @@ class GraphTape:
         """A graph input with one value for each request, [B], in the shape [B,1,1]."""
         return self("Unsqueeze", self.input(name, dtype, ["batch"]), self.const([1, 2]))
 
-    def __call__(self, op: str, *inputs: ir.Value | None, **attributes: int | float | str) -> ir.Value:
+    def __call__(self, op: str, *inputs: ir.Value | None, **attributes: int | float | str | list[int]) -> ir.Value:
         """One node with one output."""
         return self._tape.op(op, inputs, attributes)
 

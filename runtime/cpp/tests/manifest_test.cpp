@@ -91,8 +91,9 @@ TEST_CASE("text that is not UTF-8 is refused") {
 
 TEST_CASE("the plans of a bundle, in the order of manifests") {
     std::string names;
-    for (const pass::Plan& plan : pass::bundle_plans(2)) names += plan.name + " ";
-    CHECK(names == "ar draft-1 verify-1 fused-1 draft-2 verify-2 fused-2 ");
+    for (const pass::Plan& plan : pass::bundle_plans(2, true)) names += plan.name + " ";
+    CHECK(names == "ar draft-1 verify-1 fused-1 draft-2 verify-2 fused-2 tree-3 ");
+    CHECK(pass::bundle_plans(2, false).size() == 7);
 }
 
 TEST_CASE("outputs feed inputs") {

@@ -9,9 +9,10 @@ next.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from pass_runtime.backends.memory import Buffers, KVCache, Memory, NoiseRows
 from pass_runtime.bundle.bindings import PREFILL, BundleBindings
 from pass_runtime.bundle.manifest import Manifest
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, make_cycle, prefill_plan, verify_plan
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, full_tree, make_cycle, prefill_plan, verify_plan
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, Sampler, SamplingParams
 from pass_runtime.errors import PassError
 
@@ -36,7 +37,8 @@ class Capabilities:
     batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
     least_width: narrower windows are padded to this many rows.
     listed: N, the number of positions whose noise the tails' inputs list; 0 is as many as the largest capacity needs.
-    lookahead: the only number of drafts that plans may have, with full groups; None allows any plan.
+    lookahead: the only number of drafts that plans may have, with full groups; None allows any plan. trees: the numbers
+    of drafts of the trees that there are.
     """
 
     device: str
@@ -45,6 +47,7 @@ class Capabilities:
     prefill_widths: tuple[int, ...]
     batch_sizes: tuple[int, ...] = (1,)
     lookahead: int | None = None
+    trees: tuple[int, ...] = ()
     least_width: int = 1
     listed: int = 0
 
@@ -80,7 +83,8 @@ class Capabilities:
         """Whether there are engines for all of `plans`."""
         if self.lookahead is None:
             return True
-        return set(plans) <= {plan for mode in MODES for plan in make_cycle(mode, self.lookahead).plans}
+        chains = {plan for mode in MODES for plan in make_cycle(mode, self.lookahead).plans}
+        return set(plans) <= chains | {full_tree(size, self.lookahead) for size in self.trees}
 
     def verify_plan(self, drafts: int) -> Plan:
         """The plan that verifies `drafts` drafts, which may have more draft rows than that."""
@@ -95,6 +99,13 @@ class PassKind:
     batch: int
     sampler: Sampler
     logprobs: bool = False
+
+
+class Emitted(NamedTuple):
+    """What a pass emitted in one slot: tokens, and the rows of the window that they were drawn from."""
+
+    tokens: list[int]
+    rows: list[int]
 
 
 @dataclass(frozen=True)
@@ -155,9 +166,9 @@ class Backend(ABC):
         self._set_slot(slot, length, active=False)
 
     def stage(self, slot: int, plan: Plan, length: int, root: int, drafts: Sequence[int] = ()) -> None:
-        """Write the window of `plan` for `slot`, whose cache holds `length` entries. A draft row without a draft gets
-        the id V, which no sampled token equals."""
-        if len(drafts) > plan.drafts:
+        """Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a chain. A draft row
+        without a draft gets the id V, which no sampled token equals."""
+        if len(drafts) > plan.depth:
             raise ValueError(f"{plan.name} has no room for {len(drafts)} drafts")
         vocab = self.capabilities.vocab_size
         ids = np.zeros(self.bindings.padded_width(plan), np.int64)
@@ -187,17 +198,28 @@ class Backend(ABC):
         self.buffers.write(f"{PREFILL}logit_rows", np.array([len(tokens) - 1], np.int64))
         self._run_prefill(slot, plan)
 
-    def run(self, kind: PassKind) -> list[list[int]]:
-        """Run one pass, trunk and tail, over the staged windows, and return the tokens that each slot emitted; a masked
-        slot emits none. Afterwards the windows of `kind.plan.next` are staged."""
+    def run(self, kind: PassKind) -> list[Emitted]:
+        """Run one pass, trunk and tail, over the staged windows, and return what each slot emitted; a masked slot emits
+        nothing. Afterwards the K/V of the accepted rows are part of the cache, and the windows of `kind.plan.next` are
+        staged."""
         for slot, length in enumerate(self._lengths[: kind.batch]):
             if length is not None:  # noise up to the last position that a window of the plan can reach
                 self._noise.cover(slot, length, length + listed_positions(kind.plan.width))
-        counts, emitted = self._run_pass(kind)
-        for slot, count in enumerate(counts.tolist()):
+        found = {name: array.tolist() for name, array in self._run_pass(kind).items()}
+        chain = [list(range(kind.plan.max_emitted))] * kind.batch
+        every = zip(found["count"], found["emitted"], found.get("emitted_rows", chain), strict=True)
+        emitted = [Emitted(tokens[:count], rows[:count]) for count, tokens, rows in every]
+        for slot, each in enumerate(emitted):
             if (length := self._lengths[slot]) is not None:
-                self._lengths[slot] = length + count
-        return [row[:count] for row, count in zip(emitted.tolist(), counts.tolist(), strict=True)]
+                self.cache.keep_rows(slot, length, each.rows)
+                self._lengths[slot] = length + len(each.tokens)
+        return emitted
+
+    @staticmethod
+    def results_of(kind: PassKind) -> dict[str, tuple[int, ...]]:
+        """The outputs of a pass's tail that the host reads, all int64, with their shapes."""
+        emitted = (kind.batch, kind.plan.max_emitted)
+        return {"count": (kind.batch,), "emitted": emitted} | ({"emitted_rows": emitted} if kind.plan.parents else {})
 
     def logprobs(self, kind: PassKind) -> Logprobs:
         """The log-probabilities of the tokens that the last pass emitted. `kind` is what that pass ran."""
@@ -229,8 +251,8 @@ class Backend(ABC):
         """Run the tail alone, on the logits of the last pass."""
 
     @abstractmethod
-    def _run_pass(self, kind: PassKind) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Run trunk and tail; return `count` [b] and `emitted` [b,E] on the host."""
+    def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
+        """Run trunk and tail; return `results_of(kind)` on the host."""
 
     @abstractmethod
     def _run_prefill(self, slot: int, plan: Plan) -> None:

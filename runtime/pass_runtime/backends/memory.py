@@ -243,6 +243,17 @@ class KVCache:
             first, second = (address + slot * self._heads * pitch for slot in (source, target))
             self._memory.copy_rows(second, pitch, first, pitch, length * self.entry_bytes, self._heads)
 
+    def keep_rows(self, slot: int, length: int, rows: Sequence[int]) -> None:
+        """Of a window that was written after the first `length` entries of `slot`, keep the entries of these `rows`
+        (rising, of which the first is 0), one after another."""
+        pitch, size = self._pitch(self.capacity), self.entry_bytes
+        for place, row in enumerate(rows):
+            if place == row:  # it lies where it belongs, as all rows of a chain do
+                continue
+            for _, address in self.places(slot):
+                target, source = (address + (length + entry) * size for entry in (place, row))
+                self._memory.copy_rows(target, pitch, source, pitch, size, self._heads)
+
     def _copy(self, source: int, target: int, capacity: int, lengths: Sequence[int]) -> None:
         old, new = self._pitch(self.capacity), self._pitch(capacity)
         for slot, length in enumerate(lengths):

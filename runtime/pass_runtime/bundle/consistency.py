@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pass_runtime.bundle.head import CANDIDATE_BLOCKS, file_size, layout
 from pass_runtime.bundle.head import FILE as HEAD_FILE
 from pass_runtime.bundle.manifest import Graph, Manifest, PlanInfo, Tensor
-from pass_runtime.bundle.plan import Plan, bundle_plans
+from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.tensors import (
     HIDDEN_OUTPUT,
     MODEL_SIZES,
@@ -92,15 +92,19 @@ def _of_head(manifest: Manifest) -> Iterator[str]:
 
 def _of_plans(manifest: Manifest) -> Iterator[str]:
     length = manifest.lookahead.length
-    expected = {plan.name: plan for plan in bundle_plans(length)}
+    expected = {plan.name: plan for plan in manifest.layouts}
     if [plan.name for plan in manifest.plans] != list(expected):
         yield f"the plans are not those of lookahead.length {length}"
         return
+    if any(plan.parents for plan in manifest.plans) and (manifest.lookahead.head is None or manifest.rule != "match"):
+        yield "there are trees of drafts, which need lookahead.head and the rule match"
     for info in manifest.plans:
         yield from _of_plan(manifest, info, expected[info.name])
 
 
 def _of_plan(manifest: Manifest, info: PlanInfo, plan: Plan) -> Iterator[str]:
+    if info.parents != plan.parents:
+        yield f"the tree of {info.name} is not the one that this version knows"
     for sampler, tail in info.tails.items():
         yield from _of_tensors(tail, tail_tensors(plan, manifest.model.vocab_size, manifest.model.hidden_size))
         compares = manifest.rule == "rejection" and plan.drafts > 0 and sampler != "greedy"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Plan
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Plan, bundle_plans
 from pass_runtime.bundle.sampling import Rule, Sampler
 from pass_runtime.errors import PassError
 
@@ -183,8 +183,9 @@ class PlanConstants(_Strict):
     """What a plan's graphs are given in every pass, by input name: Q window rows, A of them look-ahead rows.
 
     row_position [Q], window_mask [Q,Q] (a text of 0 and 1 for every row), logit_rows [R] and lookahead_rows [A] are the
-    trunk's inputs. lookahead_ids [A], the ids in those rows, and draft_rows [D+1,D] are a fused tail's. They are listed
-    for runtimes in other languages; `pass_runtime.bundle.plan.Plan` defines them.
+    trunk's inputs. lookahead_ids [A], the ids in those rows, and draft_rows [D+1,L'] are a fused tail's, with L' the
+    depth of the next drafts, which is D where they are a chain. They are listed for runtimes in other languages;
+    `pass_runtime.bundle.plan.Plan` defines them.
     """
 
     row_position: Numbers
@@ -208,11 +209,15 @@ class PlanConstants(_Strict):
 
 
 class PlanInfo(_Strict):
-    """A window layout (`pass_runtime.bundle.plan`), the plan whose window its tails lay out, and its tail graphs."""
+    """A window layout (`pass_runtime.bundle.plan`), the plan whose window its tails lay out, and its tail graphs.
+
+    parents: the row that each draft follows, where they are a tree; empty where they are a chain.
+    """
 
     name: str
     drafts: int = Field(ge=0)
     groups: tuple[int, ...] = Field(strict=False)
+    parents: tuple[int, ...] = Field(default=(), strict=False)
     next: str
     constants: PlanConstants
     tails: dict[Sampler, Graph]
@@ -321,6 +326,18 @@ class Manifest(_Strict):
         """The file of the trunk that `derived_trunk` describes."""
         derived = self.derived_trunk(device, slots, lookahead_rows=lookahead_rows)
         return self.trunk.file if derived is None else derived.file
+
+    @property
+    def layouts(self) -> Sequence[Plan]:
+        """The layouts of `plans`."""
+        return bundle_plans(self.lookahead.length, trees=any(plan.parents for plan in self.plans))
+
+    def tree_sizes(self, graphs: Collection[str] | None = None) -> tuple[int, ...]:
+        """The numbers of drafts of the bundle's trees. graphs: only of those whose tails are among these files."""
+        trees = [plan for plan in self.plans if plan.parents]
+        if graphs is not None:
+            trees = [plan for plan in trees if {tail.file for tail in plan.tails.values()} <= set(graphs)]
+        return tuple(plan.drafts for plan in trees)
 
     def plan(self, name: str) -> PlanInfo:
         for plan in self.plans:

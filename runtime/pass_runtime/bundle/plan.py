@@ -9,12 +9,15 @@ they cannot disagree.
     verify-L    root, L drafts                   emits 1 + accepted              (PaSS phase 2)
     fused-L     root, L drafts, L+1 groups       emits 1 + accepted, leaves L drafts
     fused:4,2,1 root, 2 drafts, groups of 4, 2 and 1 rows after 0, 1 and 2 drafts: fewer rows, fewer next drafts
+    tree-N      as fused, with second choices: a tree of N drafts, and a group after the root and after each of them
+    tree:2,2,1,0 with a size for every group, of the root and of every draft
 
 Decoding runs a cycle of plans: `ar` and `fused` repeat one, `two-pass` alternates draft and verify.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +26,7 @@ from functools import cache, cached_property
 import numpy as np
 import numpy.typing as npt
 
+from pass_runtime.bundle.tree import TREE_SIZES, tree_depth, tree_parents, tree_sizes
 from pass_runtime.errors import PassError
 
 MAX_LOOKAHEAD = 16
@@ -47,25 +51,33 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """A window layout: the root, `drafts` chained draft rows, and one look-ahead group per entry of `groups`.
+    """A window layout: the root, `drafts` draft rows, and one look-ahead group per entry of `groups`.
 
-    Group a follows the first a drafts (group 0 follows the root) and has `groups[a]` rows.
+    Group a follows row a: the root, or the draft in that row. It has `groups[a]` rows. parents: of a tree, the row that
+    each draft follows; the first `depth` drafts are a chain of first choices. Empty where all drafts are one chain.
     """
 
     name: str
     drafts: int
     groups: tuple[int, ...]
+    parents: tuple[int, ...] = ()
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         rows = [Row(RowKind.ROOT, -1, 0)]
-        rows += [Row(RowKind.DRAFT, i, i + 1) for i in range(self.drafts)]
-        for prefix, size in enumerate(self.groups):
-            parent = prefix
-            for i in range(size):
-                rows.append(Row(RowKind.LOOKAHEAD, parent, prefix + 1 + i))
+        for parent in self.parents or range(self.drafts):
+            rows.append(Row(RowKind.DRAFT, parent, rows[parent].depth + 1))
+        for number, size in enumerate(self.groups):
+            parent = number
+            for _ in range(size):
+                rows.append(Row(RowKind.LOOKAHEAD, parent, rows[parent].depth + 1))
                 parent = len(rows) - 1
         return tuple(rows)
+
+    @cached_property
+    def depth(self) -> int:
+        """The most drafts that one pass can accept."""
+        return max(row.depth for row in self.rows[: 1 + self.drafts])
 
     @property
     def width(self) -> int:
@@ -74,8 +86,8 @@ class Plan:
 
     @property
     def max_emitted(self) -> int:
-        """The most tokens one pass can emit: every draft and the bonus token."""
-        return self.drafts + 1
+        """E, the most tokens one pass can emit: accepted drafts and the bonus token."""
+        return self.depth + 1
 
     @property
     def row_position(self) -> npt.NDArray[np.int64]:
@@ -103,18 +115,28 @@ class Plan:
 
     @property
     def draft_rows(self) -> npt.NDArray[np.int64]:
-        """[D+1,D'], where D' is the number of drafts in the next window. Entry (a, j) is the row whose logits give
-        draft j of the next window when `a` drafts of this one were accepted; 0 where no row does."""
-        table = np.zeros((self.drafts + 1, self.next.drafts), np.int64)
+        """[D+1,L'], where L' is the depth of the next window's drafts. Entry (a, j) is the row whose logits give the
+        drafts at depth j + 1 of the next window when the last accepted draft is in row a (the root: none was); 0 where
+        no row does."""
+        table = np.zeros((self.drafts + 1, self.next.depth), np.int64)
         row = 1 + self.drafts
-        for accepted, size in enumerate(self.groups):
-            table[accepted, :size] = np.arange(row, row + size)
+        for last, size in enumerate(self.groups):
+            table[last, :size] = np.arange(row, row + size)
             row += size
         return table
 
-    def left(self, accepted: int) -> int:
-        """How many drafts a pass leaves for the next pass when `accepted` of its own drafts were accepted."""
-        return self.groups[accepted] if self.groups else 0
+    @property
+    def paths(self) -> npt.NDArray[np.int64]:
+        """[D+1,E]: entry (a, j) is the row at depth j on the way from the root to row a, and a beyond its own depth."""
+        found = np.zeros((self.drafts + 1, self.max_emitted), np.int64)
+        for row in range(1, self.drafts + 1):
+            found[row] = found[self.rows[row].parent]
+            found[row, self.rows[row].depth :] = row
+        return found
+
+    def left(self, last: int) -> int:
+        """How deep the drafts are that a pass leaves for the next one. last: the row of the last accepted draft."""
+        return self.groups[last] if self.groups else 0
 
     @cached_property
     def next(self) -> Plan:
@@ -130,8 +152,9 @@ class Plan:
 
     @property
     def tail(self) -> str:
-        """The name of this plan's tail graphs. Fused plans with the same number of drafts share them."""
-        return f"fused-{self.drafts}" if self.is_fused else self.name
+        """The name of this plan's tail graphs. Fused plans with the same number of drafts share them; so do trees."""
+        kind = "tree" if self.parents else "fused"
+        return f"{kind}-{self.drafts}" if self.is_fused else self.name
 
     def lookahead_ids(self, vocab_size: int) -> npt.NDArray[np.int64]:
         """[sum(groups)] ids of the look-ahead rows, in row order: V+i is look-ahead embedding i."""
@@ -173,7 +196,27 @@ def fused_plan(groups: Sequence[int]) -> Plan:
     return Plan(f"fused-{drafts}" if full else f"fused:{','.join(map(str, groups))}", drafts, tuple(groups))
 
 
+def tree_plan(groups: Sequence[int], lookahead: int) -> Plan:
+    """A tree of drafts that is verified and made anew in one pass, for bundles with `lookahead` look-ahead rows.
+    `groups[a]` is how deep the next drafts are when the last accepted draft is in row a."""
+    drafts = len(groups) - 1
+    parents, depth = tree_parents(drafts, lookahead), tree_depth(drafts)
+    if not all(0 <= size <= depth for size in groups) or not groups[0]:
+        raise PassError(
+            f"tree:{','.join(map(str, groups))} has drafts at most {depth} deep, so the first group must have 1 to "
+            f"{depth} rows and the others 0 to {depth}"
+        )
+    full = all(size == depth for size in groups)
+    return Plan(f"tree-{drafts}" if full else f"tree:{','.join(map(str, groups))}", drafts, tuple(groups), parents)
+
+
+def full_tree(drafts: int, lookahead: int) -> Plan:
+    """The tree of so many drafts in which all groups are as large as it is deep."""
+    return tree_plan([tree_depth(drafts)] * (drafts + 1), lookahead)
+
+
 MODES = ("ar", "two-pass", "fused")
+_TREE_NAME = re.compile(f"tree-({'|'.join(map(str, TREE_SIZES))})")
 
 
 @dataclass(frozen=True)
@@ -185,14 +228,20 @@ class Cycle:
 
     @property
     def lookahead(self) -> int:
-        return max((plan.drafts for plan in self.plans), default=0)
+        return max((plan.depth for plan in self.plans), default=0)
+
+    @property
+    def is_tree(self) -> bool:
+        return bool(self.plans[0].parents)
 
     def reach(self, first: Plan) -> int:
         """How many cache entries the passes from `first` to the end of the cycle write when no draft is accepted."""
         return max(i + plan.width for i, plan in enumerate(self.plans[self.plans.index(first) :]))
 
     def narrower(self) -> Cycle:
-        """The same mode with one draft less, and at last `ar`."""
+        """The same mode with one draft less, and at last `ar`. A tree becomes a chain first."""
+        if self.is_tree:
+            return make_cycle("fused", self.lookahead)
         drafts = self.lookahead - 1
         if drafts < 1 or self.name in MODES:
             return make_cycle(self.name, max(drafts, 0))
@@ -200,17 +249,23 @@ class Cycle:
 
 
 def make_cycle(mode: str, lookahead: int) -> Cycle:
-    """The cycle of `mode`, which is one of MODES, or `fused:` and the size of every group.
+    """The cycle of `mode`, which is one of MODES, `tree-N`, or `fused:` or `tree:` and the size of every group.
 
     lookahead: the number of drafts. `ar` ignores it, with 0 every mode is `ar`, and else group sizes decide it.
     """
-    shape = mode.removeprefix("fused:")
-    if shape != mode and lookahead > 0:
-        return fused_cycle(_sizes(shape))
-    if shape == mode and mode not in MODES:
-        raise PassError(f"unknown plan {mode!r}: choose one of {', '.join(MODES)}, auto, or fused:4,3,2,2,1 and so on")
+    shape = mode.startswith(("fused:", "tree:"))
+    if not shape and mode not in MODES and not _TREE_NAME.fullmatch(mode):
+        sizes = ", ".join(f"tree-{size}" for size in TREE_SIZES)
+        raise PassError(
+            f"unknown plan {mode!r}: choose one of {', '.join(MODES)}, {sizes}, auto, or group sizes as in "
+            "fused:4,3,2,2,1 and tree:2,2,1,0"
+        )
     if mode == "ar" or lookahead == 0:
         return Cycle("ar", (ar_plan(),))
+    if shape:
+        return fused_cycle(_sizes(mode)) if mode.startswith("fused") else tree_cycle(_sizes(mode), lookahead)
+    if mode.startswith("tree-"):
+        return Cycle(mode, (full_tree(int(mode.removeprefix("tree-")), lookahead),))
     if mode == "fused":
         return fused_cycle([lookahead] * (lookahead + 1))
     return Cycle(mode, (draft_plan(lookahead), verify_plan(lookahead)))
@@ -222,17 +277,24 @@ def fused_cycle(groups: Sequence[int]) -> Cycle:
     return Cycle("fused" if plan.name == plan.tail else plan.name, (plan,))
 
 
-def _sizes(shape: str) -> list[int]:
+def tree_cycle(groups: Sequence[int], lookahead: int) -> Cycle:
+    """The cycle that repeats one pass over a tree with these groups."""
+    plan = tree_plan(groups, lookahead)
+    return Cycle(plan.name, (plan,))
+
+
+def _sizes(mode: str) -> list[int]:
     try:
-        return [int(size) for size in shape.split(",")]
+        return [int(size) for size in mode.partition(":")[2].split(",")]
     except ValueError:
-        raise PassError(f"fused:{shape} must list group sizes, as in fused:4,3,2,2,1") from None
+        raise PassError(f"{mode} must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0") from None
 
 
-def bundle_plans(lookahead: int) -> Sequence[Plan]:
-    """Every plan that a bundle with `lookahead` rows has tails for."""
+def bundle_plans(lookahead: int, *, trees: bool = False) -> Sequence[Plan]:
+    """Every plan that a bundle with `lookahead` rows has tails for. trees: those whose drafts are trees, too."""
     lengths = range(1, lookahead + 1)
-    return [ar_plan(), *(p for n in lengths for mode in ("two-pass", "fused") for p in make_cycle(mode, n).plans)]
+    chains = [ar_plan(), *(p for n in lengths for mode in ("two-pass", "fused") for p in make_cycle(mode, n).plans)]
+    return [*chains, *(full_tree(size, lookahead) for size in tree_sizes(lookahead) if trees)]
 
 
 def _checked(lookahead: int) -> int:

@@ -13,7 +13,7 @@ from rich.table import Table
 from pass_runtime.backends.trt.engine_sets import verify_engines
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo
-from pass_runtime.bundle.plan import Plan, bundle_plans
+from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.cli.tables import OutputConsole, show_table
 from pass_runtime.json_lines import to_json
@@ -47,7 +47,7 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
         "lookahead": manifest.lookahead.model_dump(mode="json"),
         "rule": manifest.rule,
         "noise": manifest.noise.model_dump(mode="json"),
-        "plans": [_plan(*each) for each in zip(bundle_plans(manifest.lookahead.length), manifest.plans, strict=True)],
+        "plans": [_plan(*each) for each in zip(manifest.layouts, manifest.plans, strict=True)],
         "files": {name: info.model_dump(mode="json") for name, info in sorted(manifest.files.items())},
         "bytes": sum(info.bytes for info in manifest.files.values()),
         "engines": [_engines(engines, manifest) for engines in manifest.engines],

@@ -51,7 +51,7 @@ class TryWhereFaster(DraftPolicy):
         self._tuner, self._decided, self._batch = tuner, decided, batch
 
     def prefers(self, slot: Slot, plan: Plan) -> bool:
-        ngram = cumulative_of(self._acceptance(slot).rates)[1 : plan.drafts + 1]
+        ngram = cumulative_of(self._acceptance(slot).rates)[1 : plan.depth + 1]
         lookahead = cumulative_of(self._tuner.lookahead_drafts.rates)[1 : slot.left + 1]
         return float(ngram.sum()) > float(lookahead.sum())
 
@@ -59,7 +59,7 @@ class TryWhereFaster(DraftPolicy):
         best, count = self._best(slots, plans)
         decided = self._decided.rate * len(slots)
         if window is not None:
-            return count if count > window.drafts and best >= CLEARLY * decided else 0
+            return count if count > window.depth and best >= CLEARLY * decided else 0
         if best >= ADVANTAGE * decided:
             return count
         for slot in slots:
@@ -117,14 +117,14 @@ def _with_ngrams(
     if plan is not None and capabilities.padded_width(plan.width) > room:
         plan = None
     longest = min(max(len(slot.ngram) for slot in slots), capabilities.lookahead or MAX_LOOKAHEAD)
-    if plan is None or longest > plan.drafts:
+    if plan is None or longest > plan.depth:
         verifying = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
         plans = [each for each in verifying if capabilities.padded_width(each.width) <= room]
         if count := policy.count(slots, plan, plans):
             return plans[count - 1], tuple(slot.ngram[:count] or None for slot in slots)
     if plan is None:
         return None
-    drafts = tuple(slot.ngram[: plan.drafts] if slot.ngram and policy.prefers(slot, plan) else None for slot in slots)
+    drafts = tuple(slot.ngram[: plan.depth] if slot.ngram and policy.prefers(slot, plan) else None for slot in slots)
     return (plan, drafts) if any(drafts) else None
 
 

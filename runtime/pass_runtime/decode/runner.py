@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from pass_runtime.backends.base import Backend, Logprobs, PassKind
+from pass_runtime.backends.base import Backend, Emitted, Logprobs, PassKind
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
 from pass_runtime.decode.sequence import Request, Sequence, Slot, Token, TokenLogprobs, TokenSource
@@ -20,12 +20,16 @@ Drafts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a pass did to one sequence: its window held `drafted` drafts from `source`, and `tokens` were emitted."""
+    """What a pass did to one sequence: its window held drafts from `source`, `drafted` one after another, and `tokens`
+    were emitted. chain: how many of the accepted drafts, from the first on, were first choices; others are of a tree.
+    last: the row of the last one."""
 
     sequence: Sequence
     drafted: int
     source: TokenSource
     tokens: tuple[Token, ...]
+    chain: int
+    last: int
 
 
 class Runner:
@@ -138,11 +142,10 @@ class Runner:
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
         # All results are computed before any is counted: where one fails, the account is as it was before the pass.
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
-        drafts_left = [plan.left(len(result.tokens) - 1) for result in results]
-        for slot, result, left in zip(active, results, drafts_left, strict=True):
+        for slot, result in zip(active, results, strict=True):
             result.sequence.cached += len(result.tokens)
             result.sequence.stats.engine_seconds = self._engine_seconds - result.sequence.engine_before
-            slot.left, slot.source = left, "lookahead"
+            slot.left, slot.source = plan.left(result.last), "lookahead"
         self.window = plan.next
         return results, seconds
 
@@ -204,15 +207,16 @@ class Runner:
         slot.masked = True
 
     @staticmethod
-    def _result(slot: Slot, ids: Items[int], logprobs: Logprobs | None) -> StepResult:
+    def _result(slot: Slot, emitted: Emitted, logprobs: Logprobs | None) -> StepResult:
         """The result of a pass for the sequence of a slot. Changes nothing."""
-        sequence = slot.current
+        sequence, ids = slot.current, emitted.tokens
+        chain = sum(row == place for place, row in enumerate(emitted.rows)) - 1
         sources: list[TokenSource] = [slot.source] * (len(ids) - 1) + ["model"]
         if logprobs is None:
             tokens = tuple(map(Token, ids, sources))
         else:
             tokens = tuple(map(Token, ids, sources, _logprobs(logprobs, slot.number, ids, sequence.request.logprobs)))
-        return StepResult(sequence, slot.left, slot.source, tokens)
+        return StepResult(sequence, slot.left, slot.source, tokens, chain, emitted.rows[-1])
 
     def _reserve(self, tokens: int) -> None:
         """Grow the KV capacity to at least `tokens`."""

@@ -184,6 +184,8 @@ class Scheduler:
             accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
             decided = tuner.mode(limit, batch, accepted)
             cycle, policy = decided.cycle, TryWhereFaster(tuner, decided, batch)
+        if cycle is not None and cycle.is_tree and any(s.request.logprobs is not None for s in sequences):
+            cycle = cycle.narrower()  # The graph of log-probabilities reads the rows of a chain.
         for slot in active:
             slot.propose(ngrams=cycle is not None)
         runner = self.runner
@@ -243,7 +245,7 @@ def _observe(
     """Teach the tuner how long a pass took, and how many of its drafts were accepted."""
     tuner.observe(plan, batch, seconds)
     for result, slot in zip(results, slots, strict=True):
-        accepted = len(result.tokens) - 1
+        accepted = result.chain
         if not result.drafted:
             continue
         if result.source == "ngram":

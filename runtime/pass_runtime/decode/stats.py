@@ -37,7 +37,8 @@ class Stats:
     """The part of `decode_seconds` in which the backend ran passes, prefill of other sequences included."""
 
     def record(self, drafted: int, count: int) -> None:
-        """Count a pass that verified `drafted` drafts and emitted `count` tokens, before any cut at a stop or limit."""
+        """Count a pass that verified `drafted` drafts (of a tree: one after another) and emitted `count` tokens, before
+        any cut at a stop or limit."""
         self.passes += 1
         self.emitted += count
         if drafted:

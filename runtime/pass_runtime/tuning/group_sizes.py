@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,11 @@ def cumulative_of(rates: Sequence[float]) -> Floats:
     """[L] conditional acceptance -> [L+1] cumulative acceptance."""
     cumulative: Floats = np.cumprod(np.array([1.0, *rates]))
     return cumulative
+
+
+def conditional_of(cumulative: Floats) -> list[float]:
+    """[L+1] cumulative acceptance -> [L] conditional acceptance."""
+    return [float(after / before) if before else 0.0 for before, after in pairwise(cumulative)]
 
 
 def count_probabilities(drafts: int, cumulative: Floats) -> Floats:

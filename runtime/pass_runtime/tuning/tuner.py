@@ -9,10 +9,20 @@ from itertools import pairwise
 
 import numpy as np
 
-from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cycle
+from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cycle, tree_cycle
+from pass_runtime.bundle.tree import tree_depth
 from pass_runtime.tuning.acceptance import ConditionalAcceptance
-from pass_runtime.tuning.group_sizes import Floats, best_shape, cumulative_of, full_shape, shapes, two_pass_tokens
+from pass_runtime.tuning.group_sizes import (
+    Floats,
+    best_shape,
+    conditional_of,
+    cumulative_of,
+    full_shape,
+    shapes,
+    two_pass_tokens,
+)
 from pass_runtime.tuning.pass_times import PassShape, PassTimes, shape_of
+from pass_runtime.tuning.tree_groups import best_tree
 
 EVERY = 12
 """The fewest passes between two decisions."""
@@ -49,9 +59,9 @@ class Candidate:
         return self.tokens / self.seconds
 
     @property
-    def kind(self) -> tuple[int, bool]:
-        """Tells plain decoding, two passes and a fused one apart."""
-        return len(self.cycle.plans), self.cycle.plans[0].is_fused
+    def kind(self) -> tuple[int, bool, bool]:
+        """Tells plain decoding, two passes, a fused one and a tree apart."""
+        return len(self.cycle.plans), self.cycle.plans[0].is_fused, self.cycle.is_tree
 
     @property
     def sure_rate(self) -> float:
@@ -68,15 +78,17 @@ class PlanTuner:
         lookahead: int,
         acceptance: Sequence[float],
         exactly: int | None = None,
+        trees: Sequence[int] = (),
     ) -> None:
         """acceptance: the cumulative acceptance by position that the bundle states for this sampler (`LookaheadInfo`);
         empty where it states none.
 
         exactly: the only number of drafts that engines have plans for, with full groups (`Capabilities.lookahead`).
+        trees: the sizes of the trees of drafts that there are.
         """
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
         prior = [*rates, *[UNKNOWN] * lookahead][:lookahead]
-        self.by_batch, self.lookahead, self._exactly = {1: times}, lookahead, exactly
+        self.by_batch, self.lookahead, self._exactly, self._trees = {1: times}, lookahead, exactly, trees
         self.lookahead_drafts = ConditionalAcceptance(prior)
         self.ngrams: dict[int, ConditionalAcceptance] = {}
         self.decided = self._candidate(make_cycle("ar", 0), 1.0, 1)
@@ -131,10 +143,11 @@ class PlanTuner:
     def candidates(
         self, lookahead: int, batch: int = 1, cumulative: Floats | None = None, *, faster: bool = False
     ) -> list[Candidate]:
-        """Plain decoding, the best two-pass cycle and the best fused plan with at most `lookahead` drafts; best first.
+        """Plain decoding, the best two-pass cycle, and the best fused plan and tree that are at most `lookahead` drafts
+        deep; best first.
 
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
-        faster: a fused plan that is not clearly faster than plain decoding is left out.
+        faster: a fused plan or tree that is not clearly faster than plain decoding is left out.
         """
         self._learn()
         cumulative = cumulative_of(self.lookahead_drafts.rates) if cumulative is None else cumulative
@@ -144,15 +157,18 @@ class PlanTuner:
         pairs = [make_cycle("two-pass", length) for length in lengths]
         two_pass = [self._candidate(pair, two_pass_tokens(pair.lookahead, cumulative), batch) for pair in pairs]
         found += [max(two_pass, key=lambda candidate: candidate.rate)] if two_pass else []
-        shape = best_shape(
-            cumulative,
-            lambda width, drafts: times.seconds(PassShape(batch * width, batch * (1 + drafts), batch * drafts)),
-            self.by_batch[1].rows[-1],
-            shapes if self._exactly is None else lambda drafts: full_shape(drafts)[: drafts == self._exactly],
-            ADVANTAGE * found[0].rate if faster else 0.0,
-        )
-        if shape is not None:
+        least, widest = ADVANTAGE * found[0].rate if faster else 0.0, self.by_batch[1].rows[-1]
+
+        def seconds(width: int, drafts: int) -> float:
+            return times.seconds(PassShape(batch * width, batch * (1 + drafts), batch * drafts))
+
+        choices = shapes if self._exactly is None else lambda drafts: full_shape(drafts)[: drafts == self._exactly]
+        if (shape := best_shape(cumulative, seconds, widest, choices, least)) is not None:
             found.append(self._candidate(fused_cycle(shape.groups), shape.tokens, batch))
+        sizes = [size for size in self._trees if tree_depth(size) <= lookahead]
+        rates, full = conditional_of(cumulative), self._exactly is not None
+        if (tree := best_tree(sizes, lookahead, rates, seconds, widest, least, full=full)) is not None:
+            found.append(self._candidate(tree_cycle(tree.groups, lookahead), tree.tokens, batch))
         return sorted(found, key=lambda candidate: -candidate.rate)
 
     def _candidate(self, cycle: Cycle, tokens: float, batch: int) -> Candidate:

@@ -67,7 +67,8 @@ class Tuners:
     def _new(self, sampler: Sampler) -> PlanTuner:
         lookahead = self._manifest.lookahead
         stated = stated_acceptance(lookahead, sampler)
-        return PlanTuner(self._times(sampler), lookahead.length, stated, self._capabilities.lookahead)
+        limits = self._capabilities
+        return PlanTuner(self._times(sampler), lookahead.length, stated, limits.lookahead, limits.trees)
 
     def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
         """Time passes; few of them where the times of this batch size are known for another sampler."""

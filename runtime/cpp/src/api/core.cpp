@@ -57,11 +57,21 @@ Mode Core::mode(const GenerateOptions& options) const {
                     ", which is what the bundle was exported with");
     }
     const std::optional<int> exactly = capabilities_.lookahead;
-    if (exactly && (options.plan.starts_with("fused:") || (lookahead != 0 && lookahead != *exactly))) {
+    const bool sized = options.plan.starts_with("fused:") || options.plan.starts_with("tree:");
+    if (exactly && (sized || (lookahead != 0 && lookahead != *exactly))) {
         throw Error("the engines are for look-ahead " + std::to_string(*exactly) +
                     " with full groups: use --plan fused, and --lookahead " + std::to_string(*exactly) + " or 0");
     }
     Mode found = make_mode(options.plan, lookahead, options.draft);
+    if (found.cycle && found.cycle->is_tree()) {
+        const Plan& plan = found.cycle->plans.front();
+        const std::vector<int>& there = capabilities_.trees;
+        if (std::find(there.begin(), there.end(), plan.drafts) == there.end()) {
+            throw Error("there is no " + plan.tail() +
+                        " here: trees of drafts need the rule match, a draft head, a vocabulary that is a multiple of "
+                        "8, and a bundle and engines of this version; use --plan fused");
+        }
+    }
     if (std::max(found.lookahead, found.ngram_drafts) > available) {
         throw Error(options.plan + " has more drafts than the " + std::to_string(available) +
                     " the bundle was exported with");

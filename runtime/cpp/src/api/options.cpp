@@ -53,7 +53,7 @@ Sampler SamplingParams::sampler() const {
 void GenerateOptions::check() const {
     sampling.check();
     require(max_new_tokens >= 1, "max-new-tokens must be at least 1", std::to_string(max_new_tokens));
-    if (plan != "auto") make_cycle(plan, 1);  // throws where there is no such plan
+    if (plan != "auto") make_cycle(plan, max_lookahead);  // throws where there is no such plan
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both") {
         throw Error("unknown draft source '" + *draft + "': choose one of lookahead, ngram, both");
     }

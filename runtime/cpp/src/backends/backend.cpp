@@ -1,6 +1,7 @@
 #include "backends/backend.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "bundle/noise.h"
@@ -40,7 +41,7 @@ void Backend::mask(int slot, std::int64_t length) { set_slot(slot, length, false
 
 void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
                     std::span<const std::int64_t> drafts) {
-    if (drafts.size() > static_cast<std::size_t>(plan.drafts))
+    if (drafts.size() > static_cast<std::size_t>(plan.depth()))
         throw std::invalid_argument("too many drafts for " + plan.name);
     const std::int64_t vocab = capabilities_.vocab_size;
     std::vector<std::int64_t> ids{root};
@@ -84,24 +85,37 @@ void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_
     run_prefill(slot, plan);
 }
 
-std::vector<std::vector<std::int64_t>> Backend::run(const PassKind& kind) {
+std::vector<Emitted> Backend::run(const PassKind& kind) {
     for (int slot = 0; slot < kind.batch; ++slot) cover_noise(slot, kind.plan);
-    const Emitted found = run_pass(kind);
+    const PassResult found = run_pass(kind);
     const auto most = static_cast<std::size_t>(kind.plan.max_emitted());
-    std::vector<std::vector<std::int64_t>> tokens;
+    std::vector<Emitted> emitted;
     for (std::size_t slot = 0; slot < found.count.size(); ++slot) {
-        const auto first = found.emitted.begin() + static_cast<std::ptrdiff_t>(slot * most);
-        tokens.emplace_back(first, first + found.count[slot]);
-        if (lengths_[slot]) *lengths_[slot] += found.count[slot];
+        const auto part_of = [&](const std::vector<std::int64_t>& every) {
+            const auto first = every.begin() + static_cast<std::ptrdiff_t>(slot * most);
+            return std::vector<std::int64_t>(first, first + found.count[slot]);
+        };
+        std::vector<std::int64_t> rows(static_cast<std::size_t>(found.count[slot]));
+        std::iota(rows.begin(), rows.end(), 0);
+        if (!found.emitted_rows.empty()) rows = part_of(found.emitted_rows);
+        if (lengths_[slot]) {
+            cache_.keep_rows(static_cast<int>(slot), *lengths_[slot], rows);
+            *lengths_[slot] += found.count[slot];
+        }
+        emitted.push_back({part_of(found.emitted), std::move(rows)});
     }
-    return tokens;
+    return emitted;
 }
 
-Backend::Emitted Backend::run_pass(const PassKind& kind) {
+Backend::PassResult Backend::run_pass(const PassKind& kind) {
     run_trunk(kind.plan, kind.batch);
     run_tail(kind);
-    return {buffers_.read<std::int64_t>("count", kind.batch, {}),
-            buffers_.read<std::int64_t>("emitted", kind.batch, {kind.plan.max_emitted()})};
+    const Shape emitted{kind.plan.max_emitted()};
+    PassResult found{buffers_.read<std::int64_t>("count", kind.batch, {}),
+                     buffers_.read<std::int64_t>("emitted", kind.batch, emitted),
+                     {}};
+    if (kind.plan.is_tree()) found.emitted_rows = buffers_.read<std::int64_t>("emitted_rows", kind.batch, emitted);
+    return found;
 }
 
 Logprobs Backend::logprobs(const PassKind& kind) {

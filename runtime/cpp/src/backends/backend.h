@@ -29,6 +29,11 @@ struct PassKind {
     bool logprobs = false;
 };
 
+// What a pass emitted for one slot: tokens, and the rows of the window that they were drawn from.
+struct Emitted {
+    std::vector<std::int64_t> tokens, rows;
+};
+
 // Log-probabilities of the emitted tokens, `chosen` [b,E], and of the most likely tokens: `ids` and `values` [b,E,K].
 struct Logprobs {
     std::size_t emitted = 0, most = 0;  // E, K
@@ -65,16 +70,16 @@ class Backend {
     void set_sampling(int slot, const SamplingParams& params);
     // Mask `slot`: the next passes emit nothing for it, and change nothing of its KV cache up to `length`.
     void mask(int slot, std::int64_t length);
-    // Stage the window of `plan` in `slot`, after `length` cached tokens. A draft row without a draft gets the id V,
-    // which equals no token.
+    // Stage the window of `plan` in `slot`, after `length` cached tokens. `drafts` are a chain. A draft row without a
+    // draft gets the id V, which equals no token.
     void stage(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
                std::span<const std::int64_t> drafts = {});
     // Write the K/V of `tokens` into `slot` after its first `length` tokens, by a window of `width` rows. Rows beyond
     // the tokens are padding.
     void prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width);
-    // One pass, trunk and tail, over the staged windows. Returns the tokens emitted for each slot, none for a masked
-    // one. The tail has then staged the windows of `kind.plan.next()`.
-    std::vector<std::vector<std::int64_t>> run(const PassKind& kind);
+    // One pass, trunk and tail, over the staged windows. Returns what was emitted for each slot, nothing for a masked
+    // one. The K/V of accepted rows are then part of the cache, and the windows of `kind.plan.next()` are staged.
+    std::vector<Emitted> run(const PassKind& kind);
     // Log-probabilities of the tokens that the last pass emitted, which must have been of this `kind`.
     Logprobs logprobs(const PassKind& kind);
 
@@ -84,13 +89,14 @@ class Backend {
     virtual void run_tail(const PassKind& kind) = 0;
 
    protected:
-    // What a pass over b slots emitted: `count` [b], of the tokens `emitted` [b,E].
-    struct Emitted {
-        std::vector<std::int64_t> count, emitted;
+    // What a pass over b slots emitted: `count` [b], of the tokens `emitted` [b,E], which were drawn from the rows
+    // `emitted_rows` [b,E]; these are empty where the drafts are a chain.
+    struct PassResult {
+        std::vector<std::int64_t> count, emitted, emitted_rows;
     };
 
     // Runs trunk and tail; returns what they emitted, in host memory.
-    virtual Emitted run_pass(const PassKind& kind);
+    virtual PassResult run_pass(const PassKind& kind);
     // The trunk over the prefill window, on the KV cache of `slot`; only the K/V that it writes matter.
     virtual void run_prefill(int slot, const Plan& plan) = 0;
 

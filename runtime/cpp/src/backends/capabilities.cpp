@@ -24,6 +24,7 @@ bool Capabilities::allows(const std::vector<Plan>& plans) const {
         const Cycle cycle = make_cycle(mode, *lookahead);
         built.insert(built.end(), cycle.plans.begin(), cycle.plans.end());
     }
+    for (int size : trees) built.push_back(full_tree(size, *lookahead));
     return std::all_of(plans.begin(), plans.end(),
                        [&](const Plan& plan) { return std::find(built.begin(), built.end(), plan) != built.end(); });
 }

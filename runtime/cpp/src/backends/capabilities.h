@@ -22,6 +22,7 @@ struct Capabilities {
     std::vector<int> prefill_widths;       // chunk widths Q in falling order, ending in 1
     std::vector<int> batch_sizes;          // of passes, in rising order; the last is the number of slots
     std::optional<int> lookahead{};        // the only number of drafts that plans may have, in full groups; none: any
+    std::vector<int> trees{};              // the numbers of drafts of the trees that there are
     int least_width = 1;                   // narrower windows are padded to it
     std::int64_t listed = 0;  // N, the positions in the noise input of tails; 0: as many as max_capacity() needs
 

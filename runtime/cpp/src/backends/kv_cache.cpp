@@ -53,6 +53,20 @@ void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> length
     for (std::byte* address : grown) memory_.free(address);
 }
 
+void KVCache::keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows) {
+    const std::size_t pitch = head_bytes(capacity_), size = token_bytes();
+    for (std::size_t place = 0; place < rows.size(); ++place) {
+        const auto row = static_cast<std::size_t>(rows[place]);
+        if (row == place) continue;  // it lies where it belongs, as all rows of a chain do
+        const std::size_t before = static_cast<std::size_t>(length) * size;
+        for (std::size_t i = 0; i < addresses_.size(); ++i) {
+            std::byte* first = this->place(i, slot) + before;
+            memory_.copy_rows(first + place * size, pitch, first + row * size, pitch, size,
+                              static_cast<std::size_t>(heads_));
+        }
+    }
+}
+
 void KVCache::move(int source, int target, std::int64_t length) {
     const std::size_t pitch = head_bytes(capacity_);
     const std::size_t size = static_cast<std::size_t>(length) * token_bytes();

@@ -34,6 +34,9 @@ class KVCache {
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Copy the first `length` tokens of slot `source` into slot `target`.
     void move(int source, int target, std::int64_t length);
+    // Of a window that was written after the first `length` tokens of `slot`, keep the entries of these `rows` (rising,
+    // of which the first is 0), one after another.
+    void keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows);
 
    private:
     std::size_t token_bytes() const;                      // of one head, for one token

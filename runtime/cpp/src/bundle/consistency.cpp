@@ -116,13 +116,21 @@ void check_tensors(const Graph& graph, const TensorKinds& expected) {
 }
 
 void check_plans(const Manifest& manifest) {
-    const std::vector<Plan> plans = bundle_plans(static_cast<int>(manifest.lookahead.length));
+    const bool trees = std::any_of(manifest.plans.begin(), manifest.plans.end(),
+                                   [](const PlanInfo& info) { return !info.parents.empty(); });
+    if (trees && (!manifest.lookahead.head || manifest.rule != "match")) {
+        throw Error("there are trees of drafts, which need lookahead.head and the rule match");
+    }
+    const std::vector<Plan> plans = bundle_plans(static_cast<int>(manifest.lookahead.length), trees);
     const auto same = [](const PlanInfo& info, const Plan& plan) { return info.name == plan.name; };
     if (!std::equal(manifest.plans.begin(), manifest.plans.end(), plans.begin(), plans.end(), same)) {
         throw Error("the plans are not those of lookahead.length " + to_string(manifest.lookahead.length));
     }
     for (std::size_t i = 0; i < plans.size(); ++i) {
         const TensorKinds expected = tail_tensors(plans[i], manifest.model.vocab_size, manifest.model.hidden_size);
+        if (manifest.plans[i].parents != Numbers(plans[i].parents.begin(), plans[i].parents.end())) {
+            throw Error("the tree of " + plans[i].name + " is not the one that this version knows");
+        }
         for (const auto& [sampler, tail] : manifest.plans[i].tails) {
             check_tensors(tail, expected);
             const bool compares = manifest.rule == "rejection" && plans[i].drafts > 0 && sampler != "greedy";

@@ -58,6 +58,16 @@ const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots
     return found;
 }
 
+std::vector<int> Manifest::tree_sizes(const std::function<bool(const std::string&)>& built) const {
+    std::vector<int> found;
+    for (const PlanInfo& info : plans) {
+        const bool all = std::all_of(info.tails.begin(), info.tails.end(),
+                                     [&](const auto& tail) { return built(tail.second.file); });
+        if (!info.parents.empty() && all) found.push_back(static_cast<int>(info.parents.size()));
+    }
+    return found;
+}
+
 const PlanInfo& Manifest::plan(const std::string& name) const {
     std::string names;
     for (const PlanInfo& info : plans) {

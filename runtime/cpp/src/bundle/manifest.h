@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -98,6 +99,7 @@ struct LookaheadInfo {
 // A plan by its name, from which its layout and constants follow (bundle/plan.h), and its tail graphs.
 struct PlanInfo {
     std::string name;
+    Numbers parents;       // of a tree: the row that each draft follows
     Ordered<Graph> tails;  // by sampler: greedy, sample, truncated
 
     // Null where the plan has no tail for `sampler`.
@@ -161,6 +163,11 @@ struct Manifest {
     // of the trunk runs all passes of a session, so that a sequence's text does not depend on the batch of a pass.
     // lookahead_rows: false is for passes without look-ahead rows.
     const DerivedTrunk* derived_trunk(const std::string& device, int slots, bool lookahead_rows = true) const;
+
+    // The numbers of drafts of the trees for whose tails `built` is true, which gets a tail's file.
+    std::vector<int> tree_sizes(const std::function<bool(const std::string&)>& built = [](const std::string&) {
+        return true;
+    }) const;
 
     // Error where the bundle has no such plan.
     const PlanInfo& plan(const std::string& name) const;

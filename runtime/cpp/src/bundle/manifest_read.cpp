@@ -284,6 +284,7 @@ void read(const At& at, PlanInfo& out) {
         .field("name", out.name)
         .unused<std::int64_t>("drafts", natural)
         .unused<Numbers>("groups")
+        .field_or_default("parents", out.parents)
         .unused<std::string>("next")
         .unused<Constants>("constants")
         .field("tails", out.tails, keys(one_of("greedy", "sample", "truncated")))

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "bundle/tree.h"
 #include "errors.h"
 
 namespace pass {
@@ -24,7 +25,13 @@ std::string joined(const std::vector<int>& sizes) {
     return text;
 }
 
-std::vector<int> parse_sizes(std::string_view shape) {
+constexpr const char* known_plans =
+    "choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group sizes as in fused:4,3,2,2,1 "
+    "and tree:2,2,1,0";
+
+// The sizes in "fused:4,3,2,2,1" or "tree:2,2,1,0".
+std::vector<int> parse_sizes(const std::string& mode) {
+    const std::string_view shape = std::string_view(mode).substr(mode.find(':') + 1);
     std::vector<int> sizes;
     for (std::size_t begin = 0; begin <= shape.size();) {
         const std::size_t end = std::min(shape.find(',', begin), shape.size());
@@ -32,7 +39,7 @@ std::vector<int> parse_sizes(std::string_view shape) {
         const char* last = shape.data() + end;
         const auto [stop, error] = std::from_chars(shape.data() + begin, last, size);
         if (error != std::errc() || stop != last) {
-            throw Error("fused:" + std::string(shape) + " must list group sizes, as in fused:4,3,2,2,1");
+            throw Error(mode + " must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0");
         }
         sizes.push_back(size);
         begin = end + 1;
@@ -48,20 +55,31 @@ struct Row {
 
 std::vector<Row> rows_of(const Plan& plan) {
     std::vector<Row> rows{{-1, 0}};
-    for (int i = 0; i < plan.drafts; ++i) rows.push_back({i, i + 1});
-    for (std::size_t prefix = 0; prefix < plan.groups.size(); ++prefix) {
-        int parent = static_cast<int>(prefix);
-        for (int i = 0; i < plan.groups[prefix]; ++i) {
-            rows.push_back({parent, static_cast<int>(prefix) + 1 + i});
+    const auto add = [&](int parent) { rows.push_back({parent, rows[static_cast<std::size_t>(parent)].depth + 1}); };
+    for (int i = 0; i < plan.drafts; ++i) add(plan.is_tree() ? plan.parents[static_cast<std::size_t>(i)] : i);
+    for (std::size_t number = 0; number < plan.groups.size(); ++number) {
+        int parent = static_cast<int>(number);
+        for (int i = 0; i < plan.groups[number]; ++i) {
+            add(parent);
             parent = static_cast<int>(rows.size()) - 1;
         }
     }
     return rows;
 }
 
+// The number in "tree-8"; 0 where `mode` is no such name.
+int tree_named(const std::string& mode) {
+    for (int size : every_tree_size()) {
+        if (mode == "tree-" + std::to_string(size)) return size;
+    }
+    return 0;
+}
+
 }  // namespace
 
 int Plan::lookahead_rows() const { return std::accumulate(groups.begin(), groups.end(), 0); }
+
+int Plan::depth() const { return is_tree() ? tree_depth(drafts) : drafts; }
 
 Plan Plan::next() const {
     if (is_fused() || width() == 1) return *this;
@@ -88,6 +106,25 @@ Plan fused_plan(const std::vector<int>& groups) {
     return {full ? "fused-" + std::to_string(drafts) : "fused:" + joined(groups), drafts, groups};
 }
 
+Plan tree_plan(const std::vector<int>& groups, int lookahead) {
+    const int drafts = static_cast<int>(groups.size()) - 1;
+    std::vector<int> parents = tree_parents(drafts, lookahead);
+    const int depth = tree_depth(drafts);
+    const bool sized = std::all_of(groups.begin(), groups.end(), [&](int size) { return size >= 0 && size <= depth; });
+    if (!sized || groups.front() == 0) {
+        const std::string most = std::to_string(depth);
+        throw Error("tree:" + joined(groups) + " has drafts at most " + most +
+                    " deep, so the first group must have 1 to " + most + " rows and the others 0 to " + most);
+    }
+    const bool full = std::all_of(groups.begin(), groups.end(), [&](int size) { return size == depth; });
+    return {full ? "tree-" + std::to_string(drafts) : "tree:" + joined(groups), drafts, groups, std::move(parents)};
+}
+
+Plan full_tree(int drafts, int lookahead) {
+    tree_nodes(drafts, lookahead);  // throws where there is none
+    return tree_plan(std::vector<int>(static_cast<std::size_t>(drafts) + 1, tree_depth(drafts)), lookahead);
+}
+
 PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
     const std::vector<Row> rows = rows_of(plan);
     const std::size_t width = rows.size();
@@ -110,7 +147,7 @@ PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
     if (plan.is_fused()) {
         std::int64_t row = 1 + plan.drafts;
         for (int size : plan.groups) {
-            for (int i = 0; i < plan.drafts; ++i) found.draft_rows.push_back(i < size ? row + i : 0);
+            for (int i = 0; i < plan.depth(); ++i) found.draft_rows.push_back(i < size ? row + i : 0);
             row += size;
         }
     }
@@ -119,7 +156,7 @@ PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
 
 int Cycle::lookahead() const {
     int most = 0;
-    for (const Plan& plan : plans) most = std::max(most, plan.drafts);
+    for (const Plan& plan : plans) most = std::max(most, plan.depth());
     return most;
 }
 
@@ -134,6 +171,7 @@ int Cycle::reach(const Plan& first) const {
 }
 
 Cycle Cycle::narrower() const {
+    if (is_tree()) return make_cycle("fused", lookahead());
     const int drafts = lookahead() - 1;
     if (drafts < 1 || !name.starts_with("fused:")) return make_cycle(name, std::max(drafts, 0));
     std::vector<int> sizes(plans.front().groups.begin(), plans.front().groups.end() - 1);
@@ -142,13 +180,14 @@ Cycle Cycle::narrower() const {
 }
 
 Cycle make_cycle(const std::string& mode, int lookahead) {
-    const bool shaped = mode.starts_with("fused:");
-    if (shaped && lookahead > 0) return fused_cycle(parse_sizes(std::string_view(mode).substr(6)));
-    if (!shaped && mode != "ar" && mode != "two-pass" && mode != "fused") {
-        throw Error("unknown plan '" + mode +
-                    "': choose one of ar, two-pass, fused, auto, or fused:4,3,2,2,1 and so on");
+    const bool fused = mode.starts_with("fused:"), tree = mode.starts_with("tree:");
+    if (!fused && !tree && mode != "ar" && mode != "two-pass" && mode != "fused" && tree_named(mode) == 0) {
+        throw Error("unknown plan '" + mode + "': " + known_plans);
     }
     if (mode == "ar" || lookahead == 0) return {"ar", {ar_plan()}};
+    if (fused) return fused_cycle(parse_sizes(mode));
+    if (tree) return tree_cycle(parse_sizes(mode), lookahead);
+    if (const int size = tree_named(mode); size > 0) return {mode, {full_tree(size, lookahead)}};
     if (mode == "fused") return fused_cycle(std::vector<int>(static_cast<std::size_t>(lookahead) + 1, lookahead));
     return {mode, {draft_plan(lookahead), verify_plan(lookahead)}};
 }
@@ -160,13 +199,21 @@ Cycle fused_cycle(const std::vector<int>& groups) {
     return {std::move(name), {std::move(plan)}};
 }
 
-std::vector<Plan> bundle_plans(int lookahead) {
+Cycle tree_cycle(const std::vector<int>& groups, int lookahead) {
+    Plan plan = tree_plan(groups, lookahead);
+    std::string name = plan.name;
+    return {std::move(name), {std::move(plan)}};
+}
+
+std::vector<Plan> bundle_plans(int lookahead, bool trees) {
     std::vector<Plan> plans{ar_plan()};
     for (int length = 1; length <= lookahead; ++length) {
         for (const char* mode : {"two-pass", "fused"}) {
             for (const Plan& plan : make_cycle(mode, length).plans) plans.push_back(plan);
         }
     }
+    if (!trees) return plans;
+    for (int size : tree_sizes(lookahead)) plans.push_back(full_tree(size, lookahead));
     return plans;
 }
 

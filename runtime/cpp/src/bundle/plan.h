@@ -12,23 +12,28 @@ namespace pass {
 
 inline constexpr int max_lookahead = 16;
 
-// A window has the root, `drafts` draft rows, each of which follows the row before it, and a look-ahead group for every
-// entry of `groups`: group a has groups[a] rows and follows the first a drafts.
+// A window has the root, `drafts` draft rows, and a look-ahead group for every entry of `groups`: group a has groups[a]
+// rows and follows row a. The drafts are a chain, each following the row before it, or a tree, where `parents` has the
+// row that each of them follows; the first depth() of its drafts are a chain of first choices.
 struct Plan {
     std::string name;
     int drafts = 0;
     std::vector<int> groups;
+    std::vector<int> parents{};
 
+    bool is_tree() const { return !parents.empty(); }
     int lookahead_rows() const;
     int width() const { return 1 + drafts + lookahead_rows(); }
-    int max_emitted() const { return drafts + 1; }
+    // The most drafts that a pass can accept.
+    int depth() const;
+    int max_emitted() const { return depth() + 1; }
     bool is_fused() const { return drafts > 0 && !groups.empty(); }
-    // How many drafts a pass makes for the next one when `accepted` of its own drafts were accepted.
-    int left(int accepted) const { return groups.empty() ? 0 : groups[static_cast<std::size_t>(accepted)]; }
+    // How deep the drafts are that a pass makes for the next one. last: the row of the last accepted draft.
+    int left(int last) const { return groups.empty() ? 0 : groups[static_cast<std::size_t>(last)]; }
     // The plan of the window that the tail writes for the next pass.
     Plan next() const;
-    // The name of its tail graphs, which fused plans with the same number of drafts share.
-    std::string tail() const { return is_fused() ? "fused-" + std::to_string(drafts) : name; }
+    // The name of its tail graphs, which fused plans with the same number of drafts share; so do trees.
+    std::string tail() const { return is_fused() ? (is_tree() ? "tree-" : "fused-") + std::to_string(drafts) : name; }
 
     // Names are unique among plans.
     bool operator==(const Plan& other) const { return name == other.name; }
@@ -40,6 +45,10 @@ Plan verify_plan(int lookahead);
 Plan prefill_plan(int width);
 // Throws Error where there is no plan with these group sizes.
 Plan fused_plan(const std::vector<int>& groups);
+// A tree of drafts, for bundles with `lookahead` look-ahead rows. Throws Error where there is none with these groups.
+Plan tree_plan(const std::vector<int>& groups, int lookahead);
+// The tree of so many drafts in which every group is as large as the tree is deep.
+Plan full_tree(int drafts, int lookahead);
 
 // The constant inputs of a plan's graphs; a window has Q rows, of which A are look-ahead rows.
 struct PlanConstants {
@@ -47,7 +56,7 @@ struct PlanConstants {
     std::vector<std::uint8_t> window_mask;     // [Q,Q], 0 or 1
     std::vector<std::int64_t> logit_rows;      // [Q]
     std::vector<std::int64_t> lookahead_rows;  // [A]
-    std::vector<std::int64_t> draft_rows;      // [D+1,D] of a fused plan, else empty
+    std::vector<std::int64_t> draft_rows;      // [D+1,depth] of a fused plan, else empty
     std::vector<std::int64_t> lookahead_ids;   // [A]
 };
 
@@ -59,22 +68,26 @@ struct Cycle {
     std::vector<Plan> plans;
 
     int lookahead() const;
+    bool is_tree() const { return plans.front().is_tree(); }
     bool contains(const Plan& plan) const;
     // How many tokens the passes from `first` to the end of the cycle write into the KV cache, when no draft is
     // accepted.
     int reach(const Plan& first) const;
-    // The same mode with one draft less, down to `ar`.
+    // The same mode with one draft less, down to `ar`. A tree becomes a chain first.
     Cycle narrower() const;
 
     bool operator==(const Cycle& other) const { return name == other.name && plans == other.plans; }
 };
 
-// mode: "ar", "two-pass", "fused", or "fused:" with a size for every group, from which the number of drafts follows.
+// mode: "ar", "two-pass", "fused", "tree-" with its number of drafts, or "fused:" or "tree:" with a size for every
+// group, from which the number of drafts follows.
 // lookahead: the drafts of the other modes, 0 for `ar`. Throws Error where there is no such mode.
 Cycle make_cycle(const std::string& mode, int lookahead);
 Cycle fused_cycle(const std::vector<int>& groups);
+Cycle tree_cycle(const std::vector<int>& groups, int lookahead);
 
-// Every plan that a bundle with `lookahead` look-ahead rows has tails for, in the order of its manifest.
-std::vector<Plan> bundle_plans(int lookahead);
+// Every plan that a bundle with `lookahead` look-ahead rows has tails for, in the order of its manifest. trees: those
+// whose drafts are trees, too.
+std::vector<Plan> bundle_plans(int lookahead, bool trees);
 
 }  // namespace pass

@@ -24,7 +24,7 @@ std::optional<Pass> with_ngrams(const Cycle& cycle, const Plan* window, std::int
     int longest = 0;
     for (const DraftState& state : states) longest = std::max(longest, static_cast<int>(state.ngram.size()));
     longest = std::min(longest, capabilities.lookahead.value_or(max_lookahead));
-    if (plan == nullptr || longest > plan->drafts) {
+    if (plan == nullptr || longest > plan->depth()) {
         std::vector<Plan> plans;
         for (int count = 1; count <= longest; ++count) {
             Plan verify = capabilities.verify_plan(count);
@@ -44,7 +44,7 @@ std::optional<Pass> with_ngrams(const Cycle& cycle, const Plan* window, std::int
     bool any = false;
     for (const DraftState& state : states) {
         const bool taken = !state.ngram.empty() && policy.prefers(state, *plan);
-        found.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->drafts)) : std::nullopt);
+        found.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->depth())) : std::nullopt);
         any = any || taken;
     }
     return any ? std::optional(std::move(found)) : std::nullopt;

@@ -31,9 +31,14 @@ TokenLogprobs logprobs_of(const Logprobs& logprobs, std::size_t slot, std::size_
 }
 
 // What a pass did for the sequence of `slot`. Changes nothing.
-StepResult step_result_of(const Slot& slot, const std::vector<std::int64_t>& ids, const Logprobs* logprobs) {
+StepResult step_result_of(const Slot& slot, const Emitted& emitted, const Logprobs* logprobs) {
     const Sequence& sequence = *slot.sequence;
-    StepResult result{slot.sequence, slot.left, slot.source, {}};
+    const std::vector<std::int64_t>& ids = emitted.tokens;
+    StepResult result{slot.sequence, slot.left, slot.source, 0, static_cast<int>(emitted.rows.back()), {}};
+    while (result.chain + 1 < static_cast<int>(emitted.rows.size()) &&
+           emitted.rows[static_cast<std::size_t>(result.chain) + 1] == result.chain + 1) {
+        ++result.chain;
+    }
     for (std::size_t i = 0; i < ids.size(); ++i) {
         Token token{ids[i], i + 1 < ids.size() ? slot.source : TokenSource::model, std::nullopt, ""};
         if (logprobs != nullptr && sequence.request.logprobs) {
@@ -161,7 +166,7 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const s
         slot->sequence->decoding_since = started;
         slot->sequence->engine_before = engine_seconds_;
     }
-    const std::vector<std::vector<std::int64_t>> emitted = backend_.run(kind);
+    const std::vector<Emitted> emitted = backend_.run(kind);
     const double seconds = now() - started;
     engine_seconds_ += seconds;
     std::optional<Logprobs> logprobs;
@@ -171,9 +176,9 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const s
     std::vector<StepResult> results;
     std::vector<int> left;
     for (const Slot* slot : active) {
-        const std::vector<std::int64_t>& ids = emitted[static_cast<std::size_t>(slot->number)];
-        results.push_back(step_result_of(*slot, ids, logprobs ? &*logprobs : nullptr));
-        left.push_back(plan.left(static_cast<int>(ids.size()) - 1));
+        const Emitted& its = emitted[static_cast<std::size_t>(slot->number)];
+        results.push_back(step_result_of(*slot, its, logprobs ? &*logprobs : nullptr));
+        left.push_back(plan.left(results.back().last));
     }
     for (std::size_t i = 0; i < active.size(); ++i) count(*active[i], results[i], left[i]);
     window_.swap(next);

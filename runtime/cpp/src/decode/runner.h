@@ -33,11 +33,14 @@ struct Slot {
     }
 };
 
-// What a pass did for one sequence: its window held `drafted` drafts from `source`, and the pass emitted `tokens`.
+// What a pass did for one sequence: its window held drafts from `source`, `drafted` one after another, and the pass
+// emitted `tokens`.
 struct StepResult {
     std::shared_ptr<Sequence> sequence;
     int drafted = 0;
     TokenSource source = TokenSource::lookahead;
+    int chain = 0;  // of the accepted drafts, how many from the first on were first choices; others are of a tree
+    int last = 0;   // the row of the last accepted draft
     std::vector<Token> tokens;
 };
 

@@ -36,7 +36,7 @@ void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds, cons
     bool drafted = false;
     for (std::size_t i = 0; i < results.size(); ++i) {
         const StepResult& result = results[i];
-        const int accepted = static_cast<int>(result.tokens.size()) - 1;
+        const int accepted = result.chain;
         if (result.drafted == 0) continue;
         drafted = true;
         if (result.source == TokenSource::ngram) {
@@ -187,21 +187,25 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
                                       PlanTuner* known, int batch) {
     const Slot* oldest = nullptr;
     int most = 0;
+    bool logprobs = false;
     std::vector<const Acceptance*> accepted;
     for (const Slot* slot : active) {
         const Sequence& sequence = *slot->sequence;
         if (sequence.request.cycle && (oldest == nullptr || slot->admitted < oldest->admitted)) oldest = slot;
         most = std::max(most, sequence.request.lookahead);
         if (sequence.acceptance) accepted.push_back(&*sequence.acceptance);
+        logprobs = logprobs || sequence.request.logprobs.has_value();
     }
     // Where all sequences have just been admitted no window is on the device, whatever plan ran last: the cycle begins
     // anew.
     const bool staged = std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
+    // The graph of log-probabilities reads the rows of a chain.
+    const auto allowed = [&](const Cycle& cycle) { return cycle.is_tree() && logprobs ? cycle.narrower() : cycle; };
     if (oldest != nullptr) {
         AlwaysDraft policy;
-        return next_pass(*oldest->sequence->request.cycle, window, runner_.room(), runner_.backend().capabilities(),
-                         states, policy);
+        return next_pass(allowed(*oldest->sequence->request.cycle), window, runner_.room(),
+                         runner_.backend().capabilities(), states, policy);
     }
     if (known == nullptr) {
         AlwaysDraft policy;
@@ -210,7 +214,7 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
     }
     const Candidate decided = known->mode(most, batch, accepted);
     ExpectedRate policy(*known, decided, batch);
-    return next_pass(decided.cycle, window, runner_.room(), runner_.backend().capabilities(), states, policy);
+    return next_pass(allowed(decided.cycle), window, runner_.room(), runner_.backend().capabilities(), states, policy);
 }
 
 // The tuner for these requests, where one of them leaves the plan open (`auto`). Null where passes would have to be

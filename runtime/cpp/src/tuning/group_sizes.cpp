@@ -1,8 +1,9 @@
 #include "tuning/group_sizes.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
+
+#include "tuning/linear.h"
 
 namespace pass {
 
@@ -11,31 +12,6 @@ namespace {
 constexpr int max_drafts = 8;   // more drafts than this are not tried
 constexpr int every_shape = 3;  // up to this many drafts every shape is tried
 constexpr int exhaustive = 5;   // up to this many every shape that never increases
-
-using Matrix = std::vector<std::vector<double>>;  // the right-hand side is the last column
-
-// Solve a regular system of linear equations by Gaussian elimination with pivoting.
-std::vector<double> solve(Matrix rows) {
-    const std::size_t size = rows.size();
-    for (std::size_t at = 0; at < size; ++at) {
-        std::size_t pivot = at;
-        for (std::size_t i = at + 1; i < size; ++i) {
-            if (std::abs(rows[i][at]) > std::abs(rows[pivot][at])) pivot = i;
-        }
-        std::swap(rows[at], rows[pivot]);
-        for (std::size_t i = at + 1; i < size; ++i) {
-            const double factor = rows[i][at] / rows[at][at];
-            for (std::size_t j = at; j <= size; ++j) rows[i][j] -= factor * rows[at][j];
-        }
-    }
-    std::vector<double> x(size);
-    for (std::size_t i = size; i-- > 0;) {
-        double sum = rows[i][size];
-        for (std::size_t j = i + 1; j < size; ++j) sum -= rows[i][j] * x[j];
-        x[i] = sum / rows[i][i];
-    }
-    return x;
-}
 
 // The probability that exactly `accepted` of `drafts` drafts are accepted.
 double accepted_given(int drafts, int accepted, const std::vector<double>& cumulative) {

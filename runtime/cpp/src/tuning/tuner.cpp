@@ -4,8 +4,10 @@
 #include <iterator>
 #include <numeric>
 
+#include "bundle/tree.h"
 #include "decode/sequence.h"
 #include "tuning/group_sizes.h"
+#include "tuning/tree_groups.h"
 
 namespace pass {
 
@@ -21,13 +23,9 @@ constexpr double ngram_prior = 0.6;  // acceptance rate of n-gram drafts before 
 // says of its next tokens: drafts that fail in one are given up after a few passes, however well they do in others.
 constexpr double ngram_weight = 2.0;
 
-std::vector<double> prior_of(const std::vector<double>& acceptance, int lookahead) {
-    std::vector<double> rates;
-    double before = 1.0;
-    for (double after : acceptance) {
-        rates.push_back(before != 0 ? after / before : 0.0);
-        before = after;
-    }
+std::vector<double> prior_of(std::vector<double> acceptance, int lookahead) {
+    acceptance.insert(acceptance.begin(), 1.0);
+    std::vector<double> rates = conditional_acceptance(acceptance);
     rates.resize(static_cast<std::size_t>(lookahead), unknown);
     return rates;
 }
@@ -39,10 +37,12 @@ double sum(const std::vector<double>& cumulative, int from, int to) {
 
 }  // namespace
 
-PlanTuner::PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance, std::optional<int> exactly)
+PlanTuner::PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance, std::optional<int> exactly,
+                     std::vector<int> trees)
     : by_batch_{{1, std::move(times)}},
       lookahead_(lookahead),
       exactly_(exactly),
+      trees_(std::move(trees)),
       drafts_(prior_of(acceptance, lookahead)),
       decided_(candidate(make_cycle("ar", 0), 1.0, 1)) {}
 
@@ -90,6 +90,12 @@ std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch, std::vect
     if (const std::optional<GroupChoice> shape = best_shape(cumulative, cost, times(1).max_rows(), shapes)) {
         found.push_back(candidate(fused_cycle(shape->groups), shape->tokens, batch));
     }
+    TreeChoices trees{trees_, lookahead, exactly_.has_value()};
+    std::erase_if(trees.sizes, [&](int size) { return tree_depth(size) > lookahead; });
+    if (const std::optional<GroupChoice> tree =
+            best_tree(trees, conditional_acceptance(cumulative), cost, times(1).max_rows())) {
+        found.push_back(candidate(tree_cycle(tree->groups, lookahead), tree->tokens, batch));
+    }
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.rate() > b.rate(); });
     return found;
@@ -124,7 +130,9 @@ Candidate PlanTuner::decide(int lookahead, int batch, const std::vector<const Ac
     const auto matching = [&](const auto& test) { return std::find_if(found.begin(), found.end(), test); };
     const auto plain = matching([](const Candidate& one) { return one.cycle.lookahead() == 0; });
     // The sizes of the present plan may be others by now.
-    const auto kind = [](const Cycle& cycle) { return std::pair(cycle.plans.size(), cycle.plans.front().is_fused()); };
+    const auto kind = [](const Cycle& cycle) {
+        return std::tuple(cycle.plans.size(), cycle.plans.front().is_fused(), cycle.is_tree());
+    };
     auto present = matching([&](const Candidate& one) { return kind(one.cycle) == kind(decided_.cycle); });
     if (present == found.end() || present->rate() < advantage * plain->rate()) present = plain;
     const auto best = std::max_element(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
@@ -136,14 +144,14 @@ Candidate PlanTuner::decide(int lookahead, int batch, const std::vector<const Ac
 
 bool ExpectedRate::prefers(const DraftState& state, const Plan& plan) {
     const double text =
-        sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngrams).rates()), 1, plan.drafts + 1);
+        sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngrams).rates()), 1, plan.depth() + 1);
     return text > sum(cumulative_acceptance(tuner_.drafts().rates()), 1, state.left + 1);
 }
 
 int ExpectedRate::count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) {
     const auto [rate, drafts] = best(states, plans);
     const double decided = decided_.rate() * static_cast<double>(states.size());
-    if (window != nullptr) return drafts > window->drafts && rate >= clearly * decided ? drafts : 0;
+    if (window != nullptr) return drafts > window->depth() && rate >= clearly * decided ? drafts : 0;
     if (rate >= advantage * decided) return drafts;
     for (const DraftState& state : states) {
         if (state.ngram.empty()) continue;

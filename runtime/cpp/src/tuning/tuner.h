@@ -28,7 +28,9 @@ class PlanTuner {
    public:
     // acceptance: cumulative, by position, as the bundle states it; empty where it does not.
     // exactly: the only look-ahead that the engines have plans for (see `Capabilities::lookahead`).
-    PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance, std::optional<int> exactly = {});
+    // trees: the sizes of the trees of drafts that there are.
+    PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance, std::optional<int> exactly = {},
+              std::vector<int> trees = {});
 
     // The times of passes by batch size. One that was not timed counts as one window with as many rows.
     const std::map<int, PassTimes>& by_batch() const { return by_batch_; }
@@ -48,7 +50,7 @@ class PlanTuner {
     // The cycle for the next pass. It is decided at the first request with these arguments and again from time to time,
     // so seldom that deciding takes at most a hundredth of the time of passes.
     Candidate mode(int lookahead, int batch, const std::vector<const Acceptance*>& acceptances);
-    // `ar`, and the best two-pass and fused cycles of at most `lookahead` drafts; the fastest first.
+    // `ar`, the best two-pass and fused cycles and the best tree, at most `lookahead` drafts deep; the fastest first.
     std::vector<Candidate> candidates(int lookahead, int batch, std::vector<double> cumulative) const;
 
    private:
@@ -58,6 +60,7 @@ class PlanTuner {
     std::map<int, PassTimes> by_batch_;
     int lookahead_;
     std::optional<int> exactly_;
+    std::vector<int> trees_;
     Acceptance drafts_;
     std::map<int, Acceptance> ngrams_;
     Candidate decided_;

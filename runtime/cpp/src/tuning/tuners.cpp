@@ -38,8 +38,9 @@ PlanTuner* Tuners::get(Sampler sampler, int batch) {
     auto found = tuners_.find(sampler);
     if (found == tuners_.end()) {
         const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
+        const Capabilities& limits = runner_.backend().capabilities();
         PlanTuner fresh(times(sampler, 1), static_cast<int>(lookahead.length), stated_acceptance(lookahead, sampler),
-                        runner_.backend().capabilities().lookahead);
+                        limits.lookahead, limits.trees);
         found = tuners_.emplace(sampler, std::move(fresh)).first;
     }
     PlanTuner& tuner = found->second;

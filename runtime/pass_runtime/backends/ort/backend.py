@@ -79,6 +79,7 @@ class OrtBackend(Backend):
             CAPACITIES[device](capacity or manifest.model.max_capacity),
             PREFILL_WIDTHS,
             batch_sizes(max_batch_size or DEFAULT_BATCH),
+            trees=manifest.tree_sizes(),
         )
         derived = manifest.derived_trunk(device, capabilities.slots)
         spare_entries = 0 if derived is None else derived.spare_entries
@@ -130,11 +131,10 @@ class OrtBackend(Backend):
         if kind.logprobs:
             self._run(self._bound_tails.get((plan.name, "logprobs", batch), partial(self._bind_logprobs, plan, batch)))
 
-    def _run_pass(self, kind: PassKind) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
         self.run_trunk(kind.plan, kind.batch)
         self.run_tail(kind)
-        read = self.buffers.read
-        return read("count", (kind.batch,), np.int64), read("emitted", (kind.batch, kind.plan.max_emitted), np.int64)
+        return {name: self.buffers.read(name, shape, np.int64) for name, shape in self.results_of(kind).items()}
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
         self._run(self._bound_prefills.get((plan.width, slot), partial(self._bind_prefill, slot, plan)))

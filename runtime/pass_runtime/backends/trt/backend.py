@@ -7,7 +7,7 @@ so the host only launches it and waits.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +106,17 @@ class TrtBackend(Backend):
     def run_tail(self, kind: PassKind) -> None:
         self._program("tail", _key(kind), lambda: (self._bind_tails(kind), ())).run()
 
-    def _run_pass(self, kind: PassKind) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        count = self._result("count", (kind.batch,))
-        emitted = self._result("emitted", (kind.batch, kind.plan.max_emitted))
+    def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
+        results = {name: self._result(name, shape) for name, shape in self.results_of(kind).items()}
 
         def make() -> Work:
             tails = self._bind_tails(kind)
             addresses = tails[0][1].addresses
-            copies = [(count, addresses["count"]), (emitted, addresses["emitted"])]
+            copies = [(array, addresses[name]) for name, array in results.items()]
             return [self._bind_trunk(kind.plan, kind.batch), *tails], copies
 
         self._program("pass", _key(kind), make).run()
-        return count, emitted
+        return results
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
         self._program(
@@ -206,6 +205,7 @@ def _capabilities(
         (*engines.prefill_widths, 1),
         batch_sizes(max_batch_size),
         engines.lookahead,
+        manifest.tree_sizes({engine.graph for engine in engines.engines}),
         least_width(engines),
         listed_positions(built),
     )

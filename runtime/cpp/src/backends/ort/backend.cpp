@@ -25,7 +25,9 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
             manifest.model.vocab_size,
             device.on_cpu() ? following_capacities(most) : doubling_capacities(most),
             {256, 64, 16, 1},
-            batch_sizes_up_to(options.max_batch_size)};
+            batch_sizes_up_to(options.max_batch_size),
+            std::nullopt,
+            manifest.tree_sizes()};
 }
 
 std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {

@@ -53,6 +53,10 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
     found.prefill_widths.push_back(1);
     found.batch_sizes = batch_sizes_up_to(options.max_batch_size);
     found.lookahead = static_cast<int>(engines.lookahead);
+    found.trees = manifest.tree_sizes([&](const std::string& graph) {
+        return std::any_of(engines.engines.begin(), engines.engines.end(),
+                           [&](const EngineFile& engine) { return engine.graph == graph; });
+    });
     found.least_width = least_width(engines);
     found.listed = listed_positions(built);
     return found;
@@ -110,10 +114,12 @@ void TrtBackend::run_prefill(int slot, const Plan& plan) {
     program(key_of(Graphs::prefill, {plan, slot}), [&] { return Work{{bind_trunk(plan, 1, slot, true)}}; }).run();
 }
 
-Backend::Emitted TrtBackend::run_pass(const PassKind& kind) {
+Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
     const auto batch = static_cast<std::size_t>(kind.batch);
     const std::size_t all = batch * static_cast<std::size_t>(kind.plan.max_emitted());
+    const std::size_t every_row = kind.plan.is_tree() ? all : 0;
     std::int64_t *count = result("count", batch), *emitted = result("emitted", all);
+    std::int64_t* rows = every_row > 0 ? result("emitted_rows", every_row) : nullptr;
     program(key_of(Graphs::pass, kind), [&] {
         TrtProgram::Work work = bind_tails(kind);
         const std::map<std::string, std::byte*>& addresses = work.front().second.addresses;
@@ -121,10 +127,11 @@ Backend::Emitted TrtBackend::run_pass(const PassKind& kind) {
             return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), addresses.at(tensor), items * sizeof(*host)};
         };
         std::vector<TrtProgram::Copy> copies{copy(count, "count", batch), copy(emitted, "emitted", all)};
+        if (rows != nullptr) copies.push_back(copy(rows, "emitted_rows", every_row));
         work.insert(work.begin(), bind_trunk(kind.plan, kind.batch, 0, false));
         return Work{std::move(work), std::move(copies)};
     }).run();
-    return {{count, count + batch}, {emitted, emitted + all}};
+    return {{count, count + batch}, {emitted, emitted + all}, {rows, rows + every_row}};
 }
 
 TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {

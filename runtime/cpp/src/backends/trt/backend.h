@@ -33,7 +33,7 @@ class TrtBackend : public Backend {
     void run_tail(const PassKind& kind) override;
 
    protected:
-    Emitted run_pass(const PassKind& kind) override;
+    PassResult run_pass(const PassKind& kind) override;
     void run_prefill(int slot, const Plan& plan) override;
 
    private:

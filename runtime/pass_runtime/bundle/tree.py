@@ -1,0 +1,49 @@
+"""Trees of drafts: which second, third, ... choices a tree has beside the chain of first ones.
+
+A tree of N drafts has the N that are accepted most often, whatever the text: its form is fixed, so that masks and
+positions are constants of a plan, as those of chains are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pass_runtime.errors import PassError
+
+TREE = (
+    *((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (0, 0, 0, 0), (2,), (1, 0)),
+    *((0, 0, 1), (0, 1, 0), (3,), (0, 2), (4,), (0, 0, 0, 1), (5,), (1, 1)),
+)
+"""Drafts, those that are accepted most often first. Each is the ranks of the choices on the way to it: (0, 1) is the
+second choice after the likeliest first draft. (It is the order of SmolLM2-135M's drafts for its answers to 30 prompts
+at temperatures 0 and 0.8; `scripts/siblings.py` shows what trees add.)"""
+
+TREE_SIZES = (3, 5, 8, 16)
+"""The numbers of drafts in trees, of which bundles have tails."""
+
+
+def tree_depth(drafts: int) -> int:
+    """How many drafts the longest path of a tree has."""
+    return max(map(len, TREE[:drafts]))
+
+
+def tree_sizes(lookahead: int) -> Sequence[int]:
+    """The sizes of the trees that a bundle with `lookahead` look-ahead rows may have."""
+    return [size for size in TREE_SIZES if tree_depth(size) <= lookahead]
+
+
+def tree_nodes(drafts: int, lookahead: int) -> Sequence[tuple[int, ...]]:
+    """The drafts of a tree in the order of its rows. The chain of first choices comes first: the K/V of most accepted
+    drafts then lie where they belong."""
+    if drafts not in TREE_SIZES:
+        raise PassError(f"no tree has {drafts} drafts: trees have {', '.join(map(str, TREE_SIZES))}")
+    if (depth := tree_depth(drafts)) > lookahead:
+        raise PassError(f"a tree of {drafts} drafts needs a look-ahead of {depth} or more, not {lookahead}")
+    return sorted(TREE[:drafts], key=any)
+
+
+def tree_parents(drafts: int, lookahead: int) -> tuple[int, ...]:
+    """The row that each draft follows, 0 for the root. Drafts that follow the same row are its first choice, its second
+    one, and so on."""
+    nodes = list(tree_nodes(drafts, lookahead))
+    return tuple(nodes.index(node[:-1]) + 1 if node[:-1] else 0 for node in nodes)

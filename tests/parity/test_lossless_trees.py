@@ -1,0 +1,119 @@
+"""Trees of drafts write plain decoding's text, and the K/V of what they accept are where plain decoding puts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
+from pass_runtime.backends.memory import KVCache
+from pass_runtime.measuring.lossless import first_difference, run_tokens
+
+SAMPLING = [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.8, seed=7)]
+TREES = ("tree-3", "tree-5", "tree-8", "tree-16", "tree:2,0,1,1", "tree:4,3,2,2,1,1,0,2,1")
+
+
+@pytest.fixture(scope="module")
+def session(subset_bundle: Path) -> Session:
+    return load(subset_bundle, "cpu", threads=1)
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of accepted drafts that were not where a chain has them."""
+    found: list[int] = []
+    keep_rows = KVCache.keep_rows
+
+    def noted(self: KVCache, slot: int, length: int, rows: list[int]) -> None:
+        found.extend(row for place, row in enumerate(rows) if row != place)
+        keep_rows(self, slot, length, rows)
+
+    monkeypatch.setattr(KVCache, "keep_rows", noted)
+    return found
+
+
+@pytest.mark.parametrize("draft", ["lookahead", "both"])
+@pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sample", "truncated"])
+def test_every_tree_is_plain_decoding(session: Session, moved: list[int], sampling: SamplingParams, draft: str):
+    prompt = session.encode("The quick brown fox jumps over")
+    plain = run_tokens(session, prompt, GenerateOptions(160, sampling, plan="ar", ignore_eos=True)).token_ids
+    for plan in TREES:
+        options = GenerateOptions(160, sampling, plan=plan, draft=draft, ignore_eos=True)
+        difference = first_difference(session, prompt, options, plain, run_tokens(session, prompt, options).token_ids)
+        assert difference is None or difference.is_near_tie, (plan, str(difference))
+    assert moved, "no second choice was ever accepted, so that this test shows little"
+
+
+def entries(session: Session, prompt: list[int], options: GenerateOptions) -> tuple[list[int], list[np.ndarray]]:
+    """The tokens, and every layer's cache entries [heads,n,D] of the prompt and of the tokens but the last."""
+    tokens = run_tokens(session, prompt, options).token_ids
+    cache, count = session.backend.cache, len(prompt) + len(tokens) - 1
+    _, heads, capacity, size = cache.shape(1)
+    found = []
+    for _, address in cache.places():
+        whole = np.empty((heads, capacity, size), cache.dtype)
+        session.backend.memory.download(whole, address)
+        found.append(whole[:, :count].copy())
+    return tokens, found
+
+
+def test_the_cache_is_that_of_plain_decoding(session: Session, moved: list[int]):
+    prompt = session.encode("The quick brown fox jumps over")
+    plain, expected = entries(session, prompt, GenerateOptions(160, plan="ar", ignore_eos=True))
+    tokens, found = entries(session, prompt, GenerateOptions(160, plan="tree-16", ignore_eos=True))
+    assert tokens == plain and moved
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_log_probabilities_are_read_from_a_chain(session: Session, moved: list[int]):
+    """Their graph reads the rows of a chain, so such a request is decoded with one."""
+    prompt = session.encode("A fox")
+    plain, found = (
+        session.generate_ids(prompt, GenerateOptions(24, plan=plan, ignore_eos=True, logprobs=2)).result()
+        for plan in ("ar", "tree-8")
+    )
+    assert found.token_ids == plain.token_ids and not moved
+    for one, other in zip(found.tokens, plain.tokens, strict=True):
+        assert one.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-4)
+
+
+def test_batches_and_other_plans_beside(subset_bundle: Path, moved: list[int]):
+    """Requests in one batch, of which some come later, some ask for another plan, and some end early."""
+    prompts = [f"The number {i} is" for i in range(7)]
+    options = [
+        GenerateOptions(20 + 9 * i, SamplingParams(0.8 * (i % 2), seed=i), plan=plan, ignore_eos=True)
+        for i, plan in enumerate(["tree-5", "tree-5", "ar", "tree-16", "fused", "tree:2,1,1,0", "tree-5"])
+    ]
+    with load(subset_bundle, "cpu", threads=1, max_batch_size=4) as batched:
+        together = [
+            stream.result().token_ids
+            for stream in [batched.generate(p, o) for p, o in zip(prompts, options, strict=True)]
+        ]
+        alone = [
+            batched.generate(p, GenerateOptions(o.max_new_tokens, o.sampling, plan="ar", ignore_eos=True)).result()
+            for p, o in zip(prompts, options, strict=True)
+        ]
+    assert together == [each.token_ids for each in alone]
+    assert moved
+
+
+def test_near_the_end_of_the_capacity_a_narrower_plan_takes_over(subset_bundle: Path):
+    with load(subset_bundle, "cpu", threads=1, capacity=64) as small:
+        prompt = small.encode("The quick brown fox")
+        texts = [
+            small.generate_ids(prompt, GenerateOptions(200, plan=plan, ignore_eos=True)).result()
+            for plan in ("ar", "tree-16")
+        ]
+    assert texts[0].token_ids == texts[1].token_ids
+    assert texts[1].finish_reason == "length"
+
+
+def test_a_bundle_without_trees_says_so(random_bundle: Path):
+    with (
+        load(random_bundle, "cpu", threads=1) as session,
+        pytest.raises(PassError, match="no tree-3 here: trees of drafts"),
+    ):
+        session.generate("A", GenerateOptions(plan="tree-3"))

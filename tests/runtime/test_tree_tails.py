@@ -1,0 +1,138 @@
+"""Tails of trees: the path that the model takes through random trees, and the tree that is left, against numpy.
+
+Where the graph takes another draft than numpy does, the two must be a near-tie of float32 rounding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from aliasing import late_readers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tail_oracle import NEAR_TIE, group_at, oracle_samples, sampling_params
+from tail_runs import HIDDEN, POSITIONS, PRUNED_TREES, TREES, random_head, run_in_place, run_tail
+
+from pass_exporter.tails.match import build_tail
+from pass_runtime.bundle.head import adjusted_logits
+from pass_runtime.bundle.plan import Plan, full_tree
+from pass_runtime.bundle.reference import gumbel_scores
+from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
+
+VOCAB = 1024
+
+
+def path_to(plan: Plan, row: int) -> list[int]:
+    """The rows from the root to a draft, both included."""
+    path = [row]
+    while path[0]:
+        path.insert(0, plan.rows[path[0]].parent)
+    return path
+
+
+def plant_path(plan: Plan, samples: list[int], last: int, rng) -> np.ndarray:
+    """Drafts of which those on the way to row `last` are right, and no other one that follows an accepted row."""
+    path = path_to(plan, last)
+    ids = np.zeros(plan.drafts, np.int64)
+    for row in range(1, plan.drafts + 1):
+        right = samples[plan.rows[row].parent]
+        ids[row - 1] = right if row in path else (right + 1 + rng.integers(0, VOCAB - 1)) % VOCAB
+    return ids
+
+
+def check_tree(plan: Plan, logits, hidden, window: list[int], length: int, last: int, params: SamplingParams) -> None:
+    """The drafts that follow each row are the first choices there, in their order."""
+    group = group_at(plan, last)
+    tokens = dict(enumerate(window[: plan.drafts + 1]))
+    theirs = hidden[np.array(group, np.int64) - (plan.width - len(plan.lookahead_rows))]
+    depth_at = plan.rows[last].depth + 1  # of the new root
+    for row in range(plan.drafts + 1):
+        children = [child for child, parent in enumerate(plan.parents, 1) if parent == row]
+        depth = plan.rows[row].depth
+        if depth >= len(group):
+            assert all(tokens[child] == VOCAB for child in children), "no row of the group is that deep"
+            continue
+        before = np.array([[tokens[each] for each in path_to(plan, row)]])
+        adjusted = adjusted_logits(
+            random_head(VOCAB), theirs[None, : depth + 1], logits[group][None, : depth + 1], before
+        )
+        scores = gumbel_scores(adjusted[:, depth], np.array([length + depth_at + depth + 1]), params)[0]
+        ranked = np.sort(scores)[::-1]
+        kept = [tokens[child] for child in children]
+        assert len(set(kept)) == len(kept)
+        for rank, token in enumerate(kept):
+            # Of tokens that truncation removed none can be accepted, so that their order does not matter.
+            assert ranked[rank] == -np.inf or abs(scores[token] - ranked[rank]) < NEAR_TIE, (plan.name, row, rank)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(data=st.data())
+def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
+    plan = data.draw(st.sampled_from([*TREES, *PRUNED_TREES]))
+    active = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
+    params = [data.draw(sampling_params(sampler)) for _ in active]
+    last = [data.draw(st.integers(0, plan.drafts)) for _ in active]
+    rng, batch = np.random.default_rng(data.draw(st.integers(0, 2**32))), len(active)
+    spread = data.draw(st.sampled_from([0.5, 3.0, 12.0]))
+    logits = rng.normal(0, spread, (batch, plan.width, VOCAB)).astype(np.float32)
+    hidden = rng.standard_normal((batch, sum(plan.groups), HIDDEN)).astype(np.float32)
+    length = rng.integers(0, POSITIONS - plan.width - 1, batch)
+    ids = rng.integers(0, VOCAB, (batch, plan.width))
+    samples = [oracle_samples(plan, logits[b], int(length[b]), own) for b, own in enumerate(params)]
+    for b in range(batch):
+        ids[b, 1 : 1 + plan.drafts] = plant_path(plan, samples[b], last[b], rng)
+    run = data.draw(st.sampled_from([None, run_in_place]))
+    more = {} if run is None else {"run": run}
+    out = run_tail(plan, sampler, logits, ids.copy(), length, params, active=active, hidden=hidden, **more)
+    for b, own in enumerate(params):
+        if not active[b]:
+            assert (out["count"][b], out["next_length"][b]) == (0, length[b])
+            np.testing.assert_array_equal(out["next_ids"][b], ids[b])
+            continue
+        path = path_to(plan, last[b])
+        assert out["count"][b] == len(path)
+        assert out["next_length"][b] == length[b] + len(path)
+        assert out["emitted_rows"][b, : len(path)].tolist() == path
+        assert out["emitted"][b, : len(path)].tolist() == [samples[b][row] for row in path]
+        window = out["next_ids"][b].tolist()
+        assert window[0] == samples[b][path[-1]]
+        assert window[1 + plan.drafts :] == plan.lookahead_ids(VOCAB).tolist()
+        check_tree(plan, logits[b], hidden[b], window, int(length[b]), last[b], own)
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(0.7, 40, seed=3)], ids=str
+)
+def test_the_chain_of_first_choices_is_that_of_a_fused_pass(params):
+    """With the same group at hand, both leave the same first choices."""
+    from pass_runtime.bundle.plan import fused_plan
+
+    tree, chain, rng = full_tree(8, 4), fused_plan([4] * 5), np.random.default_rng(7)
+    group, hidden = rng.normal(0, 3, (4, VOCAB)).astype(np.float32), rng.standard_normal((4, HIDDEN)).astype(np.float32)
+    windows = []
+    for plan in (tree, chain):
+        logits = np.zeros((1, plan.width, VOCAB), np.float32)
+        logits[0, 0, 5] = 50
+        logits[0, group_at(plan, 0)] = group
+        states = np.zeros((1, sum(plan.groups), HIDDEN), np.float32)
+        states[0, :4] = hidden
+        ids = np.full((1, plan.width), VOCAB)
+        out = run_tail(plan, params.sampler, logits, ids, np.array([3]), [params], hidden=states)
+        windows.append(out["next_ids"][0, :5].tolist())
+    assert windows[0] == windows[1]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("plan", TREES, ids=lambda plan: plan.name)
+def test_fits_engines(plan, sampler):
+    """Outputs may lie in the memory of the inputs, and no operator keeps the tail out of CUDA graphs."""
+    graph = build_tail(plan, sampler, VOCAB, random_head(VOCAB)).graph
+    assert not late_readers(graph)
+    assert not {node.op_type for node in graph} & {"GatherND", "ScatterND", "NonZero", "If", "Loop", "Mod"}
+
+
+@pytest.mark.parametrize(("vocab", "head"), [(1024, False), (24, True), (1501, True)])
+def test_needs_a_head_with_candidates(vocab, head):
+    with pytest.raises(ValueError, match="needs a draft head"):
+        build_tail(full_tree(3, 2), "greedy", vocab, random_head(vocab) if head else None)
