@@ -140,7 +140,10 @@ def test_a_system_message(tiny_bundle: Path):
 
 REFUSED_FLAGS = {
     "empty stop": (["--stop", "a", "--stop", ""], "--stop is empty"),
-    "unknown plan": (["--plan", "AR"], "unknown plan 'AR': choose one of ar, two-pass, fused, auto, or fused:"),
+    "unknown plan": (
+        ["--plan", "AR"],
+        "unknown plan 'AR': choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group sizes",
+    ),
     "lookahead beyond the bundle": (["--lookahead", "7"], "0 to 6"),
     "negative lookahead": (["--lookahead", "-1"], "0 to 6"),
     "negative temperature": (["--temperature", "-1"], "temperature"),

@@ -187,7 +187,8 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["head", "adapter and head"])
 def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
-    """The trunk gives hidden rows, also of windows that have none; candidates are a part of the vocabulary."""
+    """The trunk gives hidden rows, also of windows that have none; candidates are a part of the vocabulary, so there is
+    a tree of drafts."""
     model = make_model(tmp_path / "model", vocab_size=1024)
     weights = write_random_weights(model, tmp_path / "lookahead.safetensors", 2, rank, head_rank=12)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights, dtype="fp16")
@@ -197,7 +198,7 @@ def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
     manifest = read_manifest(bundle)
     assert manifest.engines == (built,) and manifest.lookahead.head is not None
     trunk = built.engines[-1]
-    assert {profile.sizes["lookahead_rows"][0] for profile in trunk.profiles} == {0, 2, 6}
+    assert {profile.sizes["lookahead_rows"][0] for profile in trunk.profiles} == {0, 2, 6, 8}
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
@@ -211,8 +212,9 @@ def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
     head = random_head(torch.randn(vocab, SMOLLM2_SHAPE["hidden_size"]), rank=96, width=384)
     builder = EngineBuilder(RTX, ("sm120",))
     infos = write_tails(tmp_path, lookahead=4, vocab_size=vocab, rule=rule, draft_head=head)
-    plans = {plan.name: plan for plan in bundle_plans(4)}
-    for info in (infos[-3], infos[-1]):
+    plans = {plan.name: plan for plan in bundle_plans(4, trees=rule == "match")}
+    names = ("draft-4", "fused-4", *(("tree-5", "tree-16") if rule == "match" else ()))
+    for info in [info for info in infos if info.name in names]:
         for sampler, graph in info.tails.items():
             if rule == "match" or sampler != "greedy":
                 path = tmp_path / graph.file

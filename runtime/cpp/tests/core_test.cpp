@@ -106,7 +106,8 @@ TEST_CASE("requests that cannot be are refused in one line", "[core]") {
     CHECK(refusal(request(1, 1, "fused:5,5,5,5,5,5")) ==
           "fused:5,5,5,5,5,5 has more drafts than the 4 the bundle was exported with");
     CHECK(refusal(request(1, 1, "quick")) ==
-          "unknown plan 'quick': choose one of ar, two-pass, fused, auto, or fused:4,3,2,2,1 and so on");
+          "unknown plan 'quick': choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group "
+          "sizes as in fused:4,3,2,2,1 and tree:2,2,1,0");
     sent = request(1, 1);
     sent.options.sampling.temperature = -1;
     CHECK(refusal(sent) == "temperature must be a number of at least 0, not -1.0");
