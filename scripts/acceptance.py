@@ -128,8 +128,7 @@ def main(
 ) -> None:
     """Print tau by temperature and kind of prompt."""
     expected = json.loads(weights_figures.read_text())["temperatures"] if weights_figures is not None else {}
-    rows, every, console = [], read_use(prompts, parse_kinds(kinds)), Console(stderr=True)
-    texts = [prompt for kind in KINDS for prompt in [p for p in every if p.kind == kind][:each]]
+    rows, texts, console = [], read_use(prompts, parse_kinds(kinds), each), Console(stderr=True)
     with load(bundle, device, threads=threads) as session:
         for temperature in parse_temperatures(temperatures):
             name = f"{temperature:g}"

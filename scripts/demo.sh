@@ -1,21 +1,30 @@
 #!/usr/bin/env bash
 # Quick start: install, export SmolLM2-135M in the format that is fastest here, decode with PaSS, and compare with plain
-# decoding. A second run skips what is there already. PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format.
+# decoding. A second run skips what is there already. PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format,
+# and `--model NAME` another model of models/registry.toml: qwen2.5-coder-0.5b has trained weights too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+model=smollm2-135m
+if [ $# -gt 0 ]; then
+    if [ "$1" != --model ] || [ $# -ne 2 ]; then
+        echo "usage: scripts/demo.sh [--model NAME]" >&2
+        exit 2
+    fi
+    model=$2
+fi
 . scripts/environment.sh
 environment export
 
 # With 8-bit dot products, a w8a8 pass over several rows takes little longer than over one; without them it is inexact.
 if grep -qE 'avx512_vnni|avx_vnni|amx_int8|asimddp' /proc/cpuinfo 2>/dev/null; then best=w8a8; else best=int4; fi
 weights=${PASS_WEIGHTS:-$best}
-bundle=build/smollm2-135m-$weights
+bundle=build/$model-$weights
 printf 'weights: %s (fastest on this CPU: %s)\n' "$weights" "$best"
 if [ ! -f "$bundle/pass_config.json" ]; then
     mkdir -p build
     cat docs/*.md >build/demo-text.md
     printf 'the loss of quality is measured on the text of docs/\n'
-    pass-export --model smollm2-135m --lookahead 4 --weights "$weights" --verify build/demo-text.md --output "$bundle"
+    pass-export --model "$model" --lookahead 4 --weights "$weights" --verify build/demo-text.md --output "$bundle"
 fi
 
 prompt="Explain in a few sentences why the sky is blue."

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Trains look-ahead weights for a model of models/registry.toml and puts them, with measured acceptance, into models/:
-#   scripts/train.sh MODEL [STEPS]
+#   scripts/train.sh MODEL [STEPS [OPTION...]]
 # It takes hours on a CPU, less with a GPU; run again, it continues where it was, and more STEPS extend it. Weights that
-# the model has already are trained further.
+# the model has already are trained further. OPTIONs are pass-train's, for shorter runs above all. The variables LOOKAHEAD,
+# SOURCES (where prompts come from, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has options of
+# `pass-train evaluate`. What models/*/README.md says of a model's training was run like this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-model=${1:?usage: scripts/train.sh MODEL [STEPS], with a name from models/registry.toml}
-steps=${2:-6000}
+model=${1:?usage: scripts/train.sh MODEL [STEPS [OPTION...]], with a name from models/registry.toml}
+steps=${2:-6000} options=("${@:3}") lookahead=${LOOKAHEAD:-8}
 . scripts/environment.sh
 environment train
 
@@ -15,7 +17,7 @@ corpus=build/corpus output=build/train/$model target=models/$model
 
 # Of seven prompts the model writes three, two ask for what people ask for, and two are the beginnings of texts and code.
 data=()
-for source in self self self tasks tasks wikipedia python; do
+for source in ${SOURCES:-self self self tasks tasks wikipedia python}; do
     if [ "$source" = self ]; then data+=(--data self); else data+=(--data "$corpus/train/$source.jsonl"); fi
 done
 # The weights to start from are copied, because they are replaced at the end.
@@ -25,13 +27,14 @@ if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" 
 fi
 start=()
 [ ! -f "$output/start.safetensors" ] || start=(--start "$output/start.safetensors")
-pass-train --model "$model" --lookahead 8 --resume "${data[@]}" --sequences 4096 --steps "$steps" --anchors 48 \
+pass-train --model "$model" --lookahead "$lookahead" --resume "${data[@]}" --sequences 4096 --steps "$steps" --anchors 48 \
     --decay 0.65 --lr 7e-4 --adapter lora --rank 64 --adapter-from "${ADAPTER_FROM:-10}" --head "${start[@]}" \
-    --output "$output"
+    "${options[@]}" --output "$output"
 
 for file in lookahead.safetensors metrics.json curves.png; do
     cp "$output/$file" "$target/$file"
 done
 [ -f "$target/README.md" ] || cp "$output/README.md" "$target/README.md"
 # Writes the measured acceptance into the weights and the model card.
-pass-train evaluate "$target/lookahead.safetensors" --model "$model" --lookahead 8 --record
+# shellcheck disable=SC2086 # several options
+pass-train evaluate "$target/lookahead.safetensors" --model "$model" --lookahead "$lookahead" ${EVALUATE:-} --record

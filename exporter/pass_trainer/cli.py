@@ -88,7 +88,12 @@ DTYPE = click.option(
     type=int,
     default=1024,
     show_default=True,
-    help="Sequences that the model writes: one in 16, at most 32, is held out for measuring.",
+    help="Sequences that the model writes.",
+)
+@click.option(
+    "--held-out",
+    type=int,
+    help="Sequences that are measured ten times in a run and not trained on.  [default: one in 16, at most 32]",
 )
 @click.option("--sequence-length", type=int, default=256, show_default=True, help="Tokens, the prompt included.")
 @click.option("--prompt-tokens", type=(int, int), default=(16, 64), show_default=True, help="Fewest and most.")
@@ -161,6 +166,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 @model_flags
 @click.option("--prompts", type=PATH, help='JSON lines with "id", "kind" (see --kinds) and "prompt".')
 @click.option("--kinds", default=",".join(KINDS), show_default=True, help="Which prompts are answered.")
+@click.option("--each", type=click.IntRange(1), help="The first prompts of each kind.  [default: all]")
 @click.option("--tokens", type=int, default=128, show_default=True, help="The longest answer that counts.")
 @click.option("--temperatures", default="0,0.8,1.0", show_default=True, help="Each is measured; 0 is greedy.")
 @click.option("--top-k", type=int, default=0, show_default=True, help="Of the sampled measurements; 0 is off.")

@@ -17,6 +17,8 @@ TrainDtype = Literal["fp32", "bf16"]
 
 HEAD_RANK, HEAD_WIDTH = 96, 384
 """The sizes of a new draft head. Larger ones draft a little better, and cost more than that on a CPU."""
+MOST_HELD_OUT = 32
+"""The most sequences that are held out and measured during training, unless `held_out` says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class TrainConfig:
     steps: optimizer steps. batch: sequences per step and process. anchors: places per sequence from which drafts are
     made. lr: the adapter's learning rate; the embeddings' is ten times as high.
     decay: the weight of a draft relative to the one before it.
+    held_out: sequences that are measured and not trained on; None means one in 16, at most MOST_HELD_OUT.
     dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two checkpoints.
     """
 
@@ -52,6 +55,7 @@ class TrainConfig:
     anchors: int = 48
     lr: float = 2e-3
     decay: float = 0.8
+    held_out: int | None = None
     seed: int = 0
     dtype: TrainDtype = "bf16"
     device: str = "auto"
@@ -63,9 +67,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
             raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
-        for name in ("rank", "head_rank", "head_width", "steps", "batch", "anchors"):
+        for name in ("rank", "head_rank", "head_width", "steps", "batch", "anchors", "held_out"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise PassError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if self.held_out is not None and self.held_out >= self.recipe.sequences:
+            raise PassError(f"--held-out must leave some of the {self.recipe.sequences} --sequences to train on")
         if not self.adapter_from >= 0:
             raise PassError(f"--adapter-from must be 0 or more, not {self.adapter_from}")
         if not 0 <= self.seed < 2**32:

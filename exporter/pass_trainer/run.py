@@ -22,7 +22,7 @@ from pass_exporter.progress import NotedStep
 from pass_runtime.bundle.remembered import cache_directory
 from pass_runtime.errors import PassError
 from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, History, find
-from pass_trainer.config import TrainConfig
+from pass_trainer.config import MOST_HELD_OUT, TrainConfig
 from pass_trainer.corpus import TextSource, digest, read_sources
 from pass_trainer.distill import Distiller, Sequences
 from pass_trainer.drafter import Drafter
@@ -33,8 +33,6 @@ from pass_trainer.text_writer import BundleTextWriter, TextWriter, TorchTextWrit
 from pass_trainer.trainer import Hooks, train
 
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
-MOST_HELD_OUT = 32
-"""The most sequences that are held out and measured during training."""
 
 
 class TrainProgress(Protocol):
@@ -68,7 +66,7 @@ def run(config: TrainConfig, progress: TrainProgress) -> TrainReport:
     drafter = make_drafter(config, loaded)  # before hours of writing text, since it refuses what does not fit the model
     loaded.model.to(accelerator.device)
     make_output(config)
-    data, held_out = split(distill(config, loaded, sources, accelerator, progress))
+    data, held_out = split(distill(config, loaded, sources, accelerator, progress), config.held_out)
     drafter.to(accelerator.device)
     steps_done = progress.phase("training")
 
@@ -165,9 +163,9 @@ def fingerprint(model: torch.nn.Module) -> str:
     return hashlib.sha256(sample.tobytes()).hexdigest()[:16]
 
 
-def split(sequences: Sequences) -> tuple[Sequences, Sequences]:
-    """Return (training, held out): the first sixteenth, at most MOST_HELD_OUT sequences, is held out."""
-    count = min(max(len(sequences) // 16, 1), MOST_HELD_OUT)
+def split(sequences: Sequences, held_out: int | None = None) -> tuple[Sequences, Sequences]:
+    """Return (training, held out): the first `held_out` sequences, or by default a sixteenth, at most MOST_HELD_OUT."""
+    count = held_out or min(max(len(sequences) // 16, 1), MOST_HELD_OUT)
     return sequences.part(slice(count, None)), sequences.part(slice(count))
 
 

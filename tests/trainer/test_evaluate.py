@@ -289,6 +289,9 @@ def test_the_prompts_that_come_with_it():
     assert len({prompt.seed for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 200
     assert all(prompt.id.startswith(prompt.kind) for prompt in prompts)
     assert read_use(PROMPTS, CORE_KINDS) == prompts[:80]
+    assert [prompt.id for prompt in read_use(PROMPTS, CORE_KINDS, each=1)] == [
+        next(prompt.id for prompt in prompts if prompt.kind == kind) for kind in CORE_KINDS
+    ]
     assert [prompt.is_message for prompt in prompts] == [prompt.kind not in ("text", "code") for prompt in prompts]
     assert Prompt("a", "chat", "b").seed == Prompt("a", "text", "c").seed  # of the id alone
 

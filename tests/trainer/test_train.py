@@ -45,6 +45,14 @@ def test_the_loss_falls_and_everything_is_written(config: TrainConfig):
     ]
 
 
+def test_as_many_sequences_are_held_out_as_asked_for(config: TrainConfig):
+    """Of 64: every place of a held-out sequence with three tokens after it is measured, and each has some."""
+    few, many = (run(replace(config, steps=1, held_out=n, output=config.output / str(n)), Silent()) for n in (2, 8))
+    assert 0 < few.agreement.places < many.agreement.places
+    with pytest.raises(PassError, match="--held-out"):
+        replace(config, held_out=64)
+
+
 def test_a_finished_run_is_not_trained_over(config: TrainConfig):
     run(replace(config, steps=2), Silent())
     with pytest.raises(PassError, match="--resume"):

@@ -33,7 +33,8 @@ PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
 class EvaluateConfig:
     """model, revision: as for pass-export.
 
-    weights: a file that pass-train wrote, or None for the untrained baseline. prompts, kinds: see `real_use.read_use`.
+    weights: a file that pass-train wrote, or None for the untrained baseline. prompts, kinds, each: see
+    `real_use.read_use`.
 
     tokens: how many tokens of an answer count. temperatures, top_k: how they are sampled; each temperature is measured.
     lookahead: drafts per place, at most the look-ahead rows of the file.
@@ -47,6 +48,7 @@ class EvaluateConfig:
     top_k: int = 0
     lookahead: int = 4
     kinds: tuple[str, ...] = KINDS
+    each: int | None = None
     dtype: TrainDtype = "fp32"
     device: str = "auto"
     revision: str | None = None
@@ -64,7 +66,7 @@ class EvaluateConfig:
         return {
             "model": self.model,
             "weights": None if self.weights is None else str(self.weights),
-            "prompts": len(read_use(self.prompts, self.kinds)),
+            "prompts": len(read_use(self.prompts, self.kinds, self.each)),
             "tokens": self.tokens,
             "top_k": self.top_k,
             "lookahead": self.lookahead,
@@ -101,7 +103,7 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
 
 def answered(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, dict[float, list[Text]]]:
     """Return the drafter, and the answers to all prompts by temperature."""
-    prompts = read_use(config.prompts, config.kinds)
+    prompts = read_use(config.prompts, config.kinds, config.each)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
     progress.phase(f"loading {source.name}")

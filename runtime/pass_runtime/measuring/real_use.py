@@ -63,9 +63,10 @@ class Passes:
         return self.tokens / self.passes if self.passes else 0.0
 
 
-def read_use(path: Path, kinds: Collection[str] = KINDS) -> list[Prompt]:
-    """The lines {"id", "kind", "prompt"} of a .jsonl file that are of these kinds; PassError names a line that is not
-    one."""
+def read_use(path: Path, kinds: Collection[str] = KINDS, each: int | None = None) -> list[Prompt]:
+    """The lines {"id", "kind", "prompt"} of a .jsonl file that are of these kinds, the first `each` of a kind.
+
+    PassError names a line that is not one."""
     prompts: dict[str, Prompt] = {}
     for line in lines_of(read_text(path)):
         try:
@@ -84,7 +85,8 @@ def read_use(path: Path, kinds: Collection[str] = KINDS) -> list[Prompt]:
     chosen = [prompt for prompt in prompts.values() if prompt.kind in kinds]
     if not chosen:
         raise PassError(f"{path} has no prompts of {', '.join(kinds)}; name others with --kinds")
-    return chosen
+    first = [prompt for kind in KINDS for prompt in [p for p in chosen if p.kind == kind][:each]]
+    return [prompt for prompt in chosen if prompt in first]
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
