@@ -59,6 +59,16 @@ def test_weights_that_are_codes_stay(name: str, dtype: torch.dtype):
     assert torch.equal(packed.restored(), weight)
 
 
+@pytest.mark.parametrize("inputs", [32, 127, 300, 544])
+def test_the_factor_is_of_the_inverse_hessian(inputs: int):
+    """Whatever parts it is computed in; a diagonal that is above 0 makes it the only one."""
+    found = hessian(make_rows(torch.Generator().manual_seed(0), 2 * inputs, inputs))
+    damped = found.double() + 0.01 * found.diagonal().mean().double() * torch.eye(inputs)
+    factor = inverse_factor(found).double()
+    assert torch.equal(factor, factor.triu()) and (factor.diagonal() > 0).all()
+    assert (factor.T @ factor @ damped - torch.eye(inputs)).abs().max() < 1e-3
+
+
 def test_inputs_that_are_never_used_are_rounded_all_the_same():
     rng = torch.Generator().manual_seed(0)
     weight, x = torch.randn(4, 64, generator=rng), make_rows(rng, 100, 64)

@@ -121,10 +121,10 @@ def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
 def _inverse_upper(matrix: torch.Tensor) -> torch.Tensor:
     """The inverse of an upper triangular matrix [n,n], by halves, so that most of the work is matrix products."""
     size = len(matrix)
-    if size <= SMALL:
-        return torch.linalg.solve_triangular(matrix, torch.eye(size), upper=True)
-    half = size // 2
     inverse = torch.zeros_like(matrix)
+    if size <= SMALL:
+        return inverse.copy_(torch.linalg.solve_triangular(matrix, torch.eye(size), upper=True))
+    half = size // 2
     first, last = inverse[:half, :half], inverse[half:, half:]
     first.copy_(_inverse_upper(matrix[:half, :half]))
     last.copy_(_inverse_upper(matrix[half:, half:]))
