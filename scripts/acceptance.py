@@ -66,12 +66,12 @@ def passes_of(session: Session, prompt: Prompt, options: GenerateOptions, tokens
 def measure(
     session: Session,
     prompts: Sequence[Prompt],
-    plans: Sequence[str],
     temperature: float,
     top_k: int,
     lookahead: int,
     tokens: int,
     shown: Callable[[Sequence[Prompt]], Iterable[Prompt]] = iter,
+    plans: Sequence[str] = PLANS,
 ) -> tuple[Taus, Taus]:
     """Return the sums over prompts: passes that count, and passes where answers repeat themselves."""
     kinds = [kind for kind in KINDS if any(prompt.kind == kind for prompt in prompts)]
@@ -133,7 +133,7 @@ def main(
         for temperature in parse_temperatures(temperatures):
             name = f"{temperature:g}"
             shown = partial(track, description=f"temperature {name}", console=console, transient=True)
-            main, looping = measure(session, texts, plans, temperature, top_k, lookahead, tokens, shown)
+            main, looping = measure(session, texts, temperature, top_k, lookahead, tokens, shown, plans)
             for kind, taus in main.items():
                 theirs = expected.get(name, {}).get(kind, {}).get("tau", {})
                 rows.append({"temperature": name, "prompts": kind, **cells(taus, looping[kind], theirs)})

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command: tests on the device, engines, benchmarks, peers, step times.
-#   scripts/gpu_check.sh [BUNDLE] [-o DIR] [--budget SECONDS] [--only STEP]     (see --help)
+# A verdict on a machine with a GPU, in one command: does the device work, do all backends, what do rows cost; then
+# engines, benchmarks, tests, a whole 7B, peers.
+#   scripts/gpu_check.sh [BUNDLE] [-o DIR] [--minutes 10] [--only STEP]     (see --help)
 # Runs with the Python at hand (PYTHON=...): GPU machines bring their own torch, onnxruntime-gpu and TensorRT.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -52,6 +52,7 @@ LOST = {
 }
 """Errors after which CUDA does no more work for a process. Its documentation says of most of them that the process must
 be ended; a memory, link or context that is gone does not come back either."""
+OLD_DRIVER = 35
 NOT_VISIBLE = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
 """Errors of a driver or device that is missing, too old, or in use: it cannot be initialized, the driver is older than
 the library, no device is available, there is none, there is none of this number, the system is not ready, driver and
@@ -108,6 +109,11 @@ def call(result: tuple[Any, ...], name: str = "CUDA") -> Any:
         )
     if int(code) != 0:
         hint = "; is the GPU visible to nvidia-smi?" if int(code) in NOT_VISIBLE else ""
+        if int(code) == OLD_DRIVER:
+            hint = (
+                "; the driver is older than the CUDA library: update it, or install the cuda-python of the CUDA "
+                "version that nvidia-smi shows"
+            )
         raise PassError(f"{name} failed with CUDA error {int(code)} ({getattr(code, 'name', code)}){hint}")
     return values[0] if len(values) == 1 else tuple(values)
 
