@@ -19,6 +19,8 @@ CHECKPOINT, OLD = "checkpoint", ".old"
 STATE_FILE = "progress.json"
 FLAGS = {"length": "sequence-length", "prompt": "prompt-tokens", "chat": "chat-share", "data_sha256": "data"}
 """Settings whose flag has another name; every setting in `recipe` is a flag of its own."""
+EARLIER = {"aim": "distribution"}
+"""What flags that earlier versions did not have stand for in their checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Checkpoint:
         return step, history
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        before = _flags(state["settings"])
+        before = EARLIER | _flags(state["settings"])
         for flag, value in _flags(self._settings).items():
             known = before.get(flag)
             if flag == "steps" and isinstance(known, int) and value >= known:

@@ -84,6 +84,13 @@ DTYPE = click.option(
     "--decay", type=float, default=0.8, show_default=True, help="Weight of a draft over that of the one before."
 )
 @click.option(
+    "--aim",
+    type=click.Choice(["distribution", "acceptance"]),
+    default="distribution",
+    show_default=True,
+    help="Of the loss: the model's distributions, or mostly the probability that a draft is accepted.",
+)
+@click.option(
     "--sequences",
     type=int,
     default=1024,

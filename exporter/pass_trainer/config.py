@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.errors import PassError
 from pass_trainer.distill import Recipe
+from pass_trainer.drafter import Aim
 
 AdapterKind = Literal["none", "lora"]
 WriteWith = Literal["auto", "torch", "w8a8"]
@@ -33,7 +34,7 @@ class TrainConfig:
     start: a weights file to start from; its adapter is truncated to `rank`. write_with: what writes the training text.
     steps: optimizer steps. batch: sequences per step and process. anchors: places per sequence from which drafts are
     made. lr: the adapter's learning rate; the embeddings' is ten times as high.
-    decay: the weight of a draft relative to the one before it.
+    decay: the weight of a draft relative to the one before it. aim: what a draft's loss is, as `Drafter.forward` says.
     held_out: sequences that are measured and not trained on; None means one in 16, at most MOST_HELD_OUT.
     dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two checkpoints.
     """
@@ -55,6 +56,7 @@ class TrainConfig:
     anchors: int = 48
     lr: float = 2e-3
     decay: float = 0.8
+    aim: Aim = "distribution"
     held_out: int | None = None
     seed: int = 0
     dtype: TrainDtype = "bf16"

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.model.head import DraftHead
+from pass_trainer.acceptance import agreement
 from pass_trainer.windows import Windows
+
+Aim = Literal["distribution", "acceptance"]
+DISTRIBUTION_SHARE = 0.1
+"""How much the distance of the distributions counts beside acceptance. Where a draft is hopeless, the probability that
+it is accepted has no slope to follow; the distance has."""
 
 
 class Drafter(torch.nn.Module):
@@ -21,9 +28,15 @@ class Drafter(torch.nn.Module):
     """
 
     def __init__(
-        self, base: PreTrainedModel, lookahead: torch.Tensor, adapter: Adapter | None, head: DraftHead | None = None
+        self,
+        base: PreTrainedModel,
+        lookahead: torch.Tensor,
+        adapter: Adapter | None,
+        head: DraftHead | None = None,
+        aim: Aim = "distribution",
     ) -> None:
         super().__init__()
+        self._aim = aim
         self._base = (base,)  # a tuple, so that torch does not register its parameters
         self.lookahead = torch.nn.Parameter(lookahead.float().clone())
         self.adapter, self.head = adapter, head
@@ -32,7 +45,8 @@ class Drafter(torch.nn.Module):
         """Return the loss in nats per anchor, a mean over sequences. tokens [B,N].
 
         A row's loss is KL(model || draft). With a head, the cross-entropy of the head's logits is added. The head reads
-        the true previous token, because a draft that follows a wrong draft is rejected in any case.
+        the true previous token, because a draft that follows a wrong draft is rejected in any case. With the aim
+        `acceptance`, that counts DISTRIBUTION_SHARE, and the probability that the draft is rejected the rest.
         """
         hidden, drafts, targets = self.rows(tokens, windows)
         target = targets.float().log_softmax(-1)
@@ -41,7 +55,13 @@ class Drafter(torch.nn.Module):
         ).sum(-1)
         if self.head is not None:
             ids, adjusted = self.head(hidden, drafts, tokens.gather(1, windows.depth), windows.index)
-            loss = loss - (target.gather(-1, ids).exp() * adjusted.log_softmax(-1)).sum(-1)
+            of_candidates, log_drafts = target.gather(-1, ids), adjusted.log_softmax(-1)
+            loss = loss - (of_candidates.exp() * log_drafts).sum(-1)
+        else:
+            of_candidates, log_drafts = target, drafts.float().log_softmax(-1)
+        if self._aim == "acceptance":
+            rejected = 1 - agreement(of_candidates, log_drafts)
+            loss = DISTRIBUTION_SHARE * loss + (1 - DISTRIBUTION_SHARE) * rejected
         valid = windows.valid
         anchors = ((windows.index == 0) & valid).sum(-1).clamp(min=1)
         return ((loss * valid).sum(-1) / anchors).mean()

@@ -19,7 +19,7 @@ def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
     random = torch.Generator().manual_seed(config.seed)
     adapter = _adapter(config, loaded, start, random) if config.adapter == "lora" else None
     head = _head(config, loaded, start, random) if config.head else None
-    return Drafter(loaded.model, start.embeddings, adapter, head)
+    return Drafter(loaded.model, start.embeddings, adapter, head, config.aim)
 
 
 def _start(config: TrainConfig, loaded: LoadedModel) -> Lookahead:

@@ -96,6 +96,15 @@ def test_a_checkpoint_has_the_part_of_every_process(config: TrainConfig):
     assert (config.output / "checkpoint" / "random_states_1.pkl").exists()
 
 
+def test_a_checkpoint_of_an_earlier_version_has_todays_first_aim(config: TrainConfig):
+    run(replace(config, steps=2), Silent())
+    path = config.output / "checkpoint" / "progress.json"
+    state = json.loads(path.read_text())
+    assert state["settings"].pop("aim") == "distribution"
+    path.write_text(json.dumps(state))
+    assert len(run(replace(config, steps=3, resume=True), Silent()).history.loss) == 3
+
+
 @pytest.mark.parametrize(
     ("change", "flag"),
     [
@@ -105,6 +114,7 @@ def test_a_checkpoint_has_the_part_of_every_process(config: TrainConfig):
         ({"lr": 1e-3}, r"lr \(0.002\)"),
         ({"adapter_from": 1}, r"adapter-from \(0\)"),
         ({"seed": 1}, r"seed \(0\)"),
+        ({"aim": "acceptance"}, r"aim \(distribution\)"),
         ({"write_with": "w8a8"}, r"write-with \(torch\)"),
     ],
     ids=str,
