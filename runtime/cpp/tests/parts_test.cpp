@@ -11,6 +11,7 @@
 #include "pass/stats.hpp"
 #include "tuning/group_sizes.h"
 #include "tuning/pass_times.h"
+#include "tuning/tree_groups.h"
 #include "tuning/tuner.h"
 
 using namespace pass;
@@ -21,6 +22,33 @@ TEST_CASE("philox has the answers of its paper", "[noise]") {
     CHECK(philox4x32({ones, ones, ones, ones}, {ones, ones}) == Words4{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
     CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
           Words4{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("a tree of drafts", "[plan]") {
+    const Plan plan = make_cycle("tree-5", 4).plans.front();
+    CHECK(plan.parents == std::vector<int>{0, 1, 2, 0, 1});
+    CHECK(plan.width() == 24);
+    CHECK(plan.depth() == 3);
+    CHECK(plan.max_emitted() == 4);
+    CHECK(plan.next() == plan);
+    CHECK(plan.tail() == "tree-5");
+    const PlanConstants constants = constants_of(plan, 100);
+    CHECK(std::vector<std::int64_t>(constants.row_position.begin(), constants.row_position.begin() + 9) ==
+          std::vector<std::int64_t>{0, 1, 2, 3, 1, 2, 1, 2, 3});
+    // Row 5, the second choice after the first draft, sees the root, that draft and itself.
+    CHECK(
+        std::vector<std::uint8_t>(constants.window_mask.begin() + 5 * 24, constants.window_mask.begin() + 5 * 24 + 7) ==
+        std::vector<std::uint8_t>{1, 1, 0, 0, 0, 1, 0});
+    CHECK(std::vector<std::int64_t>(constants.draft_rows.begin() + 12, constants.draft_rows.begin() + 15) ==
+          std::vector<std::int64_t>{18, 19, 20});
+    const Cycle pruned = make_cycle("tree:2,2,1,0", 2);
+    CHECK(pruned.plans.front().tail() == "tree-3");
+    CHECK(pruned.plans.front().left(2) == 1);
+    CHECK(pruned.narrower() == make_cycle("fused", 2));
+    CHECK_THROWS_WITH(make_cycle("tree-8", 2), "a tree of 8 drafts needs a look-ahead of 4 or more, not 2");
+    CHECK_THROWS_WITH(make_cycle("tree:1,1", 4), "no tree has 1 drafts: trees have 3, 5, 8, 16");
+    CHECK_THROWS_AS(make_cycle("tree:3,1,1,1", 4), Error);
+    CHECK_THROWS_AS(make_cycle("tree-4", 4), Error);
 }
 
 TEST_CASE("a pruned fused plan", "[plan]") {
@@ -45,7 +73,8 @@ TEST_CASE("cycles", "[plan]") {
     CHECK(make_cycle("fused:3,2,1,1", 4).narrower().name == "fused:2,2,1");
     CHECK(make_cycle("two-pass", 1).narrower().name == "ar");
     CHECK(make_cycle("two-pass", 4).reach(draft_plan(4)) == 6);
-    CHECK_THROWS_WITH(make_cycle("fused:1,x", 4), "fused:1,x must list group sizes, as in fused:4,3,2,2,1");
+    CHECK_THROWS_WITH(make_cycle("fused:1,x", 4),
+                      "fused:1,x must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0");
     CHECK_THROWS_WITH(make_cycle("fused:0,1", 4),
                       "fused:0,1 has 1 draft rows, so the first group must have 1 to 1 rows and the others 0 to 1");
 }
@@ -76,6 +105,26 @@ TEST_CASE("capacities rise in steps", "[capabilities]") {
     const Capabilities offered{"cpu", 50, following_capacities(256), {1}, {1}};
     CHECK(offered.capacity(256) == 256);
     CHECK_THROWS_AS(offered.capacity(257), std::logic_error);
+}
+
+TEST_CASE("trees promise what Python says they do", "[tuning]") {
+    const std::vector<double> rates{0.6, 0.5, 0.4, 0.4};
+    const Plan small = full_tree(3, 4), large = full_tree(8, 4);
+    const std::vector<double> chances = draft_probabilities(3, 4, rates);
+    CHECK(chances.at(1) == Approx(0.3));
+    CHECK(chances.at(2) == Approx(0.12));
+    CHECK(tree_tokens(small, {2, 2, 1, 0}, chances) == Approx(1.8489011));
+    CHECK(tree_tokens(large, large.groups, draft_probabilities(8, 4, rates)) == Approx(2.371));
+    const std::vector<std::vector<int>> groups = tree_groups(small, chances);
+    CHECK(groups.front() == std::vector<int>{1, 0, 0, 0});
+    CHECK(groups.at(3) == std::vector<int>{1, 2, 1, 0});
+    CHECK(groups.back() == small.groups);
+    const auto cost = [](int width, int) { return 1 + 0.02 * width; };
+    const auto best = best_tree({{3, 5, 8, 16}, 4, false}, rates, cost, 85);
+    REQUIRE(best.has_value());
+    CHECK(best->groups == small.groups);
+    CHECK(best->tokens == Approx(2.02));
+    CHECK_FALSE(best_tree({{8, 16}, 4, true}, rates, cost, 44).has_value());
 }
 
 TEST_CASE("group sizes", "[tuning]") {
