@@ -23,6 +23,7 @@ from engine_sessions import (
 
 from conftest import SilentProgress
 from pass_exporter.config import EngineConfig
+from pass_exporter.engines.compare import compare_engines
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.cuda import find_device
@@ -82,8 +83,15 @@ def test_trees_of_drafts(subset_bundle: Path, tmp_path: Path, monkeypatch: pytes
         assert together == [run_tokens(on_cpu, *one).token_ids for one in asked]
         with pytest.raises(PassError, match="look-ahead 4 with full groups"):
             session.generate_ids(PROMPT, GenerateOptions(plan="tree:2,1,0,0"))
+        with_logprobs = GenerateOptions(20, plan="tree-5", logprobs=2, ignore_eos=True)
+        assert (
+            run_tokens(session, PROMPT, with_logprobs).token_ids == run_tokens(on_cpu, PROMPT, with_logprobs).token_ids
+        )
     assert moved
     gpu.assert_empty()
+    monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
+    compared = [comparison.plan for comparison in compare_engines(gpu.bundle, "tensorrt")]
+    assert compared == ["ar", "draft-4", "verify-4", "fused-4", "tree-3", "tree-5", "tree-8", "tree-16"]
 
 
 def test_trees_without_engines_are_refused(gpu: Gpu):
@@ -327,8 +335,6 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
 def test_engines_are_compared_with_onnx_runtime(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     import fake_gpu
     import numpy as np
-
-    from pass_exporter.engines.compare import compare_engines
 
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     found = compare_engines(gpu.bundle, "tensorrt")

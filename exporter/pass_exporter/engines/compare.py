@@ -77,7 +77,7 @@ def _pass(backend: Backend, plan: Plan, tokens: list[int]) -> npt.NDArray[np.flo
     backend.resize(backend.capabilities.capacity(len(tokens) + max(width, plan.width)), [0])
     backend.set_sampling(0, SamplingParams())
     backend.prefill(0, 0, tokens, width)
-    backend.stage(0, plan, len(tokens), tokens[0], tokens[1 : 1 + plan.drafts])
+    backend.stage(0, plan, len(tokens), tokens[0], tokens[1 : 1 + plan.depth])
     backend.run(PassKind(plan, 1, "greedy"))
     logits: npt.NDArray[np.float32] = backend.logits(plan)[0]
     return logits

@@ -77,8 +77,9 @@ def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[P
 
 
 def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """The profiles of the graph of log-probabilities: one for every window and every batch."""
-    windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in engine_plans(manifest))
+    """The profiles of the graph of log-probabilities: one for every window but those of trees, and every batch."""
+    plans = [plan for plan in engine_plans(manifest) if not plan.parents]
+    windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in plans)
     return tuple(
         Profile(sizes=_exactly(width=width, max_emitted=emitted) | batch)
         for batch in _batches(max_batch_size)
