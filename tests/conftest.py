@@ -104,6 +104,20 @@ def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
     return directory
 
 
+def randomize_vectors(directory: Path) -> None:
+    """New models have biases of 0 and norm scales of 1, with which a lost bias would go unseen."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += torch.randn(parameter.shape, generator=generator) * 0.3
+    model.save_pretrained(directory)
+
+
 def export_bundle(model: Path, output: Path, **options) -> Path:
     """Run the real export, checks included."""
     from pass_exporter.config import ExportConfig

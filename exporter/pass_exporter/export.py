@@ -74,9 +74,10 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         path = directory / TRUNK_FILE
         with one_thread():
             save(graph, path, progress.phase("writing the trunk"))
+        windows = loaded.geometry.windows
         trunk, spare_rows = files.graph_info(graph, TRUNK_FILE), quantized.spec.rounds_activations
         for_cpu = config.dtype == "fp32"
-        derived = write_trunks_for_cpu(path, info.max_capacity, spare_rows=spare_rows) if for_cpu else ()
+        derived = () if not for_cpu else write_trunks_for_cpu(path, info.max_capacity, windows, spare_rows=spare_rows)
         if spare_rows:
             pad_trunk(path)
         progress.phase("writing tails, tokenizer and manifest")

@@ -10,6 +10,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.model.head import DraftHead
+from pass_exporter.model.sliding import attention_masks
 from pass_trainer.acceptance import agreement
 from pass_trainer.windows import Windows
 
@@ -104,11 +105,13 @@ class Drafter(torch.nn.Module):
 
     def _draft(self, base: PreTrainedModel, windows: Windows, cache: DynamicCache) -> torch.Tensor:
         """Return the hidden states [B,R,H] of the look-ahead rows."""
+        tokens = torch.arange(windows.mask.shape[-1] - windows.mask.shape[-2], device=windows.depth.device)
+        columns = torch.cat([tokens.expand(len(windows.depth), -1), windows.depth], 1)
 
         def run() -> torch.Tensor:
             hidden: torch.Tensor = base.model(
                 inputs_embeds=self.lookahead.to(base.dtype)[windows.index],
-                attention_mask=windows.mask,
+                attention_mask=attention_masks(base.config, windows.mask, windows.depth, columns),
                 position_ids=windows.depth,
                 past_key_values=cache,
                 use_cache=True,

@@ -76,7 +76,7 @@ def test_the_trunk_asks_for_look_ahead_rows_only_with_an_adapter(plain_bundle: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["phi3", "gemma", "olmo2"])
+@pytest.mark.parametrize("family", ["phi3", "gemma", "gemma3_text", "olmo2"])
 def test_other_families(family: str, tmp_path: Path):
     """The exporter's own check compares with torch."""
     model = make_model(tmp_path / family, family)

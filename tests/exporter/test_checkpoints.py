@@ -84,7 +84,6 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "missing shard": (sharded(Path.unlink), "model-00002-of-00005.safetensors"),
     "truncated tokenizer": (lambda directory: cut(directory / "tokenizer.json"), "cannot load"),
     "too few positions": (settings(max_position_embeddings=3), "sequences of 3 tokens"),
-    "a window that is too small": (settings(model_type="mistral", sliding_window=8), "sequences of 8 tokens"),
     "PEFT adapter": (only_adapter, "is a PEFT adapter for somebody/base, not a whole model: merge"),
     "PEFT adapter in a model": (add_adapter, "is a PEFT adapter for somebody/base, not a whole model: merge"),
     "code of its own": (settings(auto_map=CODE, model_type="mine"), "is never run: take a model of a family"),

@@ -61,6 +61,24 @@ def test_rotary_that_changes_with_the_sequence(tiny_model: Path, tmp_path: Path,
     assert rope_type in text and "llama3" in text
 
 
+def test_rotary_that_changes_with_the_sequence_in_one_type_of_layer(tiny_model: Path, tmp_path: Path):
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.0},
+    }
+    changes = {"model_type": "gemma3_text", "rope_parameters": rope}
+    assert "'dynamic' changes" in load_message(config_only(tmp_path / "model", tiny_model, **changes))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0), ("use_bidirectional_attention", True)],
+)
+def test_what_gemma3_may_have_and_a_trunk_has_not(tiny_model: Path, tmp_path: Path, setting: str, value: object):
+    changes = {"model_type": "gemma3_text", "sliding_window": 32, setting: value}
+    assert setting in load_message(config_only(tmp_path / "model", tiny_model, **changes))
+
+
 def test_a_directory_without_config(tmp_path: Path):
     assert "config.json" in message(lambda: resolve(str(tmp_path)))
 

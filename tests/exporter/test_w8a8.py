@@ -33,7 +33,7 @@ from pass_runtime.measuring.lossless import first_difference, run_tokens
 from pass_runtime.options import LoadOptions
 from pass_runtime.session import open_session_of
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma3_text", "olmo2"]
 Loaded = tuple[LoadedModel, Lookahead]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import pytest
 
-from conftest import SilentProgress, make_model
+from conftest import SilentProgress, make_model, randomize_vectors
 from pass_exporter.config import ExportConfig
 from pass_exporter.export import ExportReport, export
 from pass_exporter.model.families import SUPPORTED
@@ -50,6 +50,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
     ),
     "gemma": ("gemma", {"hidden_activation": "gelu_pytorch_tanh"} | MQA),
+    "gemma3 window": (
+        "gemma3_text",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": LINEAR,
+            },
+        }
+        | MQA,
+    ),
     "olmo2": ("olmo2", {}),
 }
 
@@ -65,20 +78,6 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     model = make_model(directory / "model", family, **config)
     randomize_vectors(model)
     return model, export(ExportConfig(str(model), lookahead=2, output=directory / "bundle"), SilentProgress())
-
-
-def randomize_vectors(directory: Path) -> None:
-    """New models have biases of 0 and norm scales of 1, with which a lost bias would go unseen."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += torch.randn(parameter.shape, generator=generator) * 0.3
-    model.save_pretrained(directory)
 
 
 def reference(model: Path, prompt: list[int], tokens: int) -> list[int]:
@@ -126,4 +125,4 @@ def test_geometry_is_the_configs(exported: tuple[Path, ExportReport]):
     assert info.family == config["model_type"]
     assert (info.layers, info.heads, info.head_dim) == (2, 4, 16)
     assert info.kv_heads == config["num_key_value_heads"]
-    assert info.max_capacity == (WINDOW if info.family == "mistral" else 768)
+    assert info.max_capacity == 768

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -14,7 +16,15 @@ from pass_exporter.model.registry import resolve
 from pass_trainer.drafter import ADAPTED, Drafter, new_adapter
 from pass_trainer.windows import pack
 
-FAMILIES = ("llama", "phi3", "gemma", "olmo2")
+ALTERNATING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "phi3": {"sliding_window": 6},
+    "gemma": {},
+    "gemma3_text": ALTERNATING,
+    "olmo2": {},
+}
+"""Some with windows that the texts of these tests are longer than."""
 
 
 def random_adapter(model: PreTrainedModel) -> Adapter:
@@ -27,7 +37,8 @@ def random_adapter(model: PreTrainedModel) -> Adapter:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
-    directory = make_model(tmp_path_factory.mktemp("models") / request.param, request.param)
+    config = FAMILIES[request.param]
+    directory = make_model(tmp_path_factory.mktemp("models") / request.param, request.param, **config)
     return load_model(resolve(str(directory)), "fp32").model
 
 

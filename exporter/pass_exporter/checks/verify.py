@@ -20,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from pass_exporter.checks.pieces import run_in_pieces
 from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.model.sliding import attention_masks
 from pass_exporter.trunk.trace import Trunk
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.manifest import Manifest, ModelInfo
@@ -91,12 +92,14 @@ def _torch_case(model: PreTrainedModel, lookahead: Lookahead, plan: Plan, rng: n
     past = _entries(cache, slice(0, length))
     tokens = rng.integers(0, vocab, plan.width - sum(plan.groups))
     input_ids = np.concatenate([tokens, plan.lookahead_ids(vocab)])[None].astype(np.int64)
-    committed = np.ones((plan.width, length), np.bool_)
+    seen = np.concatenate([np.ones((plan.width, length), np.bool_), plan.window_mask], 1)
+    rows = torch.from_numpy(length + plan.row_position)[None]
+    columns = torch.cat([torch.arange(length)[None], rows], 1)
     with _adapted(model, lookahead, torch.from_numpy(input_ids[0] >= vocab)):
         hidden = model.model(
             inputs_embeds=trunk.embed(torch.from_numpy(input_ids)),
-            attention_mask=torch.from_numpy(np.concatenate([committed, plan.window_mask], 1))[None, None],
-            position_ids=torch.from_numpy(length + plan.row_position)[None],
+            attention_mask=attention_masks(model.config, torch.from_numpy(seen)[None, None], rows, columns),
+            position_ids=rows,
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state

@@ -8,6 +8,7 @@ capacity that is a multiple of 64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ from onnx_ir.passes import common as passes
 from pass_exporter.derived.activations import unsigned_activations
 from pass_exporter.derived.attention import fold_groups
 from pass_exporter.derived.group_query import use_group_query_attention
-from pass_exporter.derived.heads import cut_heads_at_once
+from pass_exporter.derived.heads import cut_heads_at_once, norm_before_turning
 from pass_exporter.derived.residual_norms import fuse_residual_norms
 from pass_exporter.derived.without_adapter import drop_adapter
 from pass_exporter.trunk.pad_queries import pad_queries
@@ -26,10 +27,13 @@ from pass_runtime.bundle.manifest import DerivedTrunk
 BATCHES, ONE = "trunk.cpu", "trunk.cpu.one"
 
 
-def write_trunks_for_cpu(trunk: Path, max_capacity: int, *, spare_rows: bool) -> tuple[DerivedTrunk, ...]:
+def write_trunks_for_cpu(
+    trunk: Path, max_capacity: int, windows: Sequence[int | None], *, spare_rows: bool
+) -> tuple[DerivedTrunk, ...]:
     """Write the derived graphs beside `trunk`, a graph without spare rows, whose weights stay in their file.
 
     spare_rows: a window of one row must agree with wider ones, so attention needs spare rows where it has no groups.
+    windows: the positions that each layer sees, None for all.
     """
     model = ir.load(trunk)
     cut_heads_at_once(model.graph)
@@ -37,7 +41,8 @@ def write_trunks_for_cpu(trunk: Path, max_capacity: int, *, spare_rows: bool) ->
         pad_queries(model.graph)
     derived = _write(model, trunk.with_name(BATCHES), None)
     model = ir.load(trunk)
-    if use_group_query_attention(model, max_capacity):
+    norm_before_turning(model.graph)
+    if use_group_query_attention(model, max_capacity, windows):
         derived += _write(model, trunk.with_name(ONE), 1)
     return derived
 

@@ -11,7 +11,7 @@ written into the entry after the window, which the cache must have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,7 @@ class _Layer:
     """The attention of one layer in the portable trunk.
 
     by_head: q, k and v [B,Q,heads,D] before they are rotated. past, present: the cache inputs and outputs of keys and
-    values. result: [B,Q,H*D].
+    values. result: [B,Q,H*D]. window: the positions that it sees, None for all.
     """
 
     attention: ir.Node
@@ -47,14 +47,24 @@ class _Layer:
     heads: int
     kv_heads: int
     result: ir.Value
+    window: int | None
+
+    @property
+    def rotation(self) -> tuple[ir.Value | None, ...]:
+        """cos and sin, which are others in layers with another base."""
+        return tuple(self.rotary.inputs[1:3])
 
 
 @dataclass(frozen=True)
 class _Window:
-    """What all layers read. inputs: those of GroupQueryAttention after the cache. spare_row: the pads that add the
-    spare row to [B,Q,N]. width: [1], the rows without it."""
+    """What layers read. sizes: the valid entries, counted as GroupQueryAttention wants them. tables: of every rotation.
+    positions: [1,Q]. biases: the masks, by the positions that a layer sees. spare_row: the pads that add the spare row
+    to [B,Q,N]. width: [1], the rows without it."""
 
-    inputs: Sequence[ir.Value]
+    sizes: Sequence[ir.Value]
+    tables: Mapping[tuple[ir.Value | None, ...], Sequence[ir.Value]]
+    positions: ir.Value
+    biases: Mapping[int | None, ir.Value]
     spare_row: ir.Value
     width: ir.Value
 
@@ -63,24 +73,23 @@ class _OtherForm(Exception):
     """A layer's attention is not made as this module knows it."""
 
 
-def use_group_query_attention(model: ir.Model, max_capacity: int) -> bool:
+def use_group_query_attention(model: ir.Model, max_capacity: int, windows: Sequence[int | None]) -> bool:
     """Replace every Attention with its rotations and cache writes; False, with nothing changed, if a layer has another
-    form. The model must be the portable trunk without spare rows."""
+    form. The model must be the portable trunk without spare rows. windows: the positions that each layer sees."""
     graph = model.graph
+    attentions = [node for node in graph if node.op_type == "Attention"]
     try:
-        layers = [_layer(node) for node in graph if node.op_type == "Attention"]
+        layers = [_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
     except _OtherForm:
         return False
-    if not layers or len({tuple(layer.rotary.inputs[1:]) for layer in layers}) > 1:
-        return False
-    window = _window(model, layers[0].rotary, max_capacity)
+    window = _window(model, layers, max_capacity)
     for layer in layers:
         _replace(graph, layer, window)
     graph.opset_imports[DOMAIN] = 1
     return True
 
 
-def _layer(attention: ir.Node) -> _Layer:
+def _layer(attention: ir.Node, window: int | None) -> _Layer:
     queries, keys, values, _ = attention.inputs
     writes = [_producer(cache, "TensorScatter") for cache in (keys, values)]
     rotary, key_rotary = (_producer(value, "RotaryEmbedding") for value in (queries, writes[0].inputs[1]))
@@ -98,6 +107,7 @@ def _layer(attention: ir.Node) -> _Layer:
         _size(turned[0].outputs[0], 1),
         _size(turned[1].outputs[0], 1),
         _result(attention),
+        window,
     )
 
 
@@ -119,8 +129,8 @@ def _rows(graph: ir.Graph, layer: _Layer) -> Sequence[ir.Value]:
     return flat
 
 
-def _window(model: ir.Model, rotary: ir.Node, max_capacity: int) -> _Window:
-    """Add the nodes that compute what all layers read, at the beginning of the graph."""
+def _window(model: ir.Model, layers: Sequence[_Layer], max_capacity: int) -> _Window:
+    """Add the nodes that compute what layers read, at the beginning of the graph."""
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
     length, mask, row_position = inputs["length"], inputs["window_mask"], inputs["row_position"]
@@ -140,27 +150,35 @@ def _window(model: ir.Model, rotary: ir.Node, max_capacity: int) -> _Window:
     seqlens = add("Cast", add("Sub", total, one), to=ir.DataType.INT32)
     total_length = add("Cast", add("Squeeze", total), to=ir.DataType.INT32)
     last_row = add("Concat", zero, spare, axis=0)
-    positions = add("Pad", add("Add", length, row_position), last_row, mode="edge")
-    positions = add("Unsqueeze", positions, zero)  # [1,Q]
+    rows = add("Pad", row_position, last_row, mode="edge")
+    positions = add("Unsqueeze", add("Add", length, rows), zero)  # [1,Q]
     hidden = number("unseen", np.finfo(np.float32).min, np.float32)
     seen = number("seen", 0, np.float32)
     added = add("Where", mask, seen, hidden)  # [Q,Q]
     added = add("Pad", added, add("Concat", zero, zero, spare, zero, axis=0), mode="edge")
     added = add("Pad", added, add("Concat", zero, zero, zero, spare, axis=0), hidden)
     added = add("Pad", added, add("Concat", zero, length, zero, zero, axis=0), seen)  # all see the entries before
-    bias = add("Unsqueeze", added, number("outer", [0, 1]))  # [1,1,Q,entries]
+    before = add("Range", *(add("Squeeze", value) for value in (add("Neg", length), zero, one)))
+    distance = add("Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0))  # [Q,entries]
+    biases = {}
+    for size in dict.fromkeys(layer.window for layer in layers):
+        near = added if size is None else add("Where", add("Less", distance, number(f"{size}", size)), added, hidden)
+        biases[size] = add("Unsqueeze", near, number("outer", [0, 1]))  # [1,1,Q,entries]
     spare_row = add("Concat", zero, zero, zero, zero, spare, zero, axis=0)
-    tables = _rotation_tables(model, rotary, max_capacity)
+    rotations = dict.fromkeys(layer.rotation for layer in layers)
+    tables = {pair: _rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(rotations)}
     graph.insert_before(graph[0], nodes)
-    return _Window([seqlens, total_length, *tables, positions, bias], spare_row, width)
+    return _Window([seqlens, total_length], tables, positions, biases, spare_row, width)
 
 
-def _rotation_tables(model: ir.Model, rotary: ir.Node, max_capacity: int) -> list[ir.Value]:
+def _rotation_tables(
+    model: ir.Model, rotation: tuple[ir.Value | None, ...], index: int, max_capacity: int
+) -> list[ir.Value]:
     """cos and sin [positions,R/2] of every position, computed by the trunk's own nodes.
 
     The operator wants a row for every valid entry, and one is the spare row's.
     """
-    values = [value for value in rotary.inputs[1:3] if value is not None]
+    values = [value for value in rotation if value is not None]
     part = extract(model.graph, ["length", "row_position"], [str(value.name) for value in values])
     proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version))
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -168,7 +186,7 @@ def _rotation_tables(model: ir.Model, rotary: ir.Node, max_capacity: int) -> lis
     feed = {"length": np.zeros(1, np.int64), "row_position": positions}
     tables = session.run(None, feed)
     return [
-        initializer(model.graph, f"group_query.{name}", np.ascontiguousarray(table[0]))
+        initializer(model.graph, f"group_query.{name}{index}", np.ascontiguousarray(table[0]))
         for name, table in zip(("cos", "sin"), tables, strict=True)
     ]
 
@@ -182,9 +200,8 @@ def _replace(graph: ir.Graph, layer: _Layer, window: _Window) -> None:
         "do_rotary": 1,
         "scale": layer.attention.attributes["scale"].as_float(),
     }
-    attended = ir.node(
-        "GroupQueryAttention", [*rows, *layer.past, *window.inputs], attributes, domain=DOMAIN, num_outputs=3
-    )
+    shared = [*window.sizes, *window.tables[layer.rotation], window.positions, window.biases[layer.window]]
+    attended = ir.node("GroupQueryAttention", [*rows, *layer.past, *shared], attributes, domain=DOMAIN, num_outputs=3)
     zero, axis = (initializer(graph, f"group_query.{name}", np.array([n])) for name, n in (("zero", 0), ("one", 1)))
     window_rows = ir.node("Slice", [attended.outputs[0], zero, window.width, axis])
     graph.insert_before(layer.attention, [*padded, attended, window_rows])

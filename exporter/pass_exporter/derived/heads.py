@@ -40,6 +40,22 @@ def cut_heads_at_once(graph: ir.Graph) -> None:
             _cut(graph, split, q, k, v)
 
 
+def norm_before_turning(graph: ir.Graph) -> None:
+    """Transpose, RMSNormalization over D -> RMSNormalization, Transpose: Gemma3 has its norms of q and k behind the
+    transposition, Qwen3 before it. The results are the same bits."""
+    for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
+        source, scale = norm.inputs
+        turn = None if source is None or len(source.uses()) != 1 else source.producer()
+        if turn is None or turn.op_type != "Transpose" or tuple(turn.attributes["perm"].as_ints()) != TO_HEADS:
+            continue
+        normed = ir.node("RMSNormalization", [turn.inputs[0], scale], norm.attributes)
+        turned = ir.node("Transpose", normed.outputs, {"perm": TO_HEADS})
+        graph.insert_before(norm, [normed, turned])
+        turned.outputs[0].shape, turned.outputs[0].type = norm.outputs[0].shape, norm.outputs[0].type
+        norm.outputs[0].replace_all_uses_with(turned.outputs[0])
+        graph.remove([norm, turn], safe=True)
+
+
 def _heads(part: ir.Value) -> _Heads | None:
     reshape = _only_user(part, "Reshape")
     transpose = _only_user(reshape.outputs[0], "Transpose") if reshape is not None else None

@@ -6,14 +6,21 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
+from pass_exporter.model.sliding import layer_windows
 from pass_runtime.errors import PassError
 
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2")
+SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma3_text", "olmo2")
 """Values of `config.model_type`; each has a parity test against torch."""
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary types whose frequencies do not depend on the length of the sequence."""
 
+REFUSED = {
+    "attn_logit_softcapping": "soft-capped attention",
+    "final_logit_softcapping": "soft-capped logits",
+    "use_bidirectional_attention": "attention in both directions",
+}
+"""Settings of Gemma3's configuration that change what a decoder computes; no published text model has them."""
 
 MIN_CAPACITY = 16
 """The least number of positions: an export checks itself with a prompt and a few tokens."""
@@ -28,27 +35,26 @@ class Geometry:
     kv_heads: int
     head_dim: int
     max_capacity: int
-    """The longest sequence: the position limit, or the size of the sliding window if that is less. Up to this length a
-    sliding window excludes nothing."""
+    """The longest sequence: the position limit. Layers with a sliding window have masks of their own."""
+    windows: tuple[int | None, ...]
+    """For each layer the positions that it sees; None where it sees all."""
 
 
 def geometry(config: PretrainedConfig) -> Geometry:
     """Return the sizes of a supported model; PassError for any other model."""
     if config.model_type not in SUPPORTED:
         raise PassError(f"model type {config.model_type!r} is not supported; supported are {', '.join(SUPPORTED)}")
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") not in STATIC_ROPE:
-        raise PassError(
-            f"rotary type {rope['rope_type']!r} changes with the sequence; supported are {', '.join(STATIC_ROPE)}"
-        )
+    for name in rotary_types(config):
+        if name not in STATIC_ROPE:
+            raise PassError(f"rotary type {name!r} changes with the sequence; supported are {', '.join(STATIC_ROPE)}")
+    for setting, what in REFUSED.items():
+        if getattr(config, setting, None):
+            raise PassError(f"{what} ({setting} in config.json) is not supported")
     capacity = config.max_position_embeddings
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True):
-        capacity = min(capacity, window)
     if capacity < MIN_CAPACITY:
         raise PassError(
-            f"a model for sequences of {capacity} tokens (max_position_embeddings, sliding_window) is too short to "
-            f"export: {MIN_CAPACITY} is the least"
+            f"a model for sequences of {capacity} tokens (max_position_embeddings) is too short to export: "
+            f"{MIN_CAPACITY} is the least"
         )
     if config.num_hidden_layers < 1:
         raise PassError(f"a model with {config.num_hidden_layers} layers (num_hidden_layers) cannot be exported")
@@ -60,4 +66,12 @@ def geometry(config: PretrainedConfig) -> Geometry:
         kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         max_capacity=capacity // 4 * 4,  # TensorRT wants multiples of 4
+        windows=layer_windows(config),
     )
+
+
+def rotary_types(config: PretrainedConfig) -> set[str]:
+    """Return the rotary types of a model. Gemma3 has parameters for each type of layer."""
+    found = getattr(config, "rope_parameters", None) or {}
+    by_layer = [value for value in found.values() if isinstance(value, dict)]
+    return {parameters.get("rope_type", "default") for parameters in by_layer or [found]}

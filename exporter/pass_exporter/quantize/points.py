@@ -52,6 +52,7 @@ def find_points(model: PreTrainedModel) -> list[QuantPoint]:
 def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[QuantPoint]:
     before_attention = getattr(layer, "input_layernorm", None)  # OLMo2 has its norms after attention and MLP instead.
     before_mlp = None if before_attention is None else layer.post_attention_layernorm
+    before_mlp = getattr(layer, "pre_feedforward_layernorm", before_mlp)  # Gemma3 has norms on both sides.
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
     parts: tuple[str, ...] = ("qkv_proj",) if hasattr(layer.self_attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
     values = _values(model, layer.self_attn, f"{attention}.{parts[-1]}")

@@ -28,6 +28,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.model.sliding import attention_masks
 from pass_exporter.trunk.graph import OPSET, WeightParts, clean
 from pass_exporter.trunk.hooks import ScatterCache, onnx_hooks
 from pass_runtime.bundle.tensors import HIDDEN_OUTPUT, MODEL_SIZES, PAST, PRESENT, ROWS_INPUT, cache_names, trunk_shapes
@@ -69,10 +70,12 @@ class Trunk(torch.nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         capacity = past_key[0].shape[2]
         cache = ScatterCache(past_key, past_value, length)
+        columns = cache_positions(length, row_position, capacity)
+        mask = cache_mask(length, window_mask, capacity)
         with self._adapted(lookahead_rows):
             hidden = self.model.model(
                 inputs_embeds=self.embed(input_ids),
-                attention_mask=cache_mask(length, window_mask, capacity),
+                attention_mask=attention_masks(self.model.config, mask, row_position[None], columns),
                 position_ids=length[:, None] + row_position[None],
                 past_key_values=cache,
                 use_cache=True,
@@ -96,17 +99,31 @@ class Trunk(torch.nn.Module):
 
 def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -> torch.Tensor:
     """[B,1,Q,S] bool: every row sees all committed columns, and the window's own as in `window_mask` [Q,Q]."""
-    column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]  # [B,S], 0 = first window row
+    column, row, rows = _window_rows(length, window_mask[0], capacity)
     width = window_mask.shape[1]
-    # The same number from a tensor: a size is on the host, and a pass that compares it with tensors of the device
-    # cannot be captured as a CUDA graph.
-    rows = torch.ones_like(window_mask[0], dtype=torch.int64).sum()
     inside = (column >= 0) & (column < rows)
-    row = column.clamp(min=0).minimum(rows - 1)
     # index_select, not indexing: GatherND would keep the graph out of CUDA graphs.
     window = window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)  # [B,Q,S]
     mask: torch.Tensor = (window & inside[:, None]) | (column < 0)[:, None]
     return mask[:, None]
+
+
+def cache_positions(length: torch.Tensor, row_position: torch.Tensor, capacity: Any) -> torch.Tensor:
+    """[B,S]: the position of every column relative to `length`; of those after the window, the last row's."""
+    column, row, _ = _window_rows(length, row_position, capacity)
+    return torch.where(column < 0, column, row_position.index_select(0, row.flatten()).reshape(-1, capacity))
+
+
+def _window_rows(
+    length: torch.Tensor, window: torch.Tensor, capacity: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """For every column of the cache its distance from the first window row and the nearest row of the window, both
+    [B,S], and the number of rows. window [Q]."""
+    column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]
+    # The size of the window from a tensor: a size is on the host, and a pass that compares it with tensors of the
+    # device cannot be captured as a CUDA graph.
+    rows = torch.ones_like(window, dtype=torch.int64).sum()
+    return column, column.clamp(min=0).minimum(rows - 1), rows
 
 
 def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model, WeightParts]:

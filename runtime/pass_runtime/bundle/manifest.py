@@ -115,7 +115,7 @@ class QuantizationInfo(_Strict):
 
 
 class ModelInfo(_Strict):
-    """The frozen model. `max_capacity` is the longest sequence it can attend to (positions, sliding window).
+    """The frozen model. `max_capacity` is the longest sequence that it has positions for.
 
     dtype: of activations, cache and embeddings. weights: of the linear layers; "full" is dtype. quantization: what that
     means; null for "full", and in bundles of before it was written down.

@@ -1,0 +1,185 @@
+"""Layers with a sliding window, on texts that are longer than it: Gemma3, where they alternate with full ones, and
+Mistral, where all layers have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from conftest import export_bundle, make_model, randomize_vectors
+from pass_runtime import GenerateOptions, SamplingParams, load, read_manifest
+from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
+from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
+from pass_runtime.measuring.lossless import first_difference, run_tokens
+
+pytestmark = pytest.mark.slow
+
+WINDOW, TEXT, CAPACITY = 24, 90, 128
+RELATIVE_ERROR = 2e-5  # as for every family (test_families.py)
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "gemma3_text",
+        {
+            "layer_types": LAYERS,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+            },
+        },
+    ),
+    "mistral": ("mistral", {}),
+}
+PLANS = [*make_cycle("ar", 0).plans, *make_cycle("two-pass", 3).plans, *make_cycle("fused", 3).plans, prefill_plan(16)]
+TRUNKS = ("trunk.onnx", "trunk.cpu.onnx", "trunk.cpu.one.onnx")
+SAMPLINGS = [SamplingParams(), SamplingParams(0.8, 40, 0.95, seed=7)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, traces: None) -> Path:
+    family, config = MODELS[request.param]
+    sizes = {"num_hidden_layers": len(LAYERS), "sliding_window": WINDOW}
+    directory = make_model(tmp_path_factory.mktemp(family) / "model", family, **sizes, **config)
+    randomize_vectors(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def bundle(model: Path) -> Path:
+    return export_bundle(model, model.parent / "bundle", lookahead=3)
+
+
+@pytest.fixture
+def base(model: Path) -> PreTrainedModel:
+    """The same model in transformers."""
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+
+def tokens(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(2, 300, (1, count))
+
+
+def run(bundle: Path, file: str, plan: Plan, text: np.ndarray, past: list[np.ndarray], length: int) -> list[np.ndarray]:
+    """The outputs of a trunk for a window of a plan over `text` [1,Q] behind `length` entries of the cache."""
+    manifest = read_manifest(bundle)
+    ids = text.copy()
+    ids[:, plan.width - len(plan.lookahead_rows) :] = plan.lookahead_ids(manifest.model.vocab_size)
+    feed = {
+        "input_ids": ids,
+        "row_position": plan.row_position,
+        "window_mask": plan.window_mask,
+        "length": np.array([length]),
+        "logit_rows": np.arange(plan.width),
+    }
+    if any(tensor.name == ROWS_INPUT for tensor in manifest.trunk.inputs):
+        feed[ROWS_INPUT] = plan.lookahead_rows
+    names = cache_names(PAST, manifest.model.layers)
+    # ONNX Runtime's GroupQueryAttention writes over the cache that it is given.
+    return open_session(bundle / file, "cpu").run(None, feed | {n: p.copy() for n, p in zip(names, past, strict=True)})
+
+
+def read_text(bundle: Path, file: str, text: np.ndarray, chunk: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Logits of every token, and the cache, of a text that is read in chunks."""
+    model = read_manifest(bundle).model
+    past = [np.zeros((1, model.kv_heads, CAPACITY, model.head_dim), np.float32) for _ in range(2 * model.layers)]
+    logits = []
+    for start in range(0, text.shape[1], chunk):
+        part = text[:, start : start + chunk]
+        found, *past = run(bundle, file, prefill_plan(part.shape[1]), part, past, start)
+        logits.append(found)
+    return np.concatenate(logits, 1), past
+
+
+@pytest.mark.parametrize("file", TRUNKS)
+@pytest.mark.parametrize("chunk", [1, 7, 64, TEXT])
+@torch.no_grad()
+def test_chunks_of_a_long_text_equal_torch(base: PreTrainedModel, bundle: Path, file: str, chunk: int):
+    text = tokens(TEXT)
+    expected = base(torch.from_numpy(text)).logits.numpy()
+    found, _ = read_text(bundle, file, text, chunk)
+    assert np.abs(found - expected).max() <= RELATIVE_ERROR * np.abs(expected).max()
+
+
+@torch.no_grad()
+def test_the_window_matters_to_these_texts(base: PreTrainedModel):
+    """Without it torch gives other logits, from the first token that sees less on."""
+    text = torch.from_numpy(tokens(TEXT))
+    narrow = base(text).logits
+    base.config.sliding_window = 2 * TEXT
+    difference = (base(text).logits - narrow).abs().amax(-1)[0]
+    assert difference[:WINDOW].max() < 1e-4 and difference[WINDOW:].min() > 1e-2
+
+
+@pytest.mark.parametrize("file", TRUNKS)
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.name}-{plan.width}")
+@torch.no_grad()
+def test_every_window_sees_by_position(base: PreTrainedModel, bundle: Path, file: str, plan: Plan):
+    """A row of a plan is the end of a text of its own: what is cached, and the rows it follows. Torch reads each such
+    text from its beginning, so that neither masks nor positions of this project are in the reference."""
+    text = tokens(TEXT + plan.width)
+    _, past = read_text(bundle, file, text[:, :TEXT], TEXT)
+    found = run(bundle, file, plan, text[:, TEXT:], past, TEXT)[0][0]
+    embed = base.get_input_embeddings()
+    row_embeddings = embed(torch.from_numpy(text[:, TEXT:]))[0]
+    mean = embed.weight.mean(0) * getattr(embed, "scalar_embed_scale", 1.0)  # the untrained look-ahead row
+    row_embeddings[plan.width - len(plan.lookahead_rows) :] = mean
+    cached = embed(torch.from_numpy(text[:, :TEXT]))
+    for row in range(plan.width):
+        path = torch.from_numpy(np.flatnonzero(plan.window_mask[row]))
+        expected = base(inputs_embeds=torch.cat([cached, row_embeddings[path][None]], 1)).logits[0, -1].numpy()
+        assert np.abs(found[row] - expected).max() <= RELATIVE_ERROR * np.abs(expected).max(), row
+
+
+@pytest.mark.parametrize("file", TRUNKS[1:])
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.name}-{plan.width}")
+def test_windows_of_every_width_give_the_same_bits(bundle: Path, file: str, plan: Plan):
+    text = tokens(TEXT + plan.width)
+    _, past = read_text(bundle, file, text[:, :TEXT], 64)
+    alone = run(bundle, file, PLANS[0], text[:, TEXT : TEXT + 1], past, TEXT)[0][0, 0]
+    assert np.array_equal(run(bundle, file, plan, text[:, TEXT:], past, TEXT)[0][0, 0], alone)
+
+
+@pytest.mark.parametrize("weights", ["full", "int4", "w8a8"])
+def test_every_plan_writes_the_text_of_ar_beyond_the_window(model: Path, bundle: Path, weights: str):
+    rounded = (
+        bundle if weights == "full" else export_bundle(model, model.parent / weights, weights=weights, lookahead=3)
+    )
+    for slots in (1, 2):
+        check_every_plan(rounded, slots)
+
+
+def check_every_plan(bundle: Path, slots: int) -> None:
+    session, prompt = load(bundle, "cpu", threads=1, max_batch_size=slots), tokens(TEXT)[0].tolist()
+    for sampling in SAMPLINGS:
+        plain, *others = (
+            GenerateOptions(max_new_tokens=2 * WINDOW, plan=plan, ignore_eos=True, sampling=sampling)
+            for plan in ("ar", "two-pass", "fused", "fused:2,1,2")
+        )
+        text = run_tokens(session, prompt, plain).token_ids
+        assert len(text) == 2 * WINDOW
+        for fast in others:
+            difference = first_difference(session, prompt, fast, text, run_tokens(session, prompt, fast).token_ids)
+            assert difference is None or difference.is_near_tie, f"{fast.plan}: {difference}"
+
+
+def test_the_greedy_text_is_transformers(base: PreTrainedModel, bundle: Path):
+    session = load(bundle, "cpu", threads=1)
+    base.generation_config.eos_token_id = None
+    ids = torch.from_numpy(tokens(TEXT))
+    limits = {"max_new_tokens": 2 * WINDOW, "do_sample": False}
+    expected = base.generate(ids, attention_mask=torch.ones_like(ids), **limits)[0, TEXT:].tolist()
+    options = GenerateOptions(max_new_tokens=2 * WINDOW, ignore_eos=True)
+    found = run_tokens(session, ids[0].tolist(), options).token_ids
+    difference = first_difference(session, ids[0].tolist(), options, expected, found)
+    assert difference is None or difference.is_near_tie, str(difference)
+
+
+def test_capacity_is_the_position_limit(bundle: Path):
+    assert read_manifest(bundle).model.max_capacity == 768
