@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from conftest import export_bundle, make_model, randomize_vectors
 from pass_runtime import GenerateOptions, SamplingParams, load, read_manifest
 from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
+from pass_runtime.bundle.plan import Plan, full_tree, make_cycle, prefill_plan
 from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
@@ -37,7 +37,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("mistral", {}),
 }
-PLANS = [*make_cycle("ar", 0).plans, *make_cycle("two-pass", 3).plans, *make_cycle("fused", 3).plans, prefill_plan(16)]
+PLANS = [
+    *(plan for mode in ("ar", "two-pass", "fused") for plan in make_cycle(mode, 3).plans),
+    full_tree(5, 3),
+    prefill_plan(16),
+]
 TRUNKS = ("trunk.onnx", "trunk.cpu.onnx", "trunk.cpu.one.onnx")
 SAMPLINGS = [SamplingParams(), SamplingParams(0.8, 40, 0.95, seed=7)]
 

@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from pass_exporter.checks.pieces import run_in_pieces
 from pass_exporter.model.lookahead import Lookahead
-from pass_exporter.model.sliding import attention_masks
+from pass_exporter.model.sliding import attention_masks, layer_windows
 from pass_exporter.trunk.trace import Trunk
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.manifest import Manifest, ModelInfo
@@ -42,6 +42,8 @@ FULL = ("full", "fp8")
 LARGE = 300 << 20
 """Bytes of weights above which memory may be too small for ONNX Runtime's packed or widened copies of them."""
 LARGE_TOKENS = 6
+LONG = 1025
+"""Sliding windows of so many tokens are not checked: the text would have to be longer, which takes torch minutes."""
 
 Array = npt.NDArray[Any]
 
@@ -75,17 +77,24 @@ class Case:
 
 
 def torch_cases(model: PreTrainedModel, lookahead: Lookahead, seed: int = 0) -> list[Case]:
-    """A random window of every plan of the bundle, and one of prefill; of a large model's, the widest plans."""
+    """A random window of every plan of the bundle, and one of prefill; of a large model's, the widest plans.
+
+    If layers have a sliding window, also one of the widest plan behind more tokens than they see.
+    """
     rng, plans = np.random.default_rng(seed), bundle_plans(lookahead.length, trees=lookahead.head is not None)
     if model.num_parameters() > LARGE // 2:  # minutes where there is no kernel for its dtype
         plans = (plans[0], *plans[-3:])
-    return [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
+    cases = [_torch_case(model, lookahead, plan, rng) for plan in (*plans, prefill_plan(16))]
+    sliding = max((window for window in layer_windows(model.config) if window is not None), default=LONG)
+    return cases if sliding >= LONG else [*cases, _torch_case(model, lookahead, plans[-1], rng, sliding)]
 
 
 @torch.no_grad()
-def _torch_case(model: PreTrainedModel, lookahead: Lookahead, plan: Plan, rng: np.random.Generator) -> Case:
+def _torch_case(
+    model: PreTrainedModel, lookahead: Lookahead, plan: Plan, rng: np.random.Generator, least: int = 0
+) -> Case:
     trunk, vocab = Trunk(model, lookahead), model.config.vocab_size
-    length = int(rng.integers(3, 40))
+    length = least + int(rng.integers(3, 40))
     cache = DynamicCache()
     prefix = torch.from_numpy(rng.integers(0, vocab, (1, length)))
     model.model(input_ids=prefix, past_key_values=cache, use_cache=True)
