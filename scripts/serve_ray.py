@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from pass_runtime.backends.base import DEFAULT_BATCH
-from pass_runtime.backends.open import GPU_DEVICES
+from pass_runtime.backends.device_names import gpus_of_replica
 from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
@@ -44,7 +44,7 @@ def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeO
 
     @serve.deployment(
         name="pass",
-        ray_actor_options={"num_cpus": engine["threads"], "num_gpus": int(engine["device"] in GPU_DEVICES)},
+        ray_actor_options={"num_cpus": engine["threads"], "num_gpus": gpus_of_replica(engine["device"])},
         autoscaling_config={**scaling, "target_ongoing_requests": slots},
         max_ongoing_requests=slots + allowed.max_queue,
         health_check_period_s=5,
@@ -90,6 +90,7 @@ def main(
         max_queue=options.pop("max_queue"),
         client_plans=not options.pop("no_client_plan"),
     )
+    gpus_of_replica(options["device"])
     check_exposure(host, allowed.keys, allow_no_key=allow_no_key)
     options["threads"] = options["threads"] or 1
     try:

@@ -20,7 +20,7 @@ from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.cuda import find_device
-from pass_runtime.backends.open import DEVICES
+from pass_runtime.backends.device_names import NUMBERED
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
@@ -197,7 +197,7 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 @click.option("--text/--tokens", "text", default=True, help="Text in and out (the default), or token ids.")
 @click.option("--reference/--copy", "reference", default=True, help="Name the bundle's path (the default), or copy it.")
 @click.option("--instances", type=int, default=1, show_default=True, help="Processes, each with the whole bundle.")
-@click.option("--device", default="auto", show_default=True, help=f"{', '.join(DEVICES)}.")
+@click.option("--device", default="auto", show_default=True, help=NUMBERED)
 @click.option("--max-batch-size", type=int, help=f"Sequences at a time, of an instance.  [default: {DEFAULT_BATCH}]")
 @click.option("--max-queue", type=int, help="Sequences that wait; then requests are refused.  [default: 64]")
 @click.option("--max-prompt-tokens", type=int, help="Of a prompt.  [default: what the KV cache holds]")

@@ -95,7 +95,8 @@ class LoadOptions:
     """How a bundle is opened.
 
     device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto: the bundle's engines
-    where they fit this machine, else ONNX Runtime on CUDA, else on the CPU.
+    where they fit this machine, else ONNX Runtime on CUDA, else on the CPU. A GPU other than the first has its number
+    behind the name, as in cuda:1.
     threads: CPU threads, 0 for the engine's choice. max_batch_size: the sequences that decode together (None: as many
     as the engines were built for, else DEFAULT_BATCH). max_queue: the sequences that may wait besides. capacity: the KV
     capacity in tokens, which bounds the length of a sequence (None: the model's). weight_cache: on the CPU, keep the

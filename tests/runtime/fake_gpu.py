@@ -14,6 +14,7 @@ import enum
 import json
 import math
 import mmap
+import threading
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
@@ -60,20 +61,32 @@ class FakeCuda:
     """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters tell what was done.
 
     fail_malloc: counts down with every allocation; the one that makes it 0 fails. sticky: once set, every function
-    returns that code and does nothing. fail_capture: the name of a function of captures that fails.
+    returns that code and does nothing. fail_capture: the name of a function of captures that fails. devices: how many
+    GPUs there are; worked: the numbers of those that anything was asked of, by the device of the calling thread.
     """
 
     sticky = 0
+    OF_NO_DEVICE = frozenset(
+        f"cuda{name}"
+        for name in (
+            *("GetDevice", "SetDevice", "GetDeviceCount"),  # what follows names the device in its arguments
+            *("DeviceAttr", "DeviceGetAttribute", "GetDeviceProperties"),
+        )
+    )
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cuda") and self.sticky:
             return lambda *_: (
                 (self.sticky,) if name in ("cudaStreamSynchronize", "cudaGetLastError") else (self.sticky, None)
             )
+        if name.startswith("cuda") and name not in FakeCuda.OF_NO_DEVICE:
+            self.work()
         return super().__getattribute__(name)
 
-    def __init__(self, limit: int = 1 << 30, target: tuple[int, int] = (9, 0)) -> None:
-        self.limit, self.target = limit, target
+    def __init__(self, limit: int = 1 << 30, target: tuple[int, int] = (9, 0), devices: int = 1) -> None:
+        self.limit, self.target, self.devices = limit, target, devices
+        self.worked: set[int] = set()
+        self.of_thread = threading.local()
         self.blocks: dict[int, np.ndarray] = {}
         self.fail_malloc = 0
         self.fail_capture = ""
@@ -86,6 +99,18 @@ class FakeCuda:
         self.undestroyed = 0  # graphs that were captured, and not destroyed after they were instantiated
         self.mallocs = self.launches = self.captures = self.launched_outside_a_graph = 0
         self._handles = iter(range(1, 1 << 30))
+
+    def work(self) -> None:
+        """Note that the calling thread's device was asked for something."""
+        self.worked.add(getattr(self.of_thread, "device", 0))
+
+    def cudaGetDevice(self):
+        return Code.SUCCESS, getattr(self.of_thread, "device", 0)
+
+    def cudaSetDevice(self, ordinal: int):
+        assert 0 <= ordinal < self.devices
+        self.of_thread.device = ordinal
+        return (Code.SUCCESS,)
 
     @property
     def used(self) -> int:
@@ -118,7 +143,7 @@ class FakeCuda:
         return any(a <= address and address + size <= a + p.nbytes for a, p in self.pinned.items())
 
     def cudaGetDeviceCount(self):
-        return Code.SUCCESS, 1
+        return Code.SUCCESS, self.devices
 
     def cudaDeviceGetAttribute(self, attribute: int, _device: int):
         return Code.SUCCESS, self.target[attribute - 75]
@@ -276,6 +301,7 @@ class FakeTensorRT:
 
     def _deserialize(self, data: Any) -> FakeEngine | None:
         assert isinstance(data, mmap.mmap), "an engine is read into memory"
+        self.cuda.work()
         return None if self.fails("deserialize_cuda_engine") else FakeEngine(self, json.loads(bytes(data)))
 
     def fails(self, function: str) -> bool:
@@ -358,6 +384,7 @@ class FakeEngine:
     def create_execution_context(self, made_with: Any) -> FakeContext | None:
         config = made_with if isinstance(made_with, FakeRuntimeConfig) else None
         strategy = made_with if config is None else config.allocation
+        self.trt.cuda.work()
         assert strategy is self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if self.trt.fails("create_execution_context"):
             return None
@@ -425,6 +452,7 @@ class FakeContext:
 
     def execute_async_v3(self, stream: int) -> bool:
         assert type(stream) is int and stream in self.cuda.streams and self.scratch
+        self.cuda.work()
         library = self.engine.trt
         library.fail_run -= 1
         if library.fail_run == 0 or self.cuda.sticky or library.fails("execute_async_v3"):

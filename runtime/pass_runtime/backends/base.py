@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -145,6 +146,10 @@ class Backend(ABC):
     def failure(self) -> PassError | None:
         """The error after which the device, and so this backend, does no more work; None while it works."""
         return self.memory.failure
+
+    def for_this_thread(self) -> AbstractContextManager[None]:
+        """A context for every thread that runs passes, other than the one that opened or closes the backend."""
+        return self.memory.for_this_thread()
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
         """Change the KV capacity to `capacity` tokens, keeping the first `lengths[slot]` entries of every slot. Where

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +61,7 @@ library do not match or are not compatible."""
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """GPU 0. target: its compute capability, as `sm89`. free and total: its memory in bytes."""
+    """A GPU. target: its compute capability, as `sm89`. free and total: its memory in bytes."""
 
     name: str
     target: str
@@ -78,15 +78,42 @@ def import_api() -> Any:
     return runtime
 
 
-def find_device(api: Any | None = None) -> DeviceInfo | None:
-    """GPU 0; None where the driver, the device or cuda-python is missing."""
+def require_device(api: Any, ordinal: int) -> None:
+    """PassError where this process sees no GPU of that number."""
+    count = int(call(api.cudaGetDeviceCount(), "cudaGetDeviceCount"))
+    if ordinal >= count:
+        seen = {0: "no GPU is visible", 1: "1 GPU is visible, number 0"}.get(
+            count, f"{count} GPUs are visible, numbers 0 to {count - 1}"
+        )
+        raise PassError(f"there is no GPU {ordinal}: {seen} (see nvidia-smi, and CUDA_VISIBLE_DEVICES)")
+
+
+@contextmanager
+def on_device(api: Any, ordinal: int) -> Iterator[None]:
+    """Make GPU `ordinal` the calling thread's for as long as the context is open: CUDA has one for every thread, GPU 0
+    at first. What fails is reported by the calls that follow."""
+    code, before = api.cudaGetDevice()
+    if int(code) == 0 and before == ordinal:
+        yield
+        return
+    api.cudaSetDevice(ordinal)
+    try:
+        yield
+    finally:
+        if int(code) == 0:
+            api.cudaSetDevice(before)
+
+
+def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
+    """GPU `ordinal`; None where the driver, the device or cuda-python is missing."""
     try:
         api = api or import_api()
-        if not call(api.cudaGetDeviceCount()):
+        if call(api.cudaGetDeviceCount()) <= ordinal:
             return None
-        major, minor = (call(api.cudaDeviceGetAttribute(_attribute(api, number), 0)) for number in (MAJOR, MINOR))
-        name = call(api.cudaGetDeviceProperties(0)).name
-        free, total = call(api.cudaMemGetInfo())
+        major, minor = (call(api.cudaDeviceGetAttribute(_attribute(api, each), ordinal)) for each in (MAJOR, MINOR))
+        name = call(api.cudaGetDeviceProperties(ordinal)).name
+        with on_device(api, ordinal):
+            free, total = call(api.cudaMemGetInfo())
     except PassError:
         return None
     text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
@@ -122,7 +149,8 @@ def call(result: tuple[Any, ...], name: str = "CUDA") -> Any:
 class Cuda:
     """The memory of one device (`pass_runtime.backends.memory.Memory`), with one stream and the graphs captured on it.
 
-    Methods that write memory return when the device is done, so that other streams can read it. `close` frees it all.
+    ordinal: the number of the GPU. Every thread that calls a method holds `for_this_thread`. Methods that write memory
+    return when the device is done, so that other streams can read it. `close` frees it all.
 
     staging: bytes of pinned host memory that copies go through, where nothing but this stream uses the memory. Uploads
     of no more than that then return at once, and what is put on the stream later sees them.
@@ -130,6 +158,7 @@ class Cuda:
 
     api: Any
     staging: int = 0
+    ordinal: int = 0
     stream: int | None = None
     _device: list[int] = field(default_factory=list)
     _host: list[int] = field(default_factory=list)
@@ -142,7 +171,14 @@ class Cuda:
     """The bytes at the beginning of the staging memory that the device may not have read yet."""
 
     def __post_init__(self) -> None:
-        self.stream = int(self._call("cudaStreamCreateWithFlags", NON_BLOCKING))  # TensorRT takes an integer.
+        if self.ordinal:
+            require_device(self.api, self.ordinal)
+        with self.for_this_thread():
+            self.stream = int(self._call("cudaStreamCreateWithFlags", NON_BLOCKING))  # TensorRT takes an integer.
+
+    def for_this_thread(self) -> AbstractContextManager[None]:
+        """A context in which the calling thread works on this device."""
+        return on_device(self.api, self.ordinal)
 
     @property
     def forked(self) -> bool:
@@ -304,7 +340,10 @@ class Cuda:
         """Free everything. Repeated calls do nothing, nor do calls in a forked process, where CUDA does not work."""
         if self.stream is None or self.forked:
             return
-        with suppress(DeviceLost):  # The memory of a lost device is freed when the process ends.
+        with (
+            suppress(DeviceLost),
+            self.for_this_thread(),
+        ):  # The memory of a lost device is freed when the process ends.
             self._release()
         self.stream = None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,6 +51,9 @@ class Memory(Protocol):
 
     def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
         """Copy `rows` rows of `size` bytes, which begin `pitch` and `source_pitch` bytes apart."""
+
+    def for_this_thread(self) -> AbstractContextManager[None]:
+        """A context in which the calling thread works on this device, where threads have one."""
 
     def check_device(self) -> None:
         """After work that failed without a reason: raise DeviceLost where a lost device is the reason."""
@@ -95,6 +99,9 @@ class HostMemory:
     def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
         for row in range(rows):
             ctypes.memmove(target + row * pitch, source + row * source_pitch, size)
+
+    def for_this_thread(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def check_device(self) -> None:
         """Does nothing: the host cannot be lost."""

@@ -6,13 +6,11 @@ from pathlib import Path
 
 from pass_runtime.backends.base import Backend, check_onnx_runtime
 from pass_runtime.backends.cuda import find_device
+from pass_runtime.backends.device_names import split_device
 from pass_runtime.backends.trt.engine_sets import check_built, fits, is_current
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
-
-GPU_DEVICES = ("cuda", *LIBRARIES)
-DEVICES = ("cpu", *GPU_DEVICES, "auto")
 
 
 def open_backend(
@@ -26,16 +24,23 @@ def open_backend(
     verify: bool = True,
     weight_cache: bool = False,
 ) -> Backend:
-    """The backend for `device`, which is one of DEVICES; PassError says what is missing. The other arguments are those
-    of `LoadOptions`."""
+    """The backend for a device as `split_device` takes it; PassError says what is missing. The other arguments are
+    those of `LoadOptions`."""
     check_wanted(bundle, manifest, device, capacity)
     if device == "auto" and (found := find_engines(manifest)) is not None:
         device = found.name
-    if device in LIBRARIES:
+    kind, ordinal = split_device(device)
+    if kind in LIBRARIES:
         from pass_runtime.backends.trt.backend import TrtBackend
 
         return TrtBackend.open(
-            bundle, manifest, LIBRARIES[device], max_batch_size=max_batch_size, capacity=capacity, verify=verify
+            bundle,
+            manifest,
+            LIBRARIES[kind],
+            max_batch_size=max_batch_size,
+            capacity=capacity,
+            verify=verify,
+            ordinal=ordinal,
         )
     from pass_runtime.backends.ort.backend import OrtBackend
     from pass_runtime.backends.ort.packed_weights import WeightCache
@@ -55,10 +60,9 @@ def check_wanted(bundle: Path, manifest: Manifest, device: str, capacity: int | 
     """PassError for requests that no machine could serve."""
     if capacity is not None and capacity > manifest.model.max_capacity:
         raise PassError(f"capacity {capacity} is more than the {manifest.model.max_capacity} tokens of the model")
-    if device not in DEVICES:
-        raise PassError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
-    if device in LIBRARIES:
-        check_built(bundle, manifest, LIBRARIES[device])
+    kind, _ = split_device(device)
+    if kind in LIBRARIES:
+        check_built(bundle, manifest, LIBRARIES[kind])
     elif device != "auto" or not any(is_current(engines, manifest) for engines in manifest.engines):
         check_onnx_runtime(bundle, manifest)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from pass_runtime.backends.open import GPU_DEVICES
+from pass_runtime.backends.device_names import gpus_of_replica
 from pass_runtime.cli.batch_session import LineGeneration
 from pass_runtime.cli.options import open_for_batch
 from pass_runtime.errors import PassError
@@ -101,6 +101,7 @@ def open_ray(
     """
     if count < 1:
         raise PassError(f"--ray must be at least 1, not {count}")
+    gpus = gpus_of_replica(engine["device"])
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray: Any = importlib.import_module("ray")
@@ -113,7 +114,7 @@ def open_ray(
         raise PassError(f"no Ray cluster: {' '.join(str(error).split())}; see RAY_ADDRESS") from None
     remote = ray.remote(AnswererActor).options(
         num_cpus=threads,
-        num_gpus=int(engine["device"] in GPU_DEVICES),
+        num_gpus=gpus,
         max_concurrency=UNDER_WAY,
         max_restarts=LIVES,
         max_task_retries=LIVES,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from pass_runtime.backends.base import DEFAULT_BATCH
-from pass_runtime.backends.open import DEVICES
+from pass_runtime.backends.device_names import NUMBERED
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MAX_LOGPROBS, SamplingParams
 from pass_runtime.cli.errors import importing
 from pass_runtime.decode.draft_policy import DRAFTS
@@ -36,7 +36,7 @@ def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 def engine_options(command: F) -> F:
     """--device --threads --capacity --trust-bundle --no-weight-cache"""
     return apply(
-        click.option("--device", default="auto", show_default=True, help=f"{', '.join(DEVICES)}."),
+        click.option("--device", default="auto", show_default=True, help=NUMBERED),
         click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
         click.option(
             "--capacity",

@@ -95,20 +95,24 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            while self._more():
-                while self._tasks:
-                    self._run_task(*self._tasks.popleft())
-                if not self._scheduler.idle:
-                    self._scheduler.step()
-                if (failure := self._scheduler.runner.backend.failure) is not None:
-                    self._close_with(failure)
-                    return
+            with self._scheduler.runner.backend.for_this_thread():
+                self._work()
         except BaseException as error:  # a bug; readers get it, or they would wait for ever
             self._close_with(error if isinstance(error, Exception) else RuntimeError(repr(error)))
             raise
         finally:
             if self._release is not None:
                 self._release()
+
+    def _work(self) -> None:
+        while self._more():
+            while self._tasks:
+                self._run_task(*self._tasks.popleft())
+            if not self._scheduler.idle:
+                self._scheduler.step()
+            if (failure := self._scheduler.runner.backend.failure) is not None:
+                self._close_with(failure)
+                return
 
     def _close_with(self, failure: Exception) -> None:
         with self._lock:

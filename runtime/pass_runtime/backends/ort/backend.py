@@ -21,6 +21,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, batch_sizes, check_onnx_runtime
+from pass_runtime.backends.device_names import split_device
 from pass_runtime.backends.memory import Memory
 from pass_runtime.backends.ort.engine import (
     PROVIDERS,
@@ -65,25 +66,26 @@ class OrtBackend(Backend):
         weight_cache: WeightCache | None = None,
         trunks: Trunks | None = None,
     ) -> None:
-        """device: cpu, cuda or auto. threads: 0 lets ONNX Runtime choose. capacity: the largest KV capacity, in
-        tokens.
+        """device: cpu, cuda, cuda:1 and so on, or auto. threads: 0 lets ONNX Runtime choose. capacity: the largest KV
+        capacity, in tokens.
 
         exact: passed to `open_session` for the trunk. weight_cache: where the trunk's weights are kept packed, on the
         CPU and unless `exact`. trunks: open sessions, to use in place of new ones.
         """
-        device = choose_device(device)
+        self._device = choose_device(device)
+        kind, _ = split_device(self._device)
         check_onnx_runtime(bundle, manifest)
         capabilities = Capabilities(
-            device,
+            kind,
             manifest.model.vocab_size,
-            CAPACITIES[device](capacity or manifest.model.max_capacity),
+            CAPACITIES[kind](capacity or manifest.model.max_capacity),
             PREFILL_WIDTHS,
             batch_sizes(max_batch_size or DEFAULT_BATCH),
             trees=manifest.tree_sizes(),
         )
-        derived = manifest.derived_trunk(device, capabilities.slots)
+        derived = manifest.derived_trunk(kind, capabilities.slots)
         spare_entries = 0 if derived is None else derived.spare_entries
-        super().__init__(bundle, manifest, capabilities, memory or open_memory(device), spare_entries)
+        super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._weight_cache = weight_cache
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
@@ -95,7 +97,7 @@ class OrtBackend(Backend):
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         limits = self.capabilities
         if self._weight_cache is None or limits.device != "cpu" or exact:
-            trunks = open_trunk(self.bundle, self.manifest, limits.device, limits.slots, threads, exact=exact)
+            trunks = open_trunk(self.bundle, self.manifest, self._device, limits.slots, threads, exact=exact)
             self._note_capture(self.manifest.trunk_file(limits.device, limits.slots), trunks.plain)
             return trunks
         return open_packed(self.bundle, self.manifest, limits.slots, threads, self._weight_cache, self._probe)
@@ -183,14 +185,13 @@ class OrtBackend(Backend):
         first, second = (
             [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.at(b)) for b in bs] for bs in (inputs, outputs)
         )
-        return bind(session, self.capabilities.device, [*first, *more_inputs], [*second, *more_outputs], graph)
+        return bind(session, self._device, [*first, *more_inputs], [*second, *more_outputs], graph)
 
     def _tail_session(self, graph: Graph) -> ort.InferenceSession:
         """Tails run on one thread. A second thread pool would spin on the cores that the trunk's next pass needs, which
         doubled the time of a pass."""
         if graph.file not in self._tails:
-            device = self.capabilities.device
-            session = open_session(self.bundle / graph.file, device, threads=1, shared=self._shared)
+            session = open_session(self.bundle / graph.file, self._device, threads=1, shared=self._shared)
             check_graph(session, graph)
             self._note_capture(graph.file, session)
             self._tails[graph.file] = session
@@ -263,11 +264,12 @@ def bind(
     graph: int,
 ) -> BoundSession:
     """Bind `session` to the memory of `inputs` and `outputs`."""
-    binding, kind = session.io_binding(), PROVIDERS[device][1]
+    kind, ordinal = split_device(device)
+    binding, memory = session.io_binding(), PROVIDERS[kind][1]
     for tensor in inputs:
-        binding.bind_input(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+        binding.bind_input(tensor.name, memory, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
     for tensor in outputs:
-        binding.bind_output(tensor.name, kind, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+        binding.bind_output(tensor.name, memory, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
     return BoundSession(session, binding, graph)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backends.cuda import Cuda, import_api
+from pass_runtime.backends.cuda import Cuda, import_api, require_device
+from pass_runtime.backends.device_names import split_device
 from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.bundle.head import FILE, PREFIX, layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
@@ -48,15 +49,23 @@ SAVING = {
 
 
 def choose_device(device: str) -> str:
-    """The device to use: `auto` is CUDA where this onnxruntime has it, else the CPU."""
+    """The device to use, which may have a GPU's number: `auto` is CUDA where this onnxruntime has it, else the CPU."""
     available = ort.get_available_providers()
     if device == "auto":
         return "cuda" if PROVIDERS["cuda"][0] in available else "cpu"
-    if device not in PROVIDERS:
+    kind, _ = split_device(device)
+    if kind not in PROVIDERS:
         raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
-    if PROVIDERS[device][0] not in available:
-        raise PassError(f"this onnxruntime has no {PROVIDERS[device][0]}; run: {INSTALL}")
+    if PROVIDERS[kind][0] not in available:
+        raise PassError(f"this onnxruntime has no {PROVIDERS[kind][0]}; run: {INSTALL}")
     return device
+
+
+def settings_of(device: str) -> Sequence[Mapping[str, str]]:
+    """The provider options to try for a device, one after the other."""
+    kind, ordinal = split_device(device)
+    number = {"device_id": str(ordinal)} if ordinal else {}
+    return [{**settings, **number} for settings in PROVIDER_OPTIONS[kind]]
 
 
 def open_session(
@@ -69,8 +78,8 @@ def open_session(
     save: Path | None = None,
     ready: bool = False,
 ) -> ort.InferenceSession:
-    """A session on `device`; `threads` 0 lets ONNX Runtime choose. On CUDA it captures graphs where it can; where it
-    cannot, `not_captured` of the session is ONNX Runtime's reason (else None).
+    """A session on `device`, which may have a GPU's number; `threads` 0 lets ONNX Runtime choose. On CUDA it captures
+    graphs where it can; where it cannot, `not_captured` of the session is ONNX Runtime's reason (else None).
 
     exact: run the nodes one by one, without fusing them. Quantized weights then multiply in float32, while ONNX
     Runtime's fused kernels also round activations to 8 bits. No packed or widened copies of the weights are made. Slow.
@@ -81,7 +90,8 @@ def open_session(
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
-    options.enable_mem_pattern = device != "cpu"  # A memory pattern would be kept for each of many shapes.
+    kind, ordinal = split_device(device)
+    options.enable_mem_pattern = kind != "cpu"  # A memory pattern would be kept for each of many shapes.
     for name, value in shared.items():
         options.add_initializer(name, value)
     if save is not None:
@@ -97,10 +107,12 @@ def open_session(
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if exact:
         options.add_session_config_entry("session.disable_prepacking", "1")
-    if device == "cuda":
+    if kind == "cuda":
         ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, where installed
-    provider, errors = PROVIDERS[device][0], []
-    for settings in PROVIDER_OPTIONS[device]:
+    if ordinal:
+        require_device(import_api(), ordinal)  # ONNX Runtime itself would not say how many there are.
+    provider, errors = PROVIDERS[kind][0], []
+    for settings in settings_of(device):
         try:
             # By itself it would print an error that CUDA throws, and open a session on the CPU in place of this one.
             session = ort.InferenceSession(path, options, providers=[(provider, settings)], enable_fallback=0)
@@ -132,9 +144,8 @@ def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
 
 def open_memory(device: str) -> Memory:
     """The memory that sessions on `device` work in."""
-    if device == "cpu":
-        return HostMemory()
-    return Cuda(import_api())
+    kind, ordinal = split_device(device)
+    return HostMemory() if kind == "cpu" else Cuda(import_api(), ordinal=ordinal)
 
 
 DTYPES = {

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import onnxruntime as ort
 
+from pass_runtime.backends.device_names import split_device
 from pass_runtime.backends.ort.engine import check_graph, open_session
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.bundle.manifest import Manifest
@@ -44,7 +45,8 @@ def open_trunk(
     bundle: Path, manifest: Manifest, device: str, slots: int, threads: int, *, exact: bool = False
 ) -> Trunks:
     """One session for all passes. exact: passed to `open_session`."""
-    session = open_session(bundle / manifest.trunk_file(device, slots), device, threads, exact=exact)
+    kind, _ = split_device(device)
+    session = open_session(bundle / manifest.trunk_file(kind, slots), device, threads, exact=exact)
     check_graph(session, manifest.trunk, manifest)
     return Trunks(session, lambda: session)
 

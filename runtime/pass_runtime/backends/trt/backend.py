@@ -49,10 +49,12 @@ class TrtBackend(Backend):
         *,
         max_batch_size: int | None = 1,
         capacity: int | None = None,
+        ordinal: int = 0,
     ) -> None:
-        """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV capacity, in tokens."""
+        """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV capacity, in tokens.
+        ordinal: the GPU's number."""
         capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
-        self._cuda = Cuda(api, STAGING)
+        self._cuda = Cuda(api, STAGING, ordinal)
         super().__init__(bundle, manifest, capabilities, self._cuda)
         self._set = engines
         compiled = engines.path(bundle) / RUNTIME_CACHE
@@ -64,7 +66,8 @@ class TrtBackend(Backend):
         self._capacity = self._columns = 0
         self._finalizer = weakref.finalize(self, _release, self._programs, self._engines, self._shared)
         try:
-            self._engine(manifest.trunk)  # An engine that cannot be loaded is refused now.
+            with self.for_this_thread():
+                self._engine(manifest.trunk)  # An engine that cannot be loaded is refused now.
         except BaseException:
             self.close()
             raise
@@ -80,12 +83,18 @@ class TrtBackend(Backend):
         capacity: int | None = None,
         verify: bool = True,
         api: Any = None,
+        ordinal: int = 0,
     ) -> TrtBackend:
-        """The engine set of `library` that fits this machine; PassError where none does."""
+        """The engine set of `library` that fits GPU `ordinal` of this machine; PassError where none does."""
         module = import_library(library)
         api = api or cuda_api.import_api()
-        engines = choose_engines(bundle, manifest, library, module.__version__, cuda_api.find_device(api), verify)
-        return cls(bundle, manifest, engines, module, api, max_batch_size=max_batch_size, capacity=capacity)
+        if ordinal:
+            cuda_api.require_device(api, ordinal)
+        device = cuda_api.find_device(api, ordinal)
+        engines = choose_engines(bundle, manifest, library, module.__version__, device, verify)
+        return cls(
+            bundle, manifest, engines, module, api, max_batch_size=max_batch_size, capacity=capacity, ordinal=ordinal
+        )
 
     def close(self) -> None:
         self._finalizer()
@@ -226,12 +235,13 @@ def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared
     not work, free nothing."""
     if shared.cuda.forked:
         return
-    if shared.cache is not None and shared.cuda.failure is None:
-        shared.cache.save()
-    programs.clear()
-    for engine in engines.values():
-        engine.close()
-    engines.clear()
-    if shared.cache is not None:
-        shared.cache.close()
+    with shared.cuda.for_this_thread():
+        if shared.cuda.failure is None:
+            shared.save_kernels()
+        programs.clear()
+        for engine in engines.values():
+            engine.close()
+        engines.clear()
+        if shared.cache is not None:
+            shared.cache.close()
     shared.cuda.close()

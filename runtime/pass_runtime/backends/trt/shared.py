@@ -51,6 +51,11 @@ class Shared:
         self._logger = make_logger(self.library, self._errors, log)
         self.runtime = self.library.Runtime(self._logger)
 
+    def save_kernels(self) -> None:
+        """Keep what was compiled until now for the next process, where the library compiles at run time."""
+        if self.cache is not None:
+            self.cache.save()
+
     def listen(self) -> None:
         """Forget what the library said until now, so that `reason` tells of what comes."""
         self._errors.clear()

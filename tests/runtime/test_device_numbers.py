@@ -1,0 +1,116 @@
+"""Devices of which there are several: `cuda:1`, `tensorrt:1`. CUDA has a device for every thread, GPU 0 at first."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import onnxruntime as ort
+import pytest
+from engine_sessions import Gpu, tokens, with_engines
+from fake_gpu import FakeCuda
+from test_ort_engine import Cuda as FakeSession
+
+from pass_runtime import load
+from pass_runtime.backends import cuda as cuda_api
+from pass_runtime.backends.cuda import find_device
+from pass_runtime.backends.device_names import gpus_of_replica, split_device
+from pass_runtime.backends.ort.backend import BoundTensor, bind
+from pass_runtime.backends.ort.engine import open_memory, open_session
+from pass_runtime.errors import PassError
+
+NO_GPU_2 = r"^there is no GPU 2: 2 GPUs are visible, numbers 0 to 1 \(see nvidia-smi, and CUDA_VISIBLE_DEVICES\)$"
+
+
+@pytest.fixture(scope="module")
+def engine_bundle(adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_engines(adapter_bundle, tmp_path_factory.mktemp("numbers"))
+
+
+@pytest.fixture
+def two(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A machine with two GPUs."""
+    gpu = Gpu(engine_bundle, monkeypatch, devices=2)
+    monkeypatch.setattr(cuda_api, "import_api", lambda: gpu.cuda)
+    monkeypatch.setattr("pass_runtime.backends.ort.engine.import_api", lambda: gpu.cuda)
+    return gpu
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("cpu", ("cpu", 0)), ("cuda", ("cuda", 0)), ("cuda:1", ("cuda", 1)), ("tensorrt-rtx:12", ("tensorrt-rtx", 12))],
+)
+def test_names_have_numbers(name: str, expected: tuple[str, int]):
+    assert split_device(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cuda:", "must follow the colon, as in cuda:1"),
+        ("cuda:-1", "must follow the colon"),
+        ("cuda:one", "must follow the colon"),
+        ("cpu:0", "cpu takes no number; only cuda, tensorrt, tensorrt-rtx do"),
+        ("auto:1", "auto takes no number"),
+        ("gpu:1", "unknown device 'gpu:1': choose one of cpu, cuda,"),
+    ],
+)
+def test_other_names_are_refused(name: str, message: str, tiny_bundle: Path):
+    with pytest.raises(PassError, match=message):
+        load(tiny_bundle, name)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_engines_work_on_the_gpu_of_that_number_only(two: Gpu, number: int):
+    """Whoever opens, decodes and closes; and every thread has its own device again afterwards."""
+    before = {1: 0, 0: 1}[number]
+    two.cuda.cudaSetDevice(before)
+    with load(two.bundle, f"tensorrt:{number}") as session:
+        assert tokens(session, count=4).token_ids
+        thread = threading.Thread(target=tokens, args=(session,), kwargs={"count": 4})
+        thread.start()
+        thread.join()
+        assert two.cuda.cudaGetDevice()[1] == before
+    assert two.cuda.worked == {number} and two.cuda.cudaGetDevice()[1] == before
+    two.assert_empty()
+
+
+def test_a_number_that_does_not_exist_is_refused_with_the_count(two: Gpu, monkeypatch: pytest.MonkeyPatch):
+    FakeSession.install(monkeypatch, FakeSession(0))
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    for device in ("tensorrt:2", "cuda:2"):
+        with pytest.raises(PassError, match=NO_GPU_2):
+            load(two.bundle, device)
+    with pytest.raises(PassError, match="there is no GPU 1: 1 GPU is visible, number 0"):
+        cuda_api.require_device(FakeCuda(), 1)
+    assert find_device(two.cuda, 1) is not None and find_device(two.cuda, 2) is None
+
+
+def test_onnx_runtime_gets_the_number(two: Gpu, monkeypatch: pytest.MonkeyPatch):
+    """Sessions, what is bound to them, and the memory that they work in."""
+    session = FakeSession.install(monkeypatch, FakeSession(1))
+    open_session(Path("x"), "cuda:1")
+    assert [tried["device_id"] for tried in session.tried] == ["1", "1"]
+    assert set(session.tried[0]) > {"enable_cuda_graph", "use_tf32"}
+    memory = open_memory("cuda:1")
+    assert two.cuda.worked == {1}
+    memory.close()
+    assert two.cuda.worked == {1}
+    bound: list[tuple[object, ...]] = []
+
+    class Binding:
+        def bind_input(self, *arguments: object) -> None:
+            bound.append(arguments)
+
+        bind_output = bind_input
+
+    session.io_binding = Binding
+    tensor = BoundTensor("ids", "int64", (1,), 256)
+    bind(session, "cuda:1", [tensor], [tensor], 1)
+    assert [arguments[1:3] for arguments in bound] == [("cuda", 1)] * 2
+
+
+def test_ray_chooses_the_gpu_of_a_replica():
+    assert [gpus_of_replica(name) for name in ("cpu", "auto", "cuda", "tensorrt")] == [0, 0, 1, 1]
+    with pytest.raises(PassError, match=r"'cuda:1': Ray chooses the GPU of every replica; use cuda$"):
+        gpus_of_replica("cuda:1")
