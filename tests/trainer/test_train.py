@@ -53,6 +53,15 @@ def test_as_many_sequences_are_held_out_as_asked_for(config: TrainConfig):
         replace(config, held_out=64)
 
 
+def test_a_run_has_the_aim_it_was_given(config: TrainConfig):
+    """At a draft's chance of being accepted, most of the loss is gone: at most 1 for a draft, not some 5 nats."""
+    losses = {
+        aim: run(replace(config, steps=1, aim=aim, output=config.output / aim), Silent()).history.loss[0]
+        for aim in ("distribution", "acceptance")
+    }
+    assert 0.1 * losses["distribution"] < losses["acceptance"] <= 0.1 * losses["distribution"] + 0.9 * config.lookahead
+
+
 def test_a_finished_run_is_not_trained_over(config: TrainConfig):
     run(replace(config, steps=2), Silent())
     with pytest.raises(PassError, match="--resume"):
