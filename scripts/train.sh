@@ -26,7 +26,8 @@ if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" 
     cp "$target/lookahead.safetensors" "$output/start.safetensors"
 fi
 start=()
-[ ! -f "$output/start.safetensors" ] || start=(--start "$output/start.safetensors")
+# Weights that draft already are trained for acceptance itself.
+[ ! -f "$output/start.safetensors" ] || start=(--start "$output/start.safetensors" --aim acceptance)
 pass-train --model "$model" --lookahead "$lookahead" --resume "${data[@]}" --sequences 4096 --steps "$steps" --anchors 48 \
     --decay 0.65 --lr 7e-4 --adapter lora --rank 64 --adapter-from "${ADAPTER_FROM:-10}" --head "${start[@]}" \
     "${options[@]}" --output "$output"
