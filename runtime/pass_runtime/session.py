@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import whole_numbers
 from pass_runtime.decode.draft_policy import way_of_decoding
+from pass_runtime.decode.rehearsal import rehearse
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
 from pass_runtime.decode.sequence import Request
@@ -212,10 +214,17 @@ class Session:
     def warm_up(self, *samplings: SamplingParams) -> None:
         """Time the passes that `auto` needs for requests with these samplings (None given: greedy and sampled) and for
         every batch size, so that the first requests need not wait for it. Where running requests fill the KV cache,
-        timing is put off."""
-        for sampling in samplings or (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)):
-            for batch in self.backend.capabilities.batch_sizes:
-                self._worker.call(partial(self._tuners.get, sampling.sampler, batch))
+        timing is put off. Engines whose passes are captured as graphs run, and so capture, those of the modes, for
+        every batch size and number of columns, and the chunks of prompts; not while requests run."""
+        limits = self.backend.capabilities
+        samplers = [each.sampler for each in samplings or (SamplingParams(0.0), SamplingParams(1.0))]
+        for sampler in samplers:
+            for batch in limits.batch_sizes:
+                self._worker.call(partial(self._tuners.get, sampler, batch))
+        if limits.keeps_graphs:
+            for capacity, batch in product(limits.capacities, limits.batch_sizes):
+                self._worker.call(partial(rehearse, self._scheduler.runner, capacity, batch, samplers))
+            self._worker.call(self.backend.keep_compiled)
 
     def call(self, task: Callable[[Runner], T]) -> T:
         """Run `task(runner)` on the thread that owns runner and backend, between two steps. This is for benches."""

@@ -37,6 +37,7 @@ class Capabilities:
     prefill_widths: the widths Q of prompt chunks in falling order, ending in 1.
     batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
     least_width: narrower windows are padded to this many rows.
+    keeps_graphs: whether passes are repeated as captured graphs, which stay good when the KV capacity changes.
     listed: N, the number of positions whose noise the tails' inputs list; 0 is as many as the largest capacity needs.
     lookahead: the only number of drafts that plans may have, with full groups; None allows any plan. trees: the numbers
     of drafts of the trees that there are.
@@ -51,6 +52,7 @@ class Capabilities:
     trees: tuple[int, ...] = ()
     least_width: int = 1
     listed: int = 0
+    keeps_graphs: bool = False
 
     @property
     def slots(self) -> int:
@@ -243,6 +245,9 @@ class Backend(ABC):
             "logits", (batch, plan.width, self.capabilities.vocab_size), np.float32
         )
         return logits
+
+    def keep_compiled(self) -> None:  # noqa: B027 (most engines compile nothing)
+        """Keep what was compiled at run time for the next process, before this one ends."""
 
     def close(self) -> None:  # noqa: B027 (a backend may have nothing to free)
         """Free the device's memory. Repeated calls do nothing."""

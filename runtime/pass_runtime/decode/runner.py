@@ -151,11 +151,7 @@ class Runner:
 
     def idle_pass(self, kind: PassKind) -> tuple[float, float]:
         """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence."""
-        self.make_room(kind.plan, kind.batch)
-        self.window = None
-        for slot in self.slots[: kind.batch]:
-            self.backend.stage(slot.number, kind.plan, slot.cached, 0)
-            self._mask(slot)
+        self._stage_masked(kind)
         started = time.perf_counter()
         self.backend.run_trunk(kind.plan, kind.batch)
         between = time.perf_counter()
@@ -163,6 +159,24 @@ class Runner:
         done = time.perf_counter()
         self._engine_seconds += done - started
         return between - started, done - between
+
+    def rehearse(self, kind: PassKind, runs: int) -> None:
+        """Run a pass so many times with every slot masked, which changes no sequence."""
+        self._stage_masked(kind)
+        for _ in range(runs):
+            self.backend.run(kind)
+
+    def rehearse_prefill(self, slot: Slot, width: int, runs: int) -> None:
+        """Run a chunk of a prompt so many times, behind the tokens that a free slot keeps."""
+        for _ in range(runs):
+            self.backend.prefill(slot.number, slot.cached, [0], width)
+
+    def _stage_masked(self, kind: PassKind) -> None:
+        self.make_room(kind.plan, kind.batch)
+        self.window = None
+        for slot in self.slots[: kind.batch]:
+            self.backend.stage(slot.number, kind.plan, slot.cached, 0)
+            self._mask(slot)
 
     def gather(self) -> list[Slot]:
         """The decoding slots, after sequences were moved to lower free slots where that makes a smaller batch do."""
@@ -221,7 +235,7 @@ class Runner:
     def _reserve(self, tokens: int) -> None:
         """Grow the KV capacity to at least `tokens`."""
         if tokens > self.backend.capacity:
-            self._resize(self.backend.capabilities.capacity(tokens))
+            self.resize(self.backend.capabilities.capacity(tokens))
 
     def _fit(self, tokens: int, slot: Slot, keep: int) -> None:
         """Shrink a cache that is longer than all sequences need, before one of `tokens` tokens joins in `slot`: every
@@ -232,7 +246,7 @@ class Runner:
         if fitting < self.backend.capacity:
             for other in self.slots:
                 self._keep(other, other.kept[:fitting])
-            self._resize(fitting)
+            self.resize(fitting)
 
     @staticmethod
     def _keep(slot: Slot, tokens: list[int]) -> None:
@@ -240,7 +254,8 @@ class Runner:
         otherwise write at the old length."""
         slot.kept, slot.staged, slot.masked = tokens, False, False
 
-    def _resize(self, capacity: int) -> None:
+    def resize(self, capacity: int) -> None:
+        """Change the KV capacity, which must hold what every slot has cached."""
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
 
     def _move(self, source: Slot, target: Slot) -> None:

@@ -96,6 +96,9 @@ class TrtBackend(Backend):
             bundle, manifest, engines, module, api, max_batch_size=max_batch_size, capacity=capacity, ordinal=ordinal
         )
 
+    def keep_compiled(self) -> None:
+        self._shared.save_kernels()
+
     def close(self) -> None:
         self._finalizer()
 
@@ -217,6 +220,7 @@ def _capabilities(
         manifest.tree_sizes({engine.graph for engine in engines.engines}),
         least_width(engines),
         listed_positions(built),
+        keeps_graphs=True,
     )
 
 
