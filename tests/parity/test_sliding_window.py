@@ -3,6 +3,7 @@ Mistral, where all layers have it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from conftest import export_bundle, make_model, randomize_vectors
+from conftest import export_bundle, make_model, randomize_vectors, write_random_weights
 from pass_runtime import GenerateOptions, SamplingParams, load, read_manifest
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.plan import Plan, full_tree, make_cycle, prefill_plan
@@ -156,15 +157,25 @@ def test_every_plan_writes_the_text_of_ar_beyond_the_window(model: Path, bundle:
         bundle if weights == "full" else export_bundle(model, model.parent / weights, weights=weights, lookahead=3)
     )
     for slots in (1, 2):
-        check_every_plan(rounded, slots)
+        check_plans(rounded, slots, ("two-pass", "fused", "fused:2,1,2"))
 
 
-def check_every_plan(bundle: Path, slots: int) -> None:
+def test_trees_of_drafts_write_it_too(tmp_path: Path):
+    """Rows of one depth stand at one position, and accepted ones are moved to their places in the cache."""
+    family, config = MODELS["gemma3"]
+    sizes = {"num_hidden_layers": len(LAYERS), "sliding_window": WINDOW, "vocab_size": 1024}
+    model = make_model(tmp_path / "model", family, **sizes, **config)
+    weights = write_random_weights(model, tmp_path / "lookahead.safetensors", lookahead=4, head_rank=12)
+    bundle = export_bundle(model, tmp_path / "bundle", lookahead=4, lookahead_weights=weights)
+    check_plans(bundle, 1, ("fused", "tree-3", "tree-5"))
+
+
+def check_plans(bundle: Path, slots: int, plans: Sequence[str]) -> None:
     session, prompt = load(bundle, "cpu", threads=1, max_batch_size=slots), tokens(TEXT)[0].tolist()
     for sampling in SAMPLINGS:
         plain, *others = (
             GenerateOptions(max_new_tokens=2 * WINDOW, plan=plan, ignore_eos=True, sampling=sampling)
-            for plan in ("ar", "two-pass", "fused", "fused:2,1,2")
+            for plan in ("ar", *plans)
         )
         text = run_tokens(session, prompt, plain).token_ids
         assert len(text) == 2 * WINDOW
