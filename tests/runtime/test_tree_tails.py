@@ -6,12 +6,23 @@ Where the graph takes another draft than numpy does, the two must be a near-tie 
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from aliasing import late_readers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tail_oracle import NEAR_TIE, group_at, oracle_samples, sampling_params
-from tail_runs import HIDDEN, POSITIONS, PRUNED_TREES, TREES, random_head, run_in_place, run_tail
+from tail_runs import (
+    HIDDEN,
+    POSITIONS,
+    PRUNED_TREES,
+    TREES,
+    open_graph,
+    random_head,
+    run_graph,
+    run_in_place,
+    run_tail,
+)
 
 from pass_exporter.tails.match import build_tail
 from pass_runtime.bundle.head import adjusted_logits
@@ -136,3 +147,25 @@ def test_fits_engines(plan, sampler):
 def test_needs_a_head_with_candidates(vocab, head):
     with pytest.raises(ValueError, match="needs a draft head"):
         build_tail(full_tree(3, 2), "greedy", vocab, random_head(vocab) if head else None)
+
+
+def test_the_last_accepted_row_is_no_matter_of_ties():
+    """Of equal values ONNX has ArgMax take the first; engines on a GPU do not promise it. Here it takes the last."""
+    plan, params, rng = full_tree(8, 4), SamplingParams(), np.random.default_rng(5)
+    model = build_tail(plan, "greedy", VOCAB, random_head(VOCAB))
+    found = [node for node in model.graph if node.op_type == "ArgMax" and node.inputs[0].producer().op_type == "Pad"]
+    assert len(found) == 1
+    found[0].attributes["select_last_index"] = ir.AttrInt64("select_last_index", 1)
+    session = open_graph(model)
+    logits = rng.normal(0, 3, (1, plan.width, VOCAB)).astype(np.float32)
+    hidden = rng.standard_normal((1, sum(plan.groups), HIDDEN)).astype(np.float32)
+    samples = oracle_samples(plan, logits[0], 3, params)
+    for last in (0, 1, plan.drafts):
+        ids = rng.integers(0, VOCAB, (1, plan.width))
+        ids[0, 1 : 1 + plan.drafts] = plant_path(plan, samples, last, rng)
+        out = run_tail(
+            plan, "greedy", logits, ids, np.array([3]), [params], hidden=hidden, run=lambda _, f: run_graph(session, f)
+        )
+        path = path_to(plan, last)
+        assert out["emitted_rows"][0, : len(path)].tolist() == path and out["count"][0] == len(path)
+        assert out["next_ids"][0, 0] == samples[path[-1]]

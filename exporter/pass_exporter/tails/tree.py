@@ -66,7 +66,8 @@ def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.V
     on_path = plan.window_mask[1 : 1 + plan.drafts, 1 : 1 + plan.drafts].T  # (i, j): draft i is on the way to draft j
     wrong = op("MatMul", wrong, op.const(on_path, np.float32))  # [B,D]: drafts on the way that are not accepted
     depth = op.const(plan.row_position[None, 1 : 1 + plan.drafts])
-    reached = op("Where", op("Less", wrong, op.const(0.5, np.float32)), depth, op.const(0))
+    # Below the root's 0, so that the largest is the only one of its size: which of equal ones wins is up to the engine.
+    reached = op("Where", op("Less", wrong, op.const(0.5, np.float32)), depth, op.const(-1))
     reached = op("Pad", reached, op.const([0, 1, 0, 0]))  # the root is always accepted
     return op("ReduceMax", reached, op.const([1]), keepdims=1), op("ArgMax", reached, axis=1, keepdims=1)
 
