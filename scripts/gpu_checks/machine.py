@@ -60,7 +60,8 @@ def find() -> Found:
 def why_no_device() -> str:
     """Return what CUDA says where nvidia-smi shows a GPU and cuda-python finds none."""
     try:
-        count = call(import_api().cudaGetDeviceCount(), "cudaGetDeviceCount")
+        api = import_api()
+        count = call(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api)
     except PassError as error:
         return str(error)
     return f"CUDA sees {count} GPUs, but cannot read their properties; update the driver"

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from engine_sessions import SAMPLINGS, Asked, assert_cpu_writes, cpu_session, submit_together
@@ -15,7 +16,7 @@ from fake_gpu import FakeCuda
 from tokenizers import Tokenizer
 
 from pass_runtime import GenerateOptions, Session
-from pass_runtime.backends.cuda import Cuda, import_api
+from pass_runtime.backends.cuda import Cuda, import_api, why_no_device
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.ort.engine import open_memory
 from pass_runtime.bundle.manifest import TOKENIZER_FILE
@@ -117,6 +118,34 @@ def test_without_cuda_python_the_command_is_named(monkeypatch: pytest.MonkeyPatc
     for attempt in (import_api, lambda: open_memory("cuda")):
         with pytest.raises(PassError, match=r"cannot be imported .*; run: pip install cuda-python$"):
             attempt()
+
+
+def driver_of(driver: int, library: int = 13040) -> SimpleNamespace:
+    """cuda.bindings.runtime with a driver that is too old, or 0 for none: both are error 35."""
+    return SimpleNamespace(
+        cudaGetDeviceCount=lambda: (35, None),
+        cudaDriverGetVersion=lambda: (0, driver),
+        cudaRuntimeGetVersion=lambda: (0, library),
+        cudaGetDevice=lambda: (0, 0),
+        cudaStreamCreateWithFlags=lambda _: (35, None),
+        cudaGetLastError=lambda: (35,),
+    )
+
+
+def test_an_old_driver_is_named_with_what_is_needed():
+    told = why_no_device(driver_of(12040))
+    assert "runs CUDA up to 12.4, and the library is CUDA 13.4" in told
+    assert "a driver for CUDA 13, 580 or newer" in told and "install" not in told.replace("installed", "")
+    assert "a driver for CUDA 12, 525 or newer" in why_no_device(driver_of(11080, 12090))
+    with pytest.raises(PassError, match=r"cudaStreamCreateWithFlags .* up to 12\.4, .* 580 or newer"):
+        Cuda(driver_of(12040))
+
+
+def test_no_driver_is_not_an_old_one():
+    told = why_no_device(driver_of(0))
+    assert "there is no NVIDIA driver" in told and "older" not in told
+    nothing = SimpleNamespace(cudaGetDeviceCount=lambda: (0, 0))
+    assert "CUDA_VISIBLE_DEVICES" in why_no_device(nothing)
 
 
 def test_the_gpu_extra_holds_what_the_device_needs():

@@ -280,6 +280,14 @@ def test_an_engine_that_is_not_what_the_manifest_says_is_refused(gpu: Gpu, field
         gpu.open()
 
 
+def test_an_old_driver_is_why_engines_do_not_run(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu.cuda, "cudaGetDeviceCount", lambda: (35, None), raising=False)
+    monkeypatch.setattr(gpu.cuda, "cudaDriverGetVersion", lambda: (0, 12040), raising=False)
+    monkeypatch.setattr(gpu.cuda, "cudaRuntimeGetVersion", lambda: (0, 13040), raising=False)
+    with pytest.raises(PassError, match=r"none is visible \(.* CUDA up to 12\.4, .* 580 or newer"):
+        gpu.open()
+
+
 def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     """No GPU is visible to the real cuda-python in these tests, so `auto` must fall back without a word."""
     if find_device() is not None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pass_runtime.backends.driver import driver_hint
 from pass_runtime.backends.memory import DeviceLost
 from pass_runtime.errors import PassError
 
@@ -80,7 +81,7 @@ def import_api() -> Any:
 
 def require_device(api: Any, ordinal: int) -> None:
     """PassError where this process sees no GPU of that number."""
-    count = int(call(api.cudaGetDeviceCount(), "cudaGetDeviceCount"))
+    count = int(call(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api))
     if ordinal >= count:
         seen = {0: "no GPU is visible", 1: "1 GPU is visible, number 0"}.get(
             count, f"{count} GPUs are visible, numbers 0 to {count - 1}"
@@ -105,7 +106,7 @@ def on_device(api: Any, ordinal: int) -> Iterator[None]:
 
 
 def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
-    """GPU `ordinal`; None where the driver, the device or cuda-python is missing."""
+    """GPU `ordinal`; None where the driver, the device or cuda-python is missing (`why_no_device` says which)."""
     try:
         api = api or import_api()
         if call(api.cudaGetDeviceCount()) <= ordinal:
@@ -120,14 +121,27 @@ def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
     return DeviceInfo(text.rstrip("\0"), f"sm{major}{minor}", free, total)
 
 
+def why_no_device(api: Any | None = None) -> str:
+    """Why `find_device` found none, as a message: what is missing or too old, and what to do."""
+    try:
+        api = api or import_api()
+        count = call(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api)
+    except PassError as error:
+        return str(error)
+    if not count:
+        return "CUDA sees no GPU; is it visible to nvidia-smi, and not hidden by CUDA_VISIBLE_DEVICES?"
+    return f"CUDA sees {count} GPUs, but cannot read their properties; update the driver"
+
+
 def _attribute(api: Any, number: int) -> Any:
     kind = getattr(api, "cudaDeviceAttr", None)
     return number if kind is None else kind(number)
 
 
-def call(result: tuple[Any, ...], name: str = "CUDA") -> Any:
+def call(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
     """The values after the error code. An error is a PassError, or DeviceLost where all later calls will fail too.
-    name: of the function that was called, for the message."""
+    name: of the function that was called, for the message. api: what it is a function of, which tells the versions of
+    driver and library where they do not fit."""
     code, *values = result
     if int(code) in LOST:
         known = LOST[int(code)]
@@ -137,10 +151,7 @@ def call(result: tuple[Any, ...], name: str = "CUDA") -> Any:
     if int(code) != 0:
         hint = "; is the GPU visible to nvidia-smi?" if int(code) in NOT_VISIBLE else ""
         if int(code) == OLD_DRIVER:
-            hint = (
-                "; the driver is older than the CUDA library: update it, or install the cuda-python of the CUDA "
-                "version that nvidia-smi shows"
-            )
+            hint = driver_hint(api)
         raise PassError(f"{name} failed with CUDA error {int(code)} ({getattr(code, 'name', code)}){hint}")
     return values[0] if len(values) == 1 else tuple(values)
 
@@ -198,7 +209,7 @@ class Cuda:
 
     def _check(self, result: tuple[Any, ...], name: str) -> Any:
         try:
-            return call(result, name)
+            return call(result, name, self.api)
         except DeviceLost as error:
             self.failure = self.failure or error
             raise

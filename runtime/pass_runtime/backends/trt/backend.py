@@ -91,7 +91,8 @@ class TrtBackend(Backend):
         if ordinal:
             cuda_api.require_device(api, ordinal)
         device = cuda_api.find_device(api, ordinal)
-        engines = choose_engines(bundle, manifest, library, module.__version__, device, verify)
+        absent = "" if device else cuda_api.why_no_device(api)
+        engines = choose_engines(bundle, manifest, library, module.__version__, device, verify, absent=absent)
         return cls(
             bundle, manifest, engines, module, api, max_batch_size=max_batch_size, capacity=capacity, ordinal=ordinal
         )

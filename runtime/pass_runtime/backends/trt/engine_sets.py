@@ -16,12 +16,21 @@ OUTDATED = "were built from other graphs than the bundle has now"
 
 
 def choose_engines(
-    bundle: Path, manifest: Manifest, library: Library, version: str, device: DeviceInfo | None, verify: bool = True
+    bundle: Path,
+    manifest: Manifest,
+    library: Library,
+    version: str,
+    device: DeviceInfo | None,
+    verify: bool = True,
+    *,
+    absent: str = "",
 ) -> EngineSet:
-    """The newest set of `library` for this `version` and GPU; PassError says why none fits. verify: check hashes."""
+    """The newest set of `library` for this `version` and GPU; PassError says why none fits. verify: check hashes.
+    absent: why there is no `device`, for the message."""
     check_built(bundle, manifest, library)
     if device is None:
-        raise PassError(f"{library.name} needs an NVIDIA GPU, and none is visible; use --device cpu")
+        why = f" ({absent})" if absent else ""
+        raise PassError(f"{library.name} needs an NVIDIA GPU, and none is visible{why}; use --device cpu")
     candidates = [engines for engines in manifest.engines if engines.library == library.name]
     fitting = [engines for engines in candidates if fits(engines, manifest, version, device)]
     if not fitting:
