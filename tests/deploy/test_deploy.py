@@ -7,12 +7,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
+from pass_runtime.backends.ort.engine import INSTALL
+from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.cli.main import serve
 from pass_runtime.serve.triton.settings import DRAIN_SECONDS
 
@@ -144,6 +148,50 @@ def test_the_names_fit_together():
     for name, served in (("deployment.yaml", service), ("triton.yaml", beside)):
         ports = {port["name"] for port in container(name)["ports"]}
         assert {port["targetPort"] for port in served["spec"]["ports"]} <= ports
+
+
+def installs(name: str) -> str:
+    """The shell command with which the last stage of a Dockerfile installs packages, on one line."""
+    text = re.sub(r"\\\n\s*", "", (DEPLOY / name).read_text(encoding="utf-8"))
+    found = [line for line in text.splitlines() if line.startswith("RUN") and "pip install" in line]
+    return re.sub(r"^RUN (--mount=\S+ )?", "", found[-1])
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_a_pod_with_a_gpu_runs_an_image_with_the_gpus_parts(name):
+    """What the runtime itself says to run, with the versions of constraints.txt."""
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    assert container("triton.yaml")["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert "gpu" in re.findall(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)[-1].split(",")
+    plain = re.sub(r"--no-cache-dir |--constraint \S+ ", "", installs(name))
+    assert INSTALL in plain and plain.index("[${EXTRAS}]") < plain.index(INSTALL)
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+@pytest.mark.parametrize("extras", ["serve,gpu", "tensorrt", "serve,tensorrt-rtx"])
+@pytest.mark.parametrize("engines", ["", "tensorrt-cu13", "tensorrt-rtx-cu13==1.7.1.116"])
+def test_an_image_for_engines_is_told_their_version(name, extras, engines):
+    check, done = installs(name).split(" && ")[0], "installs"
+    told = subprocess.run(
+        ["sh", "-c", f"{check} && echo {done}"],
+        env={"EXTRAS": extras, "ENGINES": engines},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done in told.stdout) == ("tensorrt" not in extras or "==" in engines)
+    assert "pip install" in installs(name) and '${ENGINES:+"$ENGINES"}' in installs(name)
+
+
+def test_every_part_has_the_same_major_version_of_tensorrt():
+    """The extra, and the library that the C++ runtime opens: either reads the other's engines."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (line,) = [each for each in project["optional-dependencies"]["tensorrt"] if each.startswith("tensorrt-cu13")]
+    source = (ROOT / "runtime/cpp/src/backends/trt/library.cpp").read_text(encoding="utf-8")
+    (major,) = map(int, re.findall(r'"libnvinfer\.so\.(\d+)"', source))
+    versions = Requirement(line).specifier
+    assert LIBRARIES["tensorrt"].minimum in [(major, 15)] and f"{major}.15" in versions
+    assert f"{major}.99" in versions and f"{major + 1}.0" not in versions and f"{major - 1}.99" not in versions
 
 
 @pytest.mark.serve
