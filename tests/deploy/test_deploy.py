@@ -124,6 +124,16 @@ def test_a_pod_has_time_to_drain():
     assert commands("Dockerfile.triton", "ENTRYPOINT")[0][:3] == ["tini", "-g", "--"]  # models get the signal too
 
 
+def test_a_pod_on_the_cpu_has_room_for_full_sequences():
+    """SmolLM2-135M in fp32: 538 MB of weights; keys and values of 30 layers with 3 heads of 64 numbers. A cache of 4096
+    columns is copied to one of 8192."""
+    sequences = parsed(container("deployment.yaml")["args"])["max_batch_size"]
+    column = 2 * 30 * 3 * 64 * 4 * sequences
+    needed = 538e6 + column * (4096 + 8192) + 2**29
+    given = container("deployment.yaml")["resources"]["limits"]["memory"]
+    assert int(given.removesuffix("Gi")) * 2**30 > needed
+
+
 @pytest.mark.parametrize("name", ["deployment.yaml", "triton.yaml"])
 def test_nobody_is_root(name):
     security = pods(name)["spec"]["securityContext"]
