@@ -21,6 +21,8 @@ pytest.importorskip("cuda.bindings", reason="pip install 'pass-toolkit[cuda]'")
 
 CALLS = {
     "cudaGetDeviceCount": (),
+    "cudaGetDevice": (),
+    "cudaSetDevice": (1,),
     "cudaDeviceGetAttribute": (MAJOR, 0),
     "cudaGetDeviceProperties": (0,),
     "cudaMemGetInfo": (),
