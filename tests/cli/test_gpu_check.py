@@ -73,6 +73,30 @@ def test_a_bundle_that_is_none_is_refused(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
+def test_pieces_to_carry(tmp_path: Path):
+    """They are small, whole, and become the toolkit and the bundle again."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    bundle = tmp_path / "a bundle"
+    bundle.mkdir()
+    (bundle / FILE_NAME).write_text("{}")
+    (bundle / "weights").write_bytes(os.urandom(70 << 20))
+    command = [ROOT / "scripts/gpu_check.sh", "--pack", tmp_path / "to", bundle]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pieces = sorted((tmp_path / "to").glob("pass-toolkit.tar.*"))
+    assert len(pieces) >= 2 and all(piece.stat().st_size <= 64 << 20 for piece in pieces)
+    joined = "sha256sum -c SHA256SUMS && mkdir there && cat pass-toolkit.tar.* | tar x -C there"
+    subprocess.run(joined, shell=True, cwd=tmp_path / "to", check=True, capture_output=True)
+    there = tmp_path / "to/there"
+    assert (there / "scripts/gpu_check.sh").read_bytes() == (ROOT / "scripts/gpu_check.sh").read_bytes()
+    assert (there / "a bundle/weights").stat().st_size == 70 << 20
+    alone = subprocess.run([*command[:2], tmp_path / "alone"], capture_output=True, text=True, check=False)
+    assert alone.returncode == 0 and "&& scripts/gpu_check.sh\n" in alone.stdout
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "is not empty" in assert_refused(again.returncode, again.stdout, again.stderr)
+
+
 @pytest.mark.parametrize(
     ("status", "uncaptured", "expected", "code"),
     [
