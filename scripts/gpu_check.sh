@@ -19,7 +19,7 @@ if [ "${1:-}" = --pack ]; then
     (cd "$root" && git ls-files -z) |
         tar -c --null --no-recursion -C "$root" --files-from=- "${given[@]}" | split -b "$piece" - "$to/pass-toolkit.tar."
     (cd "$to" && sha256sum pass-toolkit.tar.* >SHA256SUMS)
-    echo "$(($(ls "$to" | wc -l) - 1)) pieces of at most $piece in $to. There:"
+    echo "$(($(ls "$to" | wc -l) - 1)) of at most $piece each in $to. There:"
     echo "    sha256sum -c SHA256SUMS && cat pass-toolkit.tar.* | tar x && scripts/gpu_check.sh${bundle:+ $(basename "$bundle")}"
     exit
 fi
