@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from click.testing import CliRunner
-from test_gpu_check import ROOT, load_script
+from test_step_time import ROOT, load_script
 
 
 def test_acceptance(tiny_bundle: Path, tmp_path: Path):
