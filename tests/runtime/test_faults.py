@@ -215,6 +215,31 @@ def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path)
     assert again.token_ids == [words(2), words(3), words(4)]
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["close", "go-on"])
+@pytest.mark.parametrize("launched", [False, True], ids=["before", "after"])
+def test_an_interrupt_while_the_thread_starts_leaves_the_session_usable(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, launched: bool, goes_on: bool
+):
+    """Whether Ctrl-C comes just before or just after the thread of the session began to run."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "pass-decode":
+            return start(thread)
+        monkeypatch.setattr(threading.Thread, "start", start)
+        if launched:
+            start(thread)
+        raise KeyboardInterrupt
+
+    options = GenerateOptions(3, plan="ar", ignore_eos=True)
+    with load(tiny_bundle, "cpu", threads=1) as session:
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.generate("a", options)
+        if goes_on:
+            assert len(session.generate("a", options).result().token_ids) == 3
+
+
 def test_a_cache_that_cannot_grow_is_what_it_was(tiny_bundle: Path):
     manifest = read_manifest(tiny_bundle)
     for n in range(1, 2 * manifest.model.layers + 1):

@@ -43,7 +43,12 @@ class Worker:
         closed."""
         with self._open():
             self._scheduler.add(*sequences, max_queue=max_queue)
-            self._start()
+            try:
+                self._start()
+            except BaseException:  # an interrupt: nobody will read them
+                for sequence in sequences:
+                    sequence.cancelled = True
+                raise
 
     @contextmanager
     def reserve(self, count: int, max_queue: int | None = None) -> Iterator[None]:
@@ -89,11 +94,17 @@ class Worker:
             yield
 
     def _start(self) -> None:
+        """Start the thread where there is none; the lock is held. An interrupt (Ctrl-C) may come anywhere in here: a
+        thread that it kept from being written down does nothing, and the next request starts another one."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pass-decode", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="pass-decode", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
+        with self._lock:  # free once `_start` has ended
+            if self._thread is not threading.current_thread():
+                return
         try:
             with self._scheduler.runner.backend.for_this_thread():
                 self._work()
