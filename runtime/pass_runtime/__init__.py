@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pass_runtime.bundle.manifest import Manifest
     from pass_runtime.bundle.read import read_manifest
     from pass_runtime.bundle.sampling import SamplingParams
+    from pass_runtime.constraint import Constraint
     from pass_runtime.decode.scheduler import QueueFull
     from pass_runtime.decode.sequence import Piece
     from pass_runtime.decode.stats import Stats
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Constraint",
     "GenerateOptions",
     "Generation",
     "Manifest",
@@ -37,6 +39,7 @@ _MODULES = {
     "bundle.manifest": ("Manifest",),
     "bundle.read": ("read_manifest",),
     "bundle.sampling": ("SamplingParams",),
+    "constraint": ("Constraint",),
     "decode.scheduler": ("QueueFull",),
     "decode.sequence": ("Piece",),
     "decode.stats": ("Stats",),

@@ -11,12 +11,17 @@ from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, make_cycle
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, SamplingParams
 from pass_runtime.bundle.tree import TREE_SIZES
 from pass_runtime.bundle.values import flag, shown, text, whole, whole_numbers
+from pass_runtime.constraint import Constraint
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
 
 PLANS = (*MODES, "fused:G0,G1,...", *(f"tree-{size}" for size in TREE_SIZES), "tree:G0,G1,...", "auto")
 """The values of `plan`; G0, G1, ... are the sizes of the look-ahead groups."""
 
+LOGPROBS_MODES = ("raw", "processed")
+"""The values of `logprobs_mode`."""
+MAX_BAD_WORDS = 1024
+"""The most strings that `bad_words` may have."""
 MAX_SLOTS = 1024
 """The most sequences that a session decodes together."""
 MAX_QUEUE = 1024
@@ -39,6 +44,12 @@ class GenerateOptions:
     besides the model's own, which ignore_eos turns off.
     reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
     logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
+    logprobs_mode: "raw", the model's own, or "processed", after constraint, bias and penalties (as vLLM's
+    raw_logprobs and processed_logprobs); both before temperature and truncation.
+    constraint: what the text must look like.
+    min_tokens: the model's end and the stop tokens are not drawn before this many tokens are written.
+    bad_words: strings that are not written: the token that would end one is not drawn. allowed_token_ids: only these
+    tokens are drawn (besides the end of the text); empty allows all.
     """
 
     max_new_tokens: int = 128
@@ -51,6 +62,11 @@ class GenerateOptions:
     ignore_eos: bool = False
     reuse_prefix: bool = False
     logprobs: int | None = None
+    logprobs_mode: str = "raw"
+    constraint: Constraint | None = None
+    min_tokens: int = 0
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -62,6 +78,12 @@ class GenerateOptions:
             raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFTS)}")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise PassError(f"logprobs must be 0 to {MAX_LOGPROBS}, not {self.logprobs}")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise PassError(f"logprobs-mode must be {' or '.join(LOGPROBS_MODES)}, not {self.logprobs_mode!r}")
+        if not 0 <= self.min_tokens <= self.max_new_tokens:
+            raise PassError(f"min-tokens must be 0 to max-new-tokens, not {self.min_tokens}")
+        if self.constraint is not None and self.ignore_eos:
+            raise PassError("a constraint ends the text: leave out ignore-eos")
 
     def _check_types(self) -> None:
         """PassError where a field has the wrong type. numpy's numbers become Python's."""
@@ -83,6 +105,17 @@ class GenerateOptions:
             raise PassError("stop must be a string or a list of strings; tokens go into stop_token_ids")
         keep("stop", tuple(stops))
         keep("stop_token_ids", whole_numbers("stop-token-ids", self.stop_token_ids))
+        text("logprobs-mode", self.logprobs_mode)
+        if not isinstance(self.constraint, Constraint | None):
+            raise PassError(f"constraint must be Constraint(...), not {shown(self.constraint)}")
+        keep("min_tokens", whole("min-tokens", self.min_tokens))
+        words = self.bad_words
+        if isinstance(words, str) or not isinstance(words, Collection):
+            raise PassError("bad_words must be a list of strings")
+        if not all(isinstance(word, str) and word for word in words) or len(words) > MAX_BAD_WORDS:
+            raise PassError(f"bad_words must be at most {MAX_BAD_WORDS} strings that are not empty")
+        keep("bad_words", tuple(words))
+        keep("allowed_token_ids", whole_numbers("allowed-token-ids", self.allowed_token_ids))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

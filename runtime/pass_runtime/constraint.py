@@ -1,0 +1,81 @@
+"""What a text must look like: JSON, a regular expression, one of a few choices, or a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pass_runtime.bundle.values import flag, shown, text
+from pass_runtime.errors import PassError
+
+MAX_GRAMMAR_BYTES = 1 << 20
+"""The longest grammar, schema, regular expression or list of choices, in bytes."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What the whole text must match. Exactly one of the fields is set.
+
+    json_schema: a JSON schema (JSON text, or what `json.loads` makes of it). json_object: any JSON object. regex: a
+    regular expression in the syntax of Rust's crate regex, which the whole text matches. choice: the text is one of
+    these. grammar: a context-free grammar in llguidance's variant of Lark's EBNF.
+
+    Raises PassError where none or several are set, or one has the wrong type or more than MAX_GRAMMAR_BYTES; whether a
+    grammar is valid is found when a request begins.
+    """
+
+    json_schema: str | Mapping[str, Any] | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] = ()
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "json_object", flag("json-object", self.json_object))
+        for name in ("regex", "grammar"):
+            if (value := getattr(self, name)) is not None:
+                text(name, value)
+        choices = self.choice
+        if isinstance(choices, str) or not isinstance(choices, Collection):
+            raise PassError(f"choice must be a list of strings, not {shown(choices)}")
+        if not all(isinstance(choice, str) and choice for choice in choices):
+            raise PassError("every choice must be a string that is not empty")
+        object.__setattr__(self, "choice", tuple(choices))
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _json_text(self.json_schema))
+        given = [name for name, is_set in self._fields().items() if is_set]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none"
+            raise PassError(f"a constraint has exactly one of {', '.join(self._fields())}; this one has {found}")
+        size = sum(len(part.encode()) for part in (self.regex or "", self.grammar or "", *self.choice, self.schema))
+        if size > MAX_GRAMMAR_BYTES:
+            raise PassError(f"{given[0]} has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed")
+
+    def _fields(self) -> Mapping[str, bool]:
+        """Which fields are set."""
+        return {
+            "json_schema": self.json_schema is not None,
+            "json_object": self.json_object,
+            "regex": self.regex is not None,
+            "choice": bool(self.choice),
+            "grammar": self.grammar is not None,
+        }
+
+    @property
+    def schema(self) -> str:
+        """The JSON schema as JSON text, "" where there is none."""
+        return self.json_schema if isinstance(self.json_schema, str) else ""
+
+
+def _json_text(schema: object) -> str:
+    """A JSON schema as JSON text. PassError where it is none."""
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        written = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PassError(f"the JSON schema is not JSON: {error}") from error
+    if not isinstance(value, Mapping | bool):
+        raise PassError(f"a JSON schema is a JSON object (or true or false), not {shown(value)}")
+    return written
