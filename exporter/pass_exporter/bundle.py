@@ -24,6 +24,7 @@ from pass_exporter.quantize.spec import WeightScheme
 from pass_exporter.quantize.weights import QuantizedModel, layer_name
 from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
+from pass_exporter.tails.processors import build_processors
 from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.bundle import head as heads
 from pass_runtime.bundle import noise
@@ -53,6 +54,7 @@ from pass_runtime.bundle.plan import Plan, bundle_plans
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
 
 LOGPROBS_FILE = "tail.logprobs.onnx"
+PROCESSORS_FILE = "tail.processors.onnx"
 MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
     torch.float32: "float32",
     torch.float16: "float16",
@@ -134,6 +136,13 @@ def write_logprobs(directory: Path, vocab_size: int) -> Graph:
     return graph_info(model, LOGPROBS_FILE)
 
 
+def write_processors(directory: Path, vocab_size: int) -> Graph:
+    """tail.processors.onnx, which serves all plans and samplers."""
+    model = build_processors(vocab_size)
+    ir.save(model, directory / PROCESSORS_FILE)
+    return graph_info(model, PROCESSORS_FILE)
+
+
 def _share(model: ir.Model, directory: Path, shared: Mapping[str, tuple[str, int]]) -> None:
     """Let `model` read the constants that are in a file of `directory` from there."""
     for name, (file, offset) in shared.items():
@@ -205,6 +214,7 @@ def write_manifest(
         derived=derived,
         plans=plans,
         logprobs=write_logprobs(directory, model.vocab_size),
+        processors=write_processors(directory, model.vocab_size),
         feeds=feeds(trunk, plans),
         noise=NoiseInfo(scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW, bits=noise.BITS),
         files=_hash_files(directory),

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from pass_runtime.bundle.manifest import Manifest
     from pass_runtime.bundle.read import read_manifest
     from pass_runtime.bundle.sampling import SamplingParams
-    from pass_runtime.constraint import Constraint
     from pass_runtime.decode.scheduler import QueueFull
     from pass_runtime.decode.sequence import Piece
     from pass_runtime.decode.stats import Stats
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from pass_runtime.generation import Generation, TokenStream
     from pass_runtime.options import GenerateOptions
     from pass_runtime.session import Session, load
+    from pass_runtime.text.constraint import Constraint
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,7 +39,7 @@ _MODULES = {
     "bundle.manifest": ("Manifest",),
     "bundle.read": ("read_manifest",),
     "bundle.sampling": ("SamplingParams",),
-    "constraint": ("Constraint",),
+    "text.constraint": ("Constraint",),
     "decode.scheduler": ("QueueFull",),
     "decode.sequence": ("Piece",),
     "decode.stats": ("Stats",),

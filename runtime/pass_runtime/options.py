@@ -11,9 +11,9 @@ from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, make_cycle
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, SamplingParams
 from pass_runtime.bundle.tree import TREE_SIZES
 from pass_runtime.bundle.values import flag, shown, text, whole, whole_numbers
-from pass_runtime.constraint import Constraint
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
+from pass_runtime.text.constraint import Constraint
 
 PLANS = (*MODES, "fused:G0,G1,...", *(f"tree-{size}" for size in TREE_SIZES), "tree:G0,G1,...", "auto")
 """The values of `plan`; G0, G1, ... are the sizes of the look-ahead groups."""
@@ -44,12 +44,10 @@ class GenerateOptions:
     besides the model's own, which ignore_eos turns off.
     reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
     logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
-    logprobs_mode: "raw", the model's own, or "processed", after constraint, bias and penalties (as vLLM's
-    raw_logprobs and processed_logprobs); both before temperature and truncation.
     constraint: what the text must look like.
     min_tokens: the model's end and the stop tokens are not drawn before this many tokens are written.
     bad_words: strings that are not written: the token that would end one is not drawn. allowed_token_ids: only these
-    tokens are drawn (besides the end of the text); empty allows all.
+    tokens are drawn; empty allows all. A rule of these three that would leave no token is not applied there.
     """
 
     max_new_tokens: int = 128
@@ -62,7 +60,6 @@ class GenerateOptions:
     ignore_eos: bool = False
     reuse_prefix: bool = False
     logprobs: int | None = None
-    logprobs_mode: str = "raw"
     constraint: Constraint | None = None
     min_tokens: int = 0
     bad_words: Sequence[str] = ()
@@ -78,8 +75,6 @@ class GenerateOptions:
             raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFTS)}")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise PassError(f"logprobs must be 0 to {MAX_LOGPROBS}, not {self.logprobs}")
-        if self.logprobs_mode not in LOGPROBS_MODES:
-            raise PassError(f"logprobs-mode must be {' or '.join(LOGPROBS_MODES)}, not {self.logprobs_mode!r}")
         if not 0 <= self.min_tokens <= self.max_new_tokens:
             raise PassError(f"min-tokens must be 0 to max-new-tokens, not {self.min_tokens}")
         if self.constraint is not None and self.ignore_eos:
@@ -105,7 +100,6 @@ class GenerateOptions:
             raise PassError("stop must be a string or a list of strings; tokens go into stop_token_ids")
         keep("stop", tuple(stops))
         keep("stop_token_ids", whole_numbers("stop-token-ids", self.stop_token_ids))
-        text("logprobs-mode", self.logprobs_mode)
         if not isinstance(self.constraint, Constraint | None):
             raise PassError(f"constraint must be Constraint(...), not {shown(self.constraint)}")
         keep("min_tokens", whole("min-tokens", self.min_tokens))
@@ -134,6 +128,8 @@ class LoadOptions:
     as the engines were built for, else DEFAULT_BATCH). max_queue: the sequences that may wait besides. capacity: the KV
     capacity in tokens, which bounds the length of a sequence (None: the model's). weight_cache: on the CPU, keep the
     weights as ONNX Runtime packs them in the user's cache directory, where all processes map them.
+    logprobs_mode: log-probabilities are "raw", the model's own, or "processed", after constraints, biases and penalties
+    (as vLLM's raw_logprobs and processed_logprobs); both before temperature and truncation.
     """
 
     device: str = "auto"
@@ -142,9 +138,12 @@ class LoadOptions:
     max_queue: int = MAX_QUEUE
     capacity: int | None = None
     weight_cache: bool = True
+    logprobs_mode: str = "raw"
 
     def __post_init__(self) -> None:
         text("device", self.device)
+        if text("logprobs-mode", self.logprobs_mode) not in LOGPROBS_MODES:
+            raise PassError(f"logprobs-mode must be {' or '.join(LOGPROBS_MODES)}, not {self.logprobs_mode!r}")
         for name in ("threads", "max_batch_size", "max_queue", "capacity"):
             value = getattr(self, name)
             if value is not None or name in ("threads", "max_queue"):

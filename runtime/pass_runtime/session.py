@@ -22,6 +22,7 @@ from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import whole_numbers
 from pass_runtime.decode.draft_policy import way_of_decoding
+from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.rehearsal import rehearse
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
@@ -32,6 +33,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template
+from pass_runtime.text.grammar import Grammars
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning.tuner import PlanTuner
@@ -51,10 +53,12 @@ class Session:
         chat_template: ChatTemplate | None = None,
         *,
         max_queue: int = MAX_QUEUE,
+        logprobs_mode: str = "raw",
     ) -> None:
         self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
         self.chat_template = chat_template
-        runner = Runner(backend)
+        self._grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
+        runner = Runner(backend, processed_logprobs=logprobs_mode == "processed")
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
         self._scheduler = Scheduler(runner, self._tuners, max_queue)
         self._worker = Worker(self._scheduler)
@@ -183,7 +187,30 @@ class Session:
             stop=options.stop_strings,
             reuse_prefix=options.reuse_prefix,
             logprobs=options.logprobs,
+            processing=self._processing(options),
         )
+
+    def _processing(self, options: GenerateOptions) -> Processing | None:
+        """What `options` do to logits. PassError where a constraint is not valid."""
+        stops = () if options.ignore_eos else self.manifest.model.eos_token_ids
+        words = [
+            self.tokenizer.encode(f"{space}{word}", add_special_tokens=False).ids
+            for word in options.bad_words
+            for space in ("", " ")
+        ]
+        processing = Processing(
+            self.manifest.model.vocab_size,
+            options.sampling,
+            None if options.constraint is None else self._grammars.start(options.constraint),
+            options.min_tokens,
+            frozenset((*options.stop_token_ids, *stops)),
+            tuple(dict.fromkeys(tuple(word) for word in words if word)),
+            tuple(options.allowed_token_ids),
+        )
+        if not processing.does_something:
+            return None
+        _ = self.backend.processors  # refused where the bundle has none
+        return processing
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
         """The request that `generate` would begin; several that hold the very same tuple of ids share its K/V."""
@@ -191,7 +218,8 @@ class Session:
         prompt_ids = _token_ids(prompt_ids)
         if not prompt_ids:
             raise PassError("the prompt has no tokens")
-        for token in (*prompt_ids, *options.stop_token_ids):
+        listed = (*options.stop_token_ids, *options.allowed_token_ids, *options.sampling.logit_bias)
+        for token in (*prompt_ids, *listed):
             if not 0 <= token < model.vocab_size:
                 raise PassError(f"token id {token} is not in the vocabulary of {model.vocab_size}")
         if len(prompt_ids) > capacity:
@@ -271,10 +299,11 @@ def load(
     max_queue: int = MAX_QUEUE,
     capacity: int | None = None,
     weight_cache: bool = True,
+    logprobs_mode: str = "raw",
 ) -> Session:
     """Open a bundle; see `LoadOptions`. verify: compare the hashes of its files with the manifest's; a file that was
     verified before and has not changed is not read again."""
-    options = LoadOptions(device, threads, max_batch_size, max_queue, capacity, weight_cache)
+    options = LoadOptions(device, threads, max_batch_size, max_queue, capacity, weight_cache, logprobs_mode)
     path = Path(bundle)
     manifest = read_manifest(path)
     remembered = Remembered()
@@ -305,4 +334,5 @@ def open_session_of(
         verify=verify,
         weight_cache=options.weight_cache,
     )
-    return Session(manifest, backend, tokenizer, template, max_queue=options.max_queue)
+    mode = options.logprobs_mode
+    return Session(manifest, backend, tokenizer, template, max_queue=options.max_queue, logprobs_mode=mode)

@@ -71,7 +71,8 @@ def test_an_interrupted_build_goes_on_where_it_was(bundle: Path):
         build_engines(bundle, CONFIG, Stopping("trunk", 1))
     assert (bundle / FILE_NAME).read_bytes() == before
     report = build_engines(bundle, CONFIG, SilentProgress())
-    assert report.resumed == len(report.engines.engines) - 1 == 13  # of 4 plans three samplers, and log-probabilities
+    # Of 4 plans three samplers; log-probabilities, and logits processors.
+    assert report.resumed == len(report.engines.engines) - 1 == 14
     assert [path.name for path in (bundle / "engines").iterdir()] == [report.engines.directory]
     assert {path.name for path in report.engines.path(bundle).iterdir()} == {e.file for e in report.engines.engines}
 

@@ -20,6 +20,7 @@ from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 ORT_TYPES = {
     "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
     "tensor(bool)": "bool",
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -49,7 +50,9 @@ def test_every_file_is_listed_with_its_hash(tiny_bundle: Path, manifest: Manifes
 def test_every_graph_is_as_described(request: pytest.FixtureRequest, bundle: str):
     directory: Path = request.getfixturevalue(bundle)
     manifest = read_manifest(directory)
-    graphs = [manifest.trunk, manifest.logprobs, *(graph for plan in manifest.plans for graph in plan.tails.values())]
+    assert manifest.processors is not None
+    both = (manifest.logprobs, manifest.processors)
+    graphs = [manifest.trunk, *both, *(graph for plan in manifest.plans for graph in plan.tails.values())]
     graphs += [manifest.trunk.model_copy(update={"file": derived.file}) for derived in manifest.derived]
     assert {graph.file for graph in graphs} == {path.name for path in directory.glob("*.onnx")}
     for graph in graphs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,11 @@ import pytest
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
 from pass_runtime.backends.memory import KVCache
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.bundle.read import read_manifest
 from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.options import LoadOptions
+from pass_runtime.session import open_session_of
 
 SAMPLING = [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.8, seed=7)]
 TREES = ("tree-3", "tree-5", "tree-8", "tree-16", "tree:2,0,1,1", "tree:4,3,2,2,1,1,0,2,1")
@@ -44,6 +49,17 @@ def test_every_tree_is_plain_decoding(session: Session, moved: list[int], sampli
         difference = first_difference(session, prompt, options, plain, run_tokens(session, prompt, options).token_ids)
         assert difference is None or difference.is_near_tie, (plan, str(difference))
     assert moved, "no second choice was ever accepted, so that this test shows little"
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_auto_takes_no_trees_where_activations_are_rounded_to_8_bits(subset_bundle: Path, rounded: bool):
+    """The last bits of a second choice's row are not those of plain decoding, and would decide what is rounded up."""
+    manifest = read_manifest(subset_bundle)
+    backend = OrtBackend(subset_bundle, manifest, "cpu", threads=1)
+    backend.capabilities = replace(backend.capabilities, rounds_activations=rounded)
+    with open_session_of(subset_bundle, manifest, LoadOptions(), backend=backend) as session:
+        found = session.tuner(SamplingParams()).candidates(manifest.lookahead.length)
+        assert any(candidate.cycle.is_tree for candidate in found) != rounded
 
 
 def entries(session: Session, prompt: list[int], options: GenerateOptions) -> tuple[list[int], list[np.ndarray]]:

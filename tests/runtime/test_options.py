@@ -101,7 +101,7 @@ def test_what_is_of_another_type_is_refused_by_name(kind: type, wrong: dict, nam
 def test_numpy_numbers_are_the_numbers_that_they_hold():
     sampling = SamplingParams(np.float32(0.5), np.int64(3), np.float64(0.5), np.uint64(2**64 - 1), np.float16(0.25))
     assert sampling == SamplingParams(0.5, 3, 0.5, 2**64 - 1, 0.25)
-    assert {type(value) for value in vars(sampling).values()} == {int, float}
+    assert {type(value) for value in vars(sampling).values()} == {int, float, dict}
     options = GenerateOptions(
         np.int64(5), lookahead=np.int8(2), stop_token_ids=np.array([7, 8]), logprobs=np.uint8(1), ignore_eos=np.True_
     )

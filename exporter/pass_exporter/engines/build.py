@@ -18,6 +18,7 @@ from pass_exporter.engines.profiles import (
     engine_plans,
     logprobs_profiles,
     prefill_widths,
+    processors_profiles,
     tail_profiles,
     trunk_profiles,
 )
@@ -160,9 +161,12 @@ def graph_sources(
             model = tail_for_tensorrt(path, plan, least_width) if narrow else path.read_bytes()
             inputs, outputs = (widened(tensors, plan, least_width) for tensors in (graph.inputs, graph.outputs))
             sources.append(Source(graph, model, path, inputs, outputs, profiles, {}))
-    graph, path = manifest.logprobs, bundle / manifest.logprobs.file
+    logprobs, path = manifest.logprobs, bundle / manifest.logprobs.file
     profiles = logprobs_profiles(manifest, max_batch_size)
-    sources.append(Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {}))
+    sources.append(Source(logprobs, path.read_bytes(), path, logprobs.inputs, logprobs.outputs, profiles, {}))
+    if (processors := manifest.processors) is not None:
+        path, profiles = bundle / processors.file, processors_profiles(manifest, max_batch_size)
+        sources.append(Source(processors, path.read_bytes(), path, processors.inputs, processors.outputs, profiles, {}))
     profiles = trunk_profiles(manifest, columns, max_batch_size, least_width)
     sources.append(trunk_source(bundle / manifest.trunk.file, manifest.trunk, capacity, profiles))
     return sources

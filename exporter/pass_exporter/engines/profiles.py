@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pass_runtime.backends.base import listed_positions
 from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.bundle.plan import MODES, Plan, make_cycle
+from pass_runtime.bundle.sampling import LIST_SIZES
 
 PREFILL_WIDTHS = (256, 32)
 FIRST_COLUMNS = 512
@@ -84,6 +85,19 @@ def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Prof
         Profile(sizes=_exactly(width=width, max_emitted=emitted) | batch)
         for batch in _batches(max_batch_size)
         for width, emitted in windows
+    )
+
+
+def processors_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
+    """The profiles of the graph of logits processors, as `logprobs_profiles` has them; each for lists of touched tokens
+    of any length."""
+    plans = [plan for plan in engine_plans(manifest) if not plan.parents]
+    windows = dict.fromkeys((plan.width, plan.drafts + 1) for plan in plans)
+    touched = {"touched": (LIST_SIZES[0], LIST_SIZES[1], LIST_SIZES[-1])}
+    return tuple(
+        Profile(sizes=_exactly(width=width, processed_rows=rows) | touched | batch)
+        for batch in _batches(max_batch_size)
+        for width, rows in windows
     )
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pass_runtime.backends.memory import Buffers, KVCache, Memory, NoiseRows
 from pass_runtime.bundle.bindings import PREFILL, BundleBindings
-from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, full_tree, make_cycle, prefill_plan, verify_plan
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, Sampler, SamplingParams
 from pass_runtime.errors import PassError
@@ -40,7 +40,9 @@ class Capabilities:
     keeps_graphs: whether passes are repeated as captured graphs, which stay good when the KV capacity changes.
     listed: N, the number of positions whose noise the tails' inputs list; 0 is as many as the largest capacity needs.
     lookahead: the only number of drafts that plans may have, with full groups; None allows any plan. trees: the numbers
-    of drafts of the trees that there are.
+    of drafts of the trees that there are. rounds_activations: whether activations are rounded to 8 bits. Then the last
+    bits of a row, which depend on its place in the window, decide what is rounded up: a tree, where an accepted draft
+    may stand elsewhere than in plain decoding, can write another text.
     """
 
     device: str
@@ -50,6 +52,7 @@ class Capabilities:
     batch_sizes: tuple[int, ...] = (1,)
     lookahead: int | None = None
     trees: tuple[int, ...] = ()
+    rounds_activations: bool = False
     least_width: int = 1
     listed: int = 0
     keeps_graphs: bool = False
@@ -96,12 +99,42 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class PassKind:
-    """What a pass runs: a plan over the first `batch` slots, and the graphs that follow the trunk."""
+    """What a pass runs: a plan over the first `batch` slots, and the graphs that follow the trunk.
+
+    touched: the length of the lists of tokens that the logits processors read; 0 where there are no processors.
+    processed_logprobs: the log-probabilities are of what the processors wrote.
+    """
 
     plan: Plan
     batch: int
     sampler: Sampler
     logprobs: bool = False
+    touched: int = 0
+    processed_logprobs: bool = False
+
+    @property
+    def tail_key(self) -> tuple[str, str, int, bool]:
+        """What identifies its tail and the buffers of that."""
+        return self.plan.name, self.sampler, self.batch, bool(self.touched)
+
+    @property
+    def logprobs_key(self) -> tuple[str, str, int, bool]:
+        return self.plan.name, "logprobs", self.batch, bool(self.touched) and self.processed_logprobs
+
+
+class ProcessedRows(NamedTuple):
+    """What the logits processors do to one slot: see `pass_exporter.tails.processors`. P rows, lists of T tokens."""
+
+    allowed: npt.NDArray[np.int32]
+    """[P,V/8] bits in bytes."""
+    touched: npt.NDArray[np.int64]
+    """[T]"""
+    bias: npt.NDArray[np.float32]
+    """[T]"""
+    factor: npt.NDArray[np.float32]
+    """[P,T]"""
+    penalty: npt.NDArray[np.float32]
+    """[P,T]"""
 
 
 class Emitted(NamedTuple):
@@ -145,6 +178,13 @@ class Backend(ABC):
         return self.cache.capacity
 
     @property
+    def processors(self) -> Graph:
+        """The graph of logits processors."""
+        if (graph := self.manifest.processors) is None:
+            raise PassError("the bundle has no logits processors; export it again with this version")
+        return graph
+
+    @property
     def failure(self) -> PassError | None:
         """The error after which the device, and so this backend, does no more work; None while it works."""
         return self.memory.failure
@@ -186,6 +226,18 @@ class Backend(ABC):
             # The draft probabilities are 1 for a given draft, and 0 for every token where there is no draft.
             certain = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
             self.buffers.write_row("draft_probs", slot, certain, np.float32)
+
+    def drafts(self, plan: Plan, batch: int) -> list[list[int]]:
+        """The drafts in the staged windows of `plan`, for the first `batch` slots; V stands for none."""
+        if not plan.drafts:
+            return [[] for _ in range(batch)]
+        windows = self.buffers.read("input_ids", (batch, self.bindings.padded_width(plan)), np.int64)
+        return [window[1 : 1 + plan.drafts] for window in windows.tolist()]
+
+    def process(self, slot: int, rows: ProcessedRows) -> None:
+        """Set what the logits processors do to `slot` in the next pass."""
+        for name, values in rows._asdict().items():
+            self.buffers.write_row(name, slot, values, values.dtype)
 
     def _set_slot(self, slot: int, length: int, *, active: bool) -> None:
         self.buffers.write_row("length", slot, length, np.int64)

@@ -7,7 +7,7 @@ writes `next_ids` where the next pass reads `input_ids` (`fed_by` names these pa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
 from pass_runtime.bundle.plan import Plan, prefill_plan
 from pass_runtime.bundle.sampling import Sampler
-from pass_runtime.bundle.tensors import PAST, PRESENT, WINDOWS
+from pass_runtime.bundle.tensors import PAST, PRESENT, PROCESSED_LOGITS, WINDOWS
 
 PREFILL = "prefill."
 """Prefix of the buffers of prefill, which runs on one slot and leaves the windows of all slots as they are."""
@@ -54,7 +54,13 @@ class BundleBindings:
 
     def __init__(self, manifest: Manifest, positions: int, least_width: int = 1) -> None:
         self._manifest, self._positions, self._least_width = manifest, positions, least_width
-        graphs = [manifest.trunk, manifest.logprobs, *(tail for plan in manifest.plans for tail in plan.tails.values())]
+        processors = [] if manifest.processors is None else [manifest.processors]
+        graphs = [
+            manifest.trunk,
+            manifest.logprobs,
+            *processors,
+            *(tail for plan in manifest.plans for tail in plan.tails.values()),
+        ]
         outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
         self.passing = frozenset(name for name in outputs if fed_by(name) is None)
         """Buffers whose content is not needed after the pass that wrote it."""
@@ -94,21 +100,28 @@ class BundleBindings:
     def tail_graph(self, plan: Plan, sampler: Sampler) -> Graph:
         return self._manifest.plan(plan.tail).tails[sampler]
 
-    def tail(self, plan: Plan, sampler: Sampler, batch: int) -> Bindings:
-        """The bindings of the tail of `plan`."""
+    def tail(self, plan: Plan, sampler: Sampler, batch: int, *, processed: bool = False) -> Bindings:
+        """The bindings of the tail of `plan`. processed: it reads what the logits processors wrote."""
         graph, constants = self.tail_graph(plan, sampler), self.constants(plan)
         sizes = {"batch": batch, "positions": self._positions, "width": plan.width}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
+        inputs = [self._bind(self._widened(tensor, plan), sizes, plan, constants) for tensor in graph.inputs]
         return Bindings(
-            [self._bind(self._widened(tensor, plan), sizes, plan, constants) for tensor in graph.inputs],
+            _reading_processed(inputs) if processed else inputs,
             [self._bind(self._widened(tensor, plan), sizes, plan, {}) for tensor in graph.outputs],
         )
 
-    def logprobs(self, plan: Plan, batch: int) -> Bindings:
-        """The bindings of the graph of log-probabilities that follows the tail of `plan`."""
+    def processors(self, graph: Graph, plan: Plan, batch: int, touched: int) -> Bindings:
+        """The bindings of the logits processors before the tail of `plan`. touched: the length of their lists."""
+        sizes = {"batch": batch, "width": plan.width, "processed_rows": plan.drafts + 1, "touched": touched}
+        return Bindings(*([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)))
+
+    def logprobs(self, plan: Plan, batch: int, *, processed: bool = False) -> Bindings:
+        """The bindings of the graph of log-probabilities that follows the tail of `plan`; processed: as for `tail`."""
         graph = self._manifest.logprobs
         sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
-        return Bindings(*([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)))
+        inputs, outputs = ([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs))
+        return Bindings(_reading_processed(inputs) if processed else inputs, outputs)
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
         """`tensor` with the shape that it has in memory, which for a window includes the padding."""
@@ -132,6 +145,11 @@ class BundleBindings:
         by_slot = tensor.shape[0] == "batch" and not scope
         buffer = scope + (fed_by(tensor.name) or tensor.name)
         return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot)
+
+
+def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
+    """`inputs`, where the logits are those that the processors wrote."""
+    return [replace(each, buffer=PROCESSED_LOGITS) if each.tensor == "logits" else each for each in inputs]
 
 
 def fed_by(output: str) -> str | None:

@@ -21,6 +21,7 @@ from pass_runtime.bundle.tensors import (
     Kind,
     cache_names,
     logprobs_tensors,
+    processors_tensors,
     tail_tensors,
     trunk_shapes,
 )
@@ -37,6 +38,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _of_head(manifest)
     yield from _of_plans(manifest)
     yield from _of_tensors(manifest.logprobs, logprobs_tensors(manifest.model.vocab_size))
+    if manifest.processors is not None:
+        yield from _of_tensors(manifest.processors, processors_tensors(manifest.model.vocab_size))
 
 
 def _of_model(manifest: Manifest) -> Iterator[str]:

@@ -59,5 +59,7 @@ def file_info(path: Path, progress: Callable[[int], None] | None = None) -> File
 def _graphs(manifest: Manifest) -> Iterable[Graph]:
     yield manifest.trunk
     yield manifest.logprobs
+    if manifest.processors is not None:
+        yield manifest.processors
     for plan in manifest.plans:
         yield from plan.tails.values()

@@ -48,7 +48,7 @@ class Tensor(_Strict):
     """
 
     name: str
-    dtype: Literal["int64", "bool", "float16", "bfloat16", "float32"]
+    dtype: Literal["int64", "int32", "bool", "float16", "bfloat16", "float32"]
     shape: tuple[int | str, ...] = Field(strict=False)
 
 
@@ -287,6 +287,8 @@ class Manifest(_Strict):
     derived: trunks rewritten for one device each.
     feeds: output -> the input of the next graph or pass that shares its memory. Tensors with the same name do too.
     logprobs: the graph of the emitted tokens' log-probabilities, which can follow any tail.
+    processors: the graph of constraints, penalties and biases, which can stand between the trunk and any tail; None in
+    bundles of older versions.
     """
 
     format: Literal["pass-bundle"]
@@ -298,6 +300,7 @@ class Manifest(_Strict):
     derived: tuple[DerivedTrunk, ...] = Field(strict=False)
     plans: tuple[PlanInfo, ...] = Field(strict=False)
     logprobs: Graph
+    processors: Graph | None = None
     feeds: dict[str, str]
     noise: NoiseInfo
     files: dict[FileName, FileInfo]

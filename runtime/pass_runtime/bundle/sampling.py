@@ -24,6 +24,12 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 """The most tokens that `logit_bias` may have."""
 
+FORBIDDEN = -1e30
+"""What is added to the logit of a token that may not be drawn. It is finite, because infinities make NaNs."""
+
+LIST_SIZES = (16, 128, 1024, 8192, 65536, 524288)
+"""The lengths that a list of tokens with changed logits may have in memory: few, as captured graphs hold them."""
+
 MIN_REPETITION = 0.01
 """The least `repetition_penalty`; one over it is the largest."""
 
@@ -61,7 +67,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         self._check_types()

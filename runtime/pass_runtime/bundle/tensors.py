@@ -18,6 +18,8 @@ ROWS_INPUT, HIDDEN_OUTPUT = "lookahead_rows", "hidden"
 """The trunk's input that an adapter or a draft head needs, and the output that a draft head reads."""
 COLUMNS = "columns"
 """An input that only a trunk for TensorRT has. Its length says how many cache entries a pass reads."""
+PROCESSED_LOGITS = "processed_logits"
+"""What the graph of logits processors writes. The tail of a pass that has one reads it in place of `logits`."""
 WINDOWS = ("input_ids", "next_ids")
 """A tail's windows: the one that the pass ran, and the next one."""
 MODEL_SIZES = ("vocab_size", "hidden_size", "kv_heads", "head_dim")
@@ -84,4 +86,19 @@ def logprobs_tensors(vocab_size: int) -> Mapping[str, Kind]:
         "chosen_logprob": ("float32", ("batch", "max_emitted")),
         "top_ids": ("int64", most),
         "top_logprobs": ("float32", most),
+    }
+
+
+def processors_tensors(vocab_size: int) -> Mapping[str, Kind]:
+    """Every tensor of the graph of logits processors."""
+    logits: Kind = ("float32", ("batch", "width", vocab_size))
+    by_row: Kind = ("float32", ("batch", "processed_rows", "touched"))
+    return {
+        "logits": logits,
+        "allowed": ("int32", ("batch", "processed_rows", -(-vocab_size // 8))),
+        "touched": ("int64", ("batch", "touched")),
+        "bias": ("float32", ("batch", "touched")),
+        "factor": by_row,
+        "penalty": by_row,
+        PROCESSED_LOGITS: logits,
     }

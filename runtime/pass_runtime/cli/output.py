@@ -13,11 +13,12 @@ from pass_runtime.decode.sequence import Piece, Token, TokenSource
 from pass_runtime.generation import Generation
 from pass_runtime.json_lines import to_json
 
-COLOURS: Mapping[TokenSource, str | None] = {"model": None, "lookahead": "green", "ngram": "cyan"}
+COLOURS: Mapping[TokenSource, str | None] = {"model": None, "lookahead": "green", "ngram": "cyan", "grammar": "magenta"}
 NAMES: Mapping[TokenSource, str] = {
     "model": "the model's own",
     "lookahead": "look-ahead drafts",
     "ngram": "n-gram drafts",
+    "grammar": "forced by the constraint",
 }
 
 

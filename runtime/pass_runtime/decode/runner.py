@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pass_runtime.backends.base import Backend, Emitted, Logprobs, PassKind
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
+from pass_runtime.decode.processors import no_processing
 from pass_runtime.decode.sequence import Request, Sequence, Slot, Token, TokenLogprobs, TokenSource
 
 Drafts = tuple[int, ...]
@@ -35,8 +36,9 @@ class StepResult:
 class Runner:
     """B slots. Only the thread that runs the scheduler may call it."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+    def __init__(self, backend: Backend, *, processed_logprobs: bool = False) -> None:
+        """processed_logprobs: log-probabilities are of what the logits processors leave, not the model's own."""
+        self.backend, self.processed_logprobs = backend, processed_logprobs
         self.slots = [Slot(number) for number in range(backend.capabilities.slots)]
         self.window: Plan | None = None
         """The plan whose windows are on the device; None where all windows must be staged again."""
@@ -132,6 +134,8 @@ class Runner:
             self.window = None  # its drafts lack the draft probabilities that this sampler's tail needs
         self._sampler = kind.sampler
         self._stage(plan, active, drafts, kind.batch)
+        if kind.touched:
+            self._process(kind, active)
         self.window = None  # until the pass is done
         started = time.perf_counter()
         for sequence in (slot.current for slot in active):
@@ -200,7 +204,17 @@ class Runner:
 
     def _kind(self, plan: Plan, active: Items[Slot]) -> PassKind:
         logprobs = any(slot.current.request.logprobs is not None for slot in active)
-        return PassKind(plan, self.batch(active), self.sampler(active), logprobs)
+        lists = [p.size(plan.drafts) for slot in active if (p := slot.current.processors) is not None]
+        touched = max(lists, default=0)
+        return PassKind(plan, self.batch(active), self.sampler(active), logprobs, touched, self.processed_logprobs)
+
+    def _process(self, kind: PassKind, active: Items[Slot]) -> None:
+        """Set what the logits processors do in a pass whose windows are staged."""
+        drafts = self.backend.drafts(kind.plan, kind.batch)
+        nothing = no_processing(self.backend.capabilities.vocab_size, kind.plan.drafts + 1, kind.touched)
+        for slot in self.slots[: kind.batch]:
+            rows = slot.current.processed(drafts[slot.number], kind.touched) if slot in active else None
+            self.backend.process(slot.number, nothing if rows is None else rows)
 
     def _stage(self, plan: Plan, active: Items[Slot], drafts: Items[Drafts | None], batch: int) -> None:
         """Write the windows that differ from those on the device, and mask the slots that take no part."""
@@ -212,7 +226,7 @@ class Runner:
                 continue
             slot.staged = False
             self.backend.stage(slot.number, plan, slot.cached, slot.current.tokens[-1], ngram or ())
-            slot.left, slot.source = len(ngram or ()), "ngram"
+            slot.left, slot.source = len(ngram or ()), slot.proposed_by
             slot.staged, slot.masked = True, False
 
     def _mask(self, slot: Slot) -> None:

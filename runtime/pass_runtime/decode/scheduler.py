@@ -15,7 +15,7 @@ from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan, make_cycle
 from pass_runtime.decode.draft_policy import DraftPolicy, NextPass, TryWhereFaster, next_pass
 from pass_runtime.decode.runner import Runner, StepResult
-from pass_runtime.decode.sequence import End, Sequence, Slot
+from pass_runtime.decode.sequence import End, Request, Sequence, Slot
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import PlanTuner
 from pass_runtime.tuning.tuners import Tuners
@@ -184,8 +184,8 @@ class Scheduler:
             accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
             decided = tuner.mode(limit, batch, accepted)
             cycle, policy = decided.cycle, TryWhereFaster(tuner, decided, batch)
-        if cycle is not None and cycle.is_tree and any(s.request.logprobs is not None for s in sequences):
-            cycle = cycle.narrower()  # The graph of log-probabilities reads the rows of a chain.
+        if cycle is not None and cycle.is_tree and any(_needs_a_chain(s.request) for s in sequences):
+            cycle = cycle.narrower()
         for slot in active:
             slot.propose(ngrams=cycle is not None)
         runner = self.runner
@@ -217,6 +217,9 @@ class Scheduler:
         for result in results:
             sequence = result.sequence
             sequence.stats.record(result.drafted, len(result.tokens))
+            if sequence.problem is not None:
+                sequence.finish(_failed(sequence.problem))
+                continue
             try:
                 sequence.write(result.tokens)
             except Exception as error:  # from its detokenizer
@@ -235,6 +238,11 @@ class Scheduler:
         sequence.finish(end)
 
 
+def _needs_a_chain(request: Request) -> bool:
+    """Whether drafts may not be trees: the graphs of log-probabilities and of processors read the rows of a chain."""
+    return request.logprobs is not None or request.processing is not None
+
+
 def _failed(error: Exception) -> End:
     return End("error", error=out_of_memory() if isinstance(error, MemoryError) else error)
 
@@ -248,7 +256,7 @@ def _observe(
         accepted = result.chain
         if not result.drafted:
             continue
-        if result.source == "ngram":
+        if result.source != "lookahead":
             for acceptance in (tuner.ngram(slot.matched, result.sequence.ngrams), tuner.ngram(slot.matched)):
                 acceptance.record(result.drafted, accepted)
         else:

@@ -10,13 +10,16 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from pass_runtime.backends.base import ProcessedRows
 from pass_runtime.bundle.plan import Cycle
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.decode.processors import Processing, Processors
 from pass_runtime.decode.stats import Stats
-from pass_runtime.tuning.acceptance import ConditionalAcceptance
+from pass_runtime.errors import PassError
+from pass_runtime.tuning.acceptance import FORCED, ConditionalAcceptance
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-TokenSource = Literal["model", "lookahead", "ngram"]
+TokenSource = Literal["model", "lookahead", "ngram", "grammar"]
 """Where a token came from: the model chose it in a pass of its own, or it was an accepted draft."""
 LONGEST, SHORTEST = 4, 2
 """The n-grams that are indexed, in tokens; the longest one that matches is used."""
@@ -82,7 +85,7 @@ class Request:
     name: what statistics call the way of decoding. cycle: the plans to decode with; None for whatever is fastest.
     lookahead: the most look-ahead drafts of a pass. ngram_drafts: the most n-gram drafts of a pass.
     stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each token; None reports
-    no log-probabilities.
+    no log-probabilities. processing: what is done to logits; None for nothing.
     """
 
     prompt_ids: tuple[int, ...]
@@ -96,6 +99,7 @@ class Request:
     stop: tuple[str, ...] = ()
     reuse_prefix: bool = False
     logprobs: int | None = None
+    processing: Processing | None = None
 
 
 @dataclass(eq=False)
@@ -127,10 +131,15 @@ class Sequence:
     """How often look-ahead drafts are accepted in this sequence; None until `auto` needs it."""
     ngrams: dict[int, ConditionalAcceptance] = field(default_factory=dict)
     """The same of n-gram drafts, by the length of the match."""
+    processors: Processors | None = None
+    problem: Exception | None = None
+    """Why its processors cannot go on, once they cannot: the sequence ends with the pass."""
 
     def __post_init__(self) -> None:
         request = self.request
         self.tokens = list(request.prompt_ids)
+        if request.processing is not None:
+            self.processors = Processors(request.processing, request.prompt_ids)
         if request.ngram_drafts:
             self.index = NgramIndex(request.prompt_ids)
         self.stats = Stats(
@@ -148,6 +157,28 @@ class Sequence:
     def written(self) -> int:
         """Tokens written so far."""
         return len(self.tokens) - len(self.request.prompt_ids)
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must come next because a grammar leaves no choice; () where there is one."""
+        if self.processors is None or self.problem is not None:
+            return ()
+        try:
+            self.processors.read(self.tokens)
+            return self.processors.forced()
+        except PassError as error:
+            self.problem = error
+            return ()
+
+    def processed(self, drafts: Items[int], size: int) -> ProcessedRows | None:
+        """What its processors do in a pass with these `drafts` (V: none); None where there are none, or cannot go on.
+        size: the length of the lists."""
+        if self.processors is None or self.problem is not None:
+            return None
+        try:
+            return self.processors.rows(self.tokens, drafts, size)
+        except PassError as error:
+            self.problem = error
+            return None
 
     def leave_queue(self) -> None:
         """Record the time it waited: it now has a slot, or has ended without one."""
@@ -204,7 +235,7 @@ class Slot:
     still in the cache. prompt: the prompt of the slot's present or last sequence; the cache begins with its K/V.
     left: the number of drafts in its window, and source: where they came from. staged: whether its window is on the
     device. masked: whether the device leaves the slot out of passes. ngram: the tokens that an n-gram match proposes as
-    drafts for the next pass, and matched: the length of that match.
+    drafts for the next pass, or that a grammar leaves no choice of; matched: the length of that match.
     """
 
     number: int
@@ -231,10 +262,20 @@ class Slot:
         return len(self.kept) if self.sequence is None else self.sequence.cached
 
     def propose(self, *, ngrams: bool) -> None:
-        """Look up the n-gram drafts for the next pass; none where `ngrams` is false."""
+        """Look up the drafts for the next pass that need no model; none where `ngrams` is false."""
         self.ngram, self.matched = (), 0
-        if ngrams and self.sequence is not None and (index := self.sequence.index) is not None:
-            self.ngram, self.matched = index.propose(self.sequence.request.ngram_drafts), index.matched
+        if not ngrams or (sequence := self.sequence) is None:
+            return
+        request = sequence.request
+        if sequence.processors is not None and (forced := sequence.forced()):
+            self.ngram, self.matched = forced[: max(request.lookahead, request.ngram_drafts)], FORCED
+        if not self.ngram and sequence.index is not None:
+            self.ngram, self.matched = sequence.index.propose(request.ngram_drafts), sequence.index.matched
+
+    @property
+    def proposed_by(self) -> TokenSource:
+        """Where the drafts in `ngram` came from."""
+        return "grammar" if self.matched == FORCED else "ngram"
 
 
 class NgramIndex:

@@ -9,6 +9,9 @@ MEMORY = 200.0
 PRIOR_WEIGHT = 10.0
 """The number of passes that the first rates count for, where nobody says otherwise."""
 
+FORCED = -1
+"""What stands for the length of an n-gram's match where a grammar leaves no choice of drafts."""
+
 
 class ConditionalAcceptance:
     """By position i: the rate at which draft i is accepted where all drafts before it were."""

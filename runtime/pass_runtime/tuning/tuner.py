@@ -11,7 +11,7 @@ import numpy as np
 
 from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cycle, tree_cycle
 from pass_runtime.bundle.tree import tree_depth
-from pass_runtime.tuning.acceptance import ConditionalAcceptance
+from pass_runtime.tuning.acceptance import FORCED, ConditionalAcceptance
 from pass_runtime.tuning.group_sizes import (
     Floats,
     best_shape,
@@ -37,6 +37,8 @@ UNKNOWN = 0.1
 """The conditional acceptance of look-ahead drafts at first, where the bundle states none."""
 NGRAM_PRIOR = 0.6
 """The conditional acceptance of n-gram drafts before any was tried."""
+FORCED_PRIOR = 0.98
+"""The same where a grammar leaves no choice."""
 NGRAM_WEIGHT = 2.0
 """The number of passes that the rates of all sequences count for in those of one. Texts differ widely in what an n-gram
 says of its next tokens: drafts that fail in one are given up after a few passes, however well they do in others."""
@@ -129,7 +131,8 @@ class PlanTuner:
         """The acceptance of n-gram drafts after a match of `matched` tokens: that of a sequence, among its `own`, or
         that of all sequences."""
         if matched not in self.ngrams:
-            self.ngrams[matched] = ConditionalAcceptance([NGRAM_PRIOR] * self.lookahead)
+            prior = FORCED_PRIOR if matched == FORCED else NGRAM_PRIOR
+            self.ngrams[matched] = ConditionalAcceptance([prior] * self.lookahead)
         if own is None:
             return self.ngrams[matched]
         if matched not in own:

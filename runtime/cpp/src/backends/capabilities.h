@@ -23,6 +23,7 @@ struct Capabilities {
     std::vector<int> batch_sizes;          // of passes, in rising order; the last is the number of slots
     std::optional<int> lookahead{};        // the only number of drafts that plans may have, in full groups; none: any
     std::vector<int> trees{};              // the numbers of drafts of the trees that there are
+    bool rounds_activations = false;       // to 8 bits: trees may then write another text, so auto takes none
     int least_width = 1;                   // narrower windows are padded to it
     std::int64_t listed = 0;  // N, the positions in the noise input of tails; 0: as many as max_capacity() needs
 

@@ -153,6 +153,7 @@ void check_consistency(const Manifest& manifest) {
     check_head(manifest);
     check_plans(manifest);
     check_tensors(manifest.logprobs, logprobs_tensors(manifest.model.vocab_size));
+    if (manifest.processors) check_tensors(*manifest.processors, processors_tensors(manifest.model.vocab_size));
 }
 
 void check_trunk_metadata(const Manifest& manifest, const std::string& stated) {

@@ -15,6 +15,7 @@ std::set<std::string> files_in_use(const std::filesystem::path& bundle, const Ma
     for (const PlanInfo& plan : manifest.plans) {
         for (const auto& [sampler, tail] : plan.tails) used.insert(tail.file);
     }
+    if (manifest.processors) used.insert(manifest.processors->file);
     for (const DerivedTrunk& derived : manifest.derived) used.insert(derived.file);
     if (std::filesystem::exists(bundle / chat_template_file)) used.insert(chat_template_file);
     return used;

@@ -153,6 +153,7 @@ struct Manifest {
     std::vector<DerivedTrunk> derived;
     std::vector<PlanInfo> plans;
     Graph logprobs;
+    std::optional<Graph> processors;  // of constraints, penalties and biases; none in bundles of older versions
     Ordered<FileInfo> files;
     std::vector<EngineSet> engines;
 

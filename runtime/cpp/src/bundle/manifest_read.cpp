@@ -174,7 +174,7 @@ class Fields {
 void read(const At& at, Tensor& out) {
     Fields(at)
         .field("name", out.name)
-        .field("dtype", out.dtype, one_of("int64", "bool", "float16", "bfloat16", "float32"))
+        .field("dtype", out.dtype, one_of("int64", "int32", "bool", "float16", "bfloat16", "float32"))
         .field("shape", out.shape)
         .end();
 }
@@ -363,6 +363,7 @@ void read(const At& at, Manifest& out) {
         .field("derived", out.derived)
         .field("plans", out.plans)
         .field("logprobs", out.logprobs)
+        .field_or_default("processors", out.processors)
         .unused<Ordered<std::string>>("feeds")
         .unused<Noise>("noise")
         .field("files", out.files, keys(file_name))

@@ -58,6 +58,20 @@ TensorKinds logprobs_tensors(std::int64_t vocab_size) {
     };
 }
 
+TensorKinds processors_tensors(std::int64_t vocab_size) {
+    const TensorKind logits{"float32", {"batch", "width", vocab_size}};
+    const TensorKind by_row{"float32", {"batch", "processed_rows", "touched"}};
+    return {
+        {"logits", logits},
+        {"allowed", {"int32", {"batch", "processed_rows", (vocab_size + 7) / 8}}},
+        {"touched", {"int64", {"batch", "touched"}}},
+        {"bias", {"float32", {"batch", "touched"}}},
+        {"factor", by_row},
+        {"penalty", by_row},
+        {"processed_logits", logits},
+    };
+}
+
 std::optional<std::string> fed_by(const std::string& output) {
     if (output == "next_ids") return "input_ids";
     if (output.starts_with(present_prefix)) return cache_prefix + output.substr(std::strlen(present_prefix));

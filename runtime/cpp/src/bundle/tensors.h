@@ -30,6 +30,9 @@ TensorKinds tail_tensors(const Plan& plan, std::int64_t vocab_size, std::int64_t
 // The tensors of the log-probability graph.
 TensorKinds logprobs_tensors(std::int64_t vocab_size);
 
+// The tensors of the graph of logits processors.
+TensorKinds processors_tensors(std::int64_t vocab_size);
+
 // The input of the next graph or pass that shares the memory of `output`; none where it feeds none.
 std::optional<std::string> fed_by(const std::string& output);
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -46,6 +46,8 @@ FIRST_CAPACITY = 256
 CAPACITY_STEP = 64
 """KV capacities on the CPU are multiples of this, because sums over the entries then round alike, however many of them
 are masked."""
+ROUNDING: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
+"""The weights that are multiplied with activations rounded to 8 bits, by device."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
 
 
@@ -82,6 +84,7 @@ class OrtBackend(Backend):
             PREFILL_WIDTHS,
             batch_sizes(max_batch_size or DEFAULT_BATCH),
             trees=manifest.tree_sizes(),
+            rounds_activations=not exact and manifest.model.weights in ROUNDING[kind],
         )
         derived = manifest.derived_trunk(kind, capabilities.slots)
         spare_entries = 0 if derived is None else derived.spare_entries
@@ -92,7 +95,7 @@ class OrtBackend(Backend):
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch; for the present cache
         self._bound_prefills = BoundSessions[tuple[int, int]]()  # by width and slot; for the present cache
-        self._bound_tails = BoundSessions[tuple[str, str, int]]()  # by plan, sampler or "logprobs", and batch
+        self._bound_tails = BoundSessions[tuple[Hashable, ...]]()  # by plan, sampler or what else it is, and batch
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         limits = self.capabilities
@@ -128,10 +131,12 @@ class OrtBackend(Backend):
         self._run(self._bound_trunks.get((plan.name, batch), partial(self._bind_trunk, plan, batch)))
 
     def run_tail(self, kind: PassKind) -> None:
-        plan, batch = kind.plan, kind.batch
-        self._run(self._bound_tails.get((plan.name, kind.sampler, batch), partial(self._bind_tail, kind)))
+        if kind.touched:
+            key = (kind.plan.name, "processors", kind.batch, kind.touched)
+            self._run(self._bound_tails.get(key, partial(self._bind_processors, kind)))
+        self._run(self._bound_tails.get(kind.tail_key, partial(self._bind_tail, kind)))
         if kind.logprobs:
-            self._run(self._bound_tails.get((plan.name, "logprobs", batch), partial(self._bind_logprobs, plan, batch)))
+            self._run(self._bound_tails.get(kind.logprobs_key, partial(self._bind_logprobs, kind)))
 
     def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
         self.run_trunk(kind.plan, kind.batch)
@@ -165,12 +170,17 @@ class OrtBackend(Backend):
         return past, [BoundTensor(t.name.replace(PAST, PRESENT, 1), t.dtype, t.shape, t.address) for t in past]
 
     def _bind_tail(self, kind: PassKind, graph: int) -> BoundSession:
-        bindings = self.bindings.tail(kind.plan, kind.sampler, kind.batch)
+        bindings = self.bindings.tail(kind.plan, kind.sampler, kind.batch, processed=bool(kind.touched))
         session = self._tail_session(self.bindings.tail_graph(kind.plan, kind.sampler))
         return self._bind(graph, session, bindings.inputs, bindings.outputs)
 
-    def _bind_logprobs(self, plan: Plan, batch: int, graph: int) -> BoundSession:
-        bindings = self.bindings.logprobs(plan, batch)
+    def _bind_processors(self, kind: PassKind, graph: int) -> BoundSession:
+        processors = self.processors
+        bindings = self.bindings.processors(processors, kind.plan, kind.batch, kind.touched)
+        return self._bind(graph, self._tail_session(processors), bindings.inputs, bindings.outputs)
+
+    def _bind_logprobs(self, kind: PassKind, graph: int) -> BoundSession:
+        bindings = self.bindings.logprobs(kind.plan, kind.batch, processed=kind.logprobs_key[-1])
         return self._bind(graph, self._tail_session(self.manifest.logprobs), bindings.inputs, bindings.outputs)
 
     def _bind(

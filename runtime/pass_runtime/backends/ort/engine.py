@@ -150,6 +150,7 @@ def open_memory(device: str) -> Memory:
 
 DTYPES = {
     "int64": "tensor(int64)",
+    "int32": "tensor(int32)",
     "bool": "tensor(bool)",
     "float16": "tensor(float16)",
     "bfloat16": "tensor(bfloat16)",

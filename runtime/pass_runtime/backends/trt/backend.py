@@ -124,7 +124,7 @@ class TrtBackend(Backend):
 
         def make() -> Work:
             tails = self._bind_tails(kind)
-            addresses = tails[0][1].addresses
+            addresses = {name: address for _, call in tails for name, address in call.addresses.items()}
             copies = [(array, addresses[name]) for name, array in results.items()]
             return [self._bind_trunk(kind.plan, kind.batch), *tails], copies
 
@@ -162,15 +162,20 @@ class TrtBackend(Backend):
 
     def _bind_tails(self, kind: PassKind) -> list[tuple[TrtEngine, EngineCall]]:
         plan, batch = kind.plan, kind.batch
-        graphs = [(self.bindings.tail_graph(plan, kind.sampler), self.bindings.tail(plan, kind.sampler, batch))]
+        tail = self.bindings.tail(plan, kind.sampler, batch, processed=bool(kind.touched))
+        graphs = [(self.bindings.tail_graph(plan, kind.sampler), tail)]
+        if kind.touched:
+            graphs.insert(0, (self.processors, self.bindings.processors(self.processors, plan, batch, kind.touched)))
         if kind.logprobs:
-            graphs.append((self.manifest.logprobs, self.bindings.logprobs(plan, batch)))
-        return [self._bind_tail(plan, batch, *graph) for graph in graphs]
+            of = self.bindings.logprobs(plan, batch, processed=kind.logprobs_key[-1])
+            graphs.append((self.manifest.logprobs, of))
+        return [self._bind_tail(kind, *graph) for graph in graphs]
 
-    def _bind_tail(self, plan: Plan, batch: int, graph: Graph, bindings: Bindings) -> tuple[TrtEngine, EngineCall]:
-        engine = self._engine(graph)
+    def _bind_tail(self, kind: PassKind, graph: Graph, bindings: Bindings) -> tuple[TrtEngine, EngineCall]:
+        engine, plan, batch = self._engine(graph), kind.plan, kind.batch
         sizes = {"batch": batch, "width": plan.width, "lookahead_rows": len(plan.lookahead_rows)}
         sizes |= {"positions": self.capabilities.positions, "max_emitted": plan.max_emitted}
+        sizes |= {"processed_rows": plan.drafts + 1, "touched": kind.touched}
         return engine, EngineCall(engine.profile(sizes), *self._placed(bindings))
 
     def _placed(self, bindings: Bindings) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
@@ -219,6 +224,7 @@ def _capabilities(
         batch_sizes(max_batch_size),
         engines.lookahead,
         manifest.tree_sizes({engine.graph for engine in engines.engines}),
+        manifest.model.weights == "w8a8",
         least_width(engines),
         listed_positions(built),
         keeps_graphs=True,
@@ -232,7 +238,9 @@ def least_width(engines: EngineSet) -> int:
 
 
 def _key(kind: PassKind) -> tuple[Any, ...]:
-    return kind.plan.name, kind.batch, kind.sampler, *(["with logprobs"] if kind.logprobs else [])
+    logprobs = ["with processed logprobs" if kind.logprobs_key[-1] else "with logprobs"] if kind.logprobs else []
+    processors = [f"with processors of {kind.touched} tokens"] if kind.touched else []
+    return kind.plan.name, kind.batch, kind.sampler, *logprobs, *processors
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared: Shared) -> None:

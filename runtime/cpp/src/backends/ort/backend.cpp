@@ -21,13 +21,15 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
         throw Error("capacity " + std::to_string(most) + " is more than the " +
                     std::to_string(manifest.model.max_capacity) + " tokens of the model");
     }
+    const std::string& weights = manifest.model.weights;
     return {device.name,
             manifest.model.vocab_size,
             device.on_cpu() ? following_capacities(most) : doubling_capacities(most),
             {256, 64, 16, 1},
             batch_sizes_up_to(options.max_batch_size),
             std::nullopt,
-            manifest.tree_sizes()};
+            manifest.tree_sizes(),
+            weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8"))};
 }
 
 std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {

@@ -57,6 +57,7 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
         return std::any_of(engines.engines.begin(), engines.engines.end(),
                            [&](const EngineFile& engine) { return engine.graph == graph; });
     });
+    found.rounds_activations = manifest.model.weights == "w8a8";
     found.least_width = least_width(engines);
     found.listed = listed_positions(built);
     return found;

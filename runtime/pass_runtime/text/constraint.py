@@ -45,15 +45,21 @@ class Constraint:
         object.__setattr__(self, "choice", tuple(choices))
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _json_text(self.json_schema))
-        given = [name for name, is_set in self._fields().items() if is_set]
+        given = [name for name, is_set in self._set.items() if is_set]
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
-            raise PassError(f"a constraint has exactly one of {', '.join(self._fields())}; this one has {found}")
+            raise PassError(f"a constraint has exactly one of {', '.join(self._set)}; this one has {found}")
         size = sum(len(part.encode()) for part in (self.regex or "", self.grammar or "", *self.choice, self.schema))
         if size > MAX_GRAMMAR_BYTES:
             raise PassError(f"{given[0]} has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed")
 
-    def _fields(self) -> Mapping[str, bool]:
+    @property
+    def kind(self) -> str:
+        """Which field is set."""
+        return next(name for name, is_set in self._set.items() if is_set)
+
+    @property
+    def _set(self) -> Mapping[str, bool]:
         """Which fields are set."""
         return {
             "json_schema": self.json_schema is not None,

@@ -1,0 +1,182 @@
+"""The logits processors of one sequence: which tokens its next ones may be, and whose logits change.
+
+What a row of a window may draw depends on the tokens before it. Those are known when the pass is laid out: the text,
+and the drafts of the rows before. So every row gets what plain decoding would give it there, and the text is the same
+with any plan. The order is that of vLLM and Hugging Face: biases, then repetition, frequency and presence penalties;
+and tokens are forbidden.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pass_runtime.backends.base import ProcessedRows
+from pass_runtime.bundle.sampling import LIST_SIZES, SamplingParams
+
+Bits = npt.NDArray[np.uint32]
+
+
+class Grammar(Protocol):
+    """The state of a text in its grammar (`pass_runtime.text.grammar.GrammarState`)."""
+
+    def copy(self) -> Grammar: ...
+    def advance(self, token: int) -> None: ...
+    def fill(self, allowed: Bits, drafts: Items[int]) -> None: ...
+    def forced(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Processing:
+    """What a request does to logits.
+
+    grammar: the state of a text without a token; None where there is no constraint. end_tokens: not drawn before
+    min_tokens tokens. bad_words: sequences of tokens that are not written. allowed_token_ids: empty allows all.
+    """
+
+    vocab_size: int
+    sampling: SamplingParams
+    grammar: Grammar | None = None
+    min_tokens: int = 0
+    end_tokens: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+
+    @property
+    def does_something(self) -> bool:
+        others = self.grammar is not None or self.min_tokens or self.bad_words or self.allowed_token_ids
+        return self.sampling.penalizes or bool(others)
+
+
+class Processors:
+    """The processors of one sequence. Only the thread that decodes calls them."""
+
+    def __init__(self, processing: Processing, prompt: Items[int]) -> None:
+        self._processing, self._prompt = processing, len(prompt)
+        self._grammar = None if processing.grammar is None else processing.grammar.copy()
+        self._written = Counter[int]()
+        self._seen = set(prompt) if processing.sampling.repetition_penalty != 1 else set[int]()
+        self._read = len(prompt)
+        self._listed = np.zeros_like(_every(processing.vocab_size))
+        _set(self._listed, processing.allowed_token_ids)
+        self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))
+
+    def size(self, drafts: int) -> int:
+        """The length of the lists of `rows`, for windows with so many drafts."""
+        count = len(self._touched) + drafts
+        return next(size for size in LIST_SIZES if size >= count)
+
+    def read(self, tokens: Items[int]) -> None:
+        """tokens: prompt and text. Take those that came since the last call. PassError where a grammar cannot."""
+        for token in tokens[self._read :]:
+            self._read += 1
+            self._written[token] += 1
+            if self._counts:
+                self._touched[token] = None
+            if self._processing.sampling.repetition_penalty != 1:
+                self._seen.add(token)
+            if self._grammar is not None and token not in self._processing.end_tokens:
+                self._grammar.advance(token)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether logits depend on the tokens before."""
+        sampling = self._processing.sampling
+        return (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0, 0, 1)
+
+    def forced(self) -> tuple[int, ...]:
+        """The only tokens that may come next; () where there is a choice."""
+        return () if self._grammar is None else self._grammar.forced()
+
+    def rows(self, tokens: Items[int], drafts: Items[int], size: int) -> ProcessedRows:
+        """What a window does whose rows follow `tokens` and 0, 1, ... of `drafts` (V: none). size: as `size` says."""
+        self.read(tokens)
+        vocab = self._processing.vocab_size
+        known = list(drafts[: drafts.index(vocab)] if vocab in drafts else drafts)
+        allowed = self._allowed(tokens, known, len(drafts) + 1)
+        return ProcessedRows(_as_bytes(allowed, vocab), *self._changes(known, len(drafts) + 1, size))
+
+    def _allowed(self, tokens: Items[int], drafts: Items[int], rows: int) -> Bits:
+        """[rows,V/32] bits. A rule that would leave no token is not applied, the grammar's excepted."""
+        allowed = np.tile(_every(self._processing.vocab_size), (rows, 1))
+        if self._grammar is not None:
+            self._grammar.fill(allowed, drafts)
+        if self._processing.allowed_token_ids:
+            _keep(allowed, self._listed)
+        if self._processing.bad_words or self._processing.min_tokens:
+            for row in range(len(drafts) + 1):
+                text = [*tokens[self._prompt :], *drafts[:row]]
+                banned = np.zeros_like(self._listed)
+                _set(banned, self._banned(text))
+                _keep(allowed[row : row + 1], ~banned)
+        return allowed
+
+    def _banned(self, text: list[int]) -> set[int]:
+        """The tokens that may not follow `text`."""
+        banned = {word[-1] for word in self._processing.bad_words if _ends_with(text, word[:-1])}
+        return banned | self._processing.end_tokens if len(text) < self._processing.min_tokens else banned
+
+    def _changes(
+        self, drafts: Items[int], rows: int, size: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """(touched [size], bias [size], factor [rows,size], penalty [rows,size])"""
+        sampling = self._processing.sampling
+        ids = list(dict.fromkeys((*self._touched, *drafts)) if self._counts else self._touched)
+        touched, bias = np.zeros(size, np.int64), np.zeros(size, np.float32)
+        factor, penalty = np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32)
+        touched[: len(ids)] = ids
+        bias[: len(ids)] = [sampling.logit_bias.get(token, 0.0) for token in ids]
+        if self._counts:
+            counts = np.zeros((rows, len(ids)), np.float32)
+            counts[:] = [self._written[token] for token in ids]
+            for row, draft in enumerate(drafts, 1):
+                counts[row:, ids.index(draft)] += 1
+            seen = np.array([token in self._seen for token in ids], np.bool_) | (counts > 0)
+            factor[:, : len(ids)] = np.where(seen, np.float32(sampling.repetition_penalty), np.float32(1))
+            present = np.float32(sampling.presence_penalty) * (counts > 0)
+            penalty[:, : len(ids)] = np.float32(sampling.frequency_penalty) * counts + present
+        if ids:  # What is left of the lists repeats the first entry.
+            for values in (touched, bias, factor, penalty):
+                values[..., len(ids) :] = values[..., :1]
+        return touched, bias, factor, penalty
+
+
+def no_processing(vocab_size: int, rows: int, size: int) -> ProcessedRows:
+    """Changes nothing: for the slots without processors of a pass that has some."""
+    allowed = np.full((rows, (vocab_size + 7) // 8), 255, np.int32)
+    empty = np.zeros(size, np.int64), np.zeros(size, np.float32)
+    return ProcessedRows(allowed, *empty, np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32))
+
+
+def _keep(allowed: Bits, listed: Bits) -> None:
+    """Forbid the tokens that are not `listed` [V/32], in the rows [P,V/32] where that leaves one."""
+    fewer = allowed & listed
+    some = fewer.any(-1)
+    allowed[some] = fewer[some]
+
+
+@lru_cache(maxsize=4)
+def _every(vocab_size: int) -> Bits:
+    """[V/32]: the bits of all tokens."""
+    bits = np.packbits(np.arange(-(-vocab_size // 32) * 32) < vocab_size, bitorder="little")
+    return bits.view("<u4").astype(np.uint32)
+
+
+def _set(bits: Bits, tokens: Items[int] | set[int] | frozenset[int]) -> None:
+    for token in tokens:
+        bits[token // 32] |= np.uint32(1 << token % 32)
+
+
+def _as_bytes(allowed: Bits, vocab_size: int) -> npt.NDArray[np.int32]:
+    """[P,V/32] words -> [P,V/8] bytes."""
+    return allowed.astype("<u4").view(np.uint8)[:, : (vocab_size + 7) // 8].astype(np.int32)
+
+
+def _ends_with(text: list[int], tokens: Items[int]) -> bool:
+    return not tokens or text[-len(tokens) :] == list(tokens)

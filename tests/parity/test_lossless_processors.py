@@ -1,0 +1,102 @@
+"""Constraints, penalties and biases: whatever the plan, the tokens are those of plain decoding with them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session, load
+from pass_runtime.measuring.lossless import run_tokens
+
+PLANS = [("two-pass", None), ("fused", None), ("fused", "both"), ("fused:3,1,0,2", None), ("two-pass", "ngram")]
+CONSTRAINTS = [
+    None,
+    Constraint(regex="(ab|cd|[0-9]{2,5}){1,30}"),
+    Constraint(choice=["the quick brown fox", "the lazy dog", "def add(a, b):"]),
+    Constraint(json_schema={"type": "object", "properties": {"a": {"type": "integer"}, "list": {"type": "array"}}}),
+    Constraint(json_object=True),
+    Constraint(grammar='start: "begin " word+ "end"\nword: /[a-z]{1,4}/ " "'),
+]
+PROMPTS = ["a", "The quick brown fox jumps over", "def add(a, b):\n    return"]
+
+
+@pytest.fixture(scope="module", params=["random_bundle", "adapter_bundle", "head_bundle"])
+def session(request: pytest.FixtureRequest) -> Session:
+    return load(request.getfixturevalue(request.param), "cpu", threads=1, max_batch_size=2)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict:
+    """The fields of GenerateOptions, without the plan."""
+    constraint = draw(st.sampled_from(CONSTRAINTS))
+    sampling = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.8, 1.5])),
+        top_p=draw(st.sampled_from([1.0, 0.9])),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        presence_penalty=draw(st.sampled_from([0.0, 1.5, -0.5])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.7, -0.3])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.8])),
+        logit_bias=draw(st.dictionaries(st.integers(0, 200), st.floats(-8, 8, width=16), max_size=20)),
+    )
+    return {
+        "sampling": sampling,
+        "constraint": constraint,
+        "max_new_tokens": draw(st.integers(1, 40)),
+        "min_tokens": 1 if draw(st.booleans()) else 0,
+        "bad_words": draw(st.sampled_from([(), ("the",), ("a", "in", "qu")])),
+        "ignore_eos": constraint is None and draw(st.booleans()),
+        "allowed_token_ids": range(100) if constraint is None and draw(st.booleans()) else (),
+    }
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(request=requests(), prompt=st.sampled_from(PROMPTS), data=st.data())
+def test_every_plan_writes_what_plain_decoding_writes(session: Session, request: dict, prompt: str, data):
+    ids = session.encode(prompt)
+    plain = run_tokens(session, ids, GenerateOptions(plan="ar", **request))
+    plan, draft = data.draw(st.sampled_from(PLANS))
+    fast = run_tokens(session, ids, GenerateOptions(plan=plan, draft=draft, **request))
+    assert fast.token_ids == plain.token_ids
+    assert fast.finish_reason == plain.finish_reason
+    check(session, request, plain.token_ids, plain.finish_reason)
+
+
+def check(session: Session, request: dict, tokens: list[int], reason: str) -> None:
+    """The text is what was requested."""
+    text = session.tokenizer.decode([token for token in tokens if token not in session.manifest.model.eos_token_ids])
+    if request["allowed_token_ids"]:
+        assert set(tokens) <= set(request["allowed_token_ids"])
+    constraint = request["constraint"]
+    if constraint is not None and constraint.kind.startswith("json") and reason == "stop":
+        assert isinstance(json.loads(text), dict)
+    if constraint is not None and constraint.choice:
+        assert any(choice.startswith(text) for choice in constraint.choice)
+        assert reason != "stop" or text in constraint.choice
+
+
+def test_requests_of_one_batch_keep_to_themselves(session: Session):
+    """Beside a neighbour with other processors, or with none, a request writes what it writes alone."""
+    requests = [
+        GenerateOptions(24, SamplingParams(0.9, seed=1, frequency_penalty=0.9), plan="fused", ignore_eos=True),
+        GenerateOptions(24, SamplingParams(0.9, seed=2), plan="fused", constraint=CONSTRAINTS[1]),
+        GenerateOptions(24, SamplingParams(0.9, seed=3), plan="fused", ignore_eos=True),
+    ]
+    alone = [session.generate("The quick", options).result().token_ids for options in requests]
+    together = [session.generate("The quick", options) for options in requests]
+    assert [generation.result().token_ids for generation in together] == alone
+
+
+def test_what_a_grammar_leaves_no_choice_of_is_a_draft(session: Session):
+    constraint = Constraint(choice=["the quick brown fox jumps over the lazy dog"])
+    results = {
+        plan: session.generate("a", GenerateOptions(60, plan=plan, constraint=constraint)).result()
+        for plan in ("ar", "fused", "two-pass")
+    }
+    assert results["ar"].text == constraint.choice[0]
+    for plan in ("fused", "two-pass"):
+        assert results[plan].text == results["ar"].text
+        assert 2 * results[plan].stats.passes <= results["ar"].stats.passes
+        assert "grammar" in {token.source for token in results[plan].tokens}
