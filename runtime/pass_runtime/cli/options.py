@@ -6,6 +6,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +17,10 @@ from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.device_names import NUMBERED
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MAX_LOGPROBS, SamplingParams
 from pass_runtime.cli.errors import importing
+from pass_runtime.cli.processor_options import processor_options, take_processing
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
-from pass_runtime.options import MAX_QUEUE, MAX_SLOTS, PLANS, GenerateOptions
+from pass_runtime.options import LOGPROBS_MODES, MAX_QUEUE, MAX_SLOTS, PLANS, GenerateOptions
 from pass_runtime.session import Session, load
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,7 +36,7 @@ def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def engine_options(command: F) -> F:
-    """--device --threads --capacity --trust-bundle --no-weight-cache"""
+    """--device --threads --capacity --trust-bundle --no-weight-cache --logprobs-mode"""
     return apply(
         click.option("--device", default="auto", show_default=True, help=NUMBERED),
         click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
@@ -45,6 +47,13 @@ def engine_options(command: F) -> F:
         ),
         click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
         click.option("--no-weight-cache", is_flag=True, help="On the CPU, pack weights anew, into memory of its own."),
+        click.option(
+            "--logprobs-mode",
+            type=click.Choice(LOGPROBS_MODES),
+            default="raw",
+            show_default=True,
+            help="Log-probabilities are the model's own, or those after constraints, biases and penalties.",
+        ),
     )(command)
 
 
@@ -62,11 +71,12 @@ def sampling_options(command: F) -> F:
 
 
 def generation_options(command: F) -> F:
-    """--max-new-tokens --plan --draft --lookahead --stop --stop-token-id --ignore-eos, and the sampling
-    options; the seed is apart."""
+    """--max-new-tokens --plan --draft --lookahead --stop --stop-token-id --ignore-eos, and the options of sampling and
+    processors; the seed is apart."""
     return apply(
         click.option("--max-new-tokens", type=int, default=128, show_default=True),
         sampling_options,
+        processor_options,
         click.option("--plan", default="auto", show_default=True, help=f"{', '.join(PLANS)}. The text is the same."),
         DRAFT,
         click.option("--lookahead", type=int, help="Drafts per step; 0 is plain decoding.  [default: the bundle's L]"),
@@ -132,9 +142,11 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
 
 def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> GenerateOptions:
     """Takes the keys that it uses out of a command's `options`."""
-    sampling = sampling_params(options)
+    more: dict[str, Any] = {}
+    processing = take_processing(options, more)
+    sampling = replace(sampling_params(options), **more)
     keys = ("max_new_tokens", "plan", "lookahead", "draft", "stop", "stop_token_ids", "ignore_eos")
     own = {key: options.pop(key) for key in keys} | {"logprobs": options.pop("logprobs", None)}
     if "" in own["stop"]:
         raise PassError("--stop is empty: give it text, or leave it out")
-    return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own)
+    return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own, **processing)

@@ -18,6 +18,7 @@ import click
 from pass_runtime.cli.chat import ChatLoop
 from pass_runtime.cli.conversation import Conversation
 from pass_runtime.cli.errors import Interrupted
+from pass_runtime.cli.processor_options import server_fields
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
 from pass_runtime.options import GenerateOptions
@@ -150,6 +151,7 @@ def as_fields(options: GenerateOptions) -> dict[str, Any]:
         "plan": options.plan,
         "lookahead": options.lookahead,
         "draft": options.draft,
+        **server_fields(options),
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -1,0 +1,99 @@
+"""Penalties, biases and forbidden tokens are Hugging Face's, token for token, greedily."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
+
+PROMPT = "The quick brown fox jumps over"
+NEAR_TIE = 2e-3
+
+
+class OpenAiPenalties:
+    """Frequency and presence penalties by the formula of OpenAI's API reference, over what was written."""
+
+    def __init__(self, prompt: int, frequency: float, presence: float) -> None:
+        self._prompt, self._frequency, self._presence = prompt, frequency, presence
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        count = torch.bincount(ids[0, self._prompt :], minlength=scores.shape[-1])
+        return scores - self._frequency * count - self._presence * (count > 0)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def bundle_session(random_bundle: Path) -> Session:
+    return load(random_bundle, "cpu", threads=1)
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(
+    frequency=st.sampled_from([0.0, 0.6, -0.4]),
+    presence=st.sampled_from([0.0, 1.1, -0.7]),
+    repetition=st.sampled_from([1.0, 1.4, 0.7]),
+    bias=st.dictionaries(st.integers(4, 120), st.sampled_from([-6.0, -1.5, 2.5, 5.0]), max_size=12),
+    minimum=st.sampled_from([0, 7]),
+    banned=st.sampled_from([(), (11, 40), (7,)]),
+    plan=st.sampled_from(["ar", "two-pass", "fused"]),
+)
+def test_token_for_token(
+    model: torch.nn.Module,
+    bundle_session: Session,
+    frequency: float,
+    presence: float,
+    repetition: float,
+    bias: dict[int, float],
+    minimum: int,
+    banned: tuple[int, ...],
+    plan: str,
+):
+    prompt = bundle_session.encode(PROMPT)
+    end = bundle_session.manifest.model.eos_token_ids[0]
+    sampling = SamplingParams(
+        frequency_penalty=frequency, presence_penalty=presence, repetition_penalty=repetition, logit_bias=bias
+    )
+    options = GenerateOptions(
+        32,
+        sampling,
+        plan=plan,
+        ignore_eos=True,
+        min_tokens=minimum,
+        stop_token_ids=[end],
+        allowed_token_ids=[t for t in range(bundle_session.manifest.model.vocab_size) if t not in banned],
+    )
+    written = bundle_session.generate_ids(prompt, options).result().token_ids
+    processors = LogitsProcessorList()
+    if bias:
+        processors.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]))
+    if repetition != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(repetition))
+    processors.append(OpenAiPenalties(len(prompt), frequency, presence))
+    if banned:
+        processors.append(NoBadWordsLogitsProcessor([[token] for token in banned], eos_token_id=end))
+    if minimum:
+        processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), minimum, end, device="cpu"))
+    ids = list(prompt)
+    for token in written:
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[:, -1].float()
+        scores = processors(torch.tensor([ids]), logits)[0]
+        assert scores.max() - scores[token] < NEAR_TIE, (len(ids) - len(prompt), token, int(scores.argmax()))
+        ids.append(token)
