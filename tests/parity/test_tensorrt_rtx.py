@@ -19,7 +19,7 @@ from pass_runtime.bundle.integrity import file_info, verify_files
 from pass_runtime.bundle.manifest import Profile, Tensor
 from pass_runtime.bundle.plan import fused_plan
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.sampling import SAMPLERS, Rule
+from pass_runtime.bundle.sampling import LIST_SIZES, SAMPLERS, Rule
 from pass_runtime.bundle.tensors import COLUMNS
 
 pytestmark = pytest.mark.tensorrt
@@ -68,11 +68,16 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
     assert built.targets == targets
     assert built.capacities == (512, 768)
     graphs = [manifest.plan(plan.tail).tails[sampler].file for plan in engine_plans(manifest) for sampler in SAMPLERS]
-    assert [engine.graph for engine in built.engines] == [*graphs, manifest.logprobs.file, "trunk.onnx"]
+    assert [engine.graph for engine in built.engines] == [
+        *graphs,
+        manifest.logprobs.file,
+        manifest.processors.file,
+        "trunk.onnx",
+    ]
     for engine in built.engines:
         info = file_info(built.path(bundle) / engine.file)
         assert (engine.sha256, engine.bytes) == (info.sha256, info.bytes)
-    *_, logprobs, trunk = built.engines
+    *_, logprobs, processors, trunk = built.engines
     caches = [f"{part}.{layer}" for part in ("key", "value") for layer in range(manifest.model.layers)]
     assert trunk.aliases == {f"present_{name}": f"past_{name}" for name in caches}
     admitted = {profile.sizes["width"][0] for profile in trunk.profiles}
@@ -85,6 +90,10 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
                 assert any(profile.admits(sizes) for profile in trunk.profiles), (plan.name, sizes)
                 told = sizes | {"width": plan.width, "max_emitted": plan.max_emitted}
                 assert any(profile.admits(told) for profile in logprobs.profiles), (plan.name, told)
+                if not plan.parents:
+                    lists = told | {"processed_rows": plan.drafts + 1}
+                    for size in LIST_SIZES:
+                        assert any(p.admits(lists | {"touched": size}) for p in processors.profiles), plan.name
 
 
 def test_a_vocabulary_with_a_last_partial_block_builds(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def assert_cpu_writes(bundle: Path, asked: Asked, written: Sequence[int]) -> Non
     """Plain decoding of that request alone, on ONNX Runtime, but for near-ties."""
     prompt, options = asked
     cpu = cpu_session(bundle)
-    plain = GenerateOptions(options.max_new_tokens, options.sampling, plan="ar", ignore_eos=True)
+    plain = replace(options, plan="ar", draft=None, lookahead=None, logprobs=None)
     expected = run_tokens(cpu, prompt, plain).token_ids
     difference = first_difference(cpu, prompt, plain, expected, written)
     assert difference is None or difference.is_near_tie, f"{options.plan}: {difference}"

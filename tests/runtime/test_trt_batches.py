@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import engine_sessions
 import pytest
 from engine_sessions import PROMPT, SAMPLINGS, Asked, Gpu, assert_cpu_writes, submit_together, with_engines
 
-from pass_runtime import GenerateOptions, Session
+from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session
 from pass_runtime.backends.base import PassKind
 
 gpu = engine_sessions.gpu
@@ -69,6 +70,27 @@ def test_drafts_from_the_text_and_logprobs_side_by_side(gpu: Gpu):
         assert_cpu_writes(gpu.bundle, one, stream.token_ids)
         told = [token.logprobs is not None for token in stream.tokens]
         assert told == [one[1].logprobs is not None] * len(told)
+
+
+def test_processors_of_some_in_a_batch(gpu: Gpu):
+    """Constraints, penalties and neighbours without any: the captured pass has the graph of processors between trunk
+    and tail, and everybody writes what the CPU writes."""
+    asked = requests(("two-pass", "fused"), 4)
+    changes = [
+        {"constraint": Constraint(regex="[a-z ]{4,60}"), "ignore_eos": False},
+        {"sampling": SamplingParams(0.9, seed=3, frequency_penalty=0.8, repetition_penalty=1.2)},
+        {},
+        {"sampling": SamplingParams(logit_bias={5: 3.0, 9: -4.0}), "bad_words": ("the",)},
+    ]
+    asked = [(prompt, replace(options, **change)) for (prompt, options), change in zip(asked, changes, strict=True)]
+    with gpu.open(max_batch_size=MOST) as session:
+        streams = [stream.result() for stream in submit_together(session, asked)]
+        captures = gpu.cuda.captures
+        again = [stream.result() for stream in submit_together(session, asked)]
+        assert not session.backend.uncaptured and captures
+    for one, stream, second in zip(asked, streams, again, strict=True):
+        assert_cpu_writes(gpu.bundle, one, stream.token_ids)
+        assert second.token_ids == stream.token_ids
 
 
 def test_a_batch_that_has_been_seen_allocates_and_captures_nothing(gpu: Gpu):

@@ -1,0 +1,83 @@
+"""200 JSON schemas: each is understood, and what a random model writes for it is valid where it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pass_runtime import Constraint, GenerateOptions, PassError, SamplingParams, Session, load
+
+sys.path.append(str(Path(__file__).parents[1] / "cli"))
+from test_step_time import load_script
+
+json_schemas = load_script("json_schemas")
+CASES = [json.loads(line) for line in json_schemas.SCHEMAS.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def bundle_session(random_bundle: Path) -> Session:
+    return load(random_bundle, "cpu", threads=1)
+
+
+def test_there_are_200_different_schemas():
+    assert len({json.dumps(case["schema"], sort_keys=True) for case in CASES}) == 200
+
+
+def test_what_ends_is_valid(bundle_session: Session):
+    counts = Counter[str]()
+    for seed, case in enumerate(CASES):
+        options = GenerateOptions(
+            120, SamplingParams(1.0, seed=seed), plan="two-pass", constraint=Constraint(json_schema=case["schema"])
+        )
+        generation = bundle_session.generate(case["prompt"], options).result()
+        counts[generation.finish_reason] += 1
+        if generation.finish_reason == "stop":
+            why = json_schemas.problem(case["schema"], generation.text)
+            assert why is None, (case, why, generation.text)
+    assert counts["stop"] > 30, "so few texts ended that this shows little"
+
+
+REFUSED = [
+    ({"regex": "("}, "the regex is not valid"),
+    ({"grammar": "start: missing"}, "the grammar is not valid"),
+    ({"json_schema": {"type": "strin"}}, "the json_schema is not valid"),
+    ({"json_schema": {"$ref": "#/nowhere"}}, "the json_schema is not valid"),
+    ({"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+    ({"regex": "(?=a)b"}, "the regex is not valid"),
+    ({"regex": "a{1,100000}" * 50}, ""),
+    ({"json_schema": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}}, ""),
+    ({"regex": "((a|b)*c(d|e)*){30,3000}" * 10}, ""),
+    ({"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(20_000))}, ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "why"), REFUSED, ids=lambda value: str(value)[:40])
+def test_a_bad_or_huge_constraint_costs_little(bundle_session: Session, fields: dict, why: str):
+    """Refused in one line; or, where it is only large, followed for a few tokens. Either takes seconds at most."""
+    started = time.process_time()
+    try:
+        options = GenerateOptions(8, SamplingParams(1.0, seed=1), constraint=Constraint(**fields))
+        bundle_session.generate("a", options).result()
+        assert not why, "it should have been refused"
+    except PassError as error:
+        assert why in str(error) and len(str(error).splitlines()) == 1 and len(str(error)) < 400
+    assert time.process_time() - started < 30
+    assert len(bundle_session.generate("a", GenerateOptions(3, ignore_eos=True)).result().token_ids) == 3
+
+
+def test_limits():
+    with pytest.raises(PassError, match="logit-bias has 10000 tokens; at most 1024"):
+        SamplingParams(logit_bias=dict.fromkeys(range(10_000), 1.0))
+    with pytest.raises(PassError, match="at most 1048576 are allowed"):
+        Constraint(regex="a" * (1 << 21))
+    with pytest.raises(PassError, match="exactly one of"):
+        Constraint(regex="a", choice=["b"])
+    with pytest.raises(PassError, match="exactly one of"):
+        Constraint()
+    with pytest.raises(PassError, match="ends the text"):
+        GenerateOptions(ignore_eos=True, constraint=Constraint(regex="a"))
