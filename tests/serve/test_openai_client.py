@@ -207,7 +207,7 @@ def test_errors_are_the_clients_own(server):
         server.client().completions.create(model="other", prompt="a")
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        server.client().completions.create(model=server.model, prompt="a", presence_penalty=1.0)
+        server.client().completions.create(model=server.model, prompt="a", presence_penalty=3.0)
     assert refused.value.param == "presence_penalty"
     assert refused.value.type == "invalid_request_error"
 

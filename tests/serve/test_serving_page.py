@@ -36,10 +36,14 @@ def test_the_commands_run(server, line):
         assert "choices" in json.loads(done.stdout) or "/v1/completions" not in line
 
 
-def test_the_python_runs(server, capsys):
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    exec(compile(here(code, server), "serving.md", "exec"), {})
-    assert "'seed': 7" in capsys.readouterr().out
+CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+PRINTED = ("'seed': 7", "city=")
+
+
+@pytest.mark.parametrize(("code", "printed"), [*zip(CODE, PRINTED, strict=True)], ids=PRINTED)
+def test_the_python_runs(server, capsys, code, printed):
+    exec(compile(here(code, server), "serving.md", "exec", dont_inherit=True), {})
+    assert printed in capsys.readouterr().out
 
 
 def test_the_metrics_are_those_of_the_table(server):

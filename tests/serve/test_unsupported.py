@@ -7,23 +7,16 @@ import pytest
 from running import error
 
 UNSUPPORTED = {
-    "frequency_penalty": 0.5,
-    "presence_penalty": -1,
-    "logit_bias": {"5": 1},
-    "repetition_penalty": 1.1,
-    "min_tokens": 1,
     "skip_special_tokens": False,
     "include_stop_str_in_output": True,
-    "best_of": 2,
-    "echo": True,
     "store": True,
     "service_tier": "priority",
-    "response_format": {"type": "json_object"},
-    "guided_json": {"type": "object"},
     "truncate_prompt_tokens": 5,
 }
 OF_COMPLETIONS = UNSUPPORTED | {"suffix": "x", "add_special_tokens": False}
 OF_CHATS = UNSUPPORTED | {
+    "best_of": 2,
+    "echo": True,
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
@@ -85,6 +78,30 @@ WRONG = [
     ({"stop_token_ids": [100000]}, None),
     ({"plan": "fast"}, None),
     ({"lookahead": 7}, None),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": "1"}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"the": 1}}, "logit_bias.the"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+    ({"logit_bias": {str(token): 1 for token in range(10_000)}}, "logit_bias"),
+    ({"logit_bias": {"100000": 1}}, None),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"bad_words": [""]}, "bad_words.0"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [100000]}, None),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+    ({"guided_regex": "(a"}, "guided_regex"),
+    ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": {"type": "animal"}}, "guided_json"),
 ]
 
 
@@ -147,6 +164,15 @@ def test_more_wrong_chats(server):
     assert error(server.chat(top_logprobs=2), 400)["param"] == "top_logprobs"
     assert error(server.chat(max_tokens=3, max_completion_tokens=4), 400)["param"] == "max_tokens"
     assert error(server.chat(logprobs=3), 400)["param"] == "logprobs"
+
+
+def test_wrong_completions(server):
+    problem = error(server.complete(suffix="x"), 400)
+    assert "fill a gap" in problem["message"]
+    assert error(server.complete(best_of=2, n=3), 400)["param"] == "best_of"
+    assert error(server.complete(best_of=2, stream=True), 400)["param"] == "best_of"
+    assert error(server.complete(best_of=129), 400)["param"] == "best_of"
+    assert error(server.complete(echo=True, logprobs=1), 400)["param"] == "echo"
 
 
 def test_what_does_not_fit_the_context(server):

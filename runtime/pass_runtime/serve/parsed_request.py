@@ -13,7 +13,9 @@ from pass_runtime.options import GenerateOptions
 from pass_runtime.serve.errors import ApiError
 from pass_runtime.serve.options import ServeOptions
 from pass_runtime.serve.schemas import ChatMessage, ChatRequest, CompletionRequest, Sampled, unsupported
+from pass_runtime.serve.structured import constraint_of
 from pass_runtime.session import Session
+from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.messages import template_role
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -22,39 +24,44 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """requests: one for each choice of the answer, in this order; `n` of every prompt.
+    """requests: `written` for every prompt, of which the likeliest `n` are the choices of the answer, in this order.
 
-    arrived: `time.perf_counter` when the request came, before its prompts were tokenized.
+    arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: what the texts of each
+    prompt begin with; () for nothing.
     """
 
     requests: tuple[Request, ...]
     n: int
     arrived: float
+    written: int = 1
+    echo: tuple[str, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
         """The sum over all prompts, each counted once whatever `n` is."""
-        return sum(len(request.prompt_ids) for request in self.requests[:: self.n])
+        return sum(len(request.prompt_ids) for request in self.requests[:: self.written])
 
 
 def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None) -> ParsedRequest:
     """Tokenize the prompts and check everything that can be wrong with a request. ApiError says what is."""
     arrived = time.perf_counter() if arrived is None else arrived
     _refuse_unsupported(request)
+    if isinstance(request, CompletionRequest):
+        _check_completion(request)
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         raise _unsupported("stream_options.include_obfuscation", True)
     try:
         prompts = _prompts(session, limits, request)
-        n = int(request.n or 1)  # where only 1 is taken, 1.0 is
-        if len(prompts) * n > limits.max_sequences:
+        n, written = request.n or 1, sequences_of_a_prompt(request)
+        if len(prompts) * written > limits.max_sequences:
             raise ApiError(
-                f"{len(prompts)} prompts with n = {n} are more than the {limits.max_sequences} sequences that a "
-                "request may have",
+                f"{len(prompts)} prompts with {written} sequences each are more than the {limits.max_sequences} "
+                "sequences that a request may have",
                 param="n",
             )
-        options = _options(request)
+        options = _options(session, request)
         if session.resolve(options).cycle is not None and not limits.client_plans:
             raise ApiError(
                 "this server decides how to decode: leave out plan, speculative, lookahead and draft",
@@ -64,18 +71,29 @@ def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: flo
         requests: list[Request] = []
         for ids in prompts:
             most = _max_new_tokens(session, limits, request, len(ids))
-            each = replace(options, max_new_tokens=most, reuse_prefix=limits.reuse_prefix)
+            least = request.min_tokens or 0
+            if least > most:
+                raise ApiError(f"min_tokens is {least}, and at most {most} are written", param="min_tokens")
+            each = replace(options, max_new_tokens=most, min_tokens=least, reuse_prefix=limits.reuse_prefix)
             prompt = tuple(ids)  # one for all of them, which so share its K/V
-            requests += [session.request(prompt, replace(each, sampling=s)) for s in _samplings(options.sampling, n)]
+            requests += [
+                session.request(prompt, replace(each, sampling=s)) for s in _samplings(options.sampling, written)
+            ]
     except PassError as error:
         raise ApiError(str(error)) from None
-    return ParsedRequest(tuple(requests), n, arrived)
+    return ParsedRequest(tuple(requests), n, arrived, written, _echo(session, request))
 
 
 def sequences(request: Sampled) -> int:
     """How many sequences a request is for, as far as can be seen before it is parsed and checked."""
-    n = request.n if isinstance(request.n, int) else 1
-    return n * (len(_each(request.prompt)) if isinstance(request, CompletionRequest) else 1) or 1
+    prompts = len(_each(request.prompt)) if isinstance(request, CompletionRequest) else 1
+    return sequences_of_a_prompt(request) * prompts or 1
+
+
+def sequences_of_a_prompt(request: Sampled) -> int:
+    """How many sequences are written for each prompt."""
+    best_of = request.best_of if isinstance(request, CompletionRequest) else None
+    return max(best_of or 1, request.n or 1)
 
 
 def text_bytes(request: Sampled) -> int:
@@ -93,6 +111,28 @@ def _bytes(text: str) -> int:
 def _refuse_unsupported(fields: Sampled | ChatMessage, where: str = "") -> None:
     if (name := unsupported(fields)) is not None:
         raise _unsupported(where + name, getattr(fields, name))
+
+
+def _check_completion(request: CompletionRequest) -> None:
+    if request.suffix:
+        why = "this model was trained to continue a text, not to fill a gap before a suffix"
+        raise ApiError(f"suffix is not supported: {why}", param="suffix", code="unsupported_parameter")
+    if request.best_of is not None and request.best_of < (request.n or 1):
+        raise ApiError(f"best_of is {request.best_of}, and n is {request.n}: it must be at least n", param="best_of")
+    if request.stream and sequences_of_a_prompt(request) > (request.n or 1):
+        raise ApiError("which text is the best is known at the end: leave out stream or best_of", param="best_of")
+    if request.echo and request.logprobs is not None:
+        why = "there are no log-probabilities of the prompt: leave out echo or logprobs"
+        raise ApiError(why, param="echo", code="unsupported_parameter")
+
+
+def _echo(session: Session, request: Sampled) -> tuple[str, ...]:
+    if not isinstance(request, CompletionRequest) or not request.echo:
+        return ()
+    return tuple(
+        each if isinstance(each, str) else session.tokenizer.decode(each, skip_special_tokens=True)
+        for each in _each(request.prompt)
+    )
 
 
 def _unsupported(param: str, value: Any) -> ApiError:
@@ -142,7 +182,7 @@ def _texts(message: ChatMessage) -> list[str]:
     return [part.text or "" for part in message.content]
 
 
-def _options(request: Sampled) -> GenerateOptions:
+def _options(session: Session, request: Sampled) -> GenerateOptions:
     plan = request.plan or "auto"
     if request.speculative is False:
         if request.plan not in (None, "ar"):
@@ -160,6 +200,10 @@ def _options(request: Sampled) -> GenerateOptions:
             top_p=1.0 if request.top_p is None else request.top_p,
             min_p=request.min_p or 0.0,
             seed=None if request.seed is None else request.seed % (1 << 64),
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=request.repetition_penalty or 1.0,
+            logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
         ),
         plan=plan,
         lookahead=request.lookahead,
@@ -168,11 +212,31 @@ def _options(request: Sampled) -> GenerateOptions:
         stop_token_ids=request.stop_token_ids or (),
         ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(request),
+        constraint=_constraint(session, request),
+        bad_words=request.bad_words or (),
+        allowed_token_ids=request.allowed_token_ids or (),
     )
+
+
+def _constraint(session: Session, request: Sampled) -> Constraint | None:
+    """What the text must look like. ApiError where that is not valid, or cannot be followed here."""
+    found = constraint_of(request)
+    if found is None:
+        return None
+    param, constraint = found
+    if request.ignore_eos:
+        raise ApiError(f"{param} ends the text: leave out ignore_eos", param="ignore_eos")
+    try:
+        session.resolve(GenerateOptions(constraint=constraint))
+    except PassError as error:
+        raise ApiError(str(error), param=param) from None
+    return constraint
 
 
 def _logprobs(request: Sampled) -> int | None:
     if isinstance(request, CompletionRequest):
+        if request.logprobs is None and sequences_of_a_prompt(request) > (request.n or 1):
+            return 0  # by which the best are chosen
         return request.logprobs
     assert isinstance(request, ChatRequest)
     if request.top_logprobs is not None and not request.logprobs:

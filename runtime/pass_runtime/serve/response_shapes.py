@@ -6,7 +6,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pass_runtime.decode.sequence import Piece, Token
@@ -19,12 +19,19 @@ Json = dict[str, Any]
 
 @dataclass
 class Choice:
-    """One sequence of a request. offset: how many characters of its text were sent."""
+    """One sequence of a request. offset: how many characters of its text were sent. echo: what its text begins with."""
 
     index: int
     generation: Generation
     timing: Timing
     offset: int = 0
+    echo: str = ""
+
+    @property
+    def likelihood(self) -> float:
+        """The mean log-probability of its tokens, where there are log-probabilities."""
+        values = [token.logprobs.logprob for token in self.generation.tokens if token.logprobs is not None]
+        return sum(values) / len(values) if values else 0.0
 
 
 class ResponseShape(ABC):
@@ -64,7 +71,8 @@ class ResponseShape(ABC):
     def _finished(self, choice: Choice) -> Json:
         done = choice.generation
         logprobs = self._logprobs_of(done.tokens, 0)
-        return self._choice(choice, self._message(done.text), logprobs, done.finish_reason) | {"pass": extension(done)}
+        text = self._message(choice.echo + done.text)
+        return self._choice(choice, text, logprobs, done.finish_reason) | {"pass": extension(done)}
 
     def _logprobs_of(self, tokens: Sequence[Token], offset: int) -> Json | None:
         return self._logprobs_json(tokens, offset) if self._logprobs else None
@@ -91,6 +99,9 @@ class CompletionShape(ResponseShape):
         return {"text": text}
 
     _message = _delta
+
+    def opening(self, choice: Choice) -> list[Json]:
+        return [self._choice(choice, {"text": choice.echo}, None, None)] if choice.echo else []
 
     def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json:
         return completion_logprobs(self._texts, tokens, offset)
@@ -129,8 +140,17 @@ def extension(generation: Generation) -> Json:
     }
 
 
+def best(choices: Sequence[Choice], written: int, n: int) -> list[Choice]:
+    """Of every `written` choices in turn the `n` likeliest, the best first, numbered anew."""
+    if written == n:
+        return list(choices)
+    groups = [choices[i : i + written] for i in range(0, len(choices), written)]
+    kept = [each for group in groups for each in sorted(group, key=lambda c: -c.likelihood)[:n]]
+    return [replace(choice, index=i) for i, choice in enumerate(kept)]
+
+
 def usage(prompt_tokens: int, n: int, choices: Sequence[Choice]) -> Json:
-    """prompt_tokens: the sum over the prompts, each of which has n choices. A token that ended a text is counted."""
+    """prompt_tokens: the sum over the prompts, each of which has n of the choices. A text's last token is counted."""
     written = sum(len(choice.generation.tokens) for choice in choices)
     kept = [choice.generation.stats.cached_tokens for choice in choices]
     # Of the choices of a prompt, the one that read it found the least of it in the cache.

@@ -6,11 +6,15 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pass_runtime.bundle.sampling import MAX_CANDIDATES, MAX_LOGPROBS
+from pass_runtime.bundle.sampling import MAX_BIASES, MAX_CANDIDATES, MAX_LOGPROBS, MIN_REPETITION
+from pass_runtime.serve.structured import Structured
 from pass_runtime.text.messages import Role
 
 Ids = list[int]
 Stop = str | Annotated[list[str], Field(max_length=16)]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+NotEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Fields(BaseModel):
@@ -41,7 +45,7 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = Field(None, description="Only false: chunks are not padded.")
 
 
-class Sampled(Fields):
+class Sampled(Structured):
     """The fields of both endpoints. `null` is the default of each."""
 
     model: str
@@ -58,6 +62,14 @@ class Sampled(Fields):
     prompt_cache_key: str | None = Field(None, description="Not used.")
     safety_identifier: str | None = Field(None, description="Not used.")
 
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=MIN_REPETITION, le=1 / MIN_REPETITION)
+    logit_bias: dict[TokenKey, Bias] | None = Field(None, max_length=MAX_BIASES, description="By token id.")
+    min_tokens: int | None = Field(None, ge=0)
+    bad_words: list[NotEmpty] | None = Field(None, max_length=1024)
+    allowed_token_ids: Ids | None = Field(None, min_length=1)
+
     top_k: int | None = Field(None, ge=-1, le=MAX_CANDIDATES, description="0 and -1 are off.")
     min_p: float | None = Field(None, ge=0, le=1, description="0 is off.")
     ignore_eos: bool | None = None
@@ -69,20 +81,10 @@ class Sampled(Fields):
     lookahead: int | None = Field(None, ge=0)
     draft: Literal["lookahead", "ngram", "both"] | None = None
 
-    frequency_penalty: Any = only(0)
-    presence_penalty: Any = only(0)
-    logit_bias: Any = only({})
-    best_of: Any = only(1)
-    echo: Any = only(False)
-    response_format: Any = only({"type": "text"})
     service_tier: Any = only("auto", "default")
     store: Any = only(False)
 
-    repetition_penalty: Any = only(1)
     length_penalty: Any = only(1)
-    min_tokens: Any = only(0)
-    bad_words: Any = only([])
-    allowed_token_ids: Any = only()
     prompt_logprobs: Any = only()
     truncate_prompt_tokens: Any = only()
     use_beam_search: Any = only(False)
@@ -93,11 +95,6 @@ class Sampled(Fields):
     include_stop_str_in_output: Any = only(False)
     priority: Any = only(0)
     logits_processors: Any = only([])
-    structured_outputs: Any = only()
-    guided_json: Any = only()
-    guided_regex: Any = only()
-    guided_choice: Any = only()
-    guided_grammar: Any = only()
     return_token_ids: Any = only(False)
     return_tokens_as_token_ids: Any = only(False)
 
@@ -107,7 +104,9 @@ class CompletionRequest(Sampled):
 
     prompt: str | Ids | list[str] | list[Ids] = Field(description="Text or token ids, of one prompt or several.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    suffix: Any = only("")
+    best_of: int | None = Field(None, ge=1, le=128, description="Write so many, and return the n likeliest.")
+    echo: bool | None = Field(None, description="Begin the text with the prompt.")
+    suffix: str | None = Field(None, description="Only null or empty.")
     add_special_tokens: Any = only(True)
 
 
@@ -135,6 +134,8 @@ class ChatRequest(Sampled):
     """/v1/chat/completions"""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    best_of: Any = only(1)
+    echo: Any = only(False)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

@@ -98,6 +98,9 @@ class Service:
         with self._admission(len(parsed.requests)):
             generations = self.session.begin(parsed.requests, self.options.max_queue)
         choices = [Choice(i, generation, Timing(parsed.arrived)) for i, generation in enumerate(generations)]
+        if parsed.echo:
+            for choice in choices:
+                choice.echo = parsed.echo[choice.index // parsed.written]
         self._answers.append(choices)
         try:
             yield choices

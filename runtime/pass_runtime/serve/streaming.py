@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pass_runtime.serve.errors import ApiError, as_api_error
 from pass_runtime.serve.handlers import as_response
 from pass_runtime.serve.parsed_request import ParsedRequest
-from pass_runtime.serve.response_shapes import Choice, Json, ResponseShape, usage
+from pass_runtime.serve.response_shapes import Choice, Json, ResponseShape, best, usage
 from pass_runtime.serve.service import Event, Service
 
 DONE = b"data: [DONE]\n\n"
@@ -52,7 +52,8 @@ class GenerationResponse(Response):
                         if not self._stream:
                             async for _ in events:
                                 pass
-                            response: Response = JSONResponse(self._shape.whole(choices, self._usage(choices)))
+                            kept = best(choices, self._request.written, self._request.n)
+                            response: Response = JSONResponse(self._shape.whole(kept, self._usage(choices)))
                             await response(scope, receive, send_noted)
                             return
                         first = await anext(events)  # an error before this gets an HTTP status of its own
@@ -92,7 +93,7 @@ class GenerationResponse(Response):
         await _send(send, _event(self._shape.chunk(choices) | ({"usage": None} if self._include_usage else {})))
 
     def _usage(self, choices: list[Choice]) -> Json:
-        return usage(self._request.prompt_tokens, self._request.n, choices)
+        return usage(self._request.prompt_tokens, self._request.written, choices)
 
 
 async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
