@@ -130,6 +130,8 @@ class LoadOptions:
     weights as ONNX Runtime packs them in the user's cache directory, where all processes map them.
     logprobs_mode: log-probabilities are "raw", the model's own, or "processed", after constraints, biases and penalties
     (as vLLM's raw_logprobs and processed_logprobs); both before temperature and truncation.
+    speculative_max_concurrency: with more sequences than this decoding at a time, all of them are decoded plainly,
+    whatever plans they name (None: as plans say, of which "auto" drafts where that is faster).
     """
 
     device: str = "auto"
@@ -139,12 +141,13 @@ class LoadOptions:
     capacity: int | None = None
     weight_cache: bool = True
     logprobs_mode: str = "raw"
+    speculative_max_concurrency: int | None = None
 
     def __post_init__(self) -> None:
         text("device", self.device)
         if text("logprobs-mode", self.logprobs_mode) not in LOGPROBS_MODES:
             raise PassError(f"logprobs-mode must be {' or '.join(LOGPROBS_MODES)}, not {self.logprobs_mode!r}")
-        for name in ("threads", "max_batch_size", "max_queue", "capacity"):
+        for name in ("threads", "max_batch_size", "max_queue", "capacity", "speculative_max_concurrency"):
             value = getattr(self, name)
             if value is not None or name in ("threads", "max_queue"):
                 object.__setattr__(self, name, whole(name.replace("_", "-"), value))
@@ -153,6 +156,8 @@ class LoadOptions:
             raise PassError(f"threads must be 0 (the engine's choice) to {MAX_THREADS}, not {self.threads}")
         if self.max_batch_size is not None and not 1 <= self.max_batch_size <= MAX_SLOTS:
             raise PassError(f"max-batch-size must be 1 to {MAX_SLOTS}, not {self.max_batch_size}")
+        if self.speculative_max_concurrency is not None and self.speculative_max_concurrency < 0:
+            raise PassError(f"speculative-max-concurrency must be at least 0, not {self.speculative_max_concurrency}")
         if self.max_queue < 1:
             raise PassError(f"max-queue must be at least 1, not {self.max_queue}")
         if self.capacity is not None and (self.capacity < 4 or self.capacity % 4):

@@ -54,13 +54,14 @@ class Session:
         *,
         max_queue: int = MAX_QUEUE,
         logprobs_mode: str = "raw",
+        speculative_max_concurrency: int | None = None,
     ) -> None:
         self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
         self.chat_template = chat_template
         self._grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
         runner = Runner(backend, processed_logprobs=logprobs_mode == "processed")
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
-        self._scheduler = Scheduler(runner, self._tuners, max_queue)
+        self._scheduler = Scheduler(runner, self._tuners, max_queue, speculative_max_concurrency)
         self._worker = Worker(self._scheduler)
         self._finalizer = weakref.finalize(self, self._worker.close, backend.close)
 
@@ -300,10 +301,20 @@ def load(
     capacity: int | None = None,
     weight_cache: bool = True,
     logprobs_mode: str = "raw",
+    speculative_max_concurrency: int | None = None,
 ) -> Session:
     """Open a bundle; see `LoadOptions`. verify: compare the hashes of its files with the manifest's; a file that was
     verified before and has not changed is not read again."""
-    options = LoadOptions(device, threads, max_batch_size, max_queue, capacity, weight_cache, logprobs_mode)
+    options = LoadOptions(
+        device,
+        threads,
+        max_batch_size,
+        max_queue,
+        capacity,
+        weight_cache,
+        logprobs_mode=logprobs_mode,
+        speculative_max_concurrency=speculative_max_concurrency,
+    )
     path = Path(bundle)
     manifest = read_manifest(path)
     remembered = Remembered()
@@ -334,5 +345,12 @@ def open_session_of(
         verify=verify,
         weight_cache=options.weight_cache,
     )
-    mode = options.logprobs_mode
-    return Session(manifest, backend, tokenizer, template, max_queue=options.max_queue, logprobs_mode=mode)
+    return Session(
+        manifest,
+        backend,
+        tokenizer,
+        template,
+        max_queue=options.max_queue,
+        logprobs_mode=options.logprobs_mode,
+        speculative_max_concurrency=options.speculative_max_concurrency,
+    )

@@ -10,7 +10,7 @@ import time
 from contextlib import aclosing
 
 import pytest
-from reciting import BOS, assert_idle, reciting_session, words
+from reciting import BOS, assert_idle, reciting_session, runner_of, words
 
 from pass_runtime import QueueFull
 from pass_runtime.bundle.sampling import SamplingParams
@@ -493,3 +493,25 @@ def test_a_capacity_bounds_the_longest_sequence(tiny_bundle):
         assert (len(stream.token_ids), stream.finish_reason) == (7, "length")
         with pytest.raises(PassError, match=r"17 tokens.* 16"):
             session.generate_ids([5] * 17)
+
+
+@pytest.mark.parametrize(("limit", "most_rows"), [(None, 5), (2, 5), (0, 1)])
+def test_many_at_a_time_are_decoded_plainly(tiny_bundle, limit, most_rows):
+    """Above `speculative_max_concurrency` nothing drafts; below it plans are as they were, and the text always is."""
+    options = GenerateOptions(24, plan="two-pass", lookahead=4, ignore_eos=True)
+    with load(tiny_bundle, "cpu", threads=1, max_batch_size=4, speculative_max_concurrency=limit) as session:
+        rows: list[tuple[int, int]] = []
+        run = runner_of(session).run
+
+        def noted(plan, drafts):
+            rows.append((len(runner_of(session).decoding), plan.width))
+            return run(plan, drafts)
+
+        runner_of(session).run = noted
+        alone = session.generate_ids([5, 6, 7], options).result().token_ids
+        assert max(width for _, width in rows) == most_rows
+        rows.clear()
+        together = session._worker.call(lambda: [session.generate_ids([5, 6, 7], options) for _ in range(4)])
+        assert all(stream.result().token_ids == alone for stream in together)
+        wide = {count for count, width in rows if width > 1}
+        assert not wide if limit == 0 else max(wide) <= (limit or 4)

@@ -38,6 +38,7 @@ def main() -> None:
 @opts.generation_options
 @opts.SEED
 @opts.LOGPROBS
+@opts.LOGPROBS_MODE
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @opts.SHOW_DRAFTS
@@ -137,7 +138,9 @@ def chat(
 @opts.generation_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Line n is sampled with this seed + n - 1.")
 @opts.LOGPROBS
+@opts.LOGPROBS_MODE
 @opts.MAX_BATCH_SIZE
+@opts.MAX_DRAFTING
 @opts.engine_options
 @click.option("--retry-failed", is_flag=True, help="Answer lines again whose result in RESULTS is an error.")
 @click.option("--fail-on-error", is_flag=True, help="End with status 1 where any line failed.")
@@ -161,8 +164,9 @@ def batch(
     """Answer every line of a .jsonl file, several at a time, in order. A stopped run continues where it was.
 
     A request is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of max_new_tokens,
-    temperature, top_k, top_p, min_p, seed, stop, stop_token_ids, plan, lookahead, draft, ignore_eos, logprobs in place
-    of the flags.
+    temperature, top_k, top_p, min_p, seed, stop, stop_token_ids, plan, lookahead, draft, ignore_eos, logprobs,
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, min_tokens, bad_words, allowed_token_ids,
+    json_schema, json_object, regex, choice and grammar in place of the flags; schema and grammar are no files there.
 
     A line that fails has an "error" as its result, and the others go on. The status is 1 where a line failed by no
     fault of its own ("unexpected"), and with --fail-on-error where any did.
@@ -208,6 +212,8 @@ def batch(
 @click.option("--reuse-prefix", is_flag=True, help="Use the K/V of an earlier prompt again where both begin alike.")
 @click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
 @click.option("--allow-special-tokens", is_flag=True, help="Encode special tokens that messages spell as such.")
+@opts.MAX_DRAFTING
+@opts.LOGPROBS_MODE
 @opts.engine_options
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:

@@ -36,7 +36,7 @@ def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def engine_options(command: F) -> F:
-    """--device --threads --capacity --trust-bundle --no-weight-cache --logprobs-mode"""
+    """--device --threads --capacity --trust-bundle --no-weight-cache"""
     return apply(
         click.option("--device", default="auto", show_default=True, help=NUMBERED),
         click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
@@ -47,13 +47,6 @@ def engine_options(command: F) -> F:
         ),
         click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
         click.option("--no-weight-cache", is_flag=True, help="On the CPU, pack weights anew, into memory of its own."),
-        click.option(
-            "--logprobs-mode",
-            type=click.Choice(LOGPROBS_MODES),
-            default="raw",
-            show_default=True,
-            help="Log-probabilities are the model's own, or those after constraints, biases and penalties.",
-        ),
     )(command)
 
 
@@ -89,10 +82,22 @@ def generation_options(command: F) -> F:
 MAX_BATCH_SIZE = click.option(
     "--max-batch-size", type=int, help=f"Sequences at a time.  [default: {DEFAULT_BATCH}, or the engines']"
 )
+MAX_DRAFTING = click.option(
+    "--speculative-max-concurrency",
+    type=int,
+    help="With more sequences than this decoding at a time, none drafts.  [default: auto decides]",
+)
 LOGPROBS = click.option(
     "--logprobs",
     type=int,
     help=f"Report log-probabilities: each token's, and of 0-{MAX_LOGPROBS} likely ones.",
+)
+LOGPROBS_MODE = click.option(
+    "--logprobs-mode",
+    type=click.Choice(LOGPROBS_MODES),
+    default="raw",
+    show_default=True,
+    help="Log-probabilities are the model's own, or those after constraints, biases and penalties.",
 )
 SHOW_DRAFTS = click.option(
     "--show-drafts", is_flag=True, help="Colour tokens by source: the model, look-ahead or n-gram drafts."

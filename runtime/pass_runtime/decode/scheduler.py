@@ -55,8 +55,9 @@ class Scheduler:
     """Any thread may call `usage`, and, one at a time, `add`, `reserve` and `release`; one thread calls everything
     else."""
 
-    def __init__(self, runner: Runner, tuners: Tuners, max_queue: int) -> None:
-        self.runner, self.tuners = runner, tuners
+    def __init__(self, runner: Runner, tuners: Tuners, max_queue: int, most_drafting: int | None = None) -> None:
+        """most_drafting: with more sequences than that decoding, none has drafts; None is without limit."""
+        self.runner, self.tuners, self._most_drafting = runner, tuners, most_drafting
         self.waiting: deque[Sequence] = deque()
         self._max_queue = max_queue
         self._reserved = 0
@@ -179,7 +180,9 @@ class Scheduler:
         sequences = [slot.current for slot in sorted(active, key=lambda slot: slot.admitted)]
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         policy = DraftPolicy()
-        if cycle is None and tuner is not None:
+        if not self._may_draft(active):
+            cycle = None
+        elif cycle is None and tuner is not None:
             limit = max(sequence.request.lookahead for sequence in sequences)
             accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
             decided = tuner.mode(limit, batch, accepted)
@@ -201,7 +204,7 @@ class Scheduler:
         instead of waiting for that; and while the cache has no room to time passes, sequences are decoded plainly.
         """
         sequences = [slot.current for slot in active]
-        if all(sequence.request.cycle is not None for sequence in sequences):
+        if all(sequence.request.cycle is not None for sequence in sequences) or not self._may_draft(active):
             return None
         sampler = self.runner.sampler(active)
         if not self.tuners.known(sampler, batch) and not all(sequence.stats.passes for sequence in sequences):
@@ -212,6 +215,9 @@ class Scheduler:
             if sequence.acceptance is None:
                 sequence.acceptance = tuner.new_acceptance()
         return tuner
+
+    def _may_draft(self, active: Items[Slot]) -> bool:
+        return self._most_drafting is None or len(active) <= self._most_drafting
 
     def _deliver(self, results: Items[StepResult]) -> None:
         for result in results:
