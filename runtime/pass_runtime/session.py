@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
@@ -21,8 +20,6 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import whole_numbers
-from pass_runtime.decode.draft_policy import way_of_decoding
-from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.rehearsal import rehearse
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
@@ -32,8 +29,8 @@ from pass_runtime.decode.worker import Worker
 from pass_runtime.errors import PassError
 from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
+from pass_runtime.resolver import Resolver
 from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template
-from pass_runtime.text.grammar import Grammars
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning.tuner import PlanTuner
@@ -58,7 +55,7 @@ class Session:
     ) -> None:
         self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
         self.chat_template = chat_template
-        self._grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
+        self._resolver = Resolver(manifest, backend, tokenizer)
         runner = Runner(backend, processed_logprobs=logprobs_mode == "processed")
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
         self._scheduler = Scheduler(runner, self._tuners, max_queue, speculative_max_concurrency)
@@ -156,78 +153,11 @@ class Session:
 
     def resolve(self, options: GenerateOptions) -> Request:
         """What `options` mean on this bundle: a request without a prompt. PassError where the bundle cannot run it."""
-        available = self.manifest.lookahead.length
-        lookahead = available if options.lookahead is None else options.lookahead
-        if not 0 <= lookahead <= available:
-            raise PassError(
-                f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with"
-            )
-        only = self.backend.capabilities.lookahead
-        if only is not None and (options.plan.startswith(("fused:", "tree:")) or lookahead not in (0, only)):
-            raise PassError(
-                f"the engines are for look-ahead {only} with full groups: use --plan fused, and --lookahead {only} or 0"
-            )
-        name, cycle, lookahead, ngram_drafts = way_of_decoding(options.plan, lookahead, options.draft)
-        if cycle is not None and cycle.is_tree and cycle.plans[0].drafts not in self.backend.capabilities.trees:
-            raise PassError(
-                f"there is no {cycle.plans[0].tail} here: trees of drafts need the rule match, a draft head, a "
-                "vocabulary that is a multiple of 8, and a bundle and engines of this version; use --plan fused"
-            )
-        if max(lookahead, ngram_drafts) > available:
-            raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
-        stops = () if options.ignore_eos else self.manifest.model.eos_token_ids
-        return Request(
-            prompt_ids=(),
-            sampling=options.sampling.seeded(),
-            max_new_tokens=options.max_new_tokens,
-            name=name,
-            cycle=cycle,
-            lookahead=lookahead,
-            ngram_drafts=ngram_drafts,
-            stop_token_ids=frozenset((*options.stop_token_ids, *stops)),
-            stop=options.stop_strings,
-            reuse_prefix=options.reuse_prefix,
-            logprobs=options.logprobs,
-            processing=self._processing(options),
-        )
-
-    def _processing(self, options: GenerateOptions) -> Processing | None:
-        """What `options` do to logits. PassError where a constraint is not valid."""
-        stops = () if options.ignore_eos else self.manifest.model.eos_token_ids
-        words = [
-            self.tokenizer.encode(f"{space}{word}", add_special_tokens=False).ids
-            for word in options.bad_words
-            for space in ("", " ")
-        ]
-        processing = Processing(
-            self.manifest.model.vocab_size,
-            options.sampling,
-            None if options.constraint is None else self._grammars.start(options.constraint),
-            options.min_tokens,
-            frozenset((*options.stop_token_ids, *stops)),
-            tuple(dict.fromkeys(tuple(word) for word in words if word)),
-            tuple(options.allowed_token_ids),
-        )
-        if not processing.does_something:
-            return None
-        _ = self.backend.processors  # refused where the bundle has none
-        return processing
+        return self._resolver.resolve(options)
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
         """The request that `generate` would begin; several that hold the very same tuple of ids share its K/V."""
-        model, capacity = self.manifest.model, self.backend.capabilities.max_capacity
-        prompt_ids = _token_ids(prompt_ids)
-        if not prompt_ids:
-            raise PassError("the prompt has no tokens")
-        listed = (*options.stop_token_ids, *options.allowed_token_ids, *options.sampling.logit_bias)
-        for token in (*prompt_ids, *listed):
-            if not 0 <= token < model.vocab_size:
-                raise PassError(f"token id {token} is not in the vocabulary of {model.vocab_size}")
-        if len(prompt_ids) > capacity:
-            raise PassError(
-                f"the prompt has {len(prompt_ids)} tokens, more than the KV capacity of {capacity}; shorten it"
-            )
-        return replace(self.resolve(options), prompt_ids=prompt_ids)
+        return self._resolver.request(_token_ids(prompt_ids), options)
 
     def tuner(self, sampling: SamplingParams) -> PlanTuner:
         """The tuner that `auto` uses for requests with this kind of sampling (greedy, sampled or truncated). The first

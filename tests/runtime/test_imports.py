@@ -15,7 +15,7 @@ FORBIDDEN = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetens
 ROOT = Path(pass_runtime.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
 EVERYWHERE = {"errors", "files", "json_lines"}
-PUBLIC = {"options", "generation", "session"}
+PUBLIC = {"options", "generation", "resolver", "session"}
 SESSION = {"bundle", "backends", "tuning", "decode", "text", *PUBLIC}
 ROOMS = {  # what each room of docs/architecture.md may import, besides EVERYWHERE
     "bundle": set(),

@@ -1,0 +1,98 @@
+"""From options to a request: what they mean on a bundle, and whether its graphs and engines can do it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tokenizers import Tokenizer
+
+from pass_runtime.backends.base import Backend
+from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.decode.draft_policy import way_of_decoding
+from pass_runtime.decode.processors import Processing
+from pass_runtime.decode.sequence import Request
+from pass_runtime.errors import PassError
+from pass_runtime.options import GenerateOptions
+from pass_runtime.text.grammar import Grammars
+
+
+class Resolver:
+    """Makes the requests of one session. Any thread may call it."""
+
+    def __init__(self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer) -> None:
+        self._manifest, self._backend, self._tokenizer = manifest, backend, tokenizer
+        self._grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
+
+    def resolve(self, options: GenerateOptions) -> Request:
+        """What `options` mean on this bundle: a request without a prompt. PassError where the bundle cannot run it."""
+        available = self._manifest.lookahead.length
+        lookahead = available if options.lookahead is None else options.lookahead
+        if not 0 <= lookahead <= available:
+            raise PassError(
+                f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with"
+            )
+        only = self._backend.capabilities.lookahead
+        if only is not None and (options.plan.startswith(("fused:", "tree:")) or lookahead not in (0, only)):
+            raise PassError(
+                f"the engines are for look-ahead {only} with full groups: use --plan fused, and --lookahead {only} or 0"
+            )
+        name, cycle, lookahead, ngram_drafts = way_of_decoding(options.plan, lookahead, options.draft)
+        if cycle is not None and cycle.is_tree and cycle.plans[0].drafts not in self._backend.capabilities.trees:
+            raise PassError(
+                f"there is no {cycle.plans[0].tail} here: trees of drafts need the rule match, a draft head, a "
+                "vocabulary that is a multiple of 8, and a bundle and engines of this version; use --plan fused"
+            )
+        if max(lookahead, ngram_drafts) > available:
+            raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
+        stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
+        return Request(
+            prompt_ids=(),
+            sampling=options.sampling.seeded(),
+            max_new_tokens=options.max_new_tokens,
+            name=name,
+            cycle=cycle,
+            lookahead=lookahead,
+            ngram_drafts=ngram_drafts,
+            stop_token_ids=frozenset((*options.stop_token_ids, *stops)),
+            stop=options.stop_strings,
+            reuse_prefix=options.reuse_prefix,
+            logprobs=options.logprobs,
+            processing=self._processing(options),
+        )
+
+    def _processing(self, options: GenerateOptions) -> Processing | None:
+        """What `options` do to logits. PassError where a constraint is not valid."""
+        stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
+        words = [
+            self._tokenizer.encode(f"{space}{word}", add_special_tokens=False).ids
+            for word in options.bad_words
+            for space in ("", " ")
+        ]
+        processing = Processing(
+            self._manifest.model.vocab_size,
+            options.sampling,
+            None if options.constraint is None else self._grammars.start(options.constraint),
+            options.min_tokens,
+            frozenset((*options.stop_token_ids, *stops)),
+            tuple(dict.fromkeys(tuple(word) for word in words if word)),
+            tuple(options.allowed_token_ids),
+        )
+        if not processing.does_something:
+            return None
+        _ = self._backend.processors  # refused where the bundle has none
+        return processing
+
+    def request(self, prompt_ids: tuple[int, ...], options: GenerateOptions) -> Request:
+        """The request for a prompt. PassError where a token is unknown, or the prompt too long."""
+        model, capacity = self._manifest.model, self._backend.capabilities.max_capacity
+        if not prompt_ids:
+            raise PassError("the prompt has no tokens")
+        listed = (*options.stop_token_ids, *options.allowed_token_ids, *options.sampling.logit_bias)
+        for token in (*prompt_ids, *listed):
+            if not 0 <= token < model.vocab_size:
+                raise PassError(f"token id {token} is not in the vocabulary of {model.vocab_size}")
+        if len(prompt_ids) > capacity:
+            raise PassError(
+                f"the prompt has {len(prompt_ids)} tokens, more than the KV capacity of {capacity}; shorten it"
+            )
+        return replace(self.resolve(options), prompt_ids=prompt_ids)
