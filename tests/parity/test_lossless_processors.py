@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -100,3 +102,13 @@ def test_what_a_grammar_leaves_no_choice_of_is_a_draft(session: Session):
         assert results[plan].text == results["ar"].text
         assert 2 * results[plan].stats.passes <= results["ar"].stats.passes
         assert "grammar" in {token.source for token in results[plan].tokens}
+
+
+def test_lists_grow_with_the_text(random_bundle: Path):
+    """Also where nothing drafts, so that nobody has looked at the newest token before a pass is laid out."""
+    options = GenerateOptions(60, SamplingParams(frequency_penalty=1.5), ignore_eos=True)
+    with load(random_bundle, "cpu", threads=1) as session:
+        expected = session.generate("a", replace(options, plan="ar")).result().token_ids
+    with load(random_bundle, "cpu", threads=1, speculative_max_concurrency=0) as session:
+        assert session.generate("a", options).result().token_ids == expected
+    assert len(set(expected)) > 20

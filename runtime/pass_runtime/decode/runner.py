@@ -204,8 +204,7 @@ class Runner:
 
     def _kind(self, plan: Plan, active: Items[Slot]) -> PassKind:
         logprobs = any(slot.current.request.logprobs is not None for slot in active)
-        lists = [p.size(plan.drafts) for slot in active if (p := slot.current.processors) is not None]
-        touched = max(lists, default=0)
+        touched = max(slot.current.touched(plan.drafts) for slot in active)
         return PassKind(plan, self.batch(active), self.sampler(active), logprobs, touched, self.processed_logprobs)
 
     def _process(self, kind: PassKind, active: Items[Slot]) -> None:

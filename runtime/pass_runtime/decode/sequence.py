@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -160,25 +161,35 @@ class Sequence:
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that must come next because a grammar leaves no choice; () where there is one."""
-        if self.processors is None or self.problem is not None:
-            return ()
-        try:
+        if self.processors is not None and self.problem is None:
+            with self._noting_problems():
+                self.processors.read(self.tokens)
+                return self.processors.forced()
+        return ()
+
+    def touched(self, drafts: int) -> int:
+        """The length of its processors' lists in a pass with so many draft rows; 0 where it has no processors."""
+        if self.processors is None:
+            return 0
+        with self._noting_problems():
             self.processors.read(self.tokens)
-            return self.processors.forced()
-        except PassError as error:
-            self.problem = error
-            return ()
+        return self.processors.size(drafts)
 
     def processed(self, drafts: Items[int], size: int) -> ProcessedRows | None:
         """What its processors do in a pass with these `drafts` (V: none); None where there are none, or cannot go on.
         size: the length of the lists."""
-        if self.processors is None or self.problem is not None:
-            return None
+        if self.processors is not None and self.problem is None:
+            with self._noting_problems():
+                return self.processors.rows(self.tokens, drafts, size)
+        return None
+
+    @contextmanager
+    def _noting_problems(self) -> Iterator[None]:
+        """Processors that cannot go on end the sequence, and not the pass that others take part in."""
         try:
-            return self.processors.rows(self.tokens, drafts, size)
+            yield
         except PassError as error:
-            self.problem = error
-            return None
+            self.problem = self.problem or error
 
     def leave_queue(self) -> None:
         """Record the time it waited: it now has a slot, or has ended without one."""
