@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ import pytest
 
 from pass_runtime import PassError
 from pass_runtime.serve.errors import ApiError
+from pass_runtime.serve.options import ServeOptions
+from pass_runtime.serve.parsed_request import parse
 from pass_runtime.serve.triton.reading import read_request
 from pass_runtime.serve.triton.settings import read_settings
 
@@ -41,6 +44,15 @@ def test_the_parameters_of_a_request_count_like_sampling_parameters():
 def test_logprobs_of_completions_and_of_chats(sampling, logprobs):
     request, _ = read(sampling_parameters=np.array([sampling.encode()], object))
     assert request.logprobs == logprobs
+
+
+def test_constraints_penalties_and_biases_reach_the_request(session):
+    sampling = {"structured_outputs": {"choice": ["yes", "no"]}, "logit_bias": {"5": -3}, "min_tokens": 1}
+    tensors = {"sampling_parameters": np.array([json.dumps(sampling).encode()], object)}
+    request, _ = read(**tensors, frequency_penalty=np.array([0.5], np.float32))
+    (parsed,) = parse(session, ServeOptions(), request).requests
+    assert parsed.processing.grammar is not None and parsed.processing.min_tokens == 1
+    assert (parsed.sampling.logit_bias, parsed.sampling.frequency_penalty) == ({5: -3.0}, 0.5)
 
 
 def test_returning_logprobs_asks_for_them():
