@@ -132,6 +132,8 @@ class LoadOptions:
     (as vLLM's raw_logprobs and processed_logprobs); both before temperature and truncation.
     speculative_max_concurrency: with more sequences than this decoding at a time, all of them are decoded plainly,
     whatever plans they name (None: as plans say, of which "auto" drafts where that is faster).
+    prefix_cache: use K/V of earlier requests again for the tokens that prompts begin with, on engines where that
+    changes no bit of what follows (ONNX Runtime on the CPU).
     """
 
     device: str = "auto"
@@ -142,6 +144,7 @@ class LoadOptions:
     weight_cache: bool = True
     logprobs_mode: str = "raw"
     speculative_max_concurrency: int | None = None
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         text("device", self.device)
@@ -151,7 +154,8 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None or name in ("threads", "max_queue"):
                 object.__setattr__(self, name, whole(name.replace("_", "-"), value))
-        object.__setattr__(self, "weight_cache", flag("weight-cache", self.weight_cache))
+        for name in ("weight_cache", "prefix_cache"):
+            object.__setattr__(self, name, flag(name.replace("_", "-"), getattr(self, name)))
         if not 0 <= self.threads <= MAX_THREADS:
             raise PassError(f"threads must be 0 (the engine's choice) to {MAX_THREADS}, not {self.threads}")
         if self.max_batch_size is not None and not 1 <= self.max_batch_size <= MAX_SLOTS:

@@ -52,11 +52,13 @@ class Session:
         max_queue: int = MAX_QUEUE,
         logprobs_mode: str = "raw",
         speculative_max_concurrency: int | None = None,
+        prefix_cache: bool = True,
     ) -> None:
         self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
         self.chat_template = chat_template
         self._resolver = Resolver(manifest, backend, tokenizer)
-        runner = Runner(backend, processed_logprobs=logprobs_mode == "processed")
+        processed = logprobs_mode == "processed"
+        runner = Runner(backend, processed_logprobs=processed, prefix_cache=prefix_cache)
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
         self._scheduler = Scheduler(runner, self._tuners, max_queue, speculative_max_concurrency)
         self._worker = Worker(self._scheduler)
@@ -232,6 +234,7 @@ def load(
     weight_cache: bool = True,
     logprobs_mode: str = "raw",
     speculative_max_concurrency: int | None = None,
+    prefix_cache: bool = True,
 ) -> Session:
     """Open a bundle; see `LoadOptions`. verify: compare the hashes of its files with the manifest's; a file that was
     verified before and has not changed is not read again."""
@@ -244,6 +247,7 @@ def load(
         weight_cache,
         logprobs_mode=logprobs_mode,
         speculative_max_concurrency=speculative_max_concurrency,
+        prefix_cache=prefix_cache,
     )
     path = Path(bundle)
     manifest = read_manifest(path)
@@ -283,4 +287,5 @@ def open_session_of(
         max_queue=options.max_queue,
         logprobs_mode=options.logprobs_mode,
         speculative_max_concurrency=options.speculative_max_concurrency,
+        prefix_cache=options.prefix_cache,
     )

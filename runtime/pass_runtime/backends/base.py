@@ -36,6 +36,8 @@ class Capabilities:
     capacities: the KV capacities S in tokens that the cache may have, in rising order.
     prefill_widths: the widths Q of prompt chunks in falling order, ending in 1.
     batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
+    same_entries: whether the K/V of a token are the same bits whatever window wrote them, a chunk of a prompt or a
+    chain of any width; those of second choices in trees are excepted.
     least_width: narrower windows are padded to this many rows.
     keeps_graphs: whether passes are repeated as captured graphs, which stay good when the KV capacity changes.
     listed: N, the number of positions whose noise the tails' inputs list; 0 is as many as the largest capacity needs.
@@ -53,6 +55,7 @@ class Capabilities:
     lookahead: int | None = None
     trees: tuple[int, ...] = ()
     rounds_activations: bool = False
+    same_entries: bool = False
     least_width: int = 1
     listed: int = 0
     keeps_graphs: bool = False

@@ -141,6 +141,7 @@ def chat(
 @opts.LOGPROBS_MODE
 @opts.MAX_BATCH_SIZE
 @opts.MAX_DRAFTING
+@opts.NO_PREFIX_CACHE
 @opts.engine_options
 @click.option("--retry-failed", is_flag=True, help="Answer lines again whose result in RESULTS is an error.")
 @click.option("--fail-on-error", is_flag=True, help="End with status 1 where any line failed.")
@@ -213,6 +214,7 @@ def batch(
 @click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
 @click.option("--allow-special-tokens", is_flag=True, help="Encode special tokens that messages spell as such.")
 @opts.MAX_DRAFTING
+@opts.NO_PREFIX_CACHE
 @opts.LOGPROBS_MODE
 @opts.engine_options
 @one_line_errors
@@ -283,6 +285,7 @@ def bench(bundle: Path, **options: Any) -> None:
     if cached is not None:
         by_rows = replace(by_rows, cached=cached)
     by_rows = replace(by_rows, whole_cache=options["capacity"] is not None)
+    options["no_prefix_cache"] = True  # Every round reads its prompts.
     session = opts.open_bundle(bundle, options, max_batch_size=max(batches, default=1))
 
     def save(report: dict[str, Any]) -> None:

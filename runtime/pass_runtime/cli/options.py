@@ -82,6 +82,11 @@ def generation_options(command: F) -> F:
 MAX_BATCH_SIZE = click.option(
     "--max-batch-size", type=int, help=f"Sequences at a time.  [default: {DEFAULT_BATCH}, or the engines']"
 )
+NO_PREFIX_CACHE = click.option(
+    "--no-prefix-cache",
+    is_flag=True,
+    help="Read every prompt anew. Otherwise, on the CPU, what prompts have in common is read once.",
+)
 MAX_DRAFTING = click.option(
     "--speculative-max-concurrency",
     type=int,
@@ -109,6 +114,7 @@ def open_bundle(
 ) -> Session:
     """Open a bundle with the engine options in `options`, which must hold nothing else and is changed."""
     options["verify"], options["weight_cache"] = not options.pop("trust_bundle"), not options.pop("no_weight_cache")
+    options["prefix_cache"] = not options.pop("no_prefix_cache", False)
     with importing():
         import_module("pass_runtime.backends.ort.backend")  # and ONNX Runtime, which `load` imports otherwise
     announce_packing()

@@ -17,6 +17,8 @@ from pass_runtime.decode.processors import no_processing
 from pass_runtime.decode.sequence import Request, Sequence, Slot, Token, TokenLogprobs, TokenSource
 
 Drafts = tuple[int, ...]
+COMPARED = 64
+"""Tokens that are compared at a time, which is faster than one after another."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,11 @@ class StepResult:
 class Runner:
     """B slots. Only the thread that runs the scheduler may call it."""
 
-    def __init__(self, backend: Backend, *, processed_logprobs: bool = False) -> None:
-        """processed_logprobs: log-probabilities are of what the logits processors leave, not the model's own."""
+    def __init__(self, backend: Backend, *, processed_logprobs: bool = False, prefix_cache: bool = True) -> None:
+        """processed_logprobs: log-probabilities are of what the logits processors leave, not the model's own.
+        prefix_cache: K/V of other sequences are used again where that changes no bit of what follows."""
         self.backend, self.processed_logprobs = backend, processed_logprobs
+        self._prefix_cache = prefix_cache and backend.capabilities.same_entries
         self.slots = [Slot(number) for number in range(backend.capabilities.slots)]
         self.window: Plan | None = None
         """The plan whose windows are on the device; None where all windows must be staged again."""
@@ -72,12 +76,13 @@ class Runner:
         if not free:
             return False
         prompt = sequence.request.prompt_ids
-        shared = {slot.number: _shared(slot, sequence.request) for slot in free}
+        shared = {slot.number: self._shared(slot, sequence.request) for slot in free}
         slot = max(free, key=lambda slot: (shared[slot.number], -len(slot.kept), -slot.number))
         keep = shared[slot.number]
         self._fit(len(prompt) + 1, slot, keep)
         self.backend.set_sampling(slot.number, sequence.request.sampling)
         slot.sequence, slot.prompt, sequence.cached, slot.kept = sequence, prompt, keep, []
+        slot.same = min(slot.same, keep)
         slot.left, slot.staged, slot.masked = 0, False, False
         self._admitted += 1
         slot.admitted = self._admitted
@@ -91,14 +96,16 @@ class Runner:
         slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """Copy the K/V of the prompt of `slot` from another slot that has read more of the very same prompt."""
+        """Copy the K/V of the prompt of `slot` from another slot that has more of it."""
         sequence, started = slot.current, time.perf_counter()
-        source = max(self.slots, key=lambda other: _read(other, sequence.request))
-        if (count := _read(source, sequence.request)) <= sequence.cached:
+        others = [other for other in self.slots if other is not slot]
+        counts = [self._reusable(other, sequence.request) for other in others]
+        if (count := max(counts, default=0)) <= sequence.cached:
             return
+        source = others[counts.index(count)]
         self.backend.cache.move(source.number, slot.number, count)
         sequence.stats.cached_tokens += count - sequence.cached
-        sequence.cached, slot.masked = count, False
+        sequence.cached, slot.masked, slot.same = count, False, min(source.same, count)
         sequence.stats.prefill_seconds += time.perf_counter() - started
 
     def prefill(self, slot: Slot, most: int | None = None) -> int:
@@ -111,6 +118,7 @@ class Runner:
         self.backend.prefill(slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width)
         done = time.perf_counter()
         self._engine_seconds += done - begun
+        slot.same += count if slot.same == sequence.cached else 0
         sequence.cached += count
         slot.masked = False  # the length it was masked at has changed
         sequence.stats.prefill_seconds += done - started
@@ -147,6 +155,8 @@ class Runner:
         # All results are computed before any is counted: where one fails, the account is as it was before the pass.
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
         for slot, result in zip(active, results, strict=True):
+            if slot.same == result.sequence.cached:
+                slot.same += 1 + result.chain if result.chain < len(result.tokens) - 1 else len(result.tokens)
             result.sequence.cached += len(result.tokens)
             result.sequence.stats.engine_seconds = self._engine_seconds - result.sequence.engine_before
             slot.left, slot.source = plan.left(result.last), "lookahead"
@@ -266,17 +276,31 @@ class Runner:
         """Change what a free slot keeps. The slot must be staged or masked again before the next pass, which would
         otherwise write at the old length."""
         slot.kept, slot.staged, slot.masked = tokens, False, False
+        slot.same = min(slot.same, len(tokens))
 
     def resize(self, capacity: int) -> None:
         """Change the KV capacity, which must hold what every slot has cached."""
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
+
+    def _shared(self, slot: Slot, request: Request) -> int:
+        """How many tokens of the prompt of `request` a free `slot` has cached already."""
+        if request.reuse_prefix:
+            return _common_prefix(slot.kept, request.prompt_ids[:-1])
+        return self._reusable(slot, request)
+
+    def _reusable(self, slot: Slot, request: Request) -> int:
+        """How many tokens of the prompt of `request` are cached in `slot` with the bits that reading it would write."""
+        if self._prefix_cache:
+            return min(slot.same, _common_prefix(slot.held, request.prompt_ids[:-1]))
+        same_prompt = slot.prompt is request.prompt_ids
+        return min(slot.cached, len(request.prompt_ids) - 1) if same_prompt else 0
 
     def _move(self, source: Slot, target: Slot) -> None:
         sequence = source.current
         self._keep(target, [])
         self.backend.cache.move(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)
-        target.sequence, target.prompt, source.sequence = sequence, source.prompt, None
+        target.sequence, target.prompt, target.same, source.sequence = sequence, source.prompt, source.same, None
         self._keep(source, [])
 
     def _chunk(self, start: int, stop: int, most: int | None) -> tuple[int, int]:
@@ -303,15 +327,9 @@ def _logprobs(logprobs: Logprobs, slot: int, ids: Items[int], count: int | None)
     return [TokenLogprobs(chosen[i], tops[i]) for i in range(len(ids))]
 
 
-def _read(slot: Slot, request: Request) -> int:
-    """How many tokens of the very prompt of `request` are cached in `slot`, as prefill wrote them."""
-    return min(slot.cached, len(request.prompt_ids) - 1) if slot.prompt is request.prompt_ids else 0
-
-
-def _shared(slot: Slot, request: Request) -> int:
-    """How many tokens of the prompt of `request` a free `slot` has cached already."""
-    return _common_prefix(slot.kept, request.prompt_ids[:-1]) if request.reuse_prefix else _read(slot, request)
-
-
 def _common_prefix(a: Items[int], b: Items[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    """How many tokens two sequences have in common at their beginnings."""
+    most, count = min(len(a), len(b)), 0
+    while count < most and list(a[count : count + COMPARED]) == list(b[count : count + COMPARED]):
+        count += COMPARED
+    return next((i for i in range(count, most) if a[i] != b[i]), most)

@@ -244,6 +244,7 @@ class Slot:
 
     admitted: the sequence's number in the order of admission. kept: the tokens of a finished sequence whose K/V are
     still in the cache. prompt: the prompt of the slot's present or last sequence; the cache begins with its K/V.
+    same: how many of its first K/V entries are the bits that reading their tokens as a prompt would write.
     left: the number of drafts in its window, and source: where they came from. staged: whether its window is on the
     device. masked: whether the device leaves the slot out of passes. ngram: the tokens that an n-gram match proposes as
     drafts for the next pass, or that a grammar leaves no choice of; matched: the length of that match.
@@ -254,6 +255,7 @@ class Slot:
     admitted: int = 0
     kept: list[int] = field(default_factory=list)
     prompt: tuple[int, ...] = ()
+    same: int = 0
     left: int = 0
     source: TokenSource = "lookahead"
     staged: bool = False
@@ -266,6 +268,11 @@ class Slot:
         """The sequence of a slot that is known to have one."""
         assert self.sequence is not None
         return self.sequence
+
+    @property
+    def held(self) -> Items[int]:
+        """The tokens whose K/V are in the cache."""
+        return self.kept if self.sequence is None else self.sequence.tokens[: self.sequence.cached]
 
     @property
     def cached(self) -> int:

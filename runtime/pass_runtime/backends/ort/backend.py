@@ -77,16 +77,19 @@ class OrtBackend(Backend):
         self._device = choose_device(device)
         kind, _ = split_device(self._device)
         check_onnx_runtime(bundle, manifest)
+        slots = batch_sizes(max_batch_size or DEFAULT_BATCH)
+        derived = manifest.derived_trunk(kind, slots[-1])
         capabilities = Capabilities(
             kind,
             manifest.model.vocab_size,
             CAPACITIES[kind](capacity or manifest.model.max_capacity),
             PREFILL_WIDTHS,
-            batch_sizes(max_batch_size or DEFAULT_BATCH),
+            slots,
             trees=manifest.tree_sizes(),
             rounds_activations=not exact and manifest.model.weights in ROUNDING[kind],
+            # tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
+            same_entries=kind == "cpu" and not exact and derived is not None,
         )
-        derived = manifest.derived_trunk(kind, capabilities.slots)
         spare_entries = 0 if derived is None else derived.spare_entries
         super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)

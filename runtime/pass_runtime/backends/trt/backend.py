@@ -224,9 +224,9 @@ def _capabilities(
         batch_sizes(max_batch_size),
         engines.lookahead,
         manifest.tree_sizes({engine.graph for engine in engines.engines}),
-        manifest.model.weights == "w8a8",
-        least_width(engines),
-        listed_positions(built),
+        rounds_activations=manifest.model.weights == "w8a8",
+        least_width=least_width(engines),
+        listed=listed_positions(built),
         keeps_graphs=True,
     )
 

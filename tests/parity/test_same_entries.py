@@ -1,0 +1,124 @@
+"""On the CPU the K/V of a token are the same bits whatever window wrote them. So prompts share what they begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import export_bundle
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.bundle.read import read_manifest
+
+PROMPT = np.random.default_rng(0).integers(4, 200, 150).tolist()
+CHUNKS = {"64": [64, 64], "16": [16] * 8, "1": [1] * 128, "ragged": [10, 64, 3, 40, 11]}
+
+
+@pytest.fixture(scope="module", params=["full", "int8", "int4", "w8a8"])
+def bundle(request, tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("entries") / request.param
+    return export_bundle(tiny_model, output, weights=request.param, lookahead_weights=adapter_weights)
+
+
+def entries(backend: OrtBackend, count: int, slot: int = 0) -> np.ndarray:
+    """[tensors,heads,count,D]: the first entries of a slot."""
+    cache, found = backend.cache, []
+    _, heads, capacity, size = cache.shape(1)
+    for _, address in cache.places(slot):
+        whole = np.empty((heads, capacity, size), cache.dtype)
+        backend.memory.download(whole, address)
+        found.append(whole[:, :count].copy())
+    return np.stack(found)
+
+
+def read(bundle: Path, chunks: list[int], slots: int, slot: int) -> np.ndarray:
+    backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
+    assert backend.capabilities.same_entries
+    backend.resize(512, [0] * slots)
+    length = 0
+    for count in chunks:
+        width = min(width for width in backend.capabilities.prefill_widths if width >= count)
+        backend.prefill(slot, length, PROMPT[length : length + count], width)
+        length += count
+    found = entries(backend, length, slot)
+    backend.close()
+    return found
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_chunks_of_a_prompt(bundle: Path, slots: int):
+    whole = read(bundle, [128], slots, 0)
+    for name, chunks in CHUNKS.items():
+        assert np.array_equal(read(bundle, chunks, slots, slots - 1), whole), name
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_decoding_writes_what_reading_does(bundle: Path, slots: int):
+    for plan, sampling in (
+        ("ar", SamplingParams()),
+        ("fused", SamplingParams(0.9, seed=4)),
+        ("two-pass", SamplingParams()),
+    ):
+        with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
+            options = GenerateOptions(60, sampling, plan=plan, ignore_eos=True)
+            written = session.generate_ids(PROMPT[:20], options).result().token_ids
+            decoded = entries(session.backend, 79)
+        with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
+            session.generate_ids([*PROMPT[:20], *written], GenerateOptions(1, plan="ar")).result()
+            assert np.array_equal(entries(session.backend, 79), decoded), plan
+
+
+@pytest.fixture(scope="module")
+def sessions(subset_bundle: Path) -> tuple[Session, Session]:
+    """With the prefix cache, and without."""
+    return tuple(load(subset_bundle, "cpu", threads=1, max_batch_size=3, prefix_cache=on) for on in (True, False))
+
+
+def written(session: Session, requests: list[tuple[list[int], GenerateOptions]]) -> list[list[int]]:
+    streams = session._worker.call(lambda: [session.generate_ids(*request) for request in requests])
+    return [stream.result().token_ids for stream in streams]
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(data=st.data())
+def test_texts_are_the_same_with_and_without(sessions: tuple[Session, Session], data: st.DataObject):
+    """Prompts that begin alike, together and one after another, with any plan."""
+    requests = []
+    for _ in range(data.draw(st.integers(1, 6))):
+        begins, own = data.draw(st.integers(0, 100)), data.draw(st.lists(st.integers(4, 200), min_size=1, max_size=8))
+        plan = data.draw(st.sampled_from(["ar", "fused", "two-pass", "tree-3", "auto"]))
+        sampling = SamplingParams(data.draw(st.sampled_from([0.0, 0.9])), seed=data.draw(st.integers(0, 9)))
+        requests.append(([*PROMPT[:begins], *own], GenerateOptions(12, sampling, plan=plan, ignore_eos=True)))
+    on, off = (written(session, requests) for session in sessions)
+    assert on == off
+
+
+def test_what_prompts_share_is_read_once(tiny_bundle: Path):
+    options = GenerateOptions(4, plan="ar", ignore_eos=True)
+    with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
+        first = session.generate_ids([*PROMPT[:100], 5], options).result()
+        second = session.generate_ids([*PROMPT[:100], 6, 7], options).result()
+        assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 100)
+        answered = session.generate_ids([*PROMPT[:100], 6, 7, *second.token_ids, 9], options).result()
+        assert answered.stats.cached_tokens == 105  # the answer too, but for its last token, which was never a root
+        streams = session._worker.call(
+            lambda: [session.generate_ids([*PROMPT[100:140], 8, last], options) for last in (3, 4)]
+        )
+        assert sorted(stream.result().stats.cached_tokens for stream in streams) == [0, 41]
+    with load(tiny_bundle, "cpu", threads=1, prefix_cache=False) as session:
+        for _ in range(2):
+            assert session.generate_ids([*PROMPT[:100], 5], options).result().stats.cached_tokens == 0
+
+
+def test_second_choices_are_read_again(subset_bundle: Path):
+    """The K/V of a tree's second choice have other last bits, so a prompt that goes on after it does not use them."""
+    with load(subset_bundle, "cpu", threads=1) as session:
+        prompt = session.encode("The quick brown fox jumps over")
+        options = GenerateOptions(160, SamplingParams(0.8, seed=7), plan="tree-16", ignore_eos=True)
+        text = session.generate_ids(prompt, options).result().token_ids
+        again = session.generate_ids([*prompt, *text], GenerateOptions(1, plan="ar")).result()
+        assert len(prompt) <= again.stats.cached_tokens < len(prompt) + 159
