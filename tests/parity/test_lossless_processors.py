@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import export_bundle
 from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session, load
 from pass_runtime.measuring.lossless import run_tokens
 
@@ -112,3 +114,37 @@ def test_lists_grow_with_the_text(random_bundle: Path):
     with load(random_bundle, "cpu", threads=1, speculative_max_concurrency=0) as session:
         assert session.generate("a", options).result().token_ids == expected
     assert len(set(expected)) > 20
+
+
+@pytest.fixture(scope="module")
+def by_rejection(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_bundle(tiny_model, tmp_path_factory.mktemp("rejection") / "bundle", rule="rejection")
+
+
+@pytest.mark.parametrize("plan", ["ar", "two-pass", "fused"])
+def test_the_rejection_rule_draws_from_what_is_allowed(by_rejection: Path, plan: str):
+    """Of two letters every plan draws each about as often as plain decoding does, and nothing else."""
+    with load(by_rejection, "cpu", threads=1, max_batch_size=4) as session:
+        letters = [session.tokenizer.token_to_id(letter) for letter in ("a", "b")]
+        assert None not in letters
+        options = [
+            GenerateOptions(
+                40,
+                SamplingParams(1.0, seed=seed, logit_bias=dict.fromkeys(letters, 60.0)),
+                plan=plan,
+                ignore_eos=True,
+                allowed_token_ids=letters,
+            )
+            for seed in range(30)
+        ]
+        plain = counts_of(session, [replace(each, plan="ar") for each in options])
+        counts = counts_of(session, options)
+    assert set(counts) <= set(letters)
+    shares = [found[letters[0]] / found.total() for found in (plain, counts)]
+    assert abs(shares[0] - shares[1]) < 0.07, shares  # of 1,200 draws: 3.4 standard deviations, with fixed seeds
+
+
+def counts_of(session: Session, options: list[GenerateOptions]) -> Counter[int]:
+    """How often each token is written."""
+    streams = [session.generate("a b", each) for each in options]
+    return Counter(token for stream in streams for token in stream.result().token_ids)
