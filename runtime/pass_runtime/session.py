@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -85,8 +85,15 @@ class Session:
             raise PassError("the prompt is empty and the model has no start token; give it some text")
         return [start]
 
-    def encode_chat(self, messages: Sequence[Message], *, allow_special_tokens: bool = False) -> list[int]:
-        """The chat template's prompt for the assistant's next turn.
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        allow_special_tokens: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The chat template's prompt for the assistant's next turn. variables: more that the template reads, such as
+        `tools`.
 
         Messages are plain text, even where they spell a special token such as `<|im_end|>`. allow_special_tokens: such
         text becomes the token, as in Hugging Face; use it only for messages that no user wrote.
@@ -97,8 +104,11 @@ class Session:
         if not messages:
             raise PassError("a conversation needs at least one message")
         if allow_special_tokens:
-            return list(self.tokenizer.encode(_valid(template.render(messages)), add_special_tokens=False).ids)
-        return self._chat_encoder.encode(messages, lambda texts: _valid(template.render(texts)))
+            text = _valid(template.render(messages, **(variables or {})))
+            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._chat_encoder.encode(
+            [list(messages), dict(variables or {})], lambda parts: _valid(template.render(parts[0], **parts[1]))
+        )
 
     @cached_property
     def _chat_encoder(self) -> ChatEncoder:

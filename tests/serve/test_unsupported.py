@@ -149,6 +149,10 @@ def test_wrong_prompts(server, prompt):
     [
         [],
         [{"role": "user"}],
+        [{"role": "robot", "content": "a"}],
+        [{"role": "user", "content": "a", "tool_calls": []}],
+        [{"role": "assistant"}],
+        [{"role": "tool", "content": "a"}],
         [{"role": "tool", "content": "a", "tool_call_id": "x"}],
         [{"role": "user", "content": "a", "name": "me"}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
@@ -158,6 +162,13 @@ def test_wrong_prompts(server, prompt):
 )
 def test_wrong_messages(server, messages):
     assert error(server.chat(messages=messages), 400)["param"].startswith("messages")
+
+
+def test_the_field_of_a_message_is_named(server):
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": 5}]
+    assert error(server.chat(messages=messages), 400)["param"] == "messages.1.content"
+    messages[1] = {"role": "user", "colour": "red", "content": "a"}
+    assert error(server.chat(messages=messages), 400)["param"] == "messages.1.colour"
 
 
 def test_more_wrong_chats(server):

@@ -216,6 +216,8 @@ def batch(
 @opts.MAX_DRAFTING
 @opts.NO_PREFIX_CACHE
 @opts.LOGPROBS_MODE
+@click.option("--tool-call-parser", default="auto", show_default=True, help="auto, none, hermes, llama3_json, mistral.")
+@click.option("--reasoning-parser", default="auto", show_default=True, help="auto, none, or think: <think>...</think>.")
 @opts.engine_options
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:

@@ -44,7 +44,10 @@ def run_serve(bundle: Path, options: dict[str, Any]) -> None:
         reuse_prefix=options.pop("reuse_prefix"),
         client_plans=not options.pop("no_client_plan"),
         special_tokens=options.pop("allow_special_tokens"),
-        **{name: options.pop(name) for name in ("model_name", *limits, *seconds)},
+        **{
+            name: options.pop(name)
+            for name in ("model_name", *limits, *seconds, "tool_call_parser", "reasoning_parser")
+        },
     )
     if where.max_connections < 1 or not 0 <= where.drain_seconds < float("inf"):
         raise PassError("max-connections must be at least 1, and drain-seconds at least 0")

@@ -54,13 +54,23 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError("internal error", 500)
 
 
+def not_supported(param: str, value: Any, why: str = "") -> ApiError:
+    """The error for a field that is known, with a value that is not honoured."""
+    shown = value if isinstance(value, int | float | bool) else "with this value"
+    reason = f": {why}" if why else ""
+    message = f"{param} {shown} is not supported by this server{reason}"
+    return ApiError(message, param=param, code="unsupported_parameter")
+
+
 def shutting_down() -> ApiError:
     return ApiError("the server is shutting down", 503, code="shutting_down", headers={"Retry-After": "5"})
 
 
 def of_validation(problem: dict[str, Any]) -> ApiError:
     """The error for a problem that pydantic found."""
-    param = ".".join(str(part) for part in problem["loc"][1:] if "[" not in str(part) and part not in ("str", "int"))
+    path = [part for part in problem["loc"][1:] if "[" not in str(part) and part not in ("str", "int")]
+    roles = [i for i in range(2, len(path)) if path[i - 2] == "messages" and isinstance(path[i - 1], int)]
+    param = ".".join(str(part) for i, part in enumerate(path) if i not in roles)  # the class that a role stands for
     if problem["type"] == "json_invalid":
         return ApiError("the body is not JSON", code="invalid_json")
     if problem["type"] == "extra_forbidden":

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
+from pass_runtime.text.calls.formats import FORMATS
+
+CALL_PARSERS = ("auto", "none", *FORMATS)
+REASONING_PARSERS = ("auto", "none", "think")
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class ServeOptions:
     reuse_prefix: use the K/V of an earlier request again for the tokens that both prompts begin with.
     client_plans: whether requests may name a plan, which then decides for the whole batch (see GenerateOptions).
     special_tokens: whether the text of a special token in a chat message is encoded as that token (see
-    Session.encode_chat).
+    Session.encode_chat). tool_call_parser and reasoning_parser: the format of calls and of thoughts in a model's turns
+    ("auto": that of its chat template).
     """
 
     model_name: str | None = None
@@ -37,12 +42,17 @@ class ServeOptions:
     reuse_prefix: bool = False
     client_plans: bool = True
     special_tokens: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_tokens", "max_output_tokens", "max_body_bytes", "max_sequences"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise PassError(f"{name.replace('_', '-')} must be at least 1, not {value}")
+        for name, values in (("tool_call_parser", CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+            if (value := getattr(self, name)) not in values:
+                raise PassError(f"{name.replace('_', '-')} must be {', '.join(values)}, not {value!r}")
         if self.max_queue < 0:
             raise PassError(f"max-queue must be at least 0, not {self.max_queue}")
         for name in ("request_seconds", "client_seconds"):

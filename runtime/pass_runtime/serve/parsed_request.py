@@ -10,13 +10,15 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
-from pass_runtime.serve.errors import ApiError
+from pass_runtime.serve.conversation import conversation, other_texts, texts
+from pass_runtime.serve.errors import ApiError, not_supported
+from pass_runtime.serve.fields import unsupported
 from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.schemas import ChatMessage, ChatRequest, CompletionRequest, Sampled, unsupported
+from pass_runtime.serve.schemas import ChatRequest, CompletionRequest, Sampled
 from pass_runtime.serve.structured import constraint_of
+from pass_runtime.serve.turns import Turn, Turns
 from pass_runtime.session import Session
 from pass_runtime.text.constraint import Constraint
-from pass_runtime.text.messages import template_role
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has no such limit."""
@@ -27,7 +29,7 @@ class ParsedRequest:
     """requests: `written` for every prompt, of which the likeliest `n` are the choices of the answer, in this order.
 
     arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: what the texts of each
-    prompt begin with; () for nothing.
+    prompt begin with; () for nothing. turn: how texts are read; None where they are text only.
     """
 
     requests: tuple[Request, ...]
@@ -35,6 +37,7 @@ class ParsedRequest:
     arrived: float
     written: int = 1
     echo: tuple[str, ...] = ()
+    turn: Turn | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -45,23 +48,26 @@ class ParsedRequest:
 def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None) -> ParsedRequest:
     """Tokenize the prompts and check everything that can be wrong with a request. ApiError says what is."""
     arrived = time.perf_counter() if arrived is None else arrived
-    _refuse_unsupported(request)
+    if (name := unsupported(request)) is not None:
+        raise not_supported(name, getattr(request, name))
     if isinstance(request, CompletionRequest):
         _check_completion(request)
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
     if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise _unsupported("stream_options.include_obfuscation", True)
+        raise not_supported("stream_options.include_obfuscation", True)
     try:
-        prompts = _prompts(session, limits, request)
-        n, written = request.n or 1, sequences_of_a_prompt(request)
+        turns = Turns(session, limits) if isinstance(request, ChatRequest) else None
+        prompts = _prompts(session, limits, turns, request)
+        turn = turns.turn(request, prompts[0]) if turns is not None and isinstance(request, ChatRequest) else None
+        n, written = _count(request.n), sequences_of_a_prompt(request)
         if len(prompts) * written > limits.max_sequences:
             raise ApiError(
                 f"{len(prompts)} prompts with {written} sequences each are more than the {limits.max_sequences} "
                 "sequences that a request may have",
                 param="n",
             )
-        options = _options(session, request)
+        options = _options(request, _constraint(session, turns, turn, request))
         if session.resolve(options).cycle is not None and not limits.client_plans:
             raise ApiError(
                 "this server decides how to decode: leave out plan, speculative, lookahead and draft",
@@ -81,7 +87,7 @@ def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: flo
             ]
     except PassError as error:
         raise ApiError(str(error)) from None
-    return ParsedRequest(tuple(requests), n, arrived, written, _echo(session, request))
+    return ParsedRequest(tuple(requests), n, arrived, written, _echo(session, request), turn)
 
 
 def sequences(request: Sampled) -> int:
@@ -93,13 +99,19 @@ def sequences(request: Sampled) -> int:
 def sequences_of_a_prompt(request: Sampled) -> int:
     """How many sequences are written for each prompt."""
     best_of = request.best_of if isinstance(request, CompletionRequest) else None
-    return max(best_of or 1, request.n or 1)
+    return max(_count(best_of), _count(request.n))
+
+
+def _count(value: Any) -> int:
+    """The value of a field that may hold anything before it is checked; 1 where it is no whole number."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
 
 def text_bytes(request: Sampled) -> int:
     """The size in UTF-8 of the longest text that becomes one prompt: a conversation, or one of several prompts."""
     if isinstance(request, ChatRequest):
-        return sum(_bytes(text) for message in request.messages for text in _texts(message))
+        in_messages = [text for each in request.messages for text in (*texts(each), *other_texts(each))]
+        return sum(map(_bytes, (*in_messages, *(tool.model_dump_json() for tool in request.tools or ()))))
     assert isinstance(request, CompletionRequest)
     return max((_bytes(each) for each in _each(request.prompt) if isinstance(each, str)), default=0)
 
@@ -108,18 +120,13 @@ def _bytes(text: str) -> int:
     return len(text.encode(errors="replace"))
 
 
-def _refuse_unsupported(fields: Sampled | ChatMessage, where: str = "") -> None:
-    if (name := unsupported(fields)) is not None:
-        raise _unsupported(where + name, getattr(fields, name))
-
-
 def _check_completion(request: CompletionRequest) -> None:
     if request.suffix:
         why = "this model was trained to continue a text, not to fill a gap before a suffix"
-        raise ApiError(f"suffix is not supported: {why}", param="suffix", code="unsupported_parameter")
-    if request.best_of is not None and request.best_of < (request.n or 1):
+        raise not_supported("suffix", request.suffix, why)
+    if request.best_of is not None and _count(request.best_of) < _count(request.n):
         raise ApiError(f"best_of is {request.best_of}, and n is {request.n}: it must be at least n", param="best_of")
-    if request.stream and sequences_of_a_prompt(request) > (request.n or 1):
+    if request.stream and sequences_of_a_prompt(request) > _count(request.n):
         raise ApiError("which text is the best is known at the end: leave out stream or best_of", param="best_of")
     if request.echo and request.logprobs is not None:
         why = "there are no log-probabilities of the prompt: leave out echo or logprobs"
@@ -135,15 +142,12 @@ def _echo(session: Session, request: Sampled) -> tuple[str, ...]:
     )
 
 
-def _unsupported(param: str, value: Any) -> ApiError:
-    shown = value if isinstance(value, int | float | bool) else "with this value"
-    return ApiError(f"{param} {shown} is not supported by this server", param=param, code="unsupported_parameter")
-
-
-def _prompts(session: Session, limits: ServeOptions, request: Sampled) -> list[list[int]]:
+def _prompts(session: Session, limits: ServeOptions, turns: Turns | None, request: Sampled) -> list[list[int]]:
     if isinstance(request, ChatRequest):
-        messages = [_message(message, f"messages.{i}.") for i, message in enumerate(request.messages)]
-        return [session.encode_chat(messages, allow_special_tokens=limits.special_tokens)]
+        assert turns is not None
+        variables = turns.variables(request)
+        messages = conversation(request, calls=turns.calls is not None)
+        return [session.encode_chat(messages, allow_special_tokens=limits.special_tokens, variables=variables)]
     assert isinstance(request, CompletionRequest)
     prompts = [session.encode(each) if isinstance(each, str) else each for each in _each(request.prompt)]
     vocabulary = session.manifest.model.vocab_size
@@ -162,27 +166,7 @@ def _each(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | l
     return [ids] if ids else [each for each in prompt if not isinstance(each, int)]
 
 
-def _message(message: ChatMessage, where: str) -> dict[str, str]:
-    """The message in the form that chat templates take."""
-    _refuse_unsupported(message, where)
-    role = template_role(message.role)
-    for part in message.content if isinstance(message.content, list) else ():
-        if part.type != "text" or part.text is None or part.model_extra:
-            raise ApiError(
-                'content parts must be {"type": "text", "text": ...}: this model reads text only',
-                param=where + "content",
-                code="unsupported_content_part",
-            )
-    return {"role": role, "content": "\n".join(_texts(message))}
-
-
-def _texts(message: ChatMessage) -> list[str]:
-    if isinstance(message.content, str):
-        return [message.content]
-    return [part.text or "" for part in message.content]
-
-
-def _options(session: Session, request: Sampled) -> GenerateOptions:
+def _options(request: Sampled, constraint: Constraint | None) -> GenerateOptions:
     plan = request.plan or "auto"
     if request.speculative is False:
         if request.plan not in (None, "ar"):
@@ -212,30 +196,32 @@ def _options(session: Session, request: Sampled) -> GenerateOptions:
         stop_token_ids=request.stop_token_ids or (),
         ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(request),
-        constraint=_constraint(session, request),
+        constraint=constraint,
         bad_words=request.bad_words or (),
         allowed_token_ids=request.allowed_token_ids or (),
     )
 
 
-def _constraint(session: Session, request: Sampled) -> Constraint | None:
+def _constraint(session: Session, turns: Turns | None, turn: Turn | None, request: Sampled) -> Constraint | None:
     """What the text must look like. ApiError where that is not valid, or cannot be followed here."""
-    found = constraint_of(request)
-    if found is None:
-        return None
-    param, constraint = found
-    if request.ignore_eos:
+    param, form = constraint_of(request) or ("tools", None)
+    found = form
+    if turns is not None and isinstance(request, ChatRequest):
+        found = turns.constraint(request, turn, form)
+    if found is not None and request.ignore_eos:
         raise ApiError(f"{param} ends the text: leave out ignore_eos", param="ignore_eos")
-    try:
-        session.resolve(GenerateOptions(constraint=constraint))
-    except PassError as error:
-        raise ApiError(str(error), param=param) from None
-    return constraint
+    for constraint in dict.fromkeys((form, found)):
+        if constraint is not None:
+            try:
+                session.resolve(GenerateOptions(constraint=constraint))
+            except PassError as error:
+                raise ApiError(str(error), param=param if constraint is form else "tools") from None
+    return found
 
 
 def _logprobs(request: Sampled) -> int | None:
     if isinstance(request, CompletionRequest):
-        if request.logprobs is None and sequences_of_a_prompt(request) > (request.n or 1):
+        if request.logprobs is None and sequences_of_a_prompt(request) > _count(request.n):
             return 0  # by which the best are chosen
         return request.logprobs
     assert isinstance(request, ChatRequest)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pass_runtime.decode.sequence import Piece, Token
 from pass_runtime.generation import Generation
+from pass_runtime.serve.chat_answer import ChatAnswer
 from pass_runtime.serve.metrics import Timing
 from pass_runtime.serve.tokens import TokenTexts, chat_logprobs, completion_logprobs
 
@@ -19,13 +20,15 @@ Json = dict[str, Any]
 
 @dataclass
 class Choice:
-    """One sequence of a request. offset: how many characters of its text were sent. echo: what its text begins with."""
+    """One sequence of a request. offset: how many characters of its text were sent. echo: what its text begins with.
+    answer: puts the message of a chat together where it is more than text."""
 
     index: int
     generation: Generation
     timing: Timing
     offset: int = 0
     echo: str = ""
+    answer: ChatAnswer | None = None
 
     @property
     def likelihood(self) -> float:
@@ -64,15 +67,19 @@ class ResponseShape(ABC):
         choice.offset += len(piece.text)
         return [shown]
 
-    def ending(self, choice: Choice) -> Json:
-        reason = choice.generation.finish_reason
-        return self._choice(choice, self._delta(""), None, reason) | {"pass": extension(choice.generation)}
+    def ending(self, choice: Choice) -> list[Json]:
+        """What a stream sends for a choice after its last piece."""
+        ended = self._choice(choice, self._delta(""), None, self._reason(choice))
+        return [ended | {"pass": extension(choice.generation)}]
 
     def _finished(self, choice: Choice) -> Json:
         done = choice.generation
-        logprobs = self._logprobs_of(done.tokens, 0)
-        text = self._message(choice.echo + done.text)
-        return self._choice(choice, text, logprobs, done.finish_reason) | {"pass": extension(done)}
+        message = self._message(choice)
+        ended = self._choice(choice, message, self._logprobs_of(done.tokens, 0), self._reason(choice))
+        return ended | {"pass": extension(done)}
+
+    def _reason(self, choice: Choice) -> str | None:
+        return choice.generation.finish_reason
 
     def _logprobs_of(self, tokens: Sequence[Token], offset: int) -> Json | None:
         return self._logprobs_json(tokens, offset) if self._logprobs else None
@@ -87,7 +94,7 @@ class ResponseShape(ABC):
     @abstractmethod
     def _delta(self, text: str) -> Json: ...
     @abstractmethod
-    def _message(self, text: str) -> Json: ...
+    def _message(self, choice: Choice) -> Json: ...
     @abstractmethod
     def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json: ...
 
@@ -98,7 +105,8 @@ class CompletionShape(ResponseShape):
     def _delta(self, text: str) -> Json:
         return {"text": text}
 
-    _message = _delta
+    def _message(self, choice: Choice) -> Json:
+        return {"text": choice.echo + choice.generation.text}
 
     def opening(self, choice: Choice) -> list[Json]:
         return [self._choice(choice, {"text": choice.echo}, None, None)] if choice.echo else []
@@ -116,8 +124,36 @@ class ChatShape(ResponseShape):
     def _delta(self, text: str) -> Json:
         return {"delta": {"content": text} if text else {}}
 
-    def _message(self, text: str) -> Json:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def piece(self, choice: Choice, piece: Piece) -> list[Json]:
+        if choice.answer is None:
+            return super().piece(choice, piece)
+        logprobs = self._logprobs_of(piece.tokens, 0)
+        deltas = choice.answer.push(piece.tokens, piece.text)
+        if not deltas and logprobs is not None and piece.tokens:
+            deltas = [{}]
+        return [
+            self._choice(choice, {"delta": delta}, None if place else logprobs, None)
+            for place, delta in enumerate(deltas)
+        ]
+
+    def ending(self, choice: Choice) -> list[Json]:
+        deltas = [] if choice.answer is None else choice.answer.finish()
+        return [self._choice(choice, {"delta": delta}, None, None) for delta in deltas] + super().ending(choice)
+
+    def _message(self, choice: Choice) -> Json:
+        if choice.answer is not None:
+            return {"message": choice.answer.message()}
+        return {"message": {"role": "assistant", "content": choice.generation.text, "refusal": None}}
+
+    def _finished(self, choice: Choice) -> Json:
+        if choice.answer is not None:
+            choice.answer.push(choice.generation.tokens, choice.generation.text)
+            choice.answer.finish()
+        return super()._finished(choice)
+
+    def _reason(self, choice: Choice) -> str | None:
+        reason = choice.generation.finish_reason
+        return "tool_calls" if reason == "stop" and choice.answer is not None and choice.answer.calls else reason
 
     def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json:  # noqa: ARG002 - the other shape's
         return chat_logprobs(self._texts, tokens)

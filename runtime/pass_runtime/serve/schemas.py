@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pass_runtime.bundle.sampling import MAX_BIASES, MAX_CANDIDATES, MAX_LOGPROBS, MIN_REPETITION
+from pass_runtime.serve.chat_schemas import ChatMessage, NamedChoice, Tool
+from pass_runtime.serve.fields import Fields, only
 from pass_runtime.serve.structured import Structured
-from pass_runtime.text.messages import Role
 
 Ids = list[int]
 Stop = str | Annotated[list[str], Field(max_length=16)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 NotEmpty = Annotated[str, Field(min_length=1)]
-
-
-class Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-def only(*neutral: Any) -> Any:
-    """A field that may only be null or one of `neutral`, which change nothing; other values are not supported."""
-    return Field(None, json_schema_extra={"enum": [None, *neutral]})
-
-
-def unsupported(fields: BaseModel) -> str | None:
-    """The first field whose value is not one that its `only` allows."""
-    for name, info in type(fields).model_fields.items():
-        extra, value = info.json_schema_extra, getattr(fields, name)
-        if isinstance(extra, dict) and not any(_same(value, neutral) for neutral in cast(list[Any], extra["enum"])):
-            return name
-    return None
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Equality that tells 0 from False."""
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 class StreamOptions(Fields):
@@ -110,26 +88,6 @@ class CompletionRequest(Sampled):
     add_special_tokens: Any = only(True)
 
 
-class ContentPart(BaseModel):
-    """{"type": "text", "text": ...}; other types are refused by name."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(Fields):
-    role: Role = Field(description="developer is taken as system.")
-    content: str | list[ContentPart]
-    name: Any = only()
-    refusal: Any = only()
-    audio: Any = only()
-    function_call: Any = only()
-    tool_calls: Any = only([])
-    tool_call_id: Any = only()
-    annotations: Any = only([])
-
-
 class ChatRequest(Sampled):
     """/v1/chat/completions"""
 
@@ -139,11 +97,16 @@ class ChatRequest(Sampled):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: Any = only([])
-    tool_choice: Any = only("none", "auto")
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
+        None, description="Default auto where there are tools. With none they are not shown to the model."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most, where calls are required.")
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(
+        None, description="Variables that the model's chat template reads."
+    )
     functions: Any = only([])
     function_call: Any = only("none", "auto")
-    parallel_tool_calls: Any = only(True, False)
     modalities: Any = only(["text"])
     audio: Any = only()
     prediction: Any = only()
@@ -154,5 +117,4 @@ class ChatRequest(Sampled):
     continue_final_message: Any = only(False)
     add_special_tokens: Any = only(False)
     chat_template: Any = only()
-    chat_template_kwargs: Any = only({})
     documents: Any = only([])

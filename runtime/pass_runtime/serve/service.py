@@ -14,6 +14,7 @@ from pass_runtime.decode.scheduler import QueueFull
 from pass_runtime.decode.sequence import Piece
 from pass_runtime.errors import PassError
 from pass_runtime.generation import merged
+from pass_runtime.serve.chat_answer import ChatAnswer
 from pass_runtime.serve.errors import ApiError, as_api_error, shutting_down
 from pass_runtime.serve.metrics import MetricSink, RequestMetrics, Timing
 from pass_runtime.serve.options import ServeOptions
@@ -98,9 +99,9 @@ class Service:
         with self._admission(len(parsed.requests)):
             generations = self.session.begin(parsed.requests, self.options.max_queue)
         choices = [Choice(i, generation, Timing(parsed.arrived)) for i, generation in enumerate(generations)]
-        if parsed.echo:
-            for choice in choices:
-                choice.echo = parsed.echo[choice.index // parsed.written]
+        for choice in choices:
+            choice.echo = parsed.echo[choice.index // parsed.written] if parsed.echo else ""
+            choice.answer = ChatAnswer(parsed.turn) if parsed.turn is not None else None
         self._answers.append(choices)
         try:
             yield choices

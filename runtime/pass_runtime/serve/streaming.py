@@ -86,7 +86,7 @@ class GenerationResponse(Response):
             await _send(send, _event(self._shape.chunk([]) | {"usage": self._usage(choices)}))
 
     async def _send_one(self, send: Send, choice: Choice, piece: Any) -> None:
-        for shown in [self._shape.ending(choice)] if piece is None else self._shape.piece(choice, piece):
+        for shown in self._shape.ending(choice) if piece is None else self._shape.piece(choice, piece):
             await self._send_chunk(send, [shown])
 
     async def _send_chunk(self, send: Send, choices: list[Json]) -> None:

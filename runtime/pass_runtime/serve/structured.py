@@ -5,20 +5,17 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pass_runtime.errors import PassError
 from pass_runtime.serve.errors import ApiError
+from pass_runtime.serve.fields import Fields
 from pass_runtime.text.constraint import Constraint
 
 JsonSchema = dict[str, Any]
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class NamedSchema(_Fields):
+class NamedSchema(Fields):
     """`json_schema` of a response format. The schema is enforced whether `strict` is true or not."""
 
     name: str | None = Field(None, description="Not used.")
@@ -27,12 +24,12 @@ class NamedSchema(_Fields):
     strict: bool | None = None
 
 
-class ResponseFormat(_Fields):
+class ResponseFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
-class StructuredOutputs(_Fields):
+class StructuredOutputs(Fields):
     """vLLM's: exactly one of these."""
 
     json_schema: JsonSchema | str | None = Field(None, alias="json")
@@ -42,7 +39,7 @@ class StructuredOutputs(_Fields):
     grammar: str | None = Field(None, description="llguidance's variant of Lark.")
 
 
-class Structured(_Fields):
+class Structured(Fields):
     """The fields of a request that say what its text must look like; at most one of them may be set."""
 
     response_format: ResponseFormat | None = None

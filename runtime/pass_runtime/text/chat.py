@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +17,8 @@ from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE
 from pass_runtime.errors import PassError
 from pass_runtime.text.sandbox import BoundedEnvironment, TemplateLimitError, bounded, budget
 
-Message = Mapping[str, str]
-"""{"role": "system" | "user" | "assistant", "content": text}"""
+Message = Mapping[str, Any]
+"""{"role": "system" | "user" | "assistant" | "tool", "content": text}, and more where the template reads more."""
 
 
 class _Generation(Extension):
@@ -43,12 +44,17 @@ class ChatTemplate:
         environment.filters["tojson"] = bounded(_tojson)
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             with budget():
                 self._template = environment.from_string(source)
         except Exception as error:  # also those of compiling the Python code that jinja generates
             raise PassError(f"{CHAT_TEMPLATE_FILE}: {_line(error)}") from None
+
+    def names(self, variable: str) -> bool:
+        """Whether the template reads a variable of this name, as far as can be seen from its text."""
+        return re.search(rf"\b{re.escape(variable)}\b", self.source) is not None
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """The prompt for the assistant's next turn. PassError where the template refuses or exceeds its limits."""

@@ -51,9 +51,9 @@ class ChatEncoder:
         self._found = {self._finder.token_to_id(token.content): number for number, token in self._special.items()}
         self._lock = Lock()
 
-    def encode(self, messages: Sequence[Mapping[str, Any]], render: Callable[[Any], str]) -> list[int]:
-        """The ids of a conversation. render: the chat template. PassError where a message holds the text of a special
-        token that cannot be encoded as plain text."""
+    def encode(self, messages: Sequence[Any], render: Callable[[Any], str]) -> list[int]:
+        """The ids of a conversation. messages: all that comes from outside; render: makes the prompt of it. PassError
+        where a message holds the text of a special token that cannot be encoded as plain text."""
         text = render(messages)
         strings, mark = list(_strings(messages)), _unguessable(4)
         marked = self._marked(strings, mark)

@@ -11,7 +11,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from pass_runtime.serve.errors import ApiError, of_validation
-from pass_runtime.serve.schemas import CompletionRequest, only
+from pass_runtime.serve.fields import only
+from pass_runtime.serve.schemas import CompletionRequest
 from pass_runtime.serve.triton.fields import EXCLUDE_INPUT, FLAGS, INPUT_IDS, SAMPLED, SAMPLING_PARAMETERS, TEXT_INPUT
 
 Tensors = Mapping[str, np.ndarray]
@@ -22,6 +23,8 @@ class TritonRequest(CompletionRequest):
     """A completion of one sequence. Other fields of vLLM's `sampling_parameters` may only have neutral values."""
 
     n: Any = only(1)
+    best_of: Any = only(1)
+    echo: Any = only(False)
     guided_decoding: Any = only()
     lora_name: Any = only()
 

@@ -1,0 +1,1 @@
+"""Calls of functions, in the formats in which models write them."""

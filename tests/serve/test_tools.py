@@ -1,0 +1,190 @@
+"""Calls of functions that a model must write: a real server, the openai package, and the formats of three families."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from openai import pydantic_function_tool
+from pydantic import BaseModel
+from running import Server, error
+from tool_models import CLOCK, TEMPLATES, TOOLS, WEATHER, with_template
+
+from pass_runtime.text.calls.formats import FORMATS
+
+ASKED = [{"role": "user", "content": "How warm is it?"}]
+END = {"1": 12}
+"""A bias that makes the random model end its text where it may."""
+
+
+class Clock(BaseModel):
+    utc: bool
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def tool_server(request, random_bundle, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    bundle = with_template(random_bundle, directory / "bundle", TEMPLATES[request.param])
+    with Server(bundle, directory / "log", "--max-batch-size", 4) as running:
+        running.format = request.param
+        yield running
+
+
+def fields(server, **more):
+    own = {"model": server.model, "messages": ASKED, "tools": TOOLS, "max_tokens": 400, "temperature": 1.0}
+    return own | {"logit_bias": END, "tool_choice": "required"} | more
+
+
+def check(call):
+    """A call is one of TOOLS, with arguments of its schema."""
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "weather":
+        assert arguments["city"] in ("Paris", "Rome")
+        assert 1 <= arguments["days"] <= 9
+        assert len(arguments) == 2
+    else:
+        assert call.function.name == "clock"
+        assert arguments in ({"utc": True}, {"utc": False})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_required_calls_can_be_read(tool_server, seed):
+    answer = tool_server.client().chat.completions.create(**fields(tool_server, seed=seed))
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert choice.message.tool_calls
+    for call in choice.message.tool_calls:
+        check(call)
+    assert len({call.id for call in choice.message.tool_calls}) == len(choice.message.tool_calls)
+
+
+def test_a_stream_has_the_same_calls(tool_server):
+    completions = tool_server.client().chat.completions
+    whole = completions.create(**fields(tool_server, seed=3)).choices[0].message.tool_calls
+    chunks = list(completions.create(**fields(tool_server, seed=3), stream=True))
+    calls: list[dict] = []
+    pieces = 0
+    for delta in (choice.delta for chunk in chunks for choice in chunk.choices):
+        assert not delta.content
+        for part in delta.tool_calls or ():
+            if part.id is not None:
+                assert part.index == len(calls)
+                calls.append({"name": part.function.name, "arguments": ""})
+            else:
+                pieces += 1
+            calls[part.index]["arguments"] += part.function.arguments
+    assert calls == [{"name": call.function.name, "arguments": call.function.arguments} for call in whole]
+    assert pieces > len(calls)  # arguments come while they are written
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("named", ["weather", "clock"])
+def test_a_named_function_is_called_once(tool_server, named):
+    choice = {"type": "function", "function": {"name": named}}
+    answer = tool_server.client().chat.completions.create(**fields(tool_server, tool_choice=choice, n=3, seed=1))
+    for each in answer.choices:
+        (call,) = each.message.tool_calls
+        assert call.function.name == named
+        check(call)
+
+
+def test_no_parallel_calls(tool_server):
+    unended = fields(tool_server, parallel_tool_calls=False, logit_bias={"1": -100}, seed=2)
+    (choice,) = tool_server.client().chat.completions.create(**unended).choices
+    assert len(choice.message.tool_calls) == 1
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_several_calls_where_the_format_has_them(tool_server):
+    unended = fields(tool_server, logit_bias={"1": -100}, max_tokens=300, seed=2)
+    (choice,) = tool_server.client().chat.completions.create(**unended).choices
+    calls = choice.message.tool_calls
+    if tool_server.format == "llama3_json":
+        assert len(calls) == 1
+    elif tool_server.format == "hermes":
+        assert len(calls) > 1
+        assert choice.finish_reason == "length"
+    for call in calls[:-1]:
+        check(call)
+
+
+def test_the_helpers_of_the_openai_package(tool_server):
+    own = fields(tool_server, tools=[pydantic_function_tool(Clock, name="clock")], seed=5)
+    completions = tool_server.client().chat.completions
+    (choice,) = completions.parse(**own).choices
+    assert all(isinstance(call.function.parsed_arguments, Clock) for call in choice.message.tool_calls)
+    with completions.stream(**own) as events:
+        done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert [event.arguments for event in done] == [call.function.arguments for call in choice.message.tool_calls]
+
+
+def test_a_whole_conversation(tool_server):
+    completions = tool_server.client().chat.completions
+    first = completions.create(**fields(tool_server, parallel_tool_calls=False, seed=1)).choices[0].message
+    result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "21 degrees"}
+    shorter, longer = (
+        completions.create(**fields(tool_server, messages=messages, tool_choice="auto", max_tokens=4))
+        for messages in (ASKED, [*ASKED, first, result])
+    )
+    assert longer.usage.prompt_tokens > shorter.usage.prompt_tokens + 10
+    assert longer.choices[0].finish_reason in ("length", "stop")
+
+
+def test_tools_are_shown_unless_none_may_be_called(tool_server):
+    completions = tool_server.client().chat.completions
+    counts = {
+        choice: completions.create(**fields(tool_server, tool_choice=choice, max_tokens=1)).usage.prompt_tokens
+        for choice in ("auto", "none")
+    }
+    plain = completions.create(model=tool_server.model, messages=ASKED, max_tokens=1).usage.prompt_tokens
+    assert counts["none"] == plain < counts["auto"]
+
+
+def test_a_form_or_a_call(tool_server):
+    """With a response format and tools, a turn is either: a bias decides which here."""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["no", "yes"]}}}
+    own = fields(tool_server, tool_choice="auto", response_format=form, parallel_tool_calls=False)
+    for seed in range(6):
+        (choice,) = tool_server.client().chat.completions.create(**own | {"seed": seed}).choices
+        if choice.message.tool_calls:
+            check(choice.message.tool_calls[0])
+        else:
+            assert json.loads(choice.message.content) in ("no", "yes")
+            assert choice.finish_reason == "stop"
+
+
+def test_wrong_tools(tool_server):
+    def refused(**more):
+        with pytest.raises(openai.BadRequestError) as caught:
+            tool_server.client().chat.completions.create(**fields(tool_server, **more))
+        return caught.value.param
+
+    def calling(arguments, call="a"):
+        function = {"name": "clock", "arguments": arguments}
+        called = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "a", "type": "function", "function": function}],
+        }
+        return [*ASKED, called, {"role": "tool", "tool_call_id": call, "content": "x"}]
+
+    assert refused(tools=[CLOCK, CLOCK]) == "tools"
+    assert refused(tools=[]) == "tool_choice"
+    assert refused(tool_choice={"type": "function", "function": {"name": "other"}}) == "tool_choice"
+    assert refused(tools=[{"type": "function", "function": {"name": "a b"}}]) == "tools.0.function.name"
+    assert refused(tools=[{"type": "web_search"}]) == "tools.0.type"
+    assert refused(messages=calling("{")) == "messages.1.tool_calls.0.function.arguments"
+    assert refused(messages=calling("[]")) == "messages.1.tool_calls.0.function.arguments"
+    assert refused(messages=calling("{}", call="b")) == "messages.2.tool_call_id"
+    bad = {"type": "object", "properties": {"a": {"type": "animal"}}}
+    assert refused(tools=[{"type": "function", "function": {"name": "f", "parameters": bad}}]) == "tools"
+    assert refused(logit_bias=None, extra_body={"ignore_eos": True}) == "ignore_eos"
+
+
+def test_a_template_without_tools_takes_none(server):
+    problem = error(server.chat(tools=TOOLS), 400)
+    assert problem["param"] == "tools"
+    assert "chat template" in problem["message"]
+    assert server.chat(tools=[WEATHER], tool_choice="none", max_tokens=2).status_code == 200

@@ -1,0 +1,89 @@
+"""Bundles whose chat templates know calls of functions and thoughts, as those of Qwen, Llama 3 and Mistral do.
+
+They show the names of functions only, because the tiny models have little context."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from pass_runtime.bundle.integrity import file_info
+from pass_runtime.bundle.manifest import FILE_NAME
+
+HERMES = """
+{%- if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool.function.name | tojson }}{% endfor %}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '[user]<tool_response>' + message.content + '</tool_response>' }}
+    {%- else %}
+        {{- '[' + message.role + ']' + message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}{{ '}\n</tool_call>' }}
+        {%- endfor %}
+    {%- endif %}
+{%- endfor %}
+{{- '[assistant]' }}"""
+THINKING = HERMES + "{{- '' if enable_thinking is defined and not enable_thinking else '<think>\n' }}"
+LLAMA = """
+{%- if tools %}{% for tool in tools %}{{ tool.function.name | tojson }}{% endfor %}{% endif %}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>' + message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '{"name": "' + call.function.name + '", "parameters": ' }}{{ call.function.arguments | tojson }}{{ '}' }}
+    {%- endfor %}
+{%- endfor %}
+{{- '<|start_header_id|>assistant<|end_header_id|>' }}"""
+MISTRAL = """
+{%- if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | map(attribute='function.name') | list | tojson) }}{% endif %}
+{%- for message in messages %}
+    {{- '[INST]' + message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {%- if call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}
+        {{- '[TOOL_CALLS] [' }}{{ call.function | tojson }}{{ ']' }}
+    {%- endfor %}
+{%- endfor %}"""
+TEMPLATES = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL, "thinking": THINKING}
+PLAIN = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+SPECIAL = ("<|python_tag|>", "[TOOL_CALLS]")
+"""Marks that are tokens, as in the tokenizers of these families; the latter are special ones."""
+
+
+def with_template(bundle: Path, output: Path, template: str) -> Path:
+    """A copy of a tiny bundle with another chat template, in which the last words are the marks in place of what they
+    were."""
+    shutil.copytree(bundle, output)
+    (output / "chat_template.jinja").write_text(template, encoding="utf-8")
+    path = output / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    model, marks = tokenizer["model"], (*PLAIN, *SPECIAL)
+    first = len(model["vocab"]) - len(marks)
+    model["merges"] = model["merges"][: -len(marks)]
+    model["vocab"] = {text: number for text, number in model["vocab"].items() if number < first}
+    form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer["added_tokens"] += [
+        {"id": first + i, "content": mark, "special": mark in SPECIAL, **form} for i, mark in enumerate(marks)
+    ]
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    manifest = json.loads((output / FILE_NAME).read_text(encoding="utf-8"))
+    for name in ("chat_template.jinja", "tokenizer.json"):
+        manifest["files"][name] = file_info(output / name).model_dump()
+    (output / FILE_NAME).write_text(json.dumps(manifest), encoding="utf-8")
+    return output
+
+
+def tool(name: str, **properties: object) -> dict:
+    """A function all of whose arguments are required."""
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": f"{name}.", "parameters": parameters}}
+
+
+WEATHER = tool("weather", city={"enum": ["Paris", "Rome"]}, days={"type": "integer", "minimum": 1, "maximum": 9})
+CLOCK = tool("clock", utc={"type": "boolean"})
+TOOLS = [WEATHER, CLOCK]
