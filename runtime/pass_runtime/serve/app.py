@@ -19,6 +19,7 @@ from pass_runtime.serve.response_shapes import ChatShape, CompletionShape, Respo
 from pass_runtime.serve.schemas import ChatRequest, CompletionRequest, Sampled
 from pass_runtime.serve.service import Service
 from pass_runtime.serve.streaming import GenerationResponse
+from pass_runtime.serve.tokenizing import add_tokenizing
 from pass_runtime.session import Session
 
 _ERROR = {
@@ -60,6 +61,7 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     app.state.service = service
     add_handlers(app)
     _add_endpoints(app, service)
+    add_tokenizing(app, service, ERRORS)
     _add_probes(app, service, sink)
     app.add_middleware(BodyLimit, most=options.max_body_bytes, seconds=options.client_seconds)
     app.add_middleware(KeyCheck, keys=options.keys)
@@ -71,8 +73,7 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
     card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "pass"}
 
     async def generate(request: Sampled, shape: type[ResponseShape], *, logprobs: bool) -> Response:
-        if request.model != service.model:
-            raise _unknown_model(request.model, service.model)
+        service.check_model(request.model)
         parsed = await service.parse(request)
         usage = bool(request.stream_options and request.stream_options.include_usage)
         shaped = shape(service.model, service.texts, logprobs=logprobs)
@@ -92,8 +93,7 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
     async def model(model: str) -> dict[str, Any]:
-        if model != service.model:
-            raise _unknown_model(model, service.model)
+        service.check_model(model)
         return card
 
 
@@ -114,7 +114,3 @@ def _add_probes(app: FastAPI, service: Service, sink: PrometheusSink) -> None:
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         return Response(sink.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _unknown_model(named: str, served: str) -> ApiError:
-    return ApiError(f"no model {named!r} here; it is {served!r}", 404, param="model", code="model_not_found")

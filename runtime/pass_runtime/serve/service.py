@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
+from typing import TypeVar
 
 from pass_runtime.decode.scheduler import QueueFull
 from pass_runtime.decode.sequence import Piece
@@ -24,6 +25,7 @@ from pass_runtime.serve.schemas import ChatRequest, Sampled
 from pass_runtime.serve.tokens import TokenTexts
 from pass_runtime.session import Session
 
+T = TypeVar("T")
 Event = tuple[Choice, Piece | None]
 """A choice and its next piece, which is None after the last one."""
 LONG_TEXT = 1 << 15
@@ -57,15 +59,24 @@ class Service:
         """`parsed_request.parse` in a thread. ApiError where it refuses the request, and, before any text is tokenized
         (seconds for long texts), where there is no room for the request or its text cannot fit."""
         arrived, wanted, size = time.perf_counter(), sequences(request), text_bytes(request)
+        with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
+            self._check_size(request, size)
+            return await self.read(partial(parse, self.session, self.options, request, arrived), size)
+
+    async def read(self, work: Callable[[], T], size: int) -> T:
+        """What `work`, which reads `size` bytes of text, returns in a thread. ApiError where it takes too long."""
         try:
-            with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
-                self._check_size(request, size)
-                async with asyncio.timeout(self.options.request_seconds):
-                    async with self._long if size > LONG_TEXT else nullcontext():
-                        work = partial(parse, self.session, self.options, request, arrived)
-                        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+            async with asyncio.timeout(self.options.request_seconds):
+                async with self._long if size > LONG_TEXT else nullcontext():
+                    return await asyncio.get_running_loop().run_in_executor(self._readers, work)
         except TimeoutError as error:
             raise as_api_error(error) from None
+
+    def check_model(self, name: str | None) -> None:
+        """ApiError where a request names another model."""
+        if name not in (None, self.model):
+            problem = f"no model {name!r} here; it is {self.model!r}"
+            raise ApiError(problem, 404, param="model", code="model_not_found")
 
     def _check_size(self, request: Sampled, size: int) -> None:
         """ApiError where a text is too long to fit even if all its tokens were the longest of the vocabulary."""

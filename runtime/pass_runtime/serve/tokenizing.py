@@ -1,0 +1,97 @@
+"""/tokenize and /detokenize, as vLLM has them: what a text or a conversation is as token ids, and back."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import Field
+
+from pass_runtime.errors import PassError
+from pass_runtime.serve.chat_schemas import ChatMessage, Tool
+from pass_runtime.serve.conversation import conversation
+from pass_runtime.serve.errors import ApiError, not_supported
+from pass_runtime.serve.fields import Fields, only, unsupported
+from pass_runtime.serve.schemas import ChatRequest, Ids
+from pass_runtime.serve.service import Service
+from pass_runtime.serve.turns import Turns
+
+
+class TokenizeRequest(Fields):
+    """A prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=4096)
+    add_special_tokens: bool | None = Field(None, description="Default true for a prompt; only false for messages.")
+    return_token_strs: bool | None = None
+    tools: list[Tool] | None = Field(None, max_length=128)
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    add_generation_prompt: Any = only(True)
+    continue_final_message: Any = only(False)
+    chat_template: Any = only()
+    mm_processor_kwargs: Any = only({})
+
+
+class DetokenizeRequest(Fields):
+    model: str | None = None
+    tokens: Ids
+
+
+def add_tokenizing(app: FastAPI, service: Service, responses: Any) -> None:
+    """Add both endpoints. responses: how the OpenAPI document describes their refusals."""
+
+    @app.post("/tokenize", responses=responses)
+    async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
+        service.check_model(request.model)
+        size = len(request.prompt or "") + len(json.dumps(request.model_dump(exclude={"prompt"})))
+        ids = await service.read(partial(_ids, service, request), size)
+        texts = [service.session.tokenizer.id_to_token(token) for token in ids] if request.return_token_strs else None
+        most = service.session.backend.capabilities.max_capacity
+        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts}
+
+    @app.post("/detokenize", responses=responses)
+    async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
+        service.check_model(request.model)
+        vocabulary = service.session.manifest.model.vocab_size
+        if any(not 0 <= token < vocabulary for token in request.tokens):
+            raise ApiError(f"a token id is not in the vocabulary of {vocabulary}", param="tokens")
+        decode = partial(service.session.tokenizer.decode, request.tokens, skip_special_tokens=False)
+        return {"prompt": await service.read(decode, len(request.tokens))}
+
+
+def _ids(service: Service, request: TokenizeRequest) -> list[int]:
+    """The ids, tokenized in the calling thread."""
+    if (name := unsupported(request)) is not None:
+        raise not_supported(name, getattr(request, name))
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError("give a prompt or messages", param="prompt")
+    try:
+        return _prompt_ids(service, request) if request.messages is None else _chat_ids(service, request)
+    except PassError as error:
+        raise ApiError(str(error), param="prompt" if request.messages is None else "messages") from None
+
+
+def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
+    text = request.prompt or ""
+    if text.encode(errors="replace").decode() != text:  # a lone surrogate
+        raise ApiError("the prompt is not valid Unicode text", param="prompt")
+    for name in ("tools", "chat_template_kwargs"):
+        if getattr(request, name):
+            raise ApiError(f"{name} are for messages", param=name)
+    special = request.add_special_tokens is not False
+    return list(service.session.tokenizer.encode(text, add_special_tokens=special).ids)
+
+
+def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:
+    if request.add_special_tokens:
+        raise not_supported("add_special_tokens", True, "the chat template writes those of a conversation")
+    fields = request.model_dump(include={"messages", "tools", "chat_template_kwargs"}, exclude_none=True)
+    chat = ChatRequest.model_validate({"model": service.model, **fields})
+    turns = Turns(service.session, service.options)
+    variables = turns.variables(chat)
+    messages = conversation(chat, calls=turns.calls is not None)
+    allowed = service.options.special_tokens
+    return service.session.encode_chat(messages, allow_special_tokens=allowed, variables=variables)
