@@ -171,7 +171,9 @@ def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[
     played = [scene for scene in every if not names or scene["name"] in names]
     for scene in played:
         slots, capacity = scene["slots"], scene.get("capacity")
-        with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, capacity=capacity) as session:
+        # The C++ runtime has no prefix cache but `reuse_prefix`.
+        sizes = {"max_batch_size": slots, "capacity": capacity}
+        with load(bundle, "cpu", threads=threads, verify=False, prefix_cache=False, **sizes) as session:
             scene["results"] = play(session, scene["requests"])
     return played
 
