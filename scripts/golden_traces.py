@@ -133,7 +133,7 @@ def options_of(request: Request) -> GenerateOptions:
 
 def play(session: Session, requests: Sequence[Request]) -> list[dict[str, Any]]:
     """Run the steps of a new scheduler over the session's backend, and return the result of every request."""
-    runner = Runner(session.backend)
+    runner = Runner(session.backend, prefix_cache=False)  # The C++ runtime has none but `reuse_prefix`.
     tuners = Tuners(session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room)
     scheduler = Scheduler(runner, tuners, len(requests))
     streams: dict[int, TokenStream] = {}
@@ -171,9 +171,7 @@ def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[
     played = [scene for scene in every if not names or scene["name"] in names]
     for scene in played:
         slots, capacity = scene["slots"], scene.get("capacity")
-        # The C++ runtime has no prefix cache but `reuse_prefix`.
-        sizes = {"max_batch_size": slots, "capacity": capacity}
-        with load(bundle, "cpu", threads=threads, verify=False, prefix_cache=False, **sizes) as session:
+        with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, capacity=capacity) as session:
             scene["results"] = play(session, scene["requests"])
     return played
 
