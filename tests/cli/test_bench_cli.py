@@ -54,7 +54,8 @@ def test_sampling_and_plans(random_bundle: Path):
     flags = ("--temperature", "1", "--seed", "3", "--plan", "two-pass", "--plan", "ar", "--plan", "two-pass")
     report = json.loads(output("bench", random_bundle, *QUICK, *flags, "--json"))
     assert [plan["plan"] for plan in report["plans"]] == ["two-pass L=6", "ar"]
-    assert report["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, "min_p": 0.0}
+    off = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}}
+    assert report["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, "min_p": 0.0} | off
 
 
 def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):

@@ -54,8 +54,8 @@ def test_only_standard_operators_of_opset_24(tiny_bundle: Path):
     """But for two of ONNX Runtime's own in the trunks for the CPU."""
     fused_norms = {"SkipSimplifiedLayerNormalization"}
     own = {"trunk.cpu.onnx": fused_norms, "trunk.cpu.one.onnx": fused_norms | {"GroupQueryAttention"}}
-    # three trunks; three tails of ar and of draft, verify and fused with 1 to 6 drafts; log-probabilities
-    assert len(graphs(tiny_bundle)) == 3 + 3 * 19 + 1
+    # three trunks; three tails of ar and of draft, verify and fused with 1 to 6 drafts; log-probabilities; processors
+    assert len(graphs(tiny_bundle)) == 3 + 3 * 19 + 2
     for path in graphs(tiny_bundle):
         model = onnx.load(path, load_external_data=False)
         if path.name in own:
@@ -196,7 +196,7 @@ def test_only_the_noise_tables_are_outside_a_tail(tiny_bundle: Path):
     for path in tiny_bundle.glob("tail.*.onnx"):
         model = onnx.load(path, load_external_data=False)
         outside = {t.name: t.external_data for t in model.graph.initializer if t.external_data}
-        greedy = path.name.endswith((".greedy.onnx", ".logprobs.onnx"))
+        greedy = path.name.endswith((".greedy.onnx", ".logprobs.onnx", ".processors.onnx"))
         assert set(outside) == (set() if greedy else {"noise_table_1", "noise_table_2"}), path.name
         spans = []
         for data in outside.values():
