@@ -99,10 +99,11 @@ def test_sampling_parameters_as_vllm_and_its_frontend_send_them(triton_server, s
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"frequency_penalty": 0.5}, "frequency_penalty 0.5 is not supported"),
-        ({"repetition_penalty": 1.5}, "repetition_penalty 1.5 is not supported"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"sampling_parameters": '{"n": 2}'}, "n 2 is not supported"),
-        ({"sampling_parameters": '{"guided_json": {}}'}, "guided_json with this value is not supported"),
+        ({"sampling_parameters": '{"guided_regex": "("}'}, "regex is not valid"),
+        ({"sampling_parameters": '{"structured_outputs": {"regex": "a", "json_object": true}}'}, "exactly one"),
         ({"sampling_parameters": "{"}, "sampling_parameters is not a JSON object"),
         ({"sampling_parameters": '{"max_tokens": 3}', "max_tokens": 4}, "max_tokens is given twice"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -116,6 +117,17 @@ def test_what_cannot_be_honoured_is_refused_by_name(triton_server, fields, messa
     found = triton_server.generate("text", **({"text_input": "The"} | fields))
     assert found.status_code == 400
     assert message in found.json()["error"]
+
+
+def test_constraints_and_penalties_are_honoured(triton_server):
+    choice = triton_server.generate(
+        "text", text_input="The", sampling_parameters='{"structured_outputs": {"choice": ["yes", "no"]}}'
+    )
+    assert choice.json()["text_output"] in ("yes", "no")
+    fields = {"text_input": "The", "temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+    plain, changed = (triton_server.generate("text", **fields, **more) for more in ({}, {"frequency_penalty": 2.0}))
+    assert plain.status_code == changed.status_code == 200
+    assert plain.json()["text_output"] != changed.json()["text_output"]
 
 
 def test_a_cancelled_request_frees_its_slot(triton_server):
