@@ -125,9 +125,10 @@ def test_constraints_and_penalties_are_honoured(triton_server):
     )
     assert choice.json()["text_output"] in ("yes", "no")
     fields = {"text_input": "The", "temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
-    plain, changed = (triton_server.generate("text", **fields, **more) for more in ({}, {"frequency_penalty": 2.0}))
-    assert plain.status_code == changed.status_code == 200
-    assert plain.json()["text_output"] != changed.json()["text_output"]
+    biased = {"sampling_parameters": '{"logit_bias": {"9": 100}}'}
+    changes = ({}, biased, biased | {"frequency_penalty": 2.0, "repetition_penalty": 100.0})
+    texts = [triton_server.generate("text", **fields, **more).json()["text_output"] for more in changes]
+    assert len(set(texts)) == 3
 
 
 def test_a_cancelled_request_frees_its_slot(triton_server):
