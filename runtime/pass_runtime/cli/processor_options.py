@@ -19,17 +19,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
-class BiasType(click.ParamType[tuple[int, float]]):
-    """TOKEN=BIAS, as a pair of numbers."""
-
-    name = "TOKEN=BIAS"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, float]:
-        token, _, bias = str(value).partition("=")
+def _biases(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
+    """TOKEN=BIAS, each as a pair of numbers."""
+    found = {}
+    for value in values:
+        token, _, bias = value.partition("=")
         try:
-            return int(token), float(bias)
+            found[int(token)] = float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not a token id, = and a number, as in 198=-100", param, context)
+            problem = f"{value!r} is not a token id, = and a number, as in 198=-100"
+            raise click.BadParameter(problem, context, option) from None
+    return found
 
 
 def processor_options(command: F) -> F:
@@ -47,7 +47,9 @@ def processor_options(command: F) -> F:
         ),
         click.option("--frequency-penalty", type=float, default=0.0, show_default=True, help="Off for every time."),
         click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Of prompt and text."),
-        click.option("--logit-bias", type=BiasType(), multiple=True, help="Added to a token's logit."),
+        click.option(
+            "--logit-bias", multiple=True, metavar="TOKEN=BIAS", callback=_biases, help="Added to a token's logit."
+        ),
         click.option("--min-tokens", type=int, default=0, show_default=True, help="Do not end before so many tokens."),
         click.option("--bad-word", "bad_words", multiple=True, help="Text that is not written."),
         click.option(
@@ -61,7 +63,7 @@ def take_processing(options: dict[str, Any], sampling: dict[str, Any]) -> dict[s
     """The fields of GenerateOptions that a command's `options` give, which are taken out; those of SamplingParams are
     put into `sampling`."""
     sampling |= {key: options.pop(key) for key in PENALTIES}
-    sampling["logit_bias"] = dict(options.pop("logit_bias"))
+    sampling["logit_bias"] = options.pop("logit_bias")
     fields = {
         "json_schema": _content(options.pop("json_schema"), "--json-schema"),
         "json_object": options.pop("json_object"),
