@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,21 @@ def test_what_prompts_share_is_read_once(tiny_bundle: Path):
     with load(tiny_bundle, "cpu", threads=1, prefix_cache=False) as session:
         for _ in range(2):
             assert session.generate_ids([*PROMPT[:100], 5], options).result().stats.cached_tokens == 0
+
+
+def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
+    """A short request takes the place of a long one, and the cache shrinks while another sequence decodes. What that
+    one has written can still be used again."""
+    prompt = PROMPT[50:90]
+    requests = [(PROMPT * 3, 30), (prompt, 60), (PROMPT[20:25], 1)]
+    with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
+        grown: list[int] = []
+        resize = session.backend.resize
+        session.backend.resize = lambda capacity, lengths: (grown.append(capacity), resize(capacity, lengths))[1]
+        texts = written(session, [(ids, GenerateOptions(count, plan="ar", ignore_eos=True)) for ids, count in requests])
+        assert any(later < earlier for earlier, later in itertools.pairwise(grown))
+        again = session.generate_ids([*prompt, *texts[1], 9], GenerateOptions(1, plan="ar")).result()
+        assert again.stats.cached_tokens == len(prompt) + 59  # the last token was never a root
 
 
 def test_second_choices_are_read_again(subset_bundle: Path):
