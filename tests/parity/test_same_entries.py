@@ -121,11 +121,11 @@ def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
     prompt = PROMPT[50:90]
     requests = [(PROMPT * 3, 30), (prompt, 60), (PROMPT[20:25], 1)]
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
-        grown: list[int] = []
+        capacities: list[int] = []
         resize = session.backend.resize
-        session.backend.resize = lambda capacity, lengths: (grown.append(capacity), resize(capacity, lengths))[1]
+        session.backend.resize = lambda capacity, lengths: (capacities.append(capacity), resize(capacity, lengths))[1]
         texts = written(session, [(ids, GenerateOptions(count, plan="ar", ignore_eos=True)) for ids, count in requests])
-        assert any(later < earlier for earlier, later in itertools.pairwise(grown))
+        assert any(later < earlier for earlier, later in itertools.pairwise(capacities))
         again = session.generate_ids([*prompt, *texts[1], 9], GenerateOptions(1, plan="ar")).result()
         assert again.stats.cached_tokens == len(prompt) + 59  # the last token was never a root
 

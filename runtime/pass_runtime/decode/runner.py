@@ -276,8 +276,6 @@ class Runner:
         """Change what a free slot keeps. The slot must be staged or masked again before the next pass, which would
         otherwise write at the old length."""
         slot.kept, slot.staged, slot.masked = tokens, False, False
-        if slot.sequence is None:  # a busy slot keeps the K/V of its sequence, whatever it kept before
-            slot.same = min(slot.same, len(tokens))
 
     def resize(self, capacity: int) -> None:
         """Change the KV capacity, which must hold what every slot has cached."""

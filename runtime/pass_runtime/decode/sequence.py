@@ -244,7 +244,8 @@ class Slot:
 
     admitted: the sequence's number in the order of admission. kept: the tokens of a finished sequence whose K/V are
     still in the cache. prompt: the prompt of the slot's present or last sequence; the cache begins with its K/V.
-    same: how many of its first K/V entries are the bits that reading their tokens as a prompt would write.
+    same: how many of its first K/V entries are the bits that reading their tokens as a prompt would write. It counts
+    for the tokens held only, and is not lowered where fewer are kept.
     left: the number of drafts in its window, and source: where they came from. staged: whether its window is on the
     device. masked: whether the device leaves the slot out of passes. ngram: the tokens that an n-gram match proposes as
     drafts for the next pass, or that a grammar leaves no choice of; matched: the length of that match.
