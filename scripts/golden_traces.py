@@ -31,7 +31,8 @@ from pass_runtime.files import write_whole
 from pass_runtime.generation import TokenStream
 from pass_runtime.tuning.tuners import Tuners
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", *PENALTIES)
 """The keys of a request that are sampling parameters; the others but SCHEDULE are `GenerateOptions`."""
 SCHEDULE = ("prompt_ids", "round", "cancel_round")
 SECONDS = ("queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds", "decode_tokens_per_second")
@@ -58,6 +59,14 @@ TREES: Sequence[Mapping[str, Any]] = (
     {"plan": "tree-8", "draft": "both"},
 )
 """Of bundles that have trees of drafts."""
+
+PROCESSED: Sequence[Mapping[str, Any]] = (
+    {"presence_penalty": 1.5, "frequency_penalty": 0.7},
+    {"repetition_penalty": 1.3, "temperature": 0.8, "seed": 5},
+    {"logit_bias": {"5": -100.0, "9": 4.0, "17": 3.5}, "frequency_penalty": -0.5},
+    {"min_tokens": 9, "allowed_token_ids": list(range(0, 60, 3))},
+)
+"""What logits processors do, in bundles that have them. A function of the user's is in the tests of the library."""
 
 Request = dict[str, Any]
 Scene = dict[str, Any]
@@ -120,6 +129,25 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         yield {"name": name, "slots": 4, "requests": mixed}
     different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate((*PLANS, *trees))]
     yield {"name": "many plans in one batch", "slots": 3, "requests": different}
+    if manifest.processors is not None:
+        for plan in (*PLANS, *trees[-1:]):
+            name = " ".join(str(value) for value in plan.values())
+            ended = {"ignore_eos": False}
+            yield alone(
+                f"{name}: processors", *(request(9 + i, i, **plan, **p, **ended) for i, p in enumerate(PROCESSED))
+            )
+        processed = [
+            request(
+                6 + 5 * i,
+                i,
+                round=2 * i,
+                plan=("fused", "ar", "two-pass")[i % 3],
+                **(PROCESSED[i // 2] if i % 2 else {}),
+            )
+            for i in range(8)
+        ]
+        processed[3]["logprobs"] = 2
+        yield {"name": "a batch with processors in some slots", "slots": 4, "requests": processed}
     samplers = SAMPLERS if manifest.rule == "match" else SAMPLERS[:1]
     yield {**alone("auto", *(request(20, n, **s) for n, s in enumerate(samplers))), "compare": "tokens"}
 
@@ -127,6 +155,8 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
 def options_of(request: Request) -> GenerateOptions:
     """Return the options of a request."""
     sampling = {key: request[key] for key in SAMPLING if key in request}
+    if "logit_bias" in sampling:  # names of JSON's objects are strings
+        sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
     others = {key: value for key, value in request.items() if key not in (*SAMPLING, *SCHEDULE)}
     return GenerateOptions(sampling=SamplingParams(**sampling), **others)
 

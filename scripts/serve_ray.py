@@ -74,6 +74,7 @@ def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeO
 @click.option("--max-batch-size", type=int, default=DEFAULT_BATCH, show_default=True, help="Sequences at a time, each.")
 @click.option("--max-queue", type=int, default=64, show_default=True, help="Sequences that may wait, in each replica.")
 @click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
+@opts.NO_PREFIX_CACHE
 @opts.engine_options
 @one_line_errors
 def main(

@@ -27,7 +27,7 @@ import click
 import numpy as np
 
 from pass_runtime.backends.base import Backend
-from pass_runtime.backends.cuda import ON_DEVICE, Cuda, call, find_device, import_api
+from pass_runtime.backends.cuda import ON_DEVICE, Cuda, call, find_device, import_api, why_no_device
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
@@ -272,7 +272,7 @@ def main(engine: str, rounds: int, keep: Path | None, output: Path | None, **opt
         raise PassError(f"--capacity {capacities[0]} has no room for a window of {rows[-1]} rows")
     device = None if engine == "cpu" else find_device()
     if engine != "cpu" and device is None:
-        raise PassError(f"--engine {engine} needs a GPU that cuda-python can see; there is none (try --engine cpu)")
+        raise PassError(f"--engine {engine} needs a GPU: {why_no_device()} (try --engine cpu)")
     bandwidth = copy_bandwidth(device and import_api(), COPIED["gpu" if device else "cpu"])
     report: dict[str, Any] = {"engine": engine, "device": device.name if device else platform.machine()}
     report |= {"shape": asdict(shape), "weight_bytes": shape.weight_bytes, "copy_bandwidth": bandwidth, "cells": []}
@@ -280,13 +280,21 @@ def main(engine: str, rounds: int, keep: Path | None, output: Path | None, **opt
         directory = write_trunk(keep or Path(scratch), shape)
         with contextlib.closing(open_backend(directory, shape, engine, rows, capacities)) as backend:
             for capacity in capacities:
-                bound = (shape.weight_bytes + shape.cache_bytes(capacity)) / bandwidth
                 seconds = measure(backend, rows, capacity, rounds)
-                for q, s in zip(rows, seconds, strict=True):
-                    cell = {"rows": q, "capacity": capacity, "milliseconds": 1e3 * s, "ratio": s / seconds[0]}
-                    report["cells"].append(cell | {"bound_fraction": bound / s})
+                report["cells"] += cells_of(shape, bandwidth, capacity, rows, seconds)
                 write_json(report, output)  # after every capacity, so that an interrupted run keeps its results
     print_table(report)
+
+
+def cells_of(
+    shape: Shape, bandwidth: float, capacity: int, rows: Sequence[int], seconds: Sequence[float]
+) -> list[dict[str, float]]:
+    """Return the cells of the report for passes of so many `seconds` over `rows`, which rise."""
+    bound = (shape.weight_bytes + shape.cache_bytes(capacity)) / bandwidth
+    return [
+        {"rows": q, "capacity": capacity, "milliseconds": 1e3 * s, "ratio": s / seconds[0], "bound_fraction": bound / s}
+        for q, s in zip(rows, seconds, strict=True)
+    ]
 
 
 def print_table(report: dict[str, Any]) -> None:

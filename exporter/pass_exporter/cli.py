@@ -210,6 +210,9 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 @click.option(
     "--weight-cache/--no-weight-cache", default=None, help="Whether processes share weights on the CPU; they do."
 )
+@click.option(
+    "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share K/V where that is exact; they do."
+)
 @click.option("--force", is_flag=True, help="Replace a model of that name.")
 @one_line_errors
 def triton(text: bool, reference: bool, **options: Any) -> None:

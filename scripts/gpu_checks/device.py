@@ -9,7 +9,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.backends.cuda import Cuda, call, find_device, import_api
+from pass_runtime.backends.cuda import Cuda, call, find_device, import_api, why_no_device
 from pass_runtime.cli.bench import write_json
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
@@ -23,7 +23,7 @@ def check(api: Any) -> dict[str, Any]:
     or the device fails."""
     device = find_device(api)
     if device is None:
-        raise PassError("cuda-python finds no GPU")
+        raise PassError(why_no_device(api))
     checks = {
         "GPU": f"{device.name}, {device.target}",
         "memory": f"{device.free >> 20} of {device.total >> 20} MiB free",

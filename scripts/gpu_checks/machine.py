@@ -12,9 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 
-from pass_runtime.backends.cuda import call, find_device, import_api
+from pass_runtime.backends.cuda import find_device, why_no_device
 from pass_runtime.backends.trt.library import LIBRARIES, import_library
-from pass_runtime.errors import PassError
 
 SMI = "name,driver_version,memory.total,power.limit,compute_cap,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem"
 PACKAGES = "torch|triton|transformers|onnxruntime.*|tensorrt.*|cuda.bindings|numpy"
@@ -43,7 +42,7 @@ def find() -> Found:
     gpu, device = nvidia_smi(), find_device()
     if not gpu and device is None:
         smi = "shows none" if shutil.which("nvidia-smi") else "is not installed"
-        return Found(missing={"gpu": f"nvidia-smi {smi}, and cuda-python finds none either"})
+        return Found(missing={"gpu": f"nvidia-smi {smi}; {why_no_device()}"})
     gpu = gpu or {"name": device.name, "memory.total": f"{device.total >> 20} MiB"}
     target = device.target if device else "sm" + gpu["compute_cap"].replace(".", "")
     missing = {name: why_not(name) for name in ("cuda", "torch")}
@@ -55,16 +54,6 @@ def find() -> Found:
     installed = dict(sorted((d.name, d.version) for d in distributions() if re.fullmatch(PACKAGES, d.name or "", re.I)))
     memory = device.total / 2**30 if device else float(gpu["memory.total"].split()[0]) / 1024
     return Found(gpu, target, memory, installed, {name: why for name, why in missing.items() if why})
-
-
-def why_no_device() -> str:
-    """Return what CUDA says where nvidia-smi shows a GPU and cuda-python finds none."""
-    try:
-        api = import_api()
-        count = call(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api)
-    except PassError as error:
-        return str(error)
-    return f"CUDA sees {count} GPUs, but cannot read their properties; update the driver"
 
 
 def nvidia_smi() -> dict[str, str]:

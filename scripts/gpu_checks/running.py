@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,14 +72,17 @@ def run_step(step: Step, left: float, log: Path, scratch: str, longer: float = 1
         file.write(f"\n=== {step.name}: {' '.join(command)}\n".encode())
         file.flush()
         begin = file.tell()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process: subprocess.Popen[bytes] | None = None
         try:
+            with _interrupt_afterwards():  # a process that was begun is known, and so ended
+                process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
             status, reason = "failed" if process.wait(limit) else "ok", ""
         except subprocess.TimeoutExpired:
             status, why = ("failed", "its limit") if limit < left else ("skipped", "the end of the budget")
             reason = f"stopped after {limit:.0f} s, {why}"
         finally:
-            _end(process)
+            if process is not None:
+                _end(process)
         file.seek(begin)
         said = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     if kind == "build" and status == "failed" and "has engines" in "".join(said[-1:]):
@@ -90,6 +93,19 @@ def run_step(step: Step, left: float, log: Path, scratch: str, longer: float = 1
         reason = reason or " / ".join(said[-3:]) or f"status {process.returncode}"
     data = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
     return Result(step.name, status, time.monotonic() - started, reason, data)
+
+
+@contextlib.contextmanager
+def _interrupt_afterwards() -> Iterator[None]:
+    """A Ctrl-C within the context is raised at its end."""
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

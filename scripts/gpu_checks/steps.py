@@ -13,10 +13,11 @@ from gpu_checks.machine import Found
 from pass_exporter.model.registry import registry
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Manifest
+from pass_runtime.bundle.plan import MODES, make_cycle
 from pass_runtime.bundle.read import read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL, BUNDLE = "smollm2-135m", ROOT / "build/smollm2-135m-fp16"
+MODEL, BUNDLE, LOOKAHEAD = "smollm2-135m", ROOT / "build/smollm2-135m-fp16", 4
 TESTS = ("tests/parity/test_cuda.py", "tests/runtime/test_trt_backend.py")
 PLANS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft ngram --draft both"
 DEVICES = ("cuda", *LIBRARIES)
@@ -74,6 +75,11 @@ def _first(found: Found) -> list[Step]:
         flags = ("--engine", name, f"--num-hidden-layers={LAYERS}", *sizes, "--keep", "build/step-time", "-o", OUTPUT)
         blocked = missing.get(name) or missing.get("cuda-python")
         steps.append(Step(f"layers {name}", _script("step_time.py", *flags), blocked))
+    # Without any engine, torch still tells what a row costs.
+    runs = [step.name for step in steps[-len(DEVICES) :] if not step.blocked]
+    flags = (f"--num-hidden-layers={LAYERS}", *sizes, "-o", OUTPUT)
+    blocked = f"not needed beside {runs[0]}" if runs else missing.get("torch")
+    steps.append(Step("layers torch", _script("torch_rows.py", *flags), blocked))
     return steps
 
 
@@ -81,7 +87,7 @@ def _of_bundle(found: Found, bundle: Path, manifest: Manifest | None, tokens: in
     """Engines of the bundle, and its speed on every device."""
     length = min(SEQUENCE, manifest.model.max_capacity) if manifest else SEQUENCE
     tool, missing, exported = (sys.executable, "-m"), found.missing, () if manifest else ("export",)
-    flags = f"--model {MODEL} --lookahead 4 --dtype fp16 -o".split()
+    flags = f"--model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 -o".split()
     steps = [] if manifest else [Step("export", (*tool, "pass_exporter.cli", *flags, str(bundle)))]
     for name in LIBRARIES:
         command = (*tool, "pass_exporter.cli", "build", str(bundle), "--engine", name, "--max-seq-len", str(length))
@@ -89,8 +95,9 @@ def _of_bundle(found: Found, bundle: Path, manifest: Manifest | None, tokens: in
     bench = (*tool, "pass_runtime.cli.main", "bench", str(bundle))
     unbuilt = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
+    widths = ",".join(map(str, window_rows(manifest.lookahead.length if manifest else LOOKAHEAD)))
     for name in DEVICES:
-        rows = f"--device {name} --rows 1,5,9,25 -o {OUTPUT}".split()
+        rows = f"--device {name} --rows {widths} -o {OUTPUT}".split()
         steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))
     batch = f"--plan ar --plan fused --batch 1,8 --device cuda --max-new-tokens {tokens} -o {OUTPUT}".split()
     steps.append(Step("batch cuda", (*bench, *batch), missing.get("cuda"), after["cuda"]))
@@ -102,6 +109,11 @@ def _of_bundle(found: Found, bundle: Path, manifest: Manifest | None, tokens: in
         command = (str(PROGRAM), "bench", str(bundle), *flags, "--prompt-ids", PROMPT)
         steps.append(Step(f"cpp {name}", command, missing.get(name) or unbuilt, after[name]))
     return steps
+
+
+def window_rows(lookahead: int) -> list[int]:
+    """Return the rows of the windows for which there are engines."""
+    return sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})
 
 
 def _tests() -> Step:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pass_run import assert_refused
 
-from pass_runtime.backends.cuda import DeviceInfo, find_device
+from pass_runtime.backends.cuda import DeviceInfo, find_device, why_no_device
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.errors import PassError
@@ -185,9 +185,12 @@ def test_a_card_of_24_gb_reports_less(memory: float, blocked: bool, tmp_path: Pa
 def test_what_is_missing_blocks_its_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / FILE_NAME).touch()
     model = SimpleNamespace(name="tiny", max_capacity=768, dtype="float32")
-    monkeypatch.setattr(steps, "read_manifest", lambda _: SimpleNamespace(model=model))
+    monkeypatch.setattr(
+        steps, "read_manifest", lambda _: SimpleNamespace(model=model, lookahead=SimpleNamespace(length=3))
+    )
     monkeypatch.setattr(steps, "PROGRAM", tmp_path / "nothing")
     without = plan_steps(Found(GPU, "sm89", 12.0), tmp_path, 8)
+    alone = plan_steps(Found(GPU, "sm89", 12.0, {}, dict.fromkeys(steps.DEVICES, "not here")), tmp_path, 8)
     missing = {"cuda": "no onnxruntime-gpu", "tensorrt": "no TensorRT", "torch": "no CUDA in torch"}
     found = {s.name: s for s in plan_steps(Found(GPU, "sm89", 12.0, {}, missing), tmp_path, 8)}
     assert "export" not in found
@@ -195,8 +198,11 @@ def test_what_is_missing_blocks_its_steps_only(tmp_path: Path, monkeypatch: pyte
     assert found["bench cuda greedy"].blocked == "no onnxruntime-gpu" and found["peers"].blocked == "no CUDA in torch"
     assert found["step-time tensorrt"].blocked == "no TensorRT"
     assert found["step-time tensorrt-rtx"].blocked == "7B need 22 GiB, this GPU has 12.0"
+    assert "--rows 1,4,16" in " ".join(found["rows tensorrt"].command)
     build = found["build tensorrt-rtx"]
     assert not build.blocked and build.command[-2:] == ("--max-seq-len", "768")
+    assert found["layers torch"].blocked == "not needed beside layers tensorrt-rtx"
+    assert next(s for s in alone if s.name == "layers torch").blocked is None
     peers = next(s for s in plan_steps(Found(GPU, "sm89", 80.0), tmp_path, 8) if s.name == "peers")
     assert "not in models/registry.toml" in peers.blocked and "fp32" in peers.command
 
@@ -207,7 +213,7 @@ def test_why_cuda_sees_no_gpu(code: int, hint: str, monkeypatch: pytest.MonkeyPa
     api = SimpleNamespace(cudaGetDeviceCount=lambda: (code, 0))
     monkeypatch.setattr(machine, "nvidia_smi", lambda: GPU)
     monkeypatch.setattr(machine, "find_device", lambda: find_device(api))
-    monkeypatch.setattr(machine, "import_api", lambda: api)
+    monkeypatch.setattr(machine, "why_no_device", lambda: why_no_device(api))
     missing = machine.find().missing
     assert f"CUDA error {code}" in missing["cuda-python"] and hint in missing["cuda-python"]
     assert missing["tensorrt"] == missing["cuda-python"]
@@ -315,6 +321,22 @@ def test_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         (result,) = run_steps([slow], budget, tmp_path / "log", lambda _: None)
         assert result.status == expected[0] and result.reason.endswith(expected[1]) and result.seconds < 30
     assert verdict(Found(GPU), [result])[0] == "nothing ran"
+
+
+def test_ctrl_c_while_a_step_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options)
+            begun.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(running.subprocess, "Popen", Interrupted)
+    slow = Step("bench x", python("import time; time.sleep(60)"))
+    with pytest.raises(KeyboardInterrupt):
+        run_steps([slow], 60, tmp_path / "log", lambda _: None)
+    assert begun[0].poll() == -signal.SIGTERM
 
 
 def test_ctrl_c_keeps_what_is_written(tmp_path: Path):

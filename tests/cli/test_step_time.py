@@ -48,6 +48,36 @@ def step_time(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Pat
     return module, keep
 
 
+def test_rows_in_torch(step_time: tuple[ModuleType, Path], tmp_path: Path) -> None:
+    """What the GPU check measures where no engine runs: the same table, and passes that are Llama's passes."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    module = load_script("torch_rows")
+    module.COPIED = {"gpu": 1 << 20, "cpu": 1 << 20}
+    done = CliRunner().invoke(module.main, ["--device", "cpu", *FLAGS, "-o", str(tmp_path / "out.json")])
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert [(cell["rows"], cell["capacity"]) for cell in report["cells"]] == CELLS
+    assert all(cell["milliseconds"] > 0 for cell in report["cells"]) and "S=64: ms" in done.output
+
+
+def test_torch_passes_read_the_cache_up_to_their_row() -> None:
+    import torch
+
+    sys.path.insert(0, str(ROOT / "scripts"))
+    module, capacity = load_script("torch_rows"), 64
+    with torch.inference_mode():
+        passes = module.Passes(load_script("step_time").Shape(**TINY), capacity, "cpu")
+        window = passes.window(3)
+        before = window().clone()
+        assert torch.equal(window(), before), "a pass changed what the next one reads"
+        passes.layers[0]["cache"][:, :, 5] = 1.0
+        after = window()
+        assert (after != before).any(dim=1).all()
+        hidden, _ = window.args
+        hidden[2] += 1  # the last row is seen by no other
+        assert torch.equal(window()[:2], after[:2]) and not torch.equal(window()[2], after[2])
+
+
 def cells(module: ModuleType, keep: Path, engine: str, output: Path) -> list[dict[str, float]]:
     done = CliRunner().invoke(module.main, ["--engine", engine, *FLAGS, "--keep", str(keep), "-o", str(output)])
     assert done.exit_code == 0, done.output

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from cpp_programs import program_at
 
-from pass_runtime import GenerateOptions, load
+from pass_runtime import GenerateOptions, SamplingParams, load
+
+ALLOWED = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_int64), c_size_t, POINTER(ctypes.c_uint32), c_size_t)
 
 
 class LoadOptions(ctypes.Structure):
@@ -24,7 +26,6 @@ class LoadOptions(ctypes.Structure):
         ("capacity", c_int64),
         ("verify", c_int),
         ("text", c_int),
-        ("device_ordinal", c_int),
         ("weight_cache", c_int),
     )
 
@@ -48,6 +49,20 @@ class Options(ctypes.Structure):
         ("stop", POINTER(c_char_p)),
         ("stop_count", c_size_t),
         ("logprobs", c_int),
+        ("presence_penalty", c_double),
+        ("frequency_penalty", c_double),
+        ("repetition_penalty", c_double),
+        ("bias_token_ids", POINTER(c_int64)),
+        ("biases", POINTER(c_double)),
+        ("bias_count", c_size_t),
+        ("min_tokens", c_int64),
+        ("allowed_token_ids", POINTER(c_int64)),
+        ("allowed_token_count", c_size_t),
+        ("bad_words", POINTER(POINTER(c_int64))),
+        ("bad_word_lengths", POINTER(c_size_t)),
+        ("bad_word_count", c_size_t),
+        ("allowed_tokens", ALLOWED),
+        ("allowed_tokens_user", c_void_p),
     )
 
 
@@ -91,9 +106,68 @@ def test_messages_and_a_loop_that_never_waits(random_bundle: Path):
     library.pass_set_log(None, None, 0)
     assert messages and all(level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages)
 
-    opening.device_ordinal = 1
+    opening.device = b"cpu:1"
     assert library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500)) is None
-    assert error.value == b"the CPU has no ordinal; leave it out, or use --device cuda"
+    assert error.value == (
+        b"device 'cpu:1': cpu takes no number; only cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep do, as cuda:1"
+    )
+
+
+def test_penalties_and_a_grammar_of_the_callers(random_bundle: Path):
+    """What is given by pointers has the meaning it has in Python, and a function may choose by the text before."""
+    library, opening, error = opened()
+    session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
+    assert session is not None, error.value
+
+    def written(options: Options) -> list[int]:
+        prompt, tokens, found = (c_int64 * 3)(5, 6, 7), (c_int64 * 40)(), []
+        arguments = (c_void_p(session), prompt, c_size_t(3), byref(options), error, c_size_t(500))
+        generation = c_void_p(library.pass_submit(*arguments))
+        assert generation.value is not None, error.value
+        while (count := library.pass_next(generation, tokens, c_size_t(40), error, c_size_t(500))) > 0:
+            found += tokens[:count]
+        library.pass_free(generation)
+        return found if count == 0 else [-1]
+
+    def fresh(plan: bytes) -> Options:
+        options = Options()
+        library.pass_init_generate_options(byref(options), c_size_t(ctypes.sizeof(options)))
+        options.max_new_tokens, options.ignore_eos, options.plan = 20, 1, plan
+        return options
+
+    listed = [*range(20, 60)]
+    with load(random_bundle, device="cpu") as python:
+        sampling = SamplingParams(presence_penalty=1.5, logit_bias={30: 2.0, 31: -9.0})
+        asked = GenerateOptions(20, sampling, plan="ar", ignore_eos=True, allowed_token_ids=listed)
+        expected = python.generate_ids([5, 6, 7], asked).result().token_ids
+    texts: list[list[int]] = []
+
+    def parity(_user, text, count, allowed, words) -> int:
+        """Every token has the parity of how many came before it."""
+        texts.append(text[:count])
+        for word in range(words):
+            allowed[word] &= 0x55555555 << count % 2
+        return int(count == 15 and ended)
+
+    function, ended = ALLOWED(parity), False
+    for plan in (b"ar", b"two-pass", b"fused"):
+        options = fresh(plan)
+        options.presence_penalty = 1.5
+        options.bias_token_ids, options.biases, options.bias_count = (c_int64 * 2)(30, 31), (c_double * 2)(2, -9), 2
+        options.allowed_token_ids, options.allowed_token_count = (c_int64 * len(listed))(*listed), len(listed)
+        assert written(options) == expected
+        word = (c_int64 * 2)(*expected[:2])
+        options.bad_words = (POINTER(c_int64) * 1)(ctypes.cast(word, POINTER(c_int64)))
+        options.bad_word_lengths, options.bad_word_count = (c_size_t * 1)(2), 1
+        other = written(options)
+        assert other[0] == expected[0] and other[1] != expected[1]
+        options = fresh(plan)
+        options.allowed_tokens = function
+        assert [token % 2 for token in written(options)] == [place % 2 for place in range(20)]
+    ended = True
+    assert written(options) == [-1] and error.value == b"allowed_tokens reported an error"
+    assert any(len(text) == 15 for text in texts)
+    library.pass_close(c_void_p(session))
 
 
 def test_text_stop_strings_and_log_probabilities(tiny_bundle: Path):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from cpp_programs import BUILD, ROOT, program_at
 
-from pass_runtime import load
+from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.bundle import integrity, remembered
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.cli.prompts import read_prompt
@@ -50,6 +50,22 @@ def test_bench_tells_what_the_host_takes(program: Path, random_bundle: Path):
     table = output(program, "bench", random_bundle, *QUICK, "--plan", "ar")
     host = table.splitlines()[2].split()[4]
     assert "host" in table and 0 < float(host) < 1
+
+
+def test_processors_are_those_of_python(program: Path, random_bundle: Path):
+    flags = ["--presence-penalty", "1.5", "--frequency-penalty", "0.5", "--repetition-penalty", "1.2"]
+    flags += ["--logit-bias", "9=-100", "--logit-bias", "17=2.5", "--min-tokens", "6", "--allowed-token-id", "11"]
+    flags += [word for token in range(12, 90, 2) for word in ("--allowed-token-id", str(token))]
+    sampling = SamplingParams(0, 0, 1, None, 0, 1.5, 0.5, 1.2, {9: -100, 17: 2.5})
+    options = GenerateOptions(20, sampling, plan="ar", min_tokens=6, allowed_token_ids=[11, *range(12, 90, 2)])
+    with load(random_bundle, "cpu", threads=1) as session:
+        expected = session.generate_ids([5, 6, 7], options).result().token_ids
+    words = ("--json", "--max-new-tokens", "20", "--prompt-ids", IDS, *flags)
+    for plan in ("ar", "two-pass", "fused", "auto"):
+        assert json.loads(output(program, "generate", random_bundle, *words, "--plan", plan))["token_ids"] == expected
+    banned = [flag for token in expected[:2] for flag in ("--bad-word-ids", str(token))]
+    without = json.loads(output(program, "generate", random_bundle, *words, *banned))["token_ids"]
+    assert not {*expected[:2]} & {*without}
 
 
 def answer(program: Path, bundle: Path, *arguments: object, stdin: bytes = b"") -> dict:

@@ -34,6 +34,10 @@ REFUSALS: list[tuple[str, dict[str, str], str]] = [
         {"PASS_TENSORRT_RTX_PLUGIN": "/nowhere/plugin.so"},
         "onnxruntime cannot register the plugin /nowhere/plugin.so: ",
     ),
+    ("cuda:x", {}, "device 'cuda:x': a GPU's number must follow the colon, as in cuda:1"),
+    ("cuda:", {}, "device 'cuda:': a GPU's number must follow the colon, as in cuda:1"),
+    ("auto:1", {}, "device 'auto:1': auto takes no number; only cuda, "),
+    ("cuda:1", {}, "has no CUDAExecutionProvider: set PASS_ONNXRUNTIME"),
     ("toaster", {}, "unknown device 'toaster': choose one of auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep"),
 ]
 

@@ -106,6 +106,44 @@ def test_another_gpu(
     assert refused["refusal"] == "there is no GPU 1: 1 are visible, numbered from 0 (see CUDA_VISIBLE_DEVICES)"
 
 
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (12040, "it runs CUDA up to 12.4, and the library is CUDA 13.4; update to a driver for CUDA 13, 580 or newer"),
+        (0, "there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"),
+    ],
+)
+def test_an_old_driver_is_named(
+    driver: int, said: str, engines: Path, fake_gpu: Callable[..., Any], tmp_path: Path
+) -> None:
+    refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 0, driver)
+    assert said in refused["refusal"]
+    assert refused["mallocs"] == 0 and refused["empty"]
+
+
+def test_a_warm_session_captures_nothing_in_requests(
+    engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scenes = [
+        scene
+        for scene in record(golden, Gpu(engines, monkeypatch), tokens=20)
+        if all(plain_sampling(request) for request in scene["requests"])
+    ]
+    assert len(scenes) > 3
+    for scene, played in zip(scenes, fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes), "warm"), strict=True):
+        assert (played["differences"], played["uncaptured"], played["empty"]) == ("", {}, True), scene["name"]
+        before, after = played["before"], played["after"]
+        assert before["captures"] > 10
+        for kind in ("captures", "contexts"):
+            assert after[kind] == before[kind], f"{scene['name']}: {kind}"
+
+
+def plain_sampling(request: dict[str, Any]) -> bool:
+    """Whether warming up without arguments covers it: greedy or sampled, without log-probabilities or processors."""
+    others = {"presence_penalty", "repetition_penalty", "logit_bias", "min_tokens"}
+    return not ({"top_k", "top_p", "min_p", "logprobs"} | others) & request.keys()
+
+
 def test_what_was_seen_is_replayed(
     engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -239,5 +277,6 @@ def test_engines_that_do_not_fit_are_refused_in_the_words_of_python(
     assert "is missing; run: pass-export build" in refused()
     assert (
         fake_gpu(bundle, scenes, "open", 9, 0, 0)["refusal"]
-        == "tensorrt needs an NVIDIA GPU, and none is visible; use --device cpu"
+        == "tensorrt needs an NVIDIA GPU, and none is visible (CUDA sees no GPU; is it visible to nvidia-smi, and not "
+        "hidden by CUDA_VISIBLE_DEVICES?); use --device cpu"
     )

@@ -252,7 +252,11 @@ def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["build", "{bundle}", "--engine", "tensorrt-rtx"], "no GPU is visible; name the target"),
+        (
+            ["build", "{bundle}", "--engine", "tensorrt-rtx"],
+            "no GPU is visible; name the target: --compute-capability sm75|sm80|sm86|sm89|sm120|sm121, or make it "
+            "visible: cuda",
+        ),
         (["build", "{bundle}", "--engine", "tensorrt"], "pip install 'pass-toolkit[tensorrt]'"),
         (["build", "{bundle}", "--engine", "abacus"], "'abacus' is not one of"),
         (["build", "/nowhere", "--engine", "tensorrt-rtx"], "is not a bundle"),

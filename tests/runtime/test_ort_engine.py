@@ -73,7 +73,10 @@ def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monke
 def test_the_error_names_the_command_that_installs_the_gpu_package(monkeypatch: pytest.MonkeyPatch):
     """Both packages are removed: installed over each other, neither is whole."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    command = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu"
+    command = (
+        "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu && "
+        "pip install cuda-python"
+    )
     with pytest.raises(PassError, match=f"run: {command}$"):
         choose_device("cuda")
 

@@ -34,6 +34,14 @@ HERMES = [
     ('<tool_call>{"name": "f", "arguments": "x"}', ['<tool_call>{"name": "f", "arguments": "x"}']),
     ("<tool_call>no<tool_call>" + CALL, ["<tool_call>no", ("f", ARGUMENTS)]),
     ("1 < 2 <tool_", ["1 < 2 <tool_"]),
+    (f"\n{CALL}\n{CALL}\n", [("f", ARGUMENTS), ("f", ARGUMENTS)]),
+    (f"{CALL} is it <tool_call>{CALL}</tool_call>", [("f", ARGUMENTS), "is it", ("f", ARGUMENTS)]),
+    (f'{{"answer": 3}} <tool_call>{CALL}</tool_call>', ['{"answer": 3}', ("f", ARGUMENTS)]),
+    (f'{{"name": "other", "arguments": {{}}}}\n{CALL}', [f'{{"name": "other", "arguments": {{}}}}\n{CALL}']),
+    (f"So: {CALL}", [f"So: {CALL}"]),
+    ('{"name": "f", "ar', ['{"name": "f", "ar']),
+    ("  {", ["  {"]),
+    (" \n", [" \n"]),
 ]
 MISTRAL = [
     (f"[TOOL_CALLS] [{CALL}, {CALL}]", [("f", ARGUMENTS), ("f", ARGUMENTS)]),

@@ -57,9 +57,7 @@ def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch
     async def main() -> None:
         service = service_of(session, request_seconds=1.0)
         parsed = await service.parse(REQUEST)
-        answer = GenerationResponse(
-            service, parsed, CompletionShape("m", service.texts, logprobs=False), stream=stream, include_usage=False
-        )
+        answer = GenerationResponse(service, parsed, CompletionShape("m", service.texts, logprobs=False), stream=stream)
         await asyncio.wait_for(answer({"type": "http"}, never, client.send), 60)
         assert service.requests == 0
 
@@ -75,9 +73,7 @@ def test_a_deadline_counts_from_the_arrival(session):
         service = service_of(session, request_seconds=60.0)
         parsed = await service.parse(REQUEST)
         late = replace(parsed, arrived=parsed.arrived - 100)
-        answer = GenerationResponse(
-            service, late, CompletionShape("m", service.texts, logprobs=False), stream=False, include_usage=False
-        )
+        answer = GenerationResponse(service, late, CompletionShape("m", service.texts, logprobs=False), stream=False)
         await answer({"type": "http"}, never, client.send)
 
     asyncio.run(main())

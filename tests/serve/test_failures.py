@@ -38,6 +38,18 @@ def test_a_pass_that_fails(random_bundle, tmp_path):
             "param": None,
             "code": None,
         }
+        marker.unlink()
+        asked = {"model": server.model, "input": "a", "max_output_tokens": 500, "stream": True}
+        events = server.client().responses.create(**asked, extra_body={"plan": "ar", "ignore_eos": True})
+        read = [event for _, event in zip(range(8), events, strict=False)]
+        marker.touch()
+        read += events
+        assert [event.sequence_number for event in read] == list(range(len(read)))
+        assert [event.type for event in read[-2:]] == ["response.output_text.delta", "response.failed"]
+        failed = read[-1].response
+        assert (failed.status, failed.error.code, failed.error.message) == ("failed", "server_error", "internal error")
+        assert failed.output[0].status == "incomplete"
+        assert failed.output_text == "".join(getattr(event, "delta", "") for event in read)
         error(server.complete(**fields), 500)
         error(server.complete(**fields, stream=True), 500)  # before anything was written
         with pytest.raises(openai.InternalServerError):
@@ -46,4 +58,4 @@ def test_a_pass_that_fails(random_bundle, tmp_path):
         marker.unlink()
         assert server.complete(max_tokens=4).status_code == 200
         assert server.metric("vllm:num_requests_running") == 0
-        assert server.metric("vllm:request_success_total", finished_reason="error") == 4
+        assert server.metric("vllm:request_success_total", finished_reason="error") == 5

@@ -20,7 +20,7 @@ def schema(server):
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
-PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)

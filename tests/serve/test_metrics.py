@@ -56,6 +56,9 @@ def test_what_one_request_counts(server):
 
 
 def test_names_and_gauges(server):
+    ended = server.complete(prompt=[15, 16], max_tokens=4, ignore_eos=True).json()["choices"][0]
+    assert ended["finish_reason"] == "length"
+    server.wait_until("vllm:num_requests_running", 0)
     text = httpx.get(f"{server.url}/metrics").text
     assert f'vllm:num_requests_running{{model_name="{server.model}"}} 0.0' in text
     assert server.metric("pass:slots") == 4
@@ -63,6 +66,29 @@ def test_names_and_gauges(server):
     for name in ("vllm:inter_token_latency_seconds_bucket", "vllm:request_success_total"):
         assert f"{name}{{" in text
     assert 'finished_reason="length"' in text
+
+
+FORMS = {
+    "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a"]}}}},
+    "json_object": {"response_format": {"type": "json_object"}},
+    "regex": {"guided_regex": "a"},
+    "choice": {"structured_outputs": {"choice": ["a", "b"]}},
+    "grammar": {"guided_grammar": 'start: "a"'},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_requests_with_a_form_are_counted(server, form):
+    def now() -> list[float]:
+        name = "pass:constrained_requests_total"
+        return [server.metric(name), server.metric(name, form=form, model_name=server.model)]
+
+    before, form_of = now(), {"prompt": [15, 16], **FORMS[form]}
+    assert server.complete(**form_of, n=2, max_tokens=4).status_code == 200
+    assert now() == [count + 1 for count in before]
+    assert server.complete(prompt=[15, 16], max_tokens=4, response_format={"type": "text"}).status_code == 200
+    assert server.complete(**form_of, ignore_eos=True).status_code == 400
+    assert now() == [count + 1 for count in before]
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
@@ -73,8 +99,10 @@ def test_the_prompt_of_n_choices_is_read_once(server, path):
     answer = (server.complete if path == "completions" else server.chat)(**fields).json()
     prompt = answer["usage"]["prompt_tokens"]
     queried, found = (server.metric(name) - then for name, then in zip(names, before, strict=True))
-    assert (queried, found) == (4 * prompt, 3 * (prompt - 1))  # the last token of a prompt is the first one's window
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    earlier = answer["usage"]["prompt_tokens_details"]["cached_tokens"]  # what prompts before it began with, too
+    assert earlier < prompt / 2
+    # The last token of a prompt is in the first window.
+    assert (queried, found) == (4 * prompt, 3 * (prompt - 1) + earlier)
     assert len(answer["choices"]) == 4
 
 

@@ -37,7 +37,7 @@ def test_the_commands_run(server, line):
 
 
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-PRINTED = ("'seed': 7", "city=")
+PRINTED = ("'seed': 7", "city=", "incomplete ")
 
 
 @pytest.mark.parametrize(("code", "printed"), [*zip(CODE, PRINTED, strict=True)], ids=PRINTED)

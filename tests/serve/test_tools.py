@@ -132,6 +132,16 @@ def test_a_whole_conversation(tool_server):
     assert longer.choices[0].finish_reason in ("length", "stop")
 
 
+def test_required_calls_are_counted_as_a_form(tool_server):
+    def ask(**more):
+        tool_server.client().chat.completions.create(**fields(tool_server, max_tokens=2, **more))
+        return tool_server.metric("pass:constrained_requests_total", form="tools")
+
+    free = ask(tool_choice="auto")
+    assert ask() == free + 1
+    assert ask(tool_choice="auto") == free + 1
+
+
 def test_tools_are_shown_unless_none_may_be_called(tool_server):
     completions = tool_server.client().chat.completions
     counts = {

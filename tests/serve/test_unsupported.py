@@ -200,7 +200,7 @@ def test_what_does_not_fit_the_context(server):
     ids=range(9),
 )
 def test_bodies_that_are_no_requests(server, body):
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         response = httpx.post(server.url + path, content=body, headers={"Content-Type": "application/json"})
         error(response, 400)
 

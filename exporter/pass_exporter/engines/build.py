@@ -24,7 +24,7 @@ from pass_exporter.engines.profiles import (
 )
 from pass_exporter.engines.target import available_memory, check_dtype, choose_capacity, choose_targets
 from pass_exporter.progress import Progress, Step
-from pass_runtime.backends.cuda import find_device
+from pass_runtime.backends.cuda import find_device, why_no_device
 from pass_runtime.backends.trt.library import find_library, import_library
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import EngineFile, EngineSet, Graph, Manifest, Profile, Tensor
@@ -108,7 +108,10 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
     if config.timing_cache is not None and not chosen.timing_cache:
         raise PassError(f"{chosen.name} keeps no timing cache; leave out --timing-cache")
     if config.verify and device is None:
-        raise PassError("--verify runs the engines and no GPU is visible; build without it, or where the GPU is")
+        raise PassError(
+            f"--verify runs the engines and no GPU is visible ({why_no_device()}); build without it, or where the GPU "
+            "is"
+        )
     columns = column_steps(choose_capacity(config, manifest))
     sources = graph_sources(bundle, manifest, columns, config.max_batch_size, chosen.least_width)
     workspace = None if config.workspace is None else config.workspace << 20

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pass_exporter.config import EngineConfig
 from pass_exporter.engines.profiles import widest
-from pass_runtime.backends.cuda import DeviceInfo
+from pass_runtime.backends.cuda import DeviceInfo, why_no_device
 from pass_runtime.backends.trt.library import Library
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
@@ -21,12 +21,18 @@ def choose_targets(chosen: Library, config: EngineConfig, device: DeviceInfo | N
     requested = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in config.compute_capability)
     if not chosen.builds_ahead:
         if device is None:
-            raise PassError(f"{chosen.name} builds for the GPU at hand and none is visible; run this where the GPU is")
+            raise PassError(
+                f"{chosen.name} builds for the GPU at hand and none is visible ({why_no_device()}); run this where the "
+                "GPU is"
+            )
         if requested not in ((), (device.target,)):
             raise PassError(f"{chosen.name} builds for the GPU at hand, which is {device.target}, not {requested[0]}")
         return (device.target,)
     if not requested and device is None:
-        raise PassError(f"no GPU is visible; name the target: --compute-capability {'|'.join(chosen.targets)}")
+        raise PassError(
+            f"no GPU is visible; name the target: --compute-capability {'|'.join(chosen.targets)}, or make it visible: "
+            f"{why_no_device()}"
+        )
     wanted = set(requested or (device.target,) if device is not None else requested)
     if unknown := sorted(wanted - set(chosen.targets)):
         raise PassError(f"{chosen.name} has no target {unknown[0]}; it has {', '.join(chosen.targets)}")

@@ -198,6 +198,12 @@ void print_table(const Json& report) {
     }
     for (const Json& one : report["differing"])
         std::printf("another text, which only rounding may cause: %s\n", one.get<std::string>().c_str());
+    for (const auto& [name, reason] : report["uncaptured"].items()) {
+        std::printf("%s ran without a CUDA graph: %s\n", name.c_str(), reason.get<std::string>().c_str());
+    }
+    if (report["device"] != "cpu" && report["uncaptured"].empty()) {
+        std::printf("passes were captured as CUDA graphs\n");
+    }
     if (report["differing"].empty()) std::printf("every plan wrote the same text, token for token\n");
 }
 
@@ -239,6 +245,7 @@ void bench(const Flags& flags) {
                 {"dtype", session.bundle().dtype()},
                 {"weights", session.bundle().weights()},
                 {"device", session.device()},
+                {"uncaptured", session.uncaptured()},
                 {"machine", std::to_string(std::thread::hardware_concurrency()) + " cores, pass-cpp"},
                 {"lookahead_source", session.bundle().lookahead_source()},
                 {"prompts", prompts.size()},

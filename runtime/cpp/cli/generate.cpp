@@ -18,6 +18,7 @@ struct Flags {
     SamplingFlags sampling;
     PromptFlags prompt;
     GenerateOptions options;
+    std::vector<std::string> bad_words;
     bool as_json = false, show_drafts = false;
 };
 
@@ -28,6 +29,7 @@ void interrupt(int) { interrupted = true; }
 GenerateOptions options_of(const Flags& flags) {
     GenerateOptions options = flags.options;
     options.sampling = flags.sampling.params();
+    for (const std::string& word : flags.bad_words) options.bad_words.push_back(parse_ids("--bad-word-ids", word));
     options.check();
     if (options.logprobs && !flags.as_json) throw Error("--logprobs are part of the JSON object: add --json");
     if (flags.prompt.ids && !options.stop.empty()) {
@@ -80,6 +82,13 @@ void add_generate(CLI::App& app) {
     command->add_option("--stop", options.stop, "End before this text. May be given several times.")->take_all();
     command->add_option("--stop-token-id", options.stop_token_ids,
                         "End at this token, too. May be given several times.");
+    command->add_option("--min-tokens", options.min_tokens, "No end before so many tokens.");
+    command->add_option("--allowed-token-id", options.allowed_token_ids,
+                        "No other tokens are written. May be given several times.");
+    command
+        ->add_option("--bad-word-ids", flags->bad_words,
+                     "Token ids that are not written one after another, as 1,2,3. May be given several times.")
+        ->take_all();
     command->add_flag("--ignore-eos", options.ignore_eos, "Go on after an end-of-sequence token.");
     command->add_option("--logprobs", options.logprobs, "Every token's log-probability, and of so many likely ones.");
     command->add_flag("--json", flags->as_json, "One JSON object instead of tokens.");

@@ -7,9 +7,10 @@ namespace pass::cli {
 
 void EngineFlags::add_to(CLI::App& command) {
     command.add_option("bundle", bundle, "A directory that pass-export wrote.")->type_name("BUNDLE")->required();
-    command.add_option("--device", options.device, "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep.")
+    command
+        .add_option("--device", options.device,
+                    "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep; another GPU than the first: cuda:1.")
         ->capture_default_str();
-    command.add_option("--device-ordinal", options.device_ordinal, "Which GPU, of those that CUDA sees.");
     command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
     command.add_option("--capacity", capacity, "Longest sequence in tokens: bounds the KV cache.");
     command.add_flag("--trust-bundle", trust, "Skip the hash check of the bundle's files.");
@@ -40,10 +41,36 @@ void SamplingFlags::add_to(CLI::App& command) {
     command.add_option("--min-p", sampling.min_p, "0 is off.")->capture_default_str();
     command.add_option("--seed", seed, "Same seed, same text, whatever the plan. Default: random.")
         ->type_name("NUMBER");
+    command.add_option("--presence-penalty", sampling.presence_penalty,
+                       "Off the logits of tokens that the text has; 0 is off.");
+    command.add_option("--frequency-penalty", sampling.frequency_penalty, "The same for every time it has one.");
+    command.add_option("--repetition-penalty", sampling.repetition_penalty,
+                       "Divides what prompt and text have; 1 is off.");
+    command
+        .add_option("--logit-bias", biases, "Added to the logit of a token, as TOKEN=BIAS. May be given several times.")
+        ->type_name("TOKEN=BIAS")
+        ->take_all();
 }
+
+namespace {
+
+std::pair<std::int64_t, double> bias_of(const std::string& text) {
+    const char *first = text.data(), *last = first + text.size();
+    std::int64_t token = 0;
+    double bias = 0;
+    const auto [equals, failed] = std::from_chars(first, last, token);
+    if (failed == std::errc() && equals != last && *equals == '=') {
+        const auto [stop, error] = std::from_chars(equals + 1, last, bias);
+        if (error == std::errc() && stop == last) return {token, bias};
+    }
+    throw Error("--logit-bias must be a token id and a number, as 50=-100, not '" + text + "'");
+}
+
+}  // namespace
 
 SamplingParams SamplingFlags::params() const {
     SamplingParams found = sampling;
+    for (const std::string& text : biases) found.logit_bias.insert(bias_of(text));
     if (seed) {
         std::uint64_t number = 0;
         const char* last = seed->data() + seed->size();

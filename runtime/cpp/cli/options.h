@@ -11,7 +11,7 @@
 
 namespace pass::cli {
 
-// --device --device-ordinal --threads --capacity --trust-bundle --no-weight-cache --onnxruntime --plugin
+// --device --threads --capacity --trust-bundle --no-weight-cache --onnxruntime --plugin
 struct EngineFlags {
     std::string bundle;
     LoadOptions options;
@@ -23,10 +23,11 @@ struct EngineFlags {
     Session open(int slots = 1) const;
 };
 
-// --temperature --top-k --top-p --min-p --seed
+// --temperature --top-k --top-p --min-p --seed --presence-penalty --frequency-penalty --repetition-penalty --logit-bias
 struct SamplingFlags {
     SamplingParams sampling;
     std::optional<std::string> seed;
+    std::vector<std::string> biases;
 
     void add_to(CLI::App& command);
     SamplingParams params() const;

@@ -36,6 +36,16 @@ Request request_of(const Json& line) {
     take(line, "top_p", options.sampling.top_p);
     take(line, "min_p", options.sampling.min_p);
     take(line, "seed", options.sampling.seed);
+    take(line, "presence_penalty", options.sampling.presence_penalty);
+    take(line, "frequency_penalty", options.sampling.frequency_penalty);
+    take(line, "repetition_penalty", options.sampling.repetition_penalty);
+    take(line, "min_tokens", options.min_tokens);
+    take(line, "allowed_token_ids", options.allowed_token_ids);
+    if (line.contains("logit_bias")) {
+        for (const auto& [token, bias] : line["logit_bias"].items()) {
+            options.sampling.logit_bias[std::stoll(token)] = bias.get<double>();
+        }
+    }
     return request;
 }
 

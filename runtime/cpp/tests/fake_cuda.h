@@ -36,6 +36,7 @@ class FakeCuda {
     std::size_t limit = std::size_t{1} << 30;  // bytes of device memory
     int fail_malloc = 0;                       // counts down with every allocation; the one that makes it 0 fails
     int devices = 1, major = 9, minor = 0;
+    int driver = 13040;            // the CUDA that it runs; 0: there is none
     int ordinal = 0, current = 0;  // the device that everything must be done on, and the present one
     int mallocs = 0, launches = 0, captures = 0;
     int works = 0;        // copies and engines that ran outside a graph
@@ -48,7 +49,12 @@ class FakeCuda {
 
     CudaApi api() {
         CudaApi api;
-        api.device_count = [this](int* count) { return *count = devices, 0; };
+        api.driver_version = [this](int* version) { return *version = driver, 0; };
+        api.runtime_version = [](int* version) { return *version = 13040, 0; };
+        api.device_count = [this](int* count) {
+            if (driver < 13000) return error = 35;  // cudaErrorInsufficientDriver
+            return *count = devices, 0;
+        };
         api.get_device = [this](int* device) { return *device = current, 0; };
         api.set_device = [this](int device) { return current = device, 0; };
         api.device_attribute = [this](int* value, int attribute, int device) {

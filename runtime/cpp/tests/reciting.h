@@ -24,6 +24,7 @@ inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capac
     manifest.model.dtype = "float32";
     manifest.lookahead.length = lookahead;
     manifest.rule = "match";
+    manifest.processors.emplace();
     manifest.trunk.inputs.push_back({"past_key.0", "float32", {"batch", std::int64_t{1}, "capacity", std::int64_t{2}}});
     return manifest;
 }

@@ -250,6 +250,23 @@ class KVCache:
             first, second = (address + slot * self._heads * pitch for slot in (source, target))
             self._memory.copy_rows(second, pitch, first, pitch, length * self.entry_bytes, self._heads)
 
+    def saved_bytes(self, length: int) -> int:
+        """The bytes of the first `length` entries of a slot, in all tensors."""
+        return len(self.names) * self._heads * length * self.entry_bytes
+
+    def save(self, slot: int, length: int, address: int) -> None:
+        """Copy the first `length` entries of `slot` to `address`, one tensor [KVH,length,D] after another."""
+        pitch, size = self._pitch(self.capacity), length * self.entry_bytes
+        for number, (_, place) in enumerate(self.places(slot)):
+            self._memory.copy_rows(address + number * self._heads * size, size, place, pitch, size, self._heads)
+
+    def load(self, slot: int, count: int, address: int, length: int) -> None:
+        """Copy the first `count` of the `length` entries that `save` copied to `address` into `slot`."""
+        pitch, size = self._pitch(self.capacity), length * self.entry_bytes
+        for number, (_, place) in enumerate(self.places(slot)):
+            source = address + number * self._heads * size
+            self._memory.copy_rows(place, pitch, source, size, count * self.entry_bytes, self._heads)
+
     def keep_rows(self, slot: int, length: int, rows: Sequence[int]) -> None:
         """Of a window that was written after the first `length` entries of `slot`, keep the entries of these `rows`
         (rising, of which the first is 0), one after another."""

@@ -92,6 +92,7 @@ def generate(
 )
 @opts.generation_options
 @opts.SEED
+@opts.NO_PREFIX_CACHE
 @opts.engine_options
 @opts.SHOW_DRAFTS
 @one_line_errors
@@ -119,7 +120,7 @@ def chat(
     if bundle is None:
         with importing():
             from pass_runtime.cli.remote import open_remote
-        local = ("device", "threads", "capacity", "trust_bundle", "no_weight_cache", "show_drafts")
+        local = ("device", "threads", "capacity", "trust_bundle", "no_weight_cache", "no_prefix_cache", "show_drafts")
         opts.refuse_given("--server decides for itself", *local)
         loop: ChatLoop = open_remote(str(server), api_key_file, request, Conversation(system), drop=drop)
     else:

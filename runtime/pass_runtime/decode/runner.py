@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pass_runtime.backends.base import Backend, Emitted, Logprobs, PassKind
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
+from pass_runtime.decode.prefix_cache import PrefixStore, common_prefix
 from pass_runtime.decode.processors import no_processing
 from pass_runtime.decode.sequence import Request, Sequence, Slot, Token, TokenLogprobs, TokenSource
 
 Drafts = tuple[int, ...]
-COMPARED = 64
-"""Tokens that are compared at a time, which is faster than one after another."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Runner:
         """processed_logprobs: log-probabilities are of what the logits processors leave, not the model's own.
         prefix_cache: K/V of other sequences are used again where that changes no bit of what follows."""
         self.backend, self.processed_logprobs = backend, processed_logprobs
-        self._prefix_cache = prefix_cache and backend.capabilities.same_entries
+        used = prefix_cache and backend.capabilities.same_entries
+        self._store = PrefixStore(backend.cache, backend.memory) if used else None
         self.slots = [Slot(number) for number in range(backend.capabilities.slots)]
         self.window: Plan | None = None
         """The plan whose windows are on the device; None where all windows must be staged again."""
@@ -96,16 +96,24 @@ class Runner:
         slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """Copy the K/V of the prompt of `slot` from another slot that has more of it."""
+        """Copy the K/V of the prompt of `slot` from where there is more of it: another slot, or what slots gave up."""
         sequence, started = slot.current, time.perf_counter()
         others = [other for other in self.slots if other is not slot]
         counts = [self._reusable(other, sequence.request) for other in others]
-        if (count := max(counts, default=0)) <= sequence.cached:
+        count = max(counts, default=0)
+        saved, stored = self._store.match(sequence.request.prompt_ids[:-1]) if self._store else (None, 0)
+        if max(count, stored) <= sequence.cached:
             return
-        source = others[counts.index(count)]
-        self.backend.cache.move(source.number, slot.number, count)
+        if self._store and saved and stored > count:
+            self._reserve(stored)
+            self._store.load(saved, slot.number, stored)
+            count = same = stored
+        else:
+            source = others[counts.index(count)]
+            self.backend.cache.move(source.number, slot.number, count)
+            same = min(source.same, count)
         sequence.stats.cached_tokens += count - sequence.cached
-        sequence.cached, slot.masked, slot.same = count, False, min(source.same, count)
+        sequence.cached, slot.masked, slot.same = count, False, same
         sequence.stats.prefill_seconds += time.perf_counter() - started
 
     def prefill(self, slot: Slot, most: int | None = None) -> int:
@@ -271,10 +279,11 @@ class Runner:
                 self._keep(other, other.kept[:fitting])
             self.resize(fitting)
 
-    @staticmethod
-    def _keep(slot: Slot, tokens: list[int]) -> None:
+    def _keep(self, slot: Slot, tokens: list[int]) -> None:
         """Change what a free slot keeps. The slot must be staged or masked again before the next pass, which would
         otherwise write at the old length."""
+        if self._store and len(tokens) < len(slot.kept):
+            self._store.save(slot.number, slot.kept[: slot.same])
         slot.kept, slot.staged, slot.masked = tokens, False, False
 
     def resize(self, capacity: int) -> None:
@@ -284,13 +293,13 @@ class Runner:
     def _shared(self, slot: Slot, request: Request) -> int:
         """How many tokens of the prompt of `request` a free `slot` has cached already."""
         if request.reuse_prefix:
-            return _common_prefix(slot.kept, request.prompt_ids[:-1])
+            return common_prefix(slot.kept, request.prompt_ids[:-1])
         return self._reusable(slot, request)
 
     def _reusable(self, slot: Slot, request: Request) -> int:
         """How many tokens of the prompt of `request` are cached in `slot` with the bits that reading it would write."""
-        if self._prefix_cache:
-            return min(slot.same, _common_prefix(slot.held, request.prompt_ids[:-1]))
+        if self._store:
+            return min(slot.same, common_prefix(slot.held, request.prompt_ids[:-1]))
         same_prompt = slot.prompt is request.prompt_ids
         return min(slot.cached, len(request.prompt_ids) - 1) if same_prompt else 0
 
@@ -324,11 +333,3 @@ def _logprobs(logprobs: Logprobs, slot: int, ids: Items[int], count: int | None)
     pairs = zip(logprobs.ids[slot, :, :count].tolist(), logprobs.values[slot, :, :count].tolist(), strict=True)
     tops = [tuple(zip(*pair, strict=True)) for pair in pairs]
     return [TokenLogprobs(chosen[i], tops[i]) for i in range(len(ids))]
-
-
-def _common_prefix(a: Items[int], b: Items[int]) -> int:
-    """How many tokens two sequences have in common at their beginnings."""
-    most, count = min(len(a), len(b)), 0
-    while count < most and list(a[count : count + COMPARED]) == list(b[count : count + COMPARED]):
-        count += COMPARED
-    return next((i for i in range(count, most) if a[i] != b[i]), most)

@@ -16,6 +16,7 @@ from pass_runtime.serve.middleware import BodyLimit, KeyCheck, ResponseLog
 from pass_runtime.serve.options import ServeOptions
 from pass_runtime.serve.prometheus import PrometheusSink
 from pass_runtime.serve.response_shapes import ChatShape, CompletionShape, ResponseShape
+from pass_runtime.serve.responses.endpoints import add_responses
 from pass_runtime.serve.schemas import ChatRequest, CompletionRequest, Sampled
 from pass_runtime.serve.service import Service
 from pass_runtime.serve.streaming import GenerationResponse
@@ -61,6 +62,7 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     app.state.service = service
     add_handlers(app)
     _add_endpoints(app, service)
+    add_responses(app, service, RESPONSES)
     add_tokenizing(app, service, ERRORS)
     _add_probes(app, service, sink)
     app.add_middleware(BodyLimit, most=options.max_body_bytes, seconds=options.client_seconds)
@@ -76,8 +78,8 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         parsed = await service.parse(request)
         usage = bool(request.stream_options and request.stream_options.include_usage)
-        shaped = shape(service.model, service.texts, logprobs=logprobs)
-        return GenerationResponse(service, parsed, shaped, stream=bool(request.stream), include_usage=usage)
+        shaped = shape(service.model, service.texts, logprobs=logprobs, include_usage=usage)
+        return GenerationResponse(service, parsed, shaped, stream=bool(request.stream))
 
     @app.post("/v1/completions", response_class=Response, responses=RESPONSES)
     async def completions(request: CompletionRequest) -> Response:

@@ -37,6 +37,16 @@ class ChatAnswer:
             found["tool_calls"] = self.calls
         return found
 
+    def thought_tokens(self, tokens: Sequence[Token]) -> int:
+        """How many of the tokens of the whole text come before anything that is no thought."""
+        if not self.thoughts:
+            return 0
+        reader = self._turn.reader()
+        for count, token in enumerate(tokens):
+            if any(not isinstance(part, Thought) for part in reader.push(self._turn.text([token], token.text))):
+                return count
+        return len(tokens)
+
     def _delta(self, part: Part) -> Json:
         if isinstance(part, Said):
             self.content += part.text

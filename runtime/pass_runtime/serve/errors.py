@@ -69,8 +69,8 @@ def shutting_down() -> ApiError:
 def of_validation(problem: dict[str, Any]) -> ApiError:
     """The error for a problem that pydantic found."""
     path = [part for part in problem["loc"][1:] if "[" not in str(part) and part not in ("str", "int")]
-    roles = [i for i in range(2, len(path)) if path[i - 2] == "messages" and isinstance(path[i - 1], int)]
-    param = ".".join(str(part) for i, part in enumerate(path) if i not in roles)  # the class that a role stands for
+    roles = [i for i in range(2, len(path)) if path[i - 2] in ("messages", "input") and isinstance(path[i - 1], int)]
+    param = ".".join(str(part) for i, part in enumerate(path) if i not in roles)  # the class of a message or item
     if problem["type"] == "json_invalid":
         return ApiError("the body is not JSON", code="invalid_json")
     if problem["type"] == "extra_forbidden":

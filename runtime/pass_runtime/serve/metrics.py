@@ -55,11 +55,12 @@ DRAFTS = _counter("vllm:spec_decode_num_drafts", "Passes that had drafts to chec
 DRAFTED = _counter("vllm:spec_decode_num_draft_tokens", "Drafts checked.")
 ACCEPTED = _counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
 ACCEPTED_AT = _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "By position.", "position")
+CONSTRAINED = _counter("pass:constrained_requests", "Requests whose texts must have a form, by its kind.", "form")
 PASSES = _counter("pass:passes", "Passes, one for every sequence that was in it.")
 RECORDED = (
     *(PROMPT, CACHE_QUERIES, CACHE_HITS, WRITTEN, SUCCESS, FIRST, BETWEEN, EACH, END_TO_END),
     *(QUEUE, PREFILL, DECODE, INFERENCE, PROMPT_SIZES, WRITTEN_SIZES),
-    *(DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT, PASSES),
+    *(DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT, CONSTRAINED, PASSES),
 )
 
 RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in slots.")
@@ -103,6 +104,11 @@ class RequestMetrics:
 
     def __init__(self, sink: MetricSink, model: str) -> None:
         self._sink, self._model = sink, model
+
+    def record_begin(self, form: str | None) -> None:
+        """A request has begun. form: the kind of constraint that its texts follow; None where they are free."""
+        if form is not None:
+            self._record(CONSTRAINED, 1, form)
 
     def record_piece(self, piece: Piece, timing: Timing) -> None:
         """A pass has written for a sequence. Times are those of the pass, not of the reader that got the piece."""

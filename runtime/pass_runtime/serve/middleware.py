@@ -18,7 +18,7 @@ from pass_runtime.serve.prometheus import HTTP_RESPONSES, PrometheusSink
 log = logging.getLogger("pass_runtime.serve")
 OPEN = ("/health", "/ready", "/metrics", "/openapi.json")
 """Paths that need no key: nothing in them comes from prompts or answers."""
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", *OPEN)
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize", *OPEN)
 
 
 class ConnectionLimit:

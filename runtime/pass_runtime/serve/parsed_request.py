@@ -29,7 +29,8 @@ class ParsedRequest:
     """requests: `written` for every prompt, of which the likeliest `n` are the choices of the answer, in this order.
 
     arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: what the texts of each
-    prompt begin with; () for nothing. turn: how texts are read; None where they are text only.
+    prompt begin with; () for nothing. turn: how texts are read; None where they are text only. form: what kind of
+    constraint the texts must follow, "tools" where it is calls of functions alone; None where they are free.
     """
 
     requests: tuple[Request, ...]
@@ -38,6 +39,7 @@ class ParsedRequest:
     written: int = 1
     echo: tuple[str, ...] = ()
     turn: Turn | None = None
+    form: str | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -67,7 +69,8 @@ def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: flo
                 "sequences that a request may have",
                 param="n",
             )
-        options = _options(request, _constraint(session, turns, turn, request))
+        constraint, form = _constraint(session, turns, turn, request)
+        options = _options(request, constraint)
         if session.resolve(options).cycle is not None and not limits.client_plans:
             raise ApiError(
                 "this server decides how to decode: leave out plan, speculative, lookahead and draft",
@@ -87,7 +90,7 @@ def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: flo
             ]
     except PassError as error:
         raise ApiError(str(error)) from None
-    return ParsedRequest(tuple(requests), n, arrived, written, _echo(session, request), turn)
+    return ParsedRequest(tuple(requests), n, arrived, written, _echo(session, request), turn, form)
 
 
 def sequences(request: Sampled) -> int:
@@ -202,8 +205,11 @@ def _options(request: Sampled, constraint: Constraint | None) -> GenerateOptions
     )
 
 
-def _constraint(session: Session, turns: Turns | None, turn: Turn | None, request: Sampled) -> Constraint | None:
-    """What the text must look like. ApiError where that is not valid, or cannot be followed here."""
+def _constraint(
+    session: Session, turns: Turns | None, turn: Turn | None, request: Sampled
+) -> tuple[Constraint | None, str | None]:
+    """What the text must look like, and what kind of constraint that counts as. ApiError where it is not valid, or
+    cannot be followed here."""
     param, form = constraint_of(request) or ("tools", None)
     found = form
     if turns is not None and isinstance(request, ChatRequest):
@@ -216,7 +222,7 @@ def _constraint(session: Session, turns: Turns | None, turn: Turn | None, reques
                 session.resolve(GenerateOptions(constraint=constraint))
             except PassError as error:
                 raise ApiError(str(error), param=param if constraint is form else "tools") from None
-    return found
+    return found, None if found is None else "tools" if form is None else form.kind
 
 
 def _logprobs(request: Sampled) -> int | None:

@@ -4,63 +4,44 @@ from __future__ import annotations
 
 import time
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 from pass_runtime.decode.sequence import Piece, Token
-from pass_runtime.generation import Generation
-from pass_runtime.serve.chat_answer import ChatAnswer
-from pass_runtime.serve.metrics import Timing
+from pass_runtime.serve.answer_shape import AnswerShape, sent
+from pass_runtime.serve.choices import Choice, Json, extension
+from pass_runtime.serve.errors import ApiError
 from pass_runtime.serve.tokens import TokenTexts, chat_logprobs, completion_logprobs
 
-Json = dict[str, Any]
 
-
-@dataclass
-class Choice:
-    """One sequence of a request. offset: how many characters of its text were sent. echo: what its text begins with.
-    answer: puts the message of a chat together where it is more than text."""
-
-    index: int
-    generation: Generation
-    timing: Timing
-    offset: int = 0
-    echo: str = ""
-    answer: ChatAnswer | None = None
-
-    @property
-    def likelihood(self) -> float:
-        """The mean log-probability of its tokens, where there are log-probabilities."""
-        values = [token.logprobs.logprob for token in self.generation.tokens if token.logprobs is not None]
-        return sum(values) / len(values) if values else 0.0
-
-
-class ResponseShape(ABC):
-    """The shape of one request's answer. logprobs: whether the request wants them."""
+class ResponseShape(AnswerShape):
+    """The shape of both endpoints. logprobs: whether the request wants them. include_usage: whether a stream ends with
+    an event about tokens."""
 
     prefix: str
     kind: str
     chunk_kind: str
 
-    def __init__(self, model: str, texts: TokenTexts, *, logprobs: bool) -> None:
+    def __init__(self, model: str, texts: TokenTexts, *, logprobs: bool, include_usage: bool = False) -> None:
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
-        self.model, self._texts, self._logprobs = model, texts, logprobs
+        self.model, self._texts, self._logprobs, self._include_usage = model, texts, logprobs, include_usage
 
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
         return self._envelope(self.kind, [self._finished(choice) for choice in choices]) | {"usage": usage}
 
-    def chunk(self, choices: list[Json]) -> Json:
-        """The content of one event of a stream."""
-        return self._envelope(self.chunk_kind, choices)
+    def event(self, shown: Json) -> bytes:
+        return sent(self._envelope(self.chunk_kind, [shown]) | ({"usage": None} if self._include_usage else {}))
 
-    def opening(self, _: Choice) -> list[Json]:
-        """What a stream sends for a choice before its first piece."""
+    def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:  # noqa: ARG002 - all of them have ended
+        return sent(self._envelope(self.chunk_kind, []) | {"usage": usage}) if self._include_usage else b""
+
+    def failure(self, error: ApiError) -> bytes:
+        return sent(error.body)
+
+    def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002 - the subclasses'
         return []
 
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
-        """What a stream sends for a piece: a choice, or nothing where the piece has nothing to show."""
         if not piece.text and not (self._logprobs and piece.tokens):
             return []
         shown = self._choice(choice, self._delta(piece.text), self._logprobs_of(piece.tokens, choice.offset), None)
@@ -68,7 +49,6 @@ class ResponseShape(ABC):
         return [shown]
 
     def ending(self, choice: Choice) -> list[Json]:
-        """What a stream sends for a choice after its last piece."""
         ended = self._choice(choice, self._delta(""), None, self._reason(choice))
         return [ended | {"pass": extension(choice.generation)}]
 
@@ -157,43 +137,3 @@ class ChatShape(ResponseShape):
 
     def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json:  # noqa: ARG002 - the other shape's
         return chat_logprobs(self._texts, tokens)
-
-
-def extension(generation: Generation) -> Json:
-    """The field `pass` of a choice, which says how it was decoded."""
-    stats = generation.stats
-    return {
-        "seed": generation.seed,
-        "stop_reason": generation.stop_reason,
-        "plan": stats.plan,
-        "passes": stats.passes,
-        "tau": stats.tau,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "queue_seconds": stats.queue_seconds,
-        "prefill_seconds": stats.prefill_seconds,
-        "decode_seconds": stats.decode_seconds,
-    }
-
-
-def best(choices: Sequence[Choice], written: int, n: int) -> list[Choice]:
-    """Of every `written` choices in turn the `n` likeliest, the best first, numbered anew."""
-    if written == n:
-        return list(choices)
-    groups = [choices[i : i + written] for i in range(0, len(choices), written)]
-    kept = [each for group in groups for each in sorted(group, key=lambda c: -c.likelihood)[:n]]
-    return [replace(choice, index=i) for i, choice in enumerate(kept)]
-
-
-def usage(prompt_tokens: int, n: int, choices: Sequence[Choice]) -> Json:
-    """prompt_tokens: the sum over the prompts, each of which has n of the choices. A text's last token is counted."""
-    written = sum(len(choice.generation.tokens) for choice in choices)
-    kept = [choice.generation.stats.cached_tokens for choice in choices]
-    # Of the choices of a prompt, the one that read it found the least of it in the cache.
-    cached = sum(min(kept[i : i + n]) for i in range(0, len(kept), n))
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": written,
-        "total_tokens": prompt_tokens + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }

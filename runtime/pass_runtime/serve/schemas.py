@@ -23,20 +23,16 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = Field(None, description="Only false: chunks are not padded.")
 
 
-class Sampled(Structured):
-    """The fields of both endpoints. `null` is the default of each."""
+class Drawn(Fields):
+    """What all endpoints have: how tokens are drawn, and how fast. `null` is the default of each field."""
 
     model: str
-    n: int | None = Field(None, ge=1, le=128, description="Sequences; number i is sampled with seed + i.")
-    max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, description="Default 1.")
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64, description="Negative ones count from 2^64 down.")
     stop: Stop | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Not used.")
-    metadata: dict[str, str] | None = Field(None, description="Not used.")
     prompt_cache_key: str | None = Field(None, description="Not used.")
     safety_identifier: str | None = Field(None, description="Not used.")
 
@@ -58,6 +54,15 @@ class Sampled(Structured):
     )
     lookahead: int | None = Field(None, ge=0)
     draft: Literal["lookahead", "ngram", "both"] | None = None
+
+
+class Sampled(Structured, Drawn):
+    """The fields of completions and chats."""
+
+    n: int | None = Field(None, ge=1, le=128, description="Sequences; number i is sampled with seed + i.")
+    max_tokens: int | None = Field(None, ge=1)
+    stream_options: StreamOptions | None = None
+    metadata: dict[str, str] | None = Field(None, description="Not used.")
 
     service_tier: Any = only("auto", "default")
     store: Any = only(False)

@@ -16,11 +16,11 @@ from pass_runtime.decode.sequence import Piece
 from pass_runtime.errors import PassError
 from pass_runtime.generation import merged
 from pass_runtime.serve.chat_answer import ChatAnswer
+from pass_runtime.serve.choices import Choice
 from pass_runtime.serve.errors import ApiError, as_api_error, shutting_down
 from pass_runtime.serve.metrics import MetricSink, RequestMetrics, Timing
 from pass_runtime.serve.options import ServeOptions
 from pass_runtime.serve.parsed_request import ParsedRequest, parse, sequences, text_bytes
-from pass_runtime.serve.response_shapes import Choice
 from pass_runtime.serve.schemas import ChatRequest, Sampled
 from pass_runtime.serve.tokens import TokenTexts
 from pass_runtime.session import Session
@@ -109,6 +109,7 @@ class Service:
         ended."""
         with self._admission(len(parsed.requests)):
             generations = self.session.begin(parsed.requests, self.options.max_queue)
+        self.metrics.record_begin(parsed.form)
         choices = [Choice(i, generation, Timing(parsed.arrived)) for i, generation in enumerate(generations)]
         for choice in choices:
             choice.echo = parsed.echo[choice.index // parsed.written] if parsed.echo else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing, suppress
@@ -12,27 +11,23 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from pass_runtime.serve.answer_shape import AnswerShape
+from pass_runtime.serve.choices import Choice, Json, best, usage
 from pass_runtime.serve.errors import ApiError, as_api_error
 from pass_runtime.serve.handlers import as_response
 from pass_runtime.serve.parsed_request import ParsedRequest
-from pass_runtime.serve.response_shapes import Choice, Json, ResponseShape, best, usage
 from pass_runtime.serve.service import Event, Service
 
-DONE = b"data: [DONE]\n\n"
 LAST_WORDS_SECONDS = 5.0
 """How long sending a client the error that ended its request may take."""
-_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class GenerationResponse(Response):
-    """A response that decodes while it is sent. stream: as events. include_usage: with a last event about tokens."""
+    """A response that decodes while it is sent. stream: as events."""
 
-    def __init__(
-        self, service: Service, parsed: ParsedRequest, shape: ResponseShape, *, stream: bool, include_usage: bool
-    ) -> None:
+    def __init__(self, service: Service, parsed: ParsedRequest, shape: AnswerShape, *, stream: bool) -> None:
         self.background, self.status_code = None, 200
-        self._service, self._request, self._shape = service, parsed, shape
-        self._stream, self._include_usage = stream, include_usage
+        self._service, self._request, self._shape, self._stream = service, parsed, shape, stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -59,7 +54,7 @@ class GenerationResponse(Response):
                         first = await anext(events)  # an error before this gets an HTTP status of its own
                         await send_noted(_start())
                         await self._send_events(choices, first, events, send)
-                    await _send(send, DONE, more=False)
+                    await _send(send, self._shape.done, more=False)
             except Exception as error:
                 with suppress(TimeoutError):  # the client does not read, and the server closes the incomplete response
                     async with asyncio.timeout(LAST_WORDS_SECONDS):
@@ -72,25 +67,21 @@ class GenerationResponse(Response):
         if not started:
             await as_response(error)(scope, receive, send)
         elif self._stream:
-            await _send(send, _event(error.body))
-            await _send(send, DONE, more=False)
+            await _send(send, self._shape.failure(error))
+            await _send(send, self._shape.done, more=False)
 
     async def _send_events(self, choices: list[Choice], first: Event, events: AsyncIterator[Event], send: Send) -> None:
         for choice in choices:
             for shown in self._shape.opening(choice):
-                await self._send_chunk(send, [shown])
+                await _send(send, self._shape.event(shown))
         await self._send_one(send, *first)
         async for choice, piece in events:
             await self._send_one(send, choice, piece)
-        if self._include_usage:
-            await _send(send, _event(self._shape.chunk([]) | {"usage": self._usage(choices)}))
+        await _send(send, self._shape.closing(choices, self._usage(choices)))
 
     async def _send_one(self, send: Send, choice: Choice, piece: Any) -> None:
         for shown in self._shape.ending(choice) if piece is None else self._shape.piece(choice, piece):
-            await self._send_chunk(send, [shown])
-
-    async def _send_chunk(self, send: Send, choices: list[Json]) -> None:
-        await _send(send, _event(self._shape.chunk(choices) | ({"usage": None} if self._include_usage else {})))
+            await _send(send, self._shape.event(shown))
 
     def _usage(self, choices: list[Choice]) -> Json:
         return usage(self._request.prompt_tokens, self._request.written, choices)
@@ -113,10 +104,6 @@ async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> Non
         await asyncio.wait({working})
     if not working.cancelled():
         working.result()
-
-
-def _event(content: Json) -> bytes:
-    return b"data: " + _JSON.encode(content).encode() + b"\n\n"
 
 
 def _start() -> dict[str, Any]:

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,21 +18,36 @@ namespace pass {
 // The tail graphs of a plan, the cheapest first. A later one also computes everything that the earlier ones do.
 enum class Sampler { greedy, sample, truncated };
 
-// How the next token is drawn: temperature, then top-k, then top-p, then min-p.
+// How the next token is drawn: biases and penalties, then temperature, then top-k, then top-p, then min-p.
 struct PASS_API SamplingParams {
     double temperature = 0.0;           // 0 is argmax
     std::int64_t top_k = 0;             // 0 is off, at most 1024
     double top_p = 1.0;                 // 1 is off
     double min_p = 0.0;                 // 0 is off
     std::optional<std::uint64_t> seed;  // without one, sampling draws a seed from the system
+    // What is taken off the logit of a token that the text written so far has, once and for every time it has it; -2 to
+    // 2, 0 is off. The prompt does not count.
+    double presence_penalty = 0.0, frequency_penalty = 0.0;
+    // What the logit of a token in the prompt or the text is divided by where it is above 0, and multiplied by
+    // elsewhere; 0.01 to 100, 1 is off.
+    double repetition_penalty = 1.0;
+    std::map<std::int64_t, double> logit_bias{};  // added to the logits of these tokens; -100 to 100, at most 1024
 
     // Throws Error where a number is out of its range.
     void check() const;
     // A copy that has a seed: one from the system where none was given, 0 for argmax, which does not use it.
     SamplingParams seeded() const;
+    // Whether there are biases or penalties.
+    bool penalizes() const;
     // The cheapest tail that computes these parameters.
     Sampler sampler() const;
 };
+
+// Clears the bits of the tokens that may not follow `text`: bit t % 32 of word t / 32 is that of token t. text: the
+// tokens that were written, without the prompt. Where no token is left, all are allowed. Called from the thread that
+// decodes, also for drafts that are not accepted later: what it does must depend on `text` alone. What it throws ends
+// its request.
+using AllowedTokens = std::function<void(std::span<const std::int64_t> text, std::span<std::uint32_t> allowed)>;
 
 struct PASS_API GenerateOptions {
     std::int64_t max_new_tokens = 128;
@@ -43,6 +61,10 @@ struct PASS_API GenerateOptions {
     bool ignore_eos = false;
     bool reuse_prefix = false;    // reuse the K/V of a prompt prefix that an earlier request of this session had, too
     std::optional<int> logprobs;  // report every token's log-probability and those of the 0 to 20 most likely tokens
+    std::int64_t min_tokens = 0;  // the model's end and the stop tokens are not drawn before so many are written
+    std::vector<std::vector<std::int64_t>> bad_words;  // token sequences that are not written; at most 1024
+    std::vector<std::int64_t> allowed_token_ids;       // no other tokens are drawn; empty: all
+    AllowedTokens allowed_tokens;                      // for grammars; empty: all
 
     // Throws Error where something is out of its range.
     void check() const;
@@ -60,9 +82,8 @@ class PASS_API Allocator {
 struct PASS_API LoadOptions {
     // cpu; cuda: ONNX Runtime on a GPU; tensorrt, tensorrt-rtx: the bundle's own engine sets; tensorrt-rtx-ep: ONNX
     // Runtime's plugin for TensorRT-RTX; auto: engine sets that fit this machine, else CUDA where this ONNX Runtime has
-    // it, else the CPU.
+    // it, else the CPU. A GPU other than the first by its number, of those that CUDA sees: cuda:1.
     std::string device = "auto";
-    int device_ordinal = 0;                // which GPU, of those that CUDA sees; for the devices that are GPUs
     int threads = 0;                       // of the CPU; 0 is ONNX Runtime's choice
     int max_batch_size = 1;                // sequences that decode together: slots
     std::size_t max_queue = 1024;          // requests that may wait for a slot

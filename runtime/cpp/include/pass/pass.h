@@ -24,8 +24,8 @@ typedef struct pass_session pass_session;
 typedef struct pass_generation pass_generation;
 
 typedef struct pass_load_options {
-    size_t size;             /* sizeof(pass_load_options) */
-    const char* device;      /* "auto", "cpu", "cuda", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep" */
+    size_t size;        /* sizeof(pass_load_options) */
+    const char* device; /* "auto", "cpu", "cuda", "cuda:1" (GPU 1), "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep" */
     const char* onnxruntime; /* libonnxruntime.so; null: $PASS_ONNXRUNTIME, then where it was found at build time */
     int threads;             /* of the CPU; 0 is ONNX Runtime's choice */
     int max_batch_size;      /* sequences that decode together */
@@ -33,9 +33,12 @@ typedef struct pass_load_options {
     int64_t capacity;        /* longest sequence in tokens; 0: the model's */
     int verify;              /* compare the hashes of the bundle's files */
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
-    int device_ordinal;      /* which GPU, of those that CUDA sees */
     int weight_cache;        /* on the CPU, map weights that the Python runtime has kept packed */
 } pass_load_options;
+
+/* As AllowedTokens of <pass/options.hpp>: clears the bits of the tokens that may not follow the `count` tokens of
+ * `text` in the words of `allowed`. Returns 0, or anything else to end the request with an error. */
+typedef int (*pass_allowed_tokens)(void* user, const int64_t* text, size_t count, uint32_t* allowed, size_t words);
 
 typedef struct pass_generate_options {
     size_t size; /* sizeof(pass_generate_options) */
@@ -55,6 +58,19 @@ typedef struct pass_generate_options {
     const char* const* stop; /* strings that end the text and are not part of it */
     size_t stop_count;
     int logprobs; /* report log-probabilities of tokens and of the 0 to 20 most likely ones; -1: none */
+    double presence_penalty, frequency_penalty; /* -2 to 2; 0 is off */
+    double repetition_penalty;                  /* 0.01 to 100; 1 is off */
+    const int64_t* bias_token_ids;              /* tokens whose logits `biases` are added to */
+    const double* biases;
+    size_t bias_count;
+    int64_t min_tokens;               /* no end before so many tokens */
+    const int64_t* allowed_token_ids; /* no other tokens are drawn; null: all */
+    size_t allowed_token_count;
+    const int64_t* const* bad_words; /* token sequences that are not written */
+    const size_t* bad_word_lengths;
+    size_t bad_word_count;
+    pass_allowed_tokens allowed_tokens; /* null: all */
+    void* allowed_tokens_user;
 } pass_generate_options;
 
 typedef struct pass_stats {
@@ -101,6 +117,9 @@ static inline pass_stats pass_get_stats(const pass_generation* generation) {
 PASS_API pass_session* pass_open(const char* bundle, const pass_load_options* options, char* error, size_t error_size);
 /* Generations that have not ended report an error afterwards, and must still be freed. Null is ignored. */
 PASS_API void pass_close(pass_session* session);
+/* Run what requests will need, so that the first ones need not wait for it; see Session::warm_up. Returns 0, or -1
+ * where it failed. */
+PASS_API int pass_warm_up(pass_session* session, char* error, size_t error_size);
 
 /* The ids of `text`, of which at most `room` are written to `ids`: how many there are, -1 on failure. Needs the option
  * `text`. */

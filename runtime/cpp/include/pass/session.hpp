@@ -5,6 +5,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -113,6 +114,13 @@ class PASS_API Session {
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
     // One step of the scheduler, for all requests. False where there is nothing more to do.
     bool step();
+    // Run what requests with these samplings (none: greedy and sampled) will need, for every batch size, so that the
+    // first ones need not wait for it: the passes that `auto` times, and on engines that repeat a pass as a captured
+    // CUDA graph those of every mode and capacity, and the chunks of prompts. For before requests are submitted: where
+    // some run, little is done. Throws Error where the device is lost.
+    void warm_up(const std::vector<SamplingParams>& samplings = {});
+    // What runs without a CUDA graph although the device has them, and why; empty on the CPU.
+    std::map<std::string, std::string> uncaptured() const;
     // Cancel all requests and free the memory; the session cannot be used afterwards.
     void close();
     // The name that statistics have for the request's way of decoding, and its most drafts. Throws Error where the
@@ -120,7 +128,7 @@ class PASS_API Session {
     std::pair<std::string, int> mode(const GenerateOptions& options) const;
 
     const Bundle& bundle() const;
-    // "cpu", "cuda", "tensorrt-rtx-ep", or the library of an engine set with its version.
+    // "cpu", "cuda", "tensorrt-rtx-ep", or the library of an engine set with its version; without a GPU's number.
     std::string device() const;
 
     explicit Session(std::shared_ptr<Core> core);  // for the library's own tests

@@ -61,13 +61,39 @@ pass::LoadOptions options_of(const pass_load_options& given) {
     if (given.device != nullptr) options.device = given.device;
     if (given.onnxruntime != nullptr) options.onnxruntime = given.onnxruntime;
     options.threads = given.threads;
-    options.device_ordinal = given.device_ordinal;
     options.max_batch_size = given.max_batch_size;
     options.max_queue = static_cast<std::size_t>(std::max<std::int64_t>(given.max_queue, 0));
     if (given.capacity != 0) options.capacity = given.capacity;
     options.verify = given.verify != 0;
     options.weight_cache = given.weight_cache != 0;
     return options;
+}
+
+void take_processing(const pass_generate_options& given, pass::GenerateOptions& options) {
+    options.sampling.presence_penalty = given.presence_penalty;
+    options.sampling.frequency_penalty = given.frequency_penalty;
+    options.sampling.repetition_penalty = given.repetition_penalty;
+    options.min_tokens = given.min_tokens;
+    require(given.bias_count == 0 || (given.bias_token_ids != nullptr && given.biases != nullptr), "biases is null");
+    for (std::size_t i = 0; i < given.bias_count; ++i) {
+        options.sampling.logit_bias[given.bias_token_ids[i]] = given.biases[i];
+    }
+    require(given.allowed_token_count == 0 || given.allowed_token_ids != nullptr, "allowed_token_ids is null");
+    if (given.allowed_token_count > 0) {
+        options.allowed_token_ids.assign(given.allowed_token_ids, given.allowed_token_ids + given.allowed_token_count);
+    }
+    require(given.bad_word_count == 0 || (given.bad_words != nullptr && given.bad_word_lengths != nullptr),
+            "bad_words is null");
+    for (std::size_t i = 0; i < given.bad_word_count; ++i) {
+        require(given.bad_words[i] != nullptr, "a bad word is null");
+        options.bad_words.emplace_back(given.bad_words[i], given.bad_words[i] + given.bad_word_lengths[i]);
+    }
+    if (given.allowed_tokens == nullptr) return;
+    options.allowed_tokens = [call = given.allowed_tokens, user = given.allowed_tokens_user](
+                                 std::span<const std::int64_t> text, std::span<std::uint32_t> allowed) {
+        require(call(user, text.data(), text.size(), allowed.data(), allowed.size()) == 0,
+                "allowed_tokens reported an error");
+    };
 }
 
 pass::GenerateOptions options_of(const pass_generate_options& given) {
@@ -89,6 +115,7 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
     if (given.stop_token_count > 0) {
         options.stop_token_ids.assign(given.stop_token_ids, given.stop_token_ids + given.stop_token_count);
     }
+    take_processing(given, options);
     return options;
 }
 
@@ -129,12 +156,41 @@ void pass_set_log(pass_log_callback callback, void* user, int level) {
 }
 
 void pass_init_load_options(pass_load_options* options, size_t size) {
-    copy_out({std::min(size, sizeof *options), "auto", nullptr, 0, 1, 1024, 0, 1, 0, 0, 1}, options, size);
+    copy_out({std::min(size, sizeof *options), "auto", nullptr, 0, 1, 1024, 0, 1, 0, 1}, options, size);
 }
 
 void pass_init_generate_options(pass_generate_options* options, size_t size) {
-    copy_out({std::min(size, sizeof *options), 128, 0.0, 0, 1.0, 0.0, 0, 0, "auto", nullptr, -1, 0, nullptr, 0, nullptr,
-              0, -1},
+    copy_out({std::min(size, sizeof *options),
+              128,
+              0.0,
+              0,
+              1.0,
+              0.0,
+              0,
+              0,
+              "auto",
+              nullptr,
+              -1,
+              0,
+              nullptr,
+              0,
+              nullptr,
+              0,
+              -1,
+              0.0,
+              0.0,
+              1.0,
+              nullptr,
+              nullptr,
+              0,
+              0,
+              nullptr,
+              0,
+              nullptr,
+              nullptr,
+              0,
+              nullptr,
+              nullptr},
              options, size);
 }
 
@@ -150,6 +206,14 @@ pass_session* pass_open(const char* bundle, const pass_load_options* options, ch
 }
 
 void pass_close(pass_session* session) { delete session; }
+
+int pass_warm_up(pass_session* session, char* error, size_t error_size) {
+    return guarded(error, error_size, -1, [&] {
+        require(session != nullptr, "the session is null");
+        session->session.warm_up();
+        return 0;
+    });
+}
 
 int64_t pass_encode(pass_session* session, const char* text, int64_t* ids, size_t room, char* error,
                     size_t error_size) {

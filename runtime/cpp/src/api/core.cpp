@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "backends/device_name.h"
 #include "backends/ort/backend.h"
 #include "backends/trt/backend.h"
 #include "backends/trt/library.h"
+#include "decode/rehearsal.h"
 #include "errors.h"
 
 namespace pass {
@@ -16,11 +18,11 @@ Error closed() { return Error("this session is closed; load the bundle again"); 
 std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& manifest, const LoadOptions& options) {
     options.check();
     LoadOptions resolved = options;
-    if (options.device == "auto") {
+    if (split_device(options.device).kind == "auto") {
         if (const std::string library = find_engines(manifest, options); !library.empty()) resolved.device = library;
     }
-    if (find_trt_library(resolved.device) != nullptr) {
-        return open_trt_backend(bundle.path(), manifest, resolved.device, resolved);
+    if (const std::string kind = split_device(resolved.device).kind; find_trt_library(kind) != nullptr) {
+        return open_trt_backend(bundle.path(), manifest, kind, resolved);
     }
     return std::make_unique<OrtBackend>(bundle.path(), manifest, resolved);
 }
@@ -30,6 +32,7 @@ std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& mani
 Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, std::size_t max_queue)
     : bundle_(std::move(bundle)),
       capabilities_(backend->capabilities()),
+      can_process_(backend->manifest().processors.has_value()),
       backend_(std::move(backend)),
       runner_(*backend_),
       tuners_(runner_),
@@ -84,12 +87,17 @@ ResolvedRequest Core::resolve(const Request& request) const {
     options.check();
     if (request.prompt_ids.empty()) throw Error("the prompt has no tokens");
     const std::int64_t vocab = bundle_.vocab_size(), capacity = capabilities_.max_capacity();
-    for (const std::vector<std::int64_t>* ids : {&request.prompt_ids, &options.stop_token_ids}) {
-        for (std::int64_t token : *ids) {
+    const auto check_tokens = [&](const std::vector<std::int64_t>& ids) {
+        for (std::int64_t token : ids) {
             if (token >= 0 && token < vocab) continue;
             throw Error("token id " + std::to_string(token) + " is not in the vocabulary of " + std::to_string(vocab));
         }
+    };
+    for (const auto* ids : {&request.prompt_ids, &options.stop_token_ids, &options.allowed_token_ids}) {
+        check_tokens(*ids);
     }
+    for (const std::vector<std::int64_t>& word : options.bad_words) check_tokens(word);
+    for (const auto& [token, bias] : options.sampling.logit_bias) check_tokens({token});
     if (static_cast<std::int64_t>(request.prompt_ids.size()) > capacity) {
         throw Error("the prompt has " + std::to_string(request.prompt_ids.size()) +
                     " tokens, more than the KV capacity of " + std::to_string(capacity) + "; shorten it");
@@ -109,6 +117,16 @@ ResolvedRequest Core::resolve(const Request& request) const {
     resolved.reuse_prefix = options.reuse_prefix;
     resolved.logprobs = options.logprobs;
     resolved.name = std::move(found.name);
+    Processing processing{vocab,
+                          resolved.sampling,
+                          options.min_tokens,
+                          resolved.stop_token_ids,
+                          options.bad_words,
+                          options.allowed_token_ids,
+                          options.allowed_tokens};
+    if (!processing.does_something()) return resolved;
+    if (!can_process_) throw Error("the bundle has no logits processors; export it again with this version");
+    resolved.processing = std::move(processing);
     return resolved;
 }
 
@@ -136,28 +154,66 @@ void Core::wait(Sequence& sequence) {
 }
 
 bool Core::take_turn(std::unique_lock<std::mutex>& lock) {
+    bool more = false;
+    alone(lock, [&] { more = scheduler_.step(); });
+    return more && !closed_;
+}
+
+void Core::alone(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
     stepping_ = true;
     lock.unlock();
-    bool more = false;
+    std::exception_ptr lost, broken;
     try {
         const auto held = backend_->for_this_thread();
-        more = scheduler_.step();
-        if (const std::exception_ptr lost = backend_->failure(); lost != nullptr) {
-            scheduler_.end_all({FinishReason::error, {}, lost});
-            lock.lock();
-            failure_ = lost;
-            closed_ = true;
-            more = false;
-        }
+        work();
+        lost = backend_->failure();
     } catch (...) {  // a bug in the scheduler; readers must not wait for ever
-        scheduler_.end_all({FinishReason::error, {}, std::current_exception()});
-        if (!lock.owns_lock()) lock.lock();
-        closed_ = true;
+        broken = std::current_exception();
     }
-    if (!lock.owns_lock()) lock.lock();
+    if (lost != nullptr || broken != nullptr) {
+        scheduler_.end_all({FinishReason::error, {}, lost != nullptr ? lost : broken});
+    }
+    lock.lock();
+    failure_ = lost;
+    closed_ = closed_ || lost != nullptr || broken != nullptr;
     stepping_ = false;
     signals_->changed.notify_all();
-    return more;
+}
+
+void Core::between_steps(const std::function<void()>& work) {
+    std::unique_lock lock(signals_->mutex);
+    signals_->changed.wait(lock, [this] { return !stepping_; });
+    check_open();
+    std::exception_ptr thrown;
+    alone(lock, [&] {
+        try {
+            work();
+        } catch (...) {
+            thrown = std::current_exception();
+        }
+    });
+    if (thrown != nullptr) std::rethrow_exception(thrown);
+}
+
+void Core::warm_up(const std::vector<SamplingParams>& samplings) {
+    std::vector<Sampler> samplers;
+    for (const SamplingParams& sampling : samplings) samplers.push_back(sampling.sampler());
+    if (samplers.empty()) samplers = {Sampler::greedy, Sampler::sample};
+    for (Sampler sampler : samplers) {
+        for (int batch : capabilities_.batch_sizes) between_steps([&] { tuners_.get(sampler, batch); });
+    }
+    if (!capabilities_.keeps_graphs) return;
+    for (std::int64_t capacity : capabilities_.capacities) {
+        for (int batch : capabilities_.batch_sizes) {
+            between_steps([&] { rehearse(runner_, capacity, batch, samplers); });
+        }
+    }
+}
+
+std::map<std::string, std::string> Core::uncaptured() {
+    std::map<std::string, std::string> found;
+    between_steps([&] { found = backend_->uncaptured(); });
+    return found;
 }
 
 void Core::close(const End& end) {

@@ -1,6 +1,8 @@
 // The parts of a session (bundle, backend, scheduler), and which waiting thread decodes.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,6 +36,9 @@ class Core {
     void wait(Sequence& sequence);
     // End every sequence that has not ended with `end`, and free the backend.
     void close(const End& end = {FinishReason::cancelled, {}, nullptr});
+    // As Session has them.
+    void warm_up(const std::vector<SamplingParams>& samplings);
+    std::map<std::string, std::string> uncaptured();
     Mode mode(const GenerateOptions& options) const;
     const Bundle& bundle() const { return bundle_; }
     const Capabilities& capabilities() const { return capabilities_; }
@@ -45,9 +50,16 @@ class Core {
     ResolvedRequest resolve(const Request& request) const;
     // One step of the scheduler. No other thread may be in one; `lock` holds the mutex of `signals_`.
     bool take_turn(std::unique_lock<std::mutex>& lock);
+    // Run `work` as a step: no other thread may be in one, and `lock` holds the mutex of `signals_`. Where `work`
+    // throws or the device is lost, the session closes and every sequence ends.
+    void alone(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
+    // Run `work` when no thread is in a step. What it throws is thrown, and closes the session only where the device is
+    // lost.
+    void between_steps(const std::function<void()>& work);
 
     Bundle bundle_;
     Capabilities capabilities_;
+    bool can_process_;  // whether the bundle has logits processors
     std::shared_ptr<Signals> signals_ = std::make_shared<Signals>();
     std::unique_ptr<Backend> backend_;
     Runner runner_;

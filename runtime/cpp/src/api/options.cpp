@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::int64_t max_candidates = 1024;
 constexpr int max_logprobs = 20;
+constexpr std::size_t max_listed = 1024;  // tokens with a bias; sequences that are not written
 
 // The shortest text that reads back as the same number, with a decimal point, as Python writes it.
 std::string written(double number) {
@@ -37,6 +38,22 @@ void SamplingParams::check() const {
     require(top_k >= 0 && top_k <= max_candidates, "top-k must be 0 (off) to 1024", std::to_string(top_k));
     require(top_p > 0 && top_p <= 1, "top-p must be above 0 and at most 1 (off)", written(top_p));
     require(min_p >= 0 && min_p <= 1, "min-p must be 0 (off) to 1", written(min_p));
+    for (const auto& [name, value] :
+         {std::pair{"presence-penalty", presence_penalty}, std::pair{"frequency-penalty", frequency_penalty}}) {
+        require(value >= -2 && value <= 2, (std::string(name) + " must be -2 to 2 (0 is off)").c_str(), written(value));
+    }
+    require(repetition_penalty >= 0.01 && repetition_penalty <= 100,
+            "repetition-penalty must be 0.01 to 100 (1 is off)", written(repetition_penalty));
+    require(logit_bias.size() <= max_listed, "logit-bias may have at most 1024 tokens",
+            std::to_string(logit_bias.size()));
+    for (const auto& [token, bias] : logit_bias) {
+        require(bias >= -100 && bias <= 100, "logit-bias must be -100 to 100",
+                written(bias) + " for token " + std::to_string(token));
+    }
+}
+
+bool SamplingParams::penalizes() const {
+    return !logit_bias.empty() || presence_penalty != 0 || frequency_penalty != 0 || repetition_penalty != 1;
 }
 
 SamplingParams SamplingParams::seeded() const {
@@ -57,6 +74,10 @@ void GenerateOptions::check() const {
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both") {
         throw Error("unknown draft source '" + *draft + "': choose one of lookahead, ngram, both");
     }
+    require(min_tokens >= 0 && min_tokens <= max_new_tokens, "min-tokens must be 0 to max-new-tokens",
+            std::to_string(min_tokens));
+    require(bad_words.size() <= max_listed, "bad-words may be at most 1024", std::to_string(bad_words.size()));
+    for (const std::vector<std::int64_t>& word : bad_words) require(!word.empty(), "bad words need a token", "none");
     if (logprobs) {
         require(*logprobs >= 0 && *logprobs <= max_logprobs, "logprobs must be 0 to 20", std::to_string(*logprobs));
     }
@@ -67,7 +88,6 @@ void LoadOptions::check() const {
     const int most = std::max(64, 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     require(threads >= 0 && threads <= most,
             ("threads must be 0 (the engine's choice) to " + std::to_string(most)).c_str(), std::to_string(threads));
-    require(device_ordinal >= 0, "device-ordinal must be at least 0", std::to_string(device_ordinal));
     require(max_batch_size >= 1 && max_batch_size <= 1024, "max-batch-size must be 1 to 1024",
             std::to_string(max_batch_size));
     require(max_queue >= 1, "max-queue must be at least 1", std::to_string(max_queue));

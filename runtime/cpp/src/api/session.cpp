@@ -85,6 +85,10 @@ Session::~Session() {
 
 bool Session::step() { return core_->step(); }
 
+void Session::warm_up(const std::vector<SamplingParams>& samplings) { core_->warm_up(samplings); }
+
+std::map<std::string, std::string> Session::uncaptured() const { return core_->uncaptured(); }
+
 void Session::close() { core_->close(); }
 
 std::pair<std::string, int> Session::mode(const GenerateOptions& options) const {

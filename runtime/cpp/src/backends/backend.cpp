@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "bundle/noise.h"
+#include "errors.h"
 
 namespace pass {
 
@@ -61,6 +62,34 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
         }
         buffers_.write_row("draft_probs", slot, {plan.drafts, vocab}, certain.data(), certain.size());
     }
+}
+
+std::vector<std::vector<std::int64_t>> Backend::drafts(const Plan& plan, int batch) {
+    std::vector<std::vector<std::int64_t>> found(static_cast<std::size_t>(batch));
+    if (plan.drafts == 0) return found;
+    const std::int64_t width = bindings_.window(plan);
+    const std::vector<std::int64_t> windows = buffers_.read<std::int64_t>("input_ids", batch, {width});
+    for (std::size_t slot = 0; slot < found.size(); ++slot) {
+        const auto root = windows.begin() + static_cast<std::ptrdiff_t>(slot) * width;
+        found[slot].assign(root + 1, root + 1 + plan.drafts);
+    }
+    return found;
+}
+
+void Backend::process(int slot, const ProcessedRows& rows) {
+    const auto lists = static_cast<std::int64_t>(rows.touched.size());
+    const std::int64_t count = static_cast<std::int64_t>(rows.factor.size()) / lists;
+    const std::int64_t bytes = static_cast<std::int64_t>(rows.allowed.size()) / count;
+    buffers_.write_row("allowed", slot, {count, bytes}, rows.allowed.data(), rows.allowed.size());
+    buffers_.write_row("touched", slot, {lists}, rows.touched.data(), rows.touched.size());
+    buffers_.write_row("bias", slot, {lists}, rows.bias.data(), rows.bias.size());
+    buffers_.write_row("factor", slot, {count, lists}, rows.factor.data(), rows.factor.size());
+    buffers_.write_row("penalty", slot, {count, lists}, rows.penalty.data(), rows.penalty.size());
+}
+
+const Graph& Backend::processors() const {
+    if (manifest_.processors) return *manifest_.processors;
+    throw Error("the bundle has no logits processors; export it again with this version");
 }
 
 void Backend::set_slot(int slot, std::int64_t length, bool active) {

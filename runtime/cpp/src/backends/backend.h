@@ -6,6 +6,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,6 +28,16 @@ struct PassKind {
     int batch = 1;
     Sampler sampler = Sampler::greedy;
     bool logprobs = false;
+    std::size_t touched = 0;  // the length of the lists that the logits processors read; 0 where there are none
+};
+
+// What the logits processors do to one slot: P rows, lists of T tokens (pass_exporter/tails/processors.py).
+struct ProcessedRows {
+    std::vector<std::int32_t> allowed;  // [P,V/8] bits in bytes
+    std::vector<std::int64_t> touched;  // [T]
+    std::vector<float> bias;            // [T]
+    std::vector<float> factor;          // [P,T]
+    std::vector<float> penalty;         // [P,T]
 };
 
 // What a pass emitted for one slot: tokens, and the rows of the window that they were drawn from.
@@ -59,6 +70,8 @@ class Backend {
 
     // To be held while a thread calls any other method.
     std::shared_ptr<void> for_this_thread() { return memory_->for_this_thread(); }
+    // What runs without a CUDA graph although the device has them, and why.
+    const std::map<std::string, std::string>& uncaptured() const { return uncaptured_; }
     // The error that the device was lost with, null while it works.
     std::exception_ptr failure() const { return memory_->failure(); }
 
@@ -74,6 +87,10 @@ class Backend {
     // draft gets the id V, which equals no token.
     void stage(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
                std::span<const std::int64_t> drafts = {});
+    // The drafts in the staged windows of `plan`, for the first `batch` slots; V stands for none.
+    std::vector<std::vector<std::int64_t>> drafts(const Plan& plan, int batch);
+    // Set what the logits processors do to `slot` in the next pass.
+    void process(int slot, const ProcessedRows& rows);
     // Write the K/V of `tokens` into `slot` after its first `length` tokens, by a window of `width` rows. Rows beyond
     // the tokens are padding.
     void prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width);
@@ -95,6 +112,8 @@ class Backend {
         std::vector<std::int64_t> count, emitted, emitted_rows;
     };
 
+    // The graph of logits processors. Throws Error where the bundle has none.
+    const Graph& processors() const;
     // Runs trunk and tail; returns what they emitted, in host memory.
     virtual PassResult run_pass(const PassKind& kind);
     // The trunk over the prefill window, on the KV cache of `slot`; only the K/V that it writes matter.
@@ -106,6 +125,7 @@ class Backend {
     BundleBindings bindings_;
     Buffers buffers_;
     KVCache cache_;
+    std::map<std::string, std::string> uncaptured_;
 
    private:
     void set_slot(int slot, std::int64_t length, bool active);

@@ -6,6 +6,21 @@
 
 namespace pass {
 
+namespace {
+
+// Every plan of the modes that draft chains, once.
+std::vector<Plan> chain_plans(int lookahead) {
+    std::vector<Plan> found;
+    for (const char* mode : {"ar", "two-pass", "fused"}) {
+        for (Plan& plan : make_cycle(mode, lookahead).plans) {
+            if (std::find(found.begin(), found.end(), plan) == found.end()) found.push_back(std::move(plan));
+        }
+    }
+    return found;
+}
+
+}  // namespace
+
 int Capabilities::batch_size(int wanted) const {
     return *std::lower_bound(batch_sizes.begin(), batch_sizes.end(), wanted);
 }
@@ -19,14 +34,16 @@ std::int64_t Capabilities::capacity(std::int64_t tokens) const {
 
 bool Capabilities::allows(const std::vector<Plan>& plans) const {
     if (!lookahead) return true;
-    std::vector<Plan> built;
-    for (const char* mode : {"ar", "two-pass", "fused"}) {
-        const Cycle cycle = make_cycle(mode, *lookahead);
-        built.insert(built.end(), cycle.plans.begin(), cycle.plans.end());
-    }
+    std::vector<Plan> built = chain_plans(*lookahead);
     for (int size : trees) built.push_back(full_tree(size, *lookahead));
     return std::all_of(plans.begin(), plans.end(),
                        [&](const Plan& plan) { return std::find(built.begin(), built.end(), plan) != built.end(); });
+}
+
+std::vector<Plan> Capabilities::mode_plans(int drafts) const {
+    std::vector<Plan> found = chain_plans(drafts);
+    std::erase_if(found, [&](const Plan& plan) { return !allows({plan}); });
+    return found;
 }
 
 std::vector<int> batch_sizes_up_to(int maximum) {

@@ -24,6 +24,7 @@ struct Capabilities {
     std::optional<int> lookahead{};        // the only number of drafts that plans may have, in full groups; none: any
     std::vector<int> trees{};              // the numbers of drafts of the trees that there are
     bool rounds_activations = false;       // to 8 bits: trees may then write another text, so auto takes none
+    bool keeps_graphs = false;             // passes are repeated as captured graphs, at every KV capacity
     int least_width = 1;                   // narrower windows are padded to it
     std::int64_t listed = 0;  // N, the positions in the noise input of tails; 0: as many as max_capacity() needs
 
@@ -37,6 +38,8 @@ struct Capabilities {
     std::int64_t capacity(std::int64_t tokens) const;
     // Tokens that a window of `width` rows writes into the KV cache, with its padding.
     int padded_width(int width) const { return width > least_width ? width : least_width; }
+    // The plans of the modes without trees, for `lookahead` drafts, that there are engines for.
+    std::vector<Plan> mode_plans(int lookahead) const;
     // Whether there are engines for all of `plans`.
     bool allows(const std::vector<Plan>& plans) const;
     // The plan that verifies `drafts` drafts. It may have rows for more of them.

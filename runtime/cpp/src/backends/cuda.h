@@ -15,6 +15,7 @@ namespace pass {
 // The functions of the library that are used here.
 // Every function returns 0 on success. Tests replace them.
 struct CudaApi {
+    std::function<int(int*)> driver_version, runtime_version;  // as 13040 for 13.4; driver: 0 where there is none
     std::function<int(int*)> device_count;
     std::function<int(int*)> get_device;
     std::function<int(int)> set_device;                          // of the calling thread
@@ -47,6 +48,8 @@ struct CudaApi {
     static const char* lost(int code);
     // Throws Error where `code`, which the CUDA function `name` returned, is an error: DeviceLost where `lost(code)`.
     void check(int code, const char* name) const;
+    // What to do about a driver that is older than the library, with the versions of both.
+    std::string driver_hint() const;
     // Throws Error where fewer GPUs are visible than it needs for number `ordinal`.
     void require_gpu(int ordinal) const;
 };
@@ -59,6 +62,8 @@ struct Gpu {
 
 // GPU number `ordinal`; none without a driver, or with fewer devices.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
+// Why `find_gpu` found none, for a message: what is missing or too old, and what to do.
+std::string why_no_gpu(const CudaApi& api);
 
 // Frees in the end everything that was allocated from it. A method returns when the device has done its work, unless it
 // says otherwise.

@@ -16,6 +16,12 @@ namespace {
 constexpr int major_attribute = 75, minor_attribute = 76;  // cudaDevAttrComputeCapabilityMajor and -Minor
 constexpr std::size_t properties_size = 1 << 14;           // more than cudaDeviceProp of any version
 
+constexpr int old_driver = 35;  // cudaErrorInsufficientDriver
+// By major version of CUDA, the first branch of NVIDIA's Linux driver that runs it.
+const std::map<int, int> least_driver{{12, 525}, {13, 580}};
+
+std::string dotted(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+
 void* open_library() {
     const char* named = std::getenv("PASS_CUDART");
     if (named != nullptr && *named != '\0') return dlopen(named, RTLD_NOW | RTLD_NODELETE);
@@ -41,6 +47,8 @@ CudaApi CudaApi::open() {
                     "); set PASS_CUDART to libcudart.so, or use --device cpu");
     }
     CudaApi api;
+    find(handle, "cudaDriverGetVersion", api.driver_version);
+    find(handle, "cudaRuntimeGetVersion", api.runtime_version);
     find(handle, "cudaGetDeviceCount", api.device_count);
     find(handle, "cudaGetDevice", api.get_device);
     find(handle, "cudaSetDevice", api.set_device);
@@ -101,9 +109,27 @@ void CudaApi::check(int code, const char* name) const {
                          ", " + name + "); start it again");
     }
     // Of a driver or device that is missing, too old, or in use.
-    static const std::set<int> not_visible{3, 35, 46, 100, 101, 802, 803, 804};
+    static const std::set<int> not_visible{3, 46, 100, 101, 802, 803, 804};
+    std::string hint;
+    if (not_visible.contains(code)) hint = "; is the GPU visible to nvidia-smi?";
+    if (code == old_driver) hint = driver_hint();
     throw Error(std::string(name) + " failed with CUDA error " + std::to_string(code) + " (" + error_string(code) +
-                ")" + (not_visible.contains(code) ? "; is the GPU visible to nvidia-smi?" : ""));
+                ")" + hint);
+}
+
+std::string CudaApi::driver_hint() const {
+    int driver = 0, library = 0;
+    if (driver_version(&driver) != 0 || runtime_version(&library) != 0) {
+        return "; the driver is older than the CUDA library: update it (nvidia-smi shows the CUDA version that it "
+               "runs)";
+    }
+    if (driver == 0) return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?";
+    const int major = library / 1000;
+    const auto least = least_driver.find(major);
+    return "; the driver is older than the CUDA library: it runs CUDA up to " + dotted(driver) +
+           ", and the library is CUDA " + dotted(library) + "; update to a driver for CUDA " + std::to_string(major) +
+           (least == least_driver.end() ? "" : ", " + std::to_string(least->second) + " or newer") +
+           " (nvidia-smi shows which is installed)";
 }
 
 void CudaApi::require_gpu(int ordinal) const {
@@ -125,6 +151,17 @@ std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal) {
         return std::nullopt;
     }
     return Gpu{properties.data(), "sm" + std::to_string(major) + std::to_string(minor)};
+}
+
+std::string why_no_gpu(const CudaApi& api) {
+    int count = 0;
+    try {
+        api.check(api.device_count(&count), "cudaGetDeviceCount");
+    } catch (const Error& error) {
+        return error.what();
+    }
+    if (count == 0) return "CUDA sees no GPU; is it visible to nvidia-smi, and not hidden by CUDA_VISIBLE_DEVICES?";
+    return "CUDA sees " + std::to_string(count) + " GPUs, but cannot read their properties; update the driver";
 }
 
 }  // namespace pass

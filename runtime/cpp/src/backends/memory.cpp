@@ -75,7 +75,7 @@ void HostMemory::copy_rows(std::byte* target, std::size_t pitch, const std::byte
 
 std::size_t item_size(const std::string& dtype) {
     if (dtype == "int64") return 8;
-    if (dtype == "float32") return 4;
+    if (dtype == "float32" || dtype == "int32") return 4;
     return dtype == "bool" ? 1 : 2;
 }
 

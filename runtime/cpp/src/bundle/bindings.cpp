@@ -35,6 +35,7 @@ std::set<std::string> BundleBindings::passing() const {
     };
     add(manifest_.trunk);
     add(manifest_.logprobs);
+    if (manifest_.processors) add(*manifest_.processors);
     for (const PlanInfo& plan : manifest_.plans) {
         for (const auto& [sampler, tail] : plan.tails) add(tail);
     }
@@ -80,7 +81,7 @@ const Graph& BundleBindings::tail_graph(const Plan& plan, Sampler sampler) const
     return *tail;
 }
 
-Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch) const {
+Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch, bool processed) const {
     const Graph& graph = tail_graph(plan, sampler);
     const Constants known = constants(plan);
     const Sizes sizes{{"batch", batch},
@@ -88,8 +89,22 @@ Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch) cons
                       {"width", plan.width()},
                       {"lookahead_rows", plan.lookahead_rows()}};
     Bindings found;
-    for (const Tensor& tensor : graph.inputs) found.inputs.push_back(bind(widened(tensor, plan), sizes, plan, known));
+    for (const Tensor& tensor : graph.inputs) {
+        found.inputs.push_back(bind(widened(tensor, plan), sizes, plan, known));
+        if (processed && tensor.name == "logits") found.inputs.back().buffer = "processed_logits";
+    }
     for (const Tensor& tensor : graph.outputs) found.outputs.push_back(bind(widened(tensor, plan), sizes, plan, {}));
+    return found;
+}
+
+Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int batch, std::size_t touched) const {
+    const Sizes sizes{{"batch", batch},
+                      {"width", plan.width()},
+                      {"processed_rows", plan.drafts + 1},
+                      {"touched", static_cast<std::int64_t>(touched)}};
+    Bindings found;
+    for (const Tensor& tensor : graph.inputs) found.inputs.push_back(bind(tensor, sizes, plan, {}));
+    for (const Tensor& tensor : graph.outputs) found.outputs.push_back(bind(tensor, sizes, plan, {}));
     return found;
 }
 

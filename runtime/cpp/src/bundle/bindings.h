@@ -60,7 +60,10 @@ class BundleBindings {
     // writes.
     Bindings trunk(const Plan& plan, int batch, bool prefill = false) const;
     const Graph& tail_graph(const Plan& plan, Sampler sampler) const;
-    Bindings tail(const Plan& plan, Sampler sampler, int batch) const;
+    // processed: it reads what the logits processors wrote.
+    Bindings tail(const Plan& plan, Sampler sampler, int batch, bool processed = false) const;
+    // Those of the logits processors before the tail of `plan`. touched: the length of their lists.
+    Bindings processors(const Graph& graph, const Plan& plan, int batch, std::size_t touched) const;
     // Those of the log-probability graph, after the tail of `plan`.
     Bindings logprobs(const Plan& plan, int batch) const;
 

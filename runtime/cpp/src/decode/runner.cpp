@@ -1,6 +1,9 @@
 #include "decode/runner.h"
 
 #include <algorithm>
+#include <exception>
+
+#include "errors.h"
 
 namespace pass {
 
@@ -154,11 +157,17 @@ void Runner::make_room(const Plan& plan, int batch) {
 std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const std::map<int, Drafts>& drafts) {
     const std::vector<Slot*> active = decoding();
     PassKind kind{plan, batch(active), sampler(active), false};
-    for (const Slot* slot : active) kind.logprobs = kind.logprobs || slot->sequence->request.logprobs;
+    for (const Slot* slot : active) {
+        Sequence& sequence = *slot->sequence;
+        kind.logprobs = kind.logprobs || sequence.request.logprobs;
+        if (!sequence.processors) continue;
+        kind.touched = std::max(kind.touched, sequence.processors->size(sequence.tokens, plan.drafts));
+    }
     // Under the rejection rule a tail compares probabilities of the drafts, which another sampler's tail did not write.
     if (kind.sampler != sampler_ && backend_.manifest().rule == "rejection") window_.reset();
     sampler_ = kind.sampler;
     lay_out(kind, drafts);
+    if (kind.touched > 0) process(kind, active);
     window_.reset();  // until the pass is done
     const double started = now();
     for (Slot* slot : active) {
@@ -185,7 +194,8 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const s
     return {std::move(results), seconds};
 }
 
-PassSeconds Runner::idle_pass(const PassKind& kind) {
+// Write windows of `kind` in all of its slots, and mask them.
+void Runner::stage_masked(const PassKind& kind) {
     make_room(kind.plan, kind.batch);
     window_.reset();
     for (int i = 0; i < kind.batch; ++i) {
@@ -193,6 +203,22 @@ PassSeconds Runner::idle_pass(const PassKind& kind) {
         backend_.stage(slot.number, kind.plan, slot.cached(), 0);
         mask(slot);
     }
+}
+
+void Runner::rehearse(const PassKind& kind, int runs) {
+    stage_masked(kind);
+    for (int i = 0; i < runs; ++i) backend_.run(kind);
+}
+
+void Runner::rehearse_prefill(int slot, int width, int runs) {
+    const std::vector<std::int64_t> token{0};
+    for (int i = 0; i < runs; ++i) {
+        backend_.prefill(slot, slots_[static_cast<std::size_t>(slot)].cached(), token, width);
+    }
+}
+
+PassSeconds Runner::idle_pass(const PassKind& kind) {
+    stage_masked(kind);
     const double started = now();
     backend_.run_trunk(kind.plan, kind.batch);
     const double between = now();
@@ -245,6 +271,24 @@ void Runner::lay_out(const PassKind& kind, const std::map<int, Drafts>& drafts) 
         slot.source = TokenSource::ngram;
         slot.staged = true;
         slot.masked = false;
+    }
+}
+
+void Runner::process(const PassKind& kind, const std::vector<Slot*>& active) {
+    const std::vector<std::vector<std::int64_t>> drafts = backend_.drafts(kind.plan, kind.batch);
+    const ProcessedRows nothing = no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.touched);
+    for (int slot = 0; slot < kind.batch; ++slot) backend_.process(slot, nothing);
+    for (const Slot* slot : active) {
+        Sequence& sequence = *slot->sequence;
+        if (!sequence.processors || sequence.problem != nullptr) continue;
+        try {
+            const auto& its = drafts[static_cast<std::size_t>(slot->number)];
+            backend_.process(slot->number, sequence.processors->rows(sequence.tokens, its, kind.touched));
+        } catch (const DeviceLost&) {
+            throw;
+        } catch (...) {  // from the request's own function
+            sequence.problem = std::current_exception();
+        }
     }
 }
 

@@ -81,6 +81,12 @@ class Runner {
     std::pair<std::vector<StepResult>, double> run(const Plan& plan, const std::map<int, Drafts>& drafts);
     // Time a pass with every slot masked, which changes no sequence: the seconds of its trunk and its tail.
     PassSeconds idle_pass(const PassKind& kind);
+    // Run a pass so many times with every slot masked, which changes no sequence.
+    void rehearse(const PassKind& kind, int runs);
+    // Run a chunk of a prompt so many times, after the tokens that a free slot keeps.
+    void rehearse_prefill(int slot, int width, int runs);
+    // Change the KV capacity, which must hold what every slot has cached.
+    void resize(std::int64_t capacity);
     // The decoding slots, after sequences were moved into lower free slots where a smaller batch then covers all of
     // them.
     std::vector<Slot*> gather();
@@ -91,11 +97,13 @@ class Runner {
 
    private:
     void lay_out(const PassKind& kind, const std::map<int, Drafts>& drafts);
+    // Set what the logits processors do in a pass whose windows are staged.
+    void process(const PassKind& kind, const std::vector<Slot*>& active);
     void mask(Slot& slot);
     void count(Slot& slot, const StepResult& result, int left) noexcept;
     void reserve(std::int64_t tokens);
     void fit(std::int64_t tokens, Slot& slot, std::size_t kept);
-    void resize(std::int64_t capacity);
+    void stage_masked(const PassKind& kind);
     void move(Slot& source, Slot& target);
     std::pair<std::int64_t, int> chunk(std::int64_t start, std::int64_t stop, std::optional<std::int64_t> most) const;
 

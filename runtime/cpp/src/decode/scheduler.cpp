@@ -187,21 +187,21 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
                                       PlanTuner* known, int batch) {
     const Slot* oldest = nullptr;
     int most = 0;
-    bool logprobs = false;
+    bool chained = false;
     std::vector<const Acceptance*> accepted;
     for (const Slot* slot : active) {
         const Sequence& sequence = *slot->sequence;
         if (sequence.request.cycle && (oldest == nullptr || slot->admitted < oldest->admitted)) oldest = slot;
         most = std::max(most, sequence.request.lookahead);
         if (sequence.acceptance) accepted.push_back(&*sequence.acceptance);
-        logprobs = logprobs || sequence.request.logprobs.has_value();
+        chained = chained || sequence.request.logprobs || sequence.processors;
     }
     // Where all sequences have just been admitted no window is on the device, whatever plan ran last: the cycle begins
     // anew.
     const bool staged = std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
-    // The graph of log-probabilities reads the rows of a chain.
-    const auto allowed = [&](const Cycle& cycle) { return cycle.is_tree() && logprobs ? cycle.narrower() : cycle; };
+    // The graphs of log-probabilities and of processors read the rows of a chain.
+    const auto allowed = [&](const Cycle& cycle) { return cycle.is_tree() && chained ? cycle.narrower() : cycle; };
     if (oldest != nullptr) {
         AlwaysDraft policy;
         return next_pass(allowed(*oldest->sequence->request.cycle), window, runner_.room(),
@@ -240,6 +240,10 @@ void Scheduler::deliver(std::vector<StepResult> results) {
     for (StepResult& result : results) {
         Sequence& sequence = *result.sequence;
         sequence.stats.record(result.drafted, static_cast<int>(result.tokens.size()));
+        if (sequence.problem != nullptr) {
+            sequence.finish({FinishReason::error, {}, sequence.problem});
+            continue;
+        }
         try {
             sequence.write(std::move(result.tokens));
         } catch (...) {  // from turning its tokens into text

@@ -10,6 +10,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 Sequence::Sequence(ResolvedRequest resolved, std::unique_ptr<TextReader> reader, std::shared_ptr<Signals> shared)
     : request(std::move(resolved)), tokens(request.prompt_ids), signals(std::move(shared)), reader_(std::move(reader)) {
     if (request.ngram_drafts > 0) index.emplace().extend(request.prompt_ids);
+    if (request.processing) processors.emplace(*request.processing, request.prompt_ids);
     stats.plan = request.name;
     stats.lookahead = std::max(request.lookahead, request.ngram_drafts);
     stats.prompt_tokens = static_cast<std::int64_t>(request.prompt_ids.size());

@@ -16,6 +16,7 @@
 
 #include "bundle/plan.h"
 #include "decode/ngram.h"
+#include "decode/processors.h"
 #include "pass/event.hpp"
 #include "pass/options.hpp"
 #include "pass/stats.hpp"
@@ -39,6 +40,7 @@ struct ResolvedRequest {
     bool reuse_prefix = false;
     std::optional<int> logprobs;
     std::string name = "ar";
+    std::optional<Processing> processing{};
 };
 
 // How a sequence ended, which its reader gets last. error: what the reader throws, null where nothing failed.
@@ -88,6 +90,8 @@ class Sequence {
     double engine_before = 0.0;            // the engine's seconds by then, over all sequences
     std::optional<Acceptance> acceptance;  // of this sequence's look-ahead drafts; none until `auto` needs it
     std::map<int, Acceptance> ngrams;      // of its n-gram drafts, by the length of the match
+    std::optional<Processors> processors;
+    std::exception_ptr problem;  // why its processors cannot go on, once they cannot: it ends with the pass
     Output output;
     const std::shared_ptr<Signals> signals;
 

@@ -11,7 +11,8 @@
 //                                         scene's first request is under way, and recovers before another one
 //     fake_gpu BUNDLE SCENES captures NAME   every scene, where captures fail: as FakeCuda::fail_capture
 //     fake_gpu BUNDLE SCENES refused NAME    the first scene, where TensorRT refuses to do that
-//     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL]]]   opens it on a GPU of that capability
+//     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL [DRIVER]]]]   opens it on a GPU of that capability
+//     fake_gpu BUNDLE SCENES warm                   every scene, after Session::warm_up
 #include <fstream>
 #include <iostream>
 #include <mutex>
@@ -36,9 +37,8 @@ struct Machine {
 
     Session open(const std::string& bundle, const Json& scene) {
         LoadOptions options;
-        options.device = "tensorrt";
+        options.device = cuda.ordinal == 0 ? "tensorrt" : "tensorrt:" + std::to_string(cuda.ordinal);
         options.max_batch_size = scene.value("slots", 1);
-        options.device_ordinal = cuda.ordinal;
         if (scene.contains("capacity")) options.capacity = scene["capacity"].get<std::int64_t>();
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
         auto backend = std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
@@ -100,6 +100,22 @@ Json play_often(const std::string& bundle, const Json& scene) {
     return report;
 }
 
+// What was done before the scene, and by the end of it.
+Json play_warm(const std::string& bundle, const Json& scene) {
+    Machine machine;
+    Json report;
+    {
+        Session session = machine.open(bundle, scene);
+        session.warm_up();
+        report["before"] = machine.report();
+        report["differences"] = differences_of(scene, session);
+        report["after"] = machine.report();
+        report["uncaptured"] = session.uncaptured();
+    }
+    report["empty"] = machine.cuda.empty() && machine.cuda.current == 0;
+    return report;
+}
+
 Json without_captures(const std::string& bundle, const Json& scene, const std::string& function) {
     Machine machine;
     Messages messages;
@@ -108,6 +124,7 @@ Json without_captures(const std::string& bundle, const Json& scene, const std::s
     {
         Session session = machine.open(bundle, scene);
         report["differences"] = differences_of(scene, session) + differences_of(scene, session);
+        report["uncaptured"] = session.uncaptured();
     }
     report["told"] = messages.take();
     report["done"] = machine.report();
@@ -191,8 +208,9 @@ Json fail_with(const std::string& bundle, const Json& scene, int code) {
     return {{"errors", errors}};
 }
 
-Json open_on(const std::string& bundle, int major, int minor, int devices, int ordinal) {
+Json open_on(const std::string& bundle, int major, int minor, int devices, int ordinal, int driver) {
     Machine machine;
+    machine.cuda.driver = driver;
     machine.cuda.ordinal = ordinal;
     machine.cuda.major = major;
     machine.cuda.minor = minor;
@@ -214,12 +232,16 @@ Json report_of(const std::vector<std::string>& words) {
     const auto number = [&](std::size_t i, int otherwise) {
         return i < words.size() ? std::stoi(words[i]) : otherwise;
     };
-    if (what == "open") return open_on(words[0], number(3, 9), number(4, 0), number(5, 1), number(6, 0));
+    if (what == "open")
+        return open_on(words[0], number(3, 9), number(4, 0), number(5, 1), number(6, 0), number(7, 13040));
     if (what == "sticky") return fail_with(words[0], scenes.at(0), number(3, 700));
     if (what == "refused") return {{"error", refusal_of(words[0], scenes.at(0), words.at(3))}};
-    if (what == "captures") {
+    if (what == "captures" || what == "warm") {
         Json each = Json::array();
-        for (const Json& scene : scenes) each.push_back(without_captures(words[0], scene, words.at(3)));
+        for (const Json& scene : scenes) {
+            each.push_back(what == "warm" ? play_warm(words[0], scene)
+                                          : without_captures(words[0], scene, words.at(3)));
+        }
         return each;
     }
     if (what == "runs") {

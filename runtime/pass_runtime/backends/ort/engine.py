@@ -31,8 +31,8 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
 }
 
 INSTALL = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu"
-"""The two packages have files of the same names, so where both were installed neither is whole. --no-deps leaves
-every other package as it is: what the two need is the same."""
+"""The two packages have files of the same names, so where both were installed neither is whole. --no-deps leaves every
+other package as it is: what the two need is the same."""
 
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cpu": ({},),
@@ -57,7 +57,7 @@ def choose_device(device: str) -> str:
     if kind not in PROVIDERS:
         raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
     if PROVIDERS[kind][0] not in available:
-        raise PassError(f"this onnxruntime has no {PROVIDERS[kind][0]}; run: {INSTALL}")
+        raise PassError(f"this onnxruntime has no {PROVIDERS[kind][0]}; run: {INSTALL} && pip install cuda-python")
     return device
 
 

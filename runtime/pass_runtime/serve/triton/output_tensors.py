@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pass_runtime.decode.sequence import Token
-from pass_runtime.serve.response_shapes import Choice, extension
+from pass_runtime.serve.choices import Choice, extension
 from pass_runtime.serve.tokens import TokenTexts, finite
 from pass_runtime.serve.triton.fields import OUTPUT_IDS, TEXT_OUTPUT
 from pass_runtime.serve.triton.reading import ResponseOptions

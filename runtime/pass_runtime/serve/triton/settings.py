@@ -17,7 +17,8 @@ OPENED = tuple(field.name for field in fields(LoadOptions) if field.name != "max
 KINDS: Mapping[str, type] = {
     **dict.fromkeys(("max_queue", "max_prompt_tokens", "max_output_tokens"), int),
     **dict.fromkeys(("max_batch_size", "threads", "capacity"), int),
-    **{"request_seconds": float, "drain_seconds": float, "reuse_prefix": bool, "device": str, "weight_cache": bool},
+    **{"request_seconds": float, "drain_seconds": float, "device": str},
+    **dict.fromkeys(("reuse_prefix", "weight_cache", "prefix_cache"), bool),
 }
 DRAIN_SECONDS = 20.0
 """Triton waits for 30 s by default, of which unloading takes some."""

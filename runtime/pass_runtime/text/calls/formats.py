@@ -82,12 +82,29 @@ class Hermes(CallFormat):
 
 
 class _HermesReader(MarkedReader):
+    """Small models leave the marks out (Qwen2.5-Coder does): a turn may also begin with such objects alone."""
+
     mark, closing = Hermes.marks
+    _bare = True  # whether a call without marks may follow
+
+    def _find(self, parts: list[Part]) -> bool:
+        rest = self._held.lstrip()
+        if self._bare and not rest:
+            return False
+        if self._bare and rest[0] == "{":
+            self._begin_call(self._held[: len(self._held) - len(rest)], rest)
+            return True
+        self._bare = False
+        return super()._find(parts)
+
+    def _mistaken(self, parts: list[Part]) -> None:
+        self._bare = False
+        super()._mistaken(parts)
 
     def _leave(self) -> bool:
         rest = self._held.lstrip()
         if rest.startswith(self.closing):
-            self._held = rest.removeprefix(self.closing)
+            self._held, self._bare = rest.removeprefix(self.closing), False
             return True
         if self.closing.startswith(rest):
             return False

@@ -10,7 +10,7 @@ namespace pass {
 
 namespace {
 
-constexpr int logprobs_graph = -1;  // in place of a sampler
+constexpr int logprobs_graph = -1, processors_graph = -2;  // in place of a sampler
 
 Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {
     if (manifest.model.dtype == "bfloat16") {
@@ -42,7 +42,7 @@ std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& optio
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options)
     : OrtBackend(std::move(bundle), manifest, options, [&] {
           std::shared_ptr<const OrtLibrary> library = OrtLibrary::open(options.onnxruntime);
-          Device device = choose_device(*library, options.device, options.device_ordinal);
+          Device device = choose_device(*library, options.device);
           register_plugin(*library, device, options);
           return Engine{std::move(library), std::move(device)};
       }()) {}
@@ -72,8 +72,13 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
         trunk_ =
             std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / drafting, options.threads, nullptr);
     }
+    note_capture(drafting, *trunk_);
     trunk_->check(manifest_.trunk, &manifest_);
     if (plain_trunk_ != nullptr) plain_trunk_->check(manifest_.trunk, &manifest_);
+}
+
+void OrtBackend::note_capture(const std::string& file, const OrtGraph& graph) {
+    if (!graph.not_captured().empty()) uncaptured_[file] = graph.not_captured();
 }
 
 // Null where no packed weights are kept for this trunk.
@@ -117,12 +122,20 @@ void OrtBackend::run_prefill(int slot, const Plan& plan) {
 }
 
 void OrtBackend::run_tail(const PassKind& kind) {
-    run_bound(bound_tails_.get({kind.plan.name, static_cast<int>(kind.sampler), kind.batch}, [&](int cuda_graph) {
+    const std::string& plan = kind.plan.name;
+    if (kind.touched > 0) {
+        run_bound(bound_tails_.get({plan, processors_graph, kind.batch, kind.touched}, [&](int cuda_graph) {
+            return bind(cuda_graph, tail_graph(processors()),
+                        bindings_.processors(processors(), kind.plan, kind.batch, kind.touched));
+        }));
+    }
+    const bool processed = kind.touched > 0;
+    run_bound(bound_tails_.get({plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int cuda_graph) {
         return bind(cuda_graph, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
-                    bindings_.tail(kind.plan, kind.sampler, kind.batch));
+                    bindings_.tail(kind.plan, kind.sampler, kind.batch, processed));
     }));
     if (!kind.logprobs) return;
-    run_bound(bound_tails_.get({kind.plan.name, logprobs_graph, kind.batch}, [&](int cuda_graph) {
+    run_bound(bound_tails_.get({plan, logprobs_graph, kind.batch, 0}, [&](int cuda_graph) {
         return bind(cuda_graph, tail_graph(manifest_.logprobs), bindings_.logprobs(kind.plan, kind.batch));
     }));
 }
@@ -158,6 +171,7 @@ const OrtGraph& OrtBackend::tail_graph(const Graph& graph) {
     if (tail == nullptr) {
         auto opened =
             std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / graph.file, 1, shared_.get());
+        note_capture(graph.file, *opened);
         opened->check(graph);
         tail = std::move(opened);
     }

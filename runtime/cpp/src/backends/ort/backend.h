@@ -37,6 +37,8 @@ class OrtBackend : public Backend {
     OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Engine engine);
 
     void open_trunks(const LoadOptions& options);
+    // Record of an open graph whether it is captured.
+    void note_capture(const std::string& file, const OrtGraph& graph);
     std::unique_ptr<OrtGraph> open_packed(const std::string& file, const LoadOptions& options) const;
     void run_bound(const BoundGraph& bound);
     std::vector<BoundTensor> placed(const std::vector<Binding>& bindings);
@@ -48,11 +50,13 @@ class OrtBackend : public Backend {
     Engine engine_;
     std::unique_ptr<SharedTensors> shared_;
     std::unique_ptr<OrtGraph> trunk_;
-    std::unique_ptr<OrtGraph> plain_trunk_;                       // for passes without look-ahead rows; may be null
-    std::map<std::string, std::unique_ptr<OrtGraph>> tails_;      // by file
-    BoundGraphs<std::pair<std::string, int>> bound_trunks_;       // by plan and batch, for the present KV cache
-    BoundGraphs<std::pair<int, int>> bound_prefills_;             // by width and slot, for the present KV cache
-    BoundGraphs<std::tuple<std::string, int, int>> bound_tails_;  // by plan, sampler (-1: log-probabilities) and batch
+    std::unique_ptr<OrtGraph> plain_trunk_;                   // for passes without look-ahead rows; may be null
+    std::map<std::string, std::unique_ptr<OrtGraph>> tails_;  // by file
+    BoundGraphs<std::pair<std::string, int>> bound_trunks_;   // by plan and batch, for the present KV cache
+    BoundGraphs<std::pair<int, int>> bound_prefills_;         // by width and slot, for the present KV cache
+    // By plan, sampler (or one of the constants in backend.cpp), batch, and the length of the processors' lists (tails:
+    // whether there are processors).
+    BoundGraphs<std::tuple<std::string, int, int, std::size_t>> bound_tails_;
 };
 
 }  // namespace pass

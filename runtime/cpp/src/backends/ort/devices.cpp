@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "backends/cuda.h"
+#include "backends/device_name.h"
 #include "errors.h"
 
 namespace pass {
@@ -43,20 +44,19 @@ std::string plugin_path(const LoadOptions& options) {
 
 }  // namespace
 
-Device choose_device(const OrtLibrary& library, const std::string& name, int ordinal) {
-    const std::string wanted = name != "auto" ? name : has_provider(library, devices()[1].provider) ? "cuda" : "cpu";
+Device choose_device(const OrtLibrary& library, const std::string& name) {
+    const auto [kind, ordinal] = split_device(name);
+    const std::string wanted = kind != "auto" ? kind : has_provider(library, devices()[1].provider) ? "cuda" : "cpu";
     for (Device device : devices()) {
         if (wanted != device.name) continue;
-        if (name == "cpu" && ordinal != 0) throw Error("the CPU has no ordinal; leave it out, or use --device cuda");
-        if (!device.on_cpu()) device.ordinal = ordinal;
+        device.ordinal = ordinal;
         if (!device.plugin && !has_provider(library, device.provider)) {
             throw Error("this onnxruntime has no " + std::string(device.provider) +
                         ": set PASS_ONNXRUNTIME to the libonnxruntime.so of onnxruntime-gpu, or use --device cpu");
         }
         return device;
     }
-    throw Error("unknown device '" + name +
-                "': choose one of auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep");
+    throw Error("ONNX Runtime does not run device " + wanted);
 }
 
 #if ORT_API_VERSION >= 22

@@ -26,9 +26,9 @@ struct Device {
     bool on_cpu() const { return memory == std::string_view("Cpu"); }
 };
 
-// name: cpu, cuda, tensorrt-rtx-ep, or auto, which is cuda where this ONNX Runtime has it, else cpu. Throws Error where
-// ONNX Runtime has no such provider.
-Device choose_device(const OrtLibrary& library, const std::string& name, int ordinal = 0);
+// name: cpu, cuda, cuda:1 and so on, tensorrt-rtx-ep, or auto, which is cuda where this ONNX Runtime has it, else cpu.
+// Throws Error where ONNX Runtime has no such provider.
+Device choose_device(const OrtLibrary& library, const std::string& name);
 
 // Register the plugin of `device`, if it has one. Throws Error where it cannot be registered.
 void register_plugin(const OrtLibrary& library, const Device& device, const LoadOptions& options);

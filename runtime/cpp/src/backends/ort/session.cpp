@@ -15,6 +15,7 @@ namespace {
 
 ONNXTensorElementDataType element_type(const std::string& dtype) {
     if (dtype == "int64") return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+    if (dtype == "int32") return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
     if (dtype == "bool") return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
     if (dtype == "float16") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
     if (dtype == "bfloat16") return ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
@@ -74,7 +75,8 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
             session_.reset(session);
         } catch (const Error& error) {
             if (attempt + 1 == device_.options.size()) throw;
-            log(LogLevel::warning, error.what() + std::string(" (it is tried without CUDA graphs)"));
+            not_captured_ = error.what();
+            log(LogLevel::warning, not_captured_ + " (it is tried without CUDA graphs)");
         }
     }
 }

@@ -56,6 +56,8 @@ class OrtGraph {
     const OrtLibrary& library() const { return *library_; }
     OrtSession* session() const { return session_.get(); }
     const Device& device() const { return device_; }
+    // Why runs are not captured as CUDA graphs, where the device could; else empty.
+    const std::string& not_captured() const { return not_captured_; }
 
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared, bool packed) const;
@@ -66,6 +68,7 @@ class OrtGraph {
     std::shared_ptr<const OrtLibrary> library_;
     Device device_;
     Owned<OrtSession> session_;
+    std::string not_captured_;
 };
 
 }  // namespace pass

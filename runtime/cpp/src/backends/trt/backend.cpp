@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/device_name.h"
 #include "backends/trt/library.h"
 #include "errors.h"
 #include "log.h"
@@ -60,6 +61,7 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
     found.rounds_activations = manifest.model.weights == "w8a8";
     found.least_width = least_width(engines);
     found.listed = listed_positions(built);
+    found.keeps_graphs = true;
     return found;
 }
 
@@ -68,9 +70,10 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
 TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
                        const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda)
     : TrtBackend(bundle, manifest, options, [&] {
-          const int ordinal = options.device_ordinal;
-          const EngineSet& engines =
-              choose_engines(bundle, manifest, library, api->version(), find_gpu(cuda, ordinal), options.verify);
+          const int ordinal = split_device(options.device).ordinal;
+          const std::optional<Gpu> gpu = find_gpu(cuda, ordinal);
+          const EngineSet& engines = choose_engines(bundle, manifest, library, api->version(), gpu, options.verify,
+                                                    gpu ? "" : why_no_gpu(cuda));
           return Opened{engines, std::move(api), std::make_unique<Cuda>(cuda, ordinal, staging)};
       }()) {}
 
@@ -123,7 +126,7 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
     std::int64_t* rows = every_row > 0 ? result("emitted_rows", every_row) : nullptr;
     program(key_of(Graphs::pass, kind), [&] {
         TrtProgram::Work work = bind_tails(kind);
-        const std::map<std::string, std::byte*>& addresses = work.front().second.addresses;
+        const std::map<std::string, std::byte*>& addresses = work.at(kind.touched > 0 ? 1 : 0).second.addresses;
         const auto copy = [&](std::int64_t* host, const char* tensor, std::size_t items) {
             return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), addresses.at(tensor), items * sizeof(*host)};
         };
@@ -136,7 +139,7 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
 }
 
 TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
-    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs};
+    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.touched};
 }
 
 TrtProgram& TrtBackend::program(const Key& key, const std::function<Work()>& make) {
@@ -144,17 +147,18 @@ TrtProgram& TrtBackend::program(const Key& key, const std::function<Work()>& mak
     auto found = programs_.find(place);
     if (found == programs_.end()) {
         Work work = make();
-        TrtProgram made(name_of(key), cuda_, std::move(work.engines), std::move(work.copies));
+        TrtProgram made(name_of(key), cuda_, uncaptured_, std::move(work.engines), std::move(work.copies));
         found = programs_.emplace(place, std::move(made)).first;
     }
     return found->second;
 }
 
 std::string TrtBackend::name_of(const Key& key) const {
-    const auto& [graphs, plan, number, sampler, logprobs] = key;
+    const auto& [graphs, plan, number, sampler, logprobs, touched] = key;
+    const std::string processors = touched > 0 ? " with processors of " + std::to_string(touched) + " tokens" : "";
     const char *names[] = {"trunk", "tail", "pass", "prefill"}, *samplers[] = {"greedy", "sample", "truncated"};
     return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " + std::to_string(number) + " " +
-           samplers[static_cast<int>(sampler)] + (logprobs ? " with logprobs" : "") + " over " +
+           samplers[static_cast<int>(sampler)] + (logprobs ? " with logprobs" : "") + processors + " over " +
            std::to_string(columns_) + " columns";
 }
 
@@ -181,8 +185,13 @@ std::pair<TrtEngine*, TrtBinding> TrtBackend::bind_trunk(const Plan& plan, int b
 }
 
 TrtProgram::Work TrtBackend::bind_tails(const PassKind& kind) {
-    TrtProgram::Work work{bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
-                                    bindings_.tail(kind.plan, kind.sampler, kind.batch))};
+    TrtProgram::Work work;
+    if (kind.touched > 0) {
+        work.push_back(
+            bind_tail(kind, processors(), bindings_.processors(processors(), kind.plan, kind.batch, kind.touched)));
+    }
+    work.push_back(bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
+                             bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.touched > 0)));
     if (kind.logprobs) {
         work.push_back(bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.plan, kind.batch)));
     }
@@ -197,7 +206,9 @@ std::pair<TrtEngine*, TrtBinding> TrtBackend::bind_tail(const PassKind& kind, co
                                   {"width", kind.plan.width()},
                                   {"lookahead_rows", kind.plan.lookahead_rows()},
                                   {"positions", capabilities_.positions()},
-                                  {"max_emitted", kind.plan.max_emitted()}});
+                                  {"max_emitted", kind.plan.max_emitted()},
+                                  {"processed_rows", kind.plan.drafts + 1},
+                                  {"touched", static_cast<std::int64_t>(kind.touched)}});
     return {&tail, std::move(found)};
 }
 
@@ -234,7 +245,7 @@ std::string find_engines(const Manifest& manifest, const LoadOptions& options) {
     if (manifest.engines.empty()) return "";
     std::optional<Gpu> gpu;
     try {
-        gpu = find_gpu(CudaApi::open(), options.device_ordinal);
+        gpu = find_gpu(CudaApi::open(), split_device(options.device).ordinal);
     } catch (const Error&) {
     }
     if (!gpu) return "";

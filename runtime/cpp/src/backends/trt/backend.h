@@ -45,8 +45,8 @@ class TrtBackend : public Backend {
     };
     enum class Graphs { trunk, tail, pass, prefill };
     // The key of a program at one capacity: its graphs, plan, batch size (prefill: the slot), sampler,
-    // log-probabilities.
-    using Key = std::tuple<Graphs, std::string, int, Sampler, bool>;
+    // log-probabilities, the length of the processors' lists.
+    using Key = std::tuple<Graphs, std::string, int, Sampler, bool, std::size_t>;
     // What a program runs.
     struct Work {
         TrtProgram::Work engines;

@@ -127,6 +127,7 @@ void TrtProgram::capture() {
     } catch (const DeviceLost&) {
         throw;
     } catch (const Error& error) {
+        uncaptured_[name_] = error.what();
         log(LogLevel::warning, name_ + " runs without a CUDA graph, and so more slowly: " + error.what());
     }
 }

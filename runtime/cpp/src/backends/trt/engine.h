@@ -83,9 +83,14 @@ class TrtProgram {
         std::size_t size;
     };
 
-    // name: for the log.
-    TrtProgram(std::string name, Cuda& cuda, Work work, std::vector<Copy> copies = {})
-        : name_(std::move(name)), cuda_(cuda), work_(std::move(work)), copies_(std::move(copies)) {}
+    // name: for the log. uncaptured: takes the name and the reason where the work cannot be captured.
+    TrtProgram(std::string name, Cuda& cuda, std::map<std::string, std::string>& uncaptured, Work work,
+               std::vector<Copy> copies = {})
+        : name_(std::move(name)),
+          cuda_(cuda),
+          uncaptured_(uncaptured),
+          work_(std::move(work)),
+          copies_(std::move(copies)) {}
 
     // Returns when the device is done.
     void run();
@@ -97,6 +102,7 @@ class TrtProgram {
 
     std::string name_;
     Cuda& cuda_;
+    std::map<std::string, std::string>& uncaptured_;
     Work work_;
     std::vector<Copy> copies_;
     int runs_ = 0;

@@ -56,7 +56,7 @@ std::string why_not(const EngineSet& engines, const Manifest& manifest, const st
 
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version, const std::optional<Gpu>& gpu,
-                                bool verify) {
+                                bool verify, const std::string& absent) {
     const std::string place = bundle.string();
     const std::string build = how_to_build(bundle, library);
     const EngineSet *newest = nullptr, *fitting = nullptr;
@@ -66,7 +66,7 @@ const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manif
         if (gpu && why_not(engines, manifest, version, *gpu).empty()) fitting = &engines;
     }
     if (newest == nullptr) throw Error(place + " has no " + library + " engines" + build);
-    if (!gpu) throw Error(library + " needs an NVIDIA GPU, and none is visible; use --device cpu");
+    if (!gpu) throw Error(library + " needs an NVIDIA GPU, and none is visible (" + absent + "); use --device cpu");
     if (fitting == nullptr) {
         throw Error("the " + library + " engines in " + place + " " + why_not(*newest, manifest, version, *gpu) +
                     build);

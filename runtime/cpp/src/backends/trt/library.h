@@ -35,10 +35,10 @@ const TrtLibrary* find_trt_library(const std::string& name);
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path);
 
 // The newest engine set of `library` for this `version` and GPU. Throws Error with the reason where none fits. verify:
-// compare the hashes of its files.
+// compare the hashes of its files. absent: why there is no `gpu`, for the message.
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version, const std::optional<Gpu>& gpu,
-                                bool verify);
+                                bool verify, const std::string& absent);
 
 // The reason why `engines` cannot run here; empty where they can.
 std::string why_not(const EngineSet& engines, const Manifest& manifest, const std::string& version, const Gpu& gpu);

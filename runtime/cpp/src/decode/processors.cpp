@@ -1,0 +1,164 @@
+#include "decode/processors.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace pass {
+
+namespace {
+
+// The lengths that a list of tokens with changed logits may have in memory: few, as captured graphs hold them.
+constexpr std::size_t list_sizes[] = {16, 128, 1024, 8192, 65536, 524288};
+
+std::size_t words_of(std::int64_t vocab_size) { return static_cast<std::size_t>(vocab_size + 31) / 32; }
+std::size_t bytes_of_bits(std::int64_t vocab_size) { return static_cast<std::size_t>(vocab_size + 7) / 8; }
+
+void set_bit(std::vector<std::uint32_t>& bits, std::int64_t token) {
+    bits[static_cast<std::size_t>(token) / 32] |= std::uint32_t{1} << (token % 32);
+}
+
+std::vector<std::uint32_t> every_token(std::int64_t vocab_size) {
+    std::vector<std::uint32_t> bits(words_of(vocab_size), 0xFFFFFFFF);
+    if (vocab_size % 32 != 0) bits.back() = (std::uint32_t{1} << (vocab_size % 32)) - 1;
+    return bits;
+}
+
+// Forbid what `listed` lacks, unless that would leave no token.
+void keep_listed(std::vector<std::uint32_t>& allowed, const std::vector<std::uint32_t>& listed) {
+    std::vector<std::uint32_t> fewer(allowed.size());
+    for (std::size_t i = 0; i < allowed.size(); ++i) fewer[i] = allowed[i] & listed[i];
+    if (std::any_of(fewer.begin(), fewer.end(), [](std::uint32_t word) { return word != 0; })) allowed = fewer;
+}
+
+// Whether `text` ends with all of `word` but its last token.
+bool would_end(std::span<const std::int64_t> text, const std::vector<std::int64_t>& word) {
+    const std::size_t before = word.size() - 1;
+    return text.size() >= before &&
+           std::equal(word.begin(), word.end() - 1, text.end() - static_cast<std::ptrdiff_t>(before));
+}
+
+}  // namespace
+
+bool Processing::does_something() const {
+    return sampling.penalizes() || allowed_tokens || min_tokens > 0 || !bad_words.empty() || !allowed_token_ids.empty();
+}
+
+Processors::Processors(Processing processing, const std::vector<std::int64_t>& prompt)
+    : processing_(std::move(processing)), prompt_(prompt.size()), read_(prompt.size()) {
+    for (const auto& [token, bias] : processing_.sampling.logit_bias) touch(token);
+    if (processing_.sampling.repetition_penalty == 1) return;
+    seen_.insert(prompt.begin(), prompt.end());
+    for (std::int64_t token : seen_) touch(token);
+}
+
+void Processors::touch(std::int64_t token) {
+    if (known_.insert(token).second) touched_.push_back(token);
+}
+
+bool Processors::counts() const {
+    const SamplingParams& sampling = processing_.sampling;
+    return sampling.presence_penalty != 0 || sampling.frequency_penalty != 0 || sampling.repetition_penalty != 1;
+}
+
+void Processors::read(const std::vector<std::int64_t>& tokens) {
+    for (; read_ < tokens.size(); ++read_) {
+        const std::int64_t token = tokens[read_];
+        written_[token] += 1;
+        if (counts()) touch(token);
+        if (processing_.sampling.repetition_penalty != 1) seen_.insert(token);
+    }
+}
+
+std::size_t Processors::size(const std::vector<std::int64_t>& tokens, int drafts) {
+    read(tokens);
+    const std::size_t count = touched_.size() + static_cast<std::size_t>(drafts);
+    const auto found =
+        std::find_if(std::begin(list_sizes), std::end(list_sizes), [&](std::size_t one) { return one >= count; });
+    if (found == std::end(list_sizes)) throw std::logic_error("too many tokens have changed logits");
+    return *found;
+}
+
+ProcessedRows Processors::rows(const std::vector<std::int64_t>& tokens, std::span<const std::int64_t> drafts,
+                               std::size_t size) {
+    read(tokens);
+    const auto end = std::find(drafts.begin(), drafts.end(), processing_.vocab_size);
+    const std::span<const std::int64_t> known = drafts.first(static_cast<std::size_t>(end - drafts.begin()));
+    ProcessedRows found = no_processing(processing_.vocab_size, static_cast<int>(drafts.size()) + 1, size);
+    std::vector<std::int64_t> text(tokens.begin() + static_cast<std::ptrdiff_t>(prompt_), tokens.end());
+    const std::size_t bytes = bytes_of_bits(processing_.vocab_size);
+    for (std::size_t row = 0; row <= known.size(); ++row) {
+        if (row > 0) text.push_back(known[row - 1]);
+        const Bits bits = allowed(text);
+        for (std::size_t i = 0; i < bytes; ++i) {
+            found.allowed[row * bytes + i] = static_cast<std::int32_t>(bits[i / 4] >> (8 * (i % 4)) & 0xFF);
+        }
+    }
+    change(found, known, drafts.size() + 1, size);
+    return found;
+}
+
+Processors::Bits Processors::allowed(std::span<const std::int64_t> text) const {
+    const Bits every = every_token(processing_.vocab_size);
+    Bits found = every;
+    if (processing_.allowed_tokens) {
+        Bits own = every;
+        processing_.allowed_tokens(text, own);
+        keep_listed(found, own);
+    }
+    if (!processing_.allowed_token_ids.empty()) {
+        Bits listed(every.size(), 0);
+        for (std::int64_t token : processing_.allowed_token_ids) set_bit(listed, token);
+        keep_listed(found, listed);
+    }
+    Bits banned(every.size(), 0);
+    for (const std::vector<std::int64_t>& word : processing_.bad_words) {
+        if (would_end(text, word)) set_bit(banned, word.back());
+    }
+    if (static_cast<std::int64_t>(text.size()) < processing_.min_tokens) {
+        for (std::int64_t token : processing_.end_tokens) set_bit(banned, token);
+    }
+    for (std::uint32_t& word : banned) word = ~word;
+    keep_listed(found, banned);
+    return found;
+}
+
+void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> drafts, std::size_t count,
+                        std::size_t size) const {
+    const SamplingParams& sampling = processing_.sampling;
+    std::vector<std::int64_t> ids = touched_;
+    for (std::int64_t draft : drafts) {
+        if (counts() && std::find(ids.begin(), ids.end(), draft) == ids.end()) ids.push_back(draft);
+    }
+    if (ids.empty()) return;
+    const auto repetition = static_cast<float>(sampling.repetition_penalty);
+    const auto frequency = static_cast<float>(sampling.frequency_penalty);
+    const auto presence = static_cast<float>(sampling.presence_penalty);
+    for (std::size_t i = 0; i < size; ++i) {
+        const std::int64_t token = ids[i < ids.size() ? i : 0];  // what is left of the lists repeats the first one
+        const auto bias = sampling.logit_bias.find(token);
+        rows.touched[i] = token;
+        rows.bias[i] = bias == sampling.logit_bias.end() ? 0.0F : static_cast<float>(bias->second);
+        if (!counts()) continue;
+        const auto before = written_.find(token);
+        auto times = static_cast<float>(before == written_.end() ? 0 : before->second);
+        for (std::size_t row = 0; row < count; ++row) {
+            if (row > 0 && row <= drafts.size() && drafts[row - 1] == token) times += 1;
+            const std::size_t at = row * size + i;
+            if (times > 0 || seen_.contains(token)) rows.factor[at] = repetition;
+            rows.penalty[at] = frequency * times + (times > 0 ? presence : 0.0F);
+        }
+    }
+}
+
+ProcessedRows no_processing(std::int64_t vocab_size, int rows, std::size_t size) {
+    const auto count = static_cast<std::size_t>(rows);
+    ProcessedRows found;
+    found.allowed.assign(count * bytes_of_bits(vocab_size), 0xFF);
+    found.touched.assign(size, 0);
+    found.bias.assign(size, 0.0F);
+    found.factor.assign(count * size, 1.0F);
+    found.penalty.assign(count * size, 0.0F);
+    return found;
+}
+
+}  // namespace pass

@@ -1,0 +1,50 @@
+#include "decode/rehearsal.h"
+
+#include <algorithm>
+
+#include "errors.h"
+#include "log.h"
+
+namespace pass {
+
+namespace {
+
+constexpr int rehearsal_runs = 2;  // after so many an engine has captured a pass
+
+// The passes over all slots of the batch, and then the chunks of prompts, that leave room for the kept tokens.
+void run_everything(Runner& runner, std::int64_t room, int batch, const std::vector<Sampler>& samplers) {
+    const Capabilities& limits = runner.backend().capabilities();
+    const auto fits = [&](int width) { return limits.padded_width(width) <= room; };
+    for (const Plan& plan : limits.mode_plans(static_cast<int>(runner.backend().manifest().lookahead.length))) {
+        if (!fits(plan.width())) continue;
+        for (Sampler sampler : samplers) runner.rehearse({plan, batch, sampler, false}, rehearsal_runs);
+    }
+    int first = 0;
+    for (int size : limits.batch_sizes) first = size < batch ? size : first;
+    for (int slot = first; slot < batch; ++slot) {
+        for (int width : limits.prefill_widths) {
+            if (fits(width)) runner.rehearse_prefill(slot, width, rehearsal_runs);
+        }
+    }
+}
+
+}  // namespace
+
+void rehearse(Runner& runner, std::int64_t capacity, int batch, const std::vector<Sampler>& samplers) {
+    const std::int64_t before = runner.backend().capacity();
+    std::int64_t kept = 0;
+    for (const Slot& slot : runner.slots()) kept = std::max(kept, slot.cached());
+    if (!runner.busy().empty() || kept >= capacity) return;
+    try {
+        runner.resize(capacity);
+        run_everything(runner, capacity - kept, batch, samplers);
+    } catch (const DeviceLost&) {
+        throw;
+    } catch (const Error& error) {  // a request that needs such a pass meets the same error, and reports it
+        log(LogLevel::warning, "passes over " + std::to_string(batch) +
+                                   " slots were not all run before requests need them: " + error.what());
+    }
+    if (before > 0) runner.resize(before);
+}
+
+}  // namespace pass

@@ -1,0 +1,141 @@
+// Logits processors: what the rows of a window may draw.
+#include "catch.hpp"
+
+#include "decode/processors.h"
+#include "reciting.h"
+
+using namespace pass;
+using namespace pass::test;
+
+namespace {
+
+constexpr std::int64_t tokens = 70;  // of the vocabulary: two words of bits and a part
+
+Processing processing() {
+    Processing found;
+    found.vocab_size = tokens;
+    return found;
+}
+
+// The tokens that row `row` may draw.
+std::set<std::int64_t> allowed(const ProcessedRows& rows, std::size_t row) {
+    constexpr std::size_t bytes = (tokens + 7) / 8;
+    std::set<std::int64_t> found;
+    for (std::int64_t token = 0; token < tokens; ++token) {
+        const std::int32_t byte = rows.allowed[row * bytes + static_cast<std::size_t>(token) / 8];
+        if ((byte >> (token % 8) & 1) != 0) found.insert(token);
+    }
+    return found;
+}
+
+std::set<std::int64_t> all_but(const std::set<std::int64_t>& banned) {
+    std::set<std::int64_t> found;
+    for (std::int64_t token = 0; token < tokens; ++token) {
+        if (!banned.contains(token)) found.insert(token);
+    }
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("words are forbidden where they would end, behind drafts too", "[processors]") {
+    Processing asked = processing();
+    asked.bad_words = {{5, 6}, {9}, {1, 2, 3}};
+    Processors processors(asked, {5, 1, 2});
+    const std::vector<std::int64_t> text{5, 1, 2, 7}, drafts{5, 1, 2, tokens};
+    const ProcessedRows rows = processors.rows(text, drafts, processors.size(text, 4));
+    CHECK(allowed(rows, 0) == all_but({9}));  // the prompt does not count
+    CHECK(allowed(rows, 1) == all_but({6, 9}));
+    CHECK(allowed(rows, 2) == all_but({9}));
+    CHECK(allowed(rows, 3) == all_but({3, 9}));
+    CHECK(allowed(rows, 4) == all_but({}));  // it follows no draft, so nothing is drawn from it
+}
+
+TEST_CASE("no end before the least number of tokens", "[processors]") {
+    Processing asked = processing();
+    asked.min_tokens = 3;
+    asked.end_tokens = {0, 4};
+    Processors processors(asked, {8});
+    const ProcessedRows rows = processors.rows({8, 7}, std::vector<std::int64_t>{6, 6}, 16);
+    CHECK(allowed(rows, 0) == all_but({0, 4}));
+    CHECK(allowed(rows, 1) == all_but({0, 4}));
+    CHECK(allowed(rows, 2) == all_but({}));
+}
+
+TEST_CASE("a rule that would leave no token is not applied", "[processors]") {
+    Processing asked = processing();
+    asked.allowed_token_ids = {3, 69};
+    asked.bad_words = {{3}, {69}};
+    asked.allowed_tokens = [](std::span<const std::int64_t> text, std::span<std::uint32_t> bits) {
+        REQUIRE(bits.size() == 3);
+        if (text.size() == 1) bits[0] = bits[1] = bits[2] = 0;
+        if (text.size() == 2) bits[0] = bits[1] = 0;
+    };
+    Processors processors(asked, {});
+    const ProcessedRows rows = processors.rows({1}, std::vector<std::int64_t>{2}, 16);
+    CHECK(allowed(rows, 0) == std::set<std::int64_t>{3, 69});
+    CHECK(allowed(rows, 1) == std::set<std::int64_t>{69});
+}
+
+TEST_CASE("penalties count the text and the drafts before a row", "[processors]") {
+    Processing asked = processing();
+    asked.sampling.presence_penalty = 0.5;
+    asked.sampling.frequency_penalty = 0.25;
+    asked.sampling.repetition_penalty = 2;
+    asked.sampling.logit_bias = {{11, -3.0}};
+    Processors processors(asked, {20});
+    const std::vector<std::int64_t> text{20, 30, 30}, drafts{40, 30};
+    const std::size_t size = processors.size(text, 2);
+    CHECK(size == 16);
+    const ProcessedRows rows = processors.rows(text, drafts, size);
+    const auto at = [&](std::int64_t token, std::size_t row) {
+        const auto place = std::find(rows.touched.begin(), rows.touched.end(), token) - rows.touched.begin();
+        const auto i = static_cast<std::size_t>(place);
+        return std::vector<float>{rows.bias[i], rows.factor[row * size + i], rows.penalty[row * size + i]};
+    };
+    CHECK(at(11, 0) == std::vector<float>{-3, 1, 0});
+    CHECK(at(20, 0) == std::vector<float>{0, 2, 0});  // of the prompt: repetition alone
+    CHECK(at(30, 0) == std::vector<float>{0, 2, 1.0F});
+    CHECK(at(40, 0) == std::vector<float>{0, 1, 0});
+    CHECK(at(40, 1) == std::vector<float>{0, 2, 0.75F});
+    CHECK(at(30, 2) == std::vector<float>{0, 2, 1.25F});
+    const std::set<std::int64_t> listed(rows.touched.begin(), rows.touched.end());
+    CHECK(listed == std::set<std::int64_t>{11, 20, 30, 40});
+}
+
+TEST_CASE("a request's own function that throws ends that request alone", "[processors]") {
+    const auto core = reciting_core(2);
+    Request sent = request(3, 50);
+    sent.options.allowed_tokens = [](std::span<const std::int64_t> text, std::span<std::uint32_t>) {
+        if (text.size() > 5) throw Error("no such text");
+    };
+    const auto first = core->submit(sent, nullptr), second = core->submit(request(4, 50), nullptr);
+    CHECK_THROWS_WITH(read_all(*core, *first), "no such text");
+    CHECK(read_all(*core, *second) == expected(4, 50));
+}
+
+TEST_CASE("processing that cannot be is refused in one line", "[processors]") {
+    const auto refused = [](const auto& change) {
+        GenerateOptions options;
+        change(options);
+        try {
+            options.check();
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    CHECK(refused([](GenerateOptions& o) { o.sampling.presence_penalty = 3; }) ==
+          "presence-penalty must be -2 to 2 (0 is off), not 3.0");
+    CHECK(refused([](GenerateOptions& o) { o.sampling.repetition_penalty = 0; }) ==
+          "repetition-penalty must be 0.01 to 100 (1 is off), not 0.0");
+    CHECK(refused([](GenerateOptions& o) { o.sampling.logit_bias[3] = 101; }) ==
+          "logit-bias must be -100 to 100, not 101.0 for token 3");
+    CHECK(refused([](GenerateOptions& o) { o.min_tokens = 1000; }) ==
+          "min-tokens must be 0 to max-new-tokens, not 1000");
+    CHECK(refused([](GenerateOptions& o) { o.bad_words.emplace_back(); }) == "bad words need a token, not none");
+    const auto core = reciting_core(1);
+    Request sent = request(3, 5);
+    sent.options.bad_words = {{vocab}};
+    CHECK_THROWS_WITH(core->submit(sent, nullptr), "token id 50 is not in the vocabulary of 50");
+}

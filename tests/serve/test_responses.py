@@ -1,0 +1,251 @@
+"""/v1/responses with the openai package: the session's text, the events of a stream, forms, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+from running import error
+
+from pass_runtime import GenerateOptions, SamplingParams
+
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]
+END = {"1": 12}
+"""A bias that makes the random model end its text where it may."""
+
+
+class Answer(BaseModel):
+    city: Literal["Paris", "Rome"]
+    sure: bool
+
+
+def expected(session, messages):
+    options = GenerateOptions(max_new_tokens=24, sampling=SamplingParams(temperature=0.7, seed=3))
+    return session.chat(messages, options).result()
+
+
+def fields(server, **more):
+    own = {"model": server.model, "temperature": 0.7, "max_output_tokens": 24, "extra_body": {"seed": 3}}
+    return own | {"input": TURNS} | more
+
+
+def ask(server, **more):
+    return server.post("/v1/responses", {"model": server.model, "input": "The quick", "max_output_tokens": 4} | more)
+
+
+def test_the_text_is_the_sessions(server, session):
+    answer = server.client().responses.create(**fields(server), metadata={"a": "b"})
+    text = expected(session, TURNS)
+    assert answer.output_text == text.text
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    (message,) = answer.output
+    assert (message.type, message.role, message.status) == ("message", "assistant", "incomplete")
+    assert answer.metadata == {"a": "b"}
+    assert (answer.store, answer.previous_response_id, answer.error) == (False, None, None)
+    assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.7, 1.0, 24)
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(text.prompt_ids), len(text.token_ids))
+    assert answer.usage.total_tokens == len(text.prompt_ids) + len(text.token_ids)
+    assert answer.usage.output_tokens_details.reasoning_tokens == 0
+    assert answer.model_extra["pass"]["seed"] == 3
+
+
+def test_instructions_are_a_system_message(server, session):
+    of_text = server.client().responses.create(**fields(server, input="for i in range"), instructions="Be brief.")
+    assert of_text.output_text == expected(session, TURNS).text
+    assert of_text.instructions == "Be brief."
+
+
+def test_items_are_messages(server, session):
+    """In the forms in which clients send what they asked, and send back what they got."""
+    said = {"type": "output_text", "text": "Yes.", "annotations": [], "logprobs": []}
+    messages = [TURNS[0], TURNS[1], {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "a\nb"}]
+    items = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        TURNS[1],
+        {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [said]},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+    ]
+    assert (
+        server.client().responses.create(**fields(server, input=items)).output_text == expected(session, messages).text
+    )
+
+
+def test_an_answer_can_be_sent_back(server):
+    responses = server.client().responses
+    first = responses.create(**fields(server))
+    second = responses.create(**fields(server, input=[*TURNS, *first.output, TURNS[1]]))
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens / 2
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_events_of_a_stream(server, session, ends):
+    text = expected(session, TURNS).text
+    more = {"seed": 3} | ({"stop": text[len(text) // 2 :]} if ends else {})
+    whole = server.client().responses.create(**fields(server, extra_body=more))
+    events = list(server.client().responses.create(**fields(server, extra_body=more), stream=True))
+    assert whole.status == ("completed" if ends else "incomplete")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 1
+    assert "".join(event.delta for event in deltas) == whole.output_text
+    begin = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    done = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+    kinds = [event.type for event in events]
+    assert kinds == [*begin, *(event.type for event in deltas), *done, f"response.{whole.status}"]
+    created, *_, text, part, item, last = events
+    assert created.response.status == "in_progress"
+    assert text.text == part.part.text == item.item.content[0].text == last.response.output_text == whole.output_text
+    assert {each.item_id for each in [*deltas, text, part]} == {item.item.id} == {last.response.output[0].id}
+    assert last.response.id == created.response.id
+    assert last.response.usage.output_tokens == whole.usage.output_tokens
+    assert last.response.model_extra["pass"]["seed"] == 3
+
+
+def test_events_are_named_and_nothing_follows_the_last(server):
+    lines = ask(server, stream=True).text.split("\n\n")
+    assert lines.pop() == ""
+    for event in lines:
+        name, data = event.split("\n")
+        assert name.removeprefix("event: ") == json.loads(data.removeprefix("data: "))["type"]
+    assert "response.incomplete" in lines[-1]
+
+
+def test_the_stream_helper_of_the_openai_package(server):
+    own = fields(server, extra_body={"seed": 3, "logit_bias": END}, max_output_tokens=200, text_format=Answer)
+    with server.client().responses.stream(**own) as stream:
+        seen = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert seen[-1] == "response.completed"
+    assert isinstance(final.output_parsed, Answer)
+
+
+def test_an_answer_without_text_is_an_empty_message(server):
+    answer = ask(server, logit_bias={"1": 100}).json()
+    assert answer["status"] == "completed"
+    assert answer["output"][0]["content"][0]["text"] == ""
+
+
+def test_forms(server):
+    responses = server.client().responses
+    own = fields(server, extra_body={"seed": 3, "logit_bias": END}, max_output_tokens=300)
+    parsed = responses.parse(**own, text_format=Answer)
+    assert isinstance(parsed.output_parsed, Answer)
+    assert parsed.text.format.name == "Answer"
+    anything = responses.create(**fields(server), text={"format": {"type": "json_object"}})
+    chat = {"messages": TURNS, "temperature": 0.7, "seed": 3, "max_tokens": 24}
+    same = server.chat(**chat, response_format={"type": "json_object"}).json()
+    assert anything.output_text == same["choices"][0]["message"]["content"]
+    assert anything.output_text.startswith("{")
+    assert responses.create(**fields(server), text={"format": {"type": "text"}}).text.format.type == "text"
+
+
+def test_plans_and_what_is_not_used_change_nothing(server):
+    plain = ask(server, seed=3).json()["output"][0]["content"][0]["text"]
+    for more in (
+        {"plan": "fused"},
+        {"speculative": False},
+        {"user": "me", "prompt_cache_key": "a", "safety_identifier": "b"},
+        {"store": False, "truncation": "disabled", "include": [], "service_tier": "auto", "background": False},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {}, "text": {}},
+    ):
+        assert ask(server, seed=3, **more).json()["output"][0]["content"][0]["text"] == plain
+
+
+UNSUPPORTED = [
+    ({"store": True}, "store"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"background": True}, "background"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ({"max_tool_calls": 1}, "max_tool_calls"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"service_tier": "priority"}, "service_tier"),
+    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "input.0.encrypted_content"),
+    ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]}, "input.0"),
+    ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input.0"),
+]
+WRONG = [
+    ({"input": 5}, "input"),
+    ({"input": []}, "input"),
+    ({"input": ["a"]}, "input.0"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
+    ({"input": [{"type": "message", "content": "a"}]}, "input.0.role"),
+    ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role"),
+    ({"input": [TURNS[0], {"role": "user", "content": "a", "colour": 1}]}, "input.1.colour"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]}, "input.0.content"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input.0.content"),
+    ({"input": "word " * 1000}, "input"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 100000}, "max_output_tokens"),
+    ({"temperature": 3}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"n": 2}, "n"),
+    ({"max_tokens": 2}, "max_tokens"),
+    ({"stream_options": {}}, "stream_options"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
+    ({"tools": [{"type": "function", "name": "f", "parameters": {"a": float("inf")}}]}, "tools"),
+    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"type": "animal"}}}}, "text.format"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ({"text": {"format": {"type": "json_object"}}, "ignore_eos": True}, "ignore_eos"),
+]
+
+
+@pytest.mark.parametrize(("more", "param"), UNSUPPORTED, ids=lambda value: str(value)[:40])
+def test_what_is_not_supported(server, more, param):
+    problem = error(ask(server, **more), 400)
+    assert (problem["param"], problem["code"]) == (param, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(("more", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_what_is_wrong(server, more, param):
+    body = json.dumps({"model": server.model, "input": "a", **more})
+    response = httpx.post(f"{server.url}/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    problem = error(response, 400)
+    assert problem["param"] == param
+    assert not set(problem["message"].split()) & {"messages", "max_completion_tokens", "response_format"}
+
+
+def test_why_nothing_earlier_can_be_named(server):
+    for more in ({"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"store": True}):
+        assert "stores no" in error(ask(server, **more), 400)["message"]
+
+
+def test_half_characters(server):
+    headers = {"Content-Type": "application/json"}
+    for more, param in (
+        (b'"input": "\\ud800"', None),
+        (b'"input": "a", "metadata": {"a": "\\ud800"}', "metadata"),
+        (b'"input": "a", "tools": [{"type": "function", "name": "f", "description": "\\udfff"}]', "tools"),
+    ):
+        body = b'{"model": "' + server.model.encode() + b'", ' + more + b"}"
+        problem = error(httpx.post(f"{server.url}/v1/responses", content=body, headers=headers), 400)
+        assert problem["param"] == param
+
+
+def test_nothing_is_stored(server):
+    responses = server.client().responses
+    answer = responses.create(**fields(server))
+    for wanted in (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list):
+        with pytest.raises(openai.NotFoundError) as caught:
+            list(wanted(answer.id)) if wanted == responses.input_items.list else wanted(answer.id)
+        assert caught.value.code == "response_not_stored"
+        assert "stores no responses" in caught.value.message
+    assert error(ask(server, model="other"), 404)["param"] == "model"
+    error(httpx.get(f"{server.url}/v1/responses"), 405)
