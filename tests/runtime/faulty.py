@@ -74,6 +74,6 @@ class FaultyBackend(OrtBackend):
         self._fail_around("run_tail", lambda: super(FaultyBackend, self).run_tail(*asked))
 
 
-def session_of(backend: OrtBackend, max_queue: int = 1024) -> Session:
+def session_of(backend: OrtBackend, max_queue: int = 1024, prefix_cache: bool = True) -> Session:
     tokenizer = Tokenizer.from_file(str(backend.bundle / "tokenizer.json"))
-    return Session(backend.manifest, backend, tokenizer, max_queue=max_queue)
+    return Session(backend.manifest, backend, tokenizer, max_queue=max_queue, prefix_cache=prefix_cache)

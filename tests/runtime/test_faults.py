@@ -55,10 +55,11 @@ def assert_serves(session: Session, alone: Alone) -> None:
 @pytest.mark.parametrize("plan", ["two-pass", "auto"])
 @pytest.mark.parametrize("error", ERRORS[:2], ids=["MemoryError", "PassError"])
 def test_the_nth_allocation_fails(tiny_bundle: Path, alone: Alone, error: Exception, plan: str):
+    """Without the prefix store, every allocation is one that a request needs."""
     for n in itertools.count(1, 1 if plan == "two-pass" else 5):  # `auto` times passes first
         fuse = Fuse(error, n)
         try:
-            session = session_of(FaultyBackend(tiny_bundle, memory=FaultyMemory(fuse)))
+            session = session_of(FaultyBackend(tiny_bundle, memory=FaultyMemory(fuse)), prefix_cache=False)
         except PassError:
             continue
         asked = [Asked(a.text, a.sampling, a.tokens, plan=plan, logprobs=a.logprobs) for a in REQUESTS[:3]]
@@ -74,6 +75,29 @@ def test_the_nth_allocation_fails(tiny_bundle: Path, alone: Alone, error: Except
         if not fuse.blown:
             return
     raise AssertionError
+
+
+def test_no_request_fails_where_the_prefix_store_has_no_memory(
+    tiny_bundle: Path, alone: Alone, monkeypatch: pytest.MonkeyPatch
+):
+    fuse = Fuse(out_of_memory(1 << 20))
+    session = session_of(FaultyBackend(tiny_bundle, slots=1, memory=FaultyMemory(fuse)))
+    store, failed = runner_of(session)._store, []
+    assert store
+    save = store.save
+
+    def save_without_memory(slot: int, tokens: list[int]) -> None:
+        fuse.at, fuse.blown = fuse.calls + 1, False
+        save(slot, tokens)
+        fuse.at = 0
+        failed.append(fuse.blown)
+
+    monkeypatch.setattr(store, "save", save_without_memory)
+    for asked in (Asked(TEXTS[4], SEEDED, 6, plan="two-pass"), *REQUESTS):
+        alone.assert_same(asked, session.generate(asked.text, asked.options()).result().token_ids)
+    assert store.used == 0
+    assert any(failed)
+    assert_serves(session, alone)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
