@@ -1,0 +1,66 @@
+// The host's own time in a pass, in microseconds: what decoding costs beside the engine. scripts/host_time.py prints
+// the same for Python.
+//
+//     host_time [TOKENS [ROUNDS]]
+//
+// The backend recites, so a pass is choosing the plan, staging windows, n-gram drafts, statistics and events, and the
+// few copies by which the backend writes tokens; there is no text. Medians of the rounds, of a text's time by its
+// passes.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "reciting.h"
+
+using namespace pass;
+using namespace pass::test;
+
+namespace {
+
+struct Kind {
+    const char *name, *plan, *draft;
+    double temperature;
+};
+
+double microseconds(Core& core, std::int64_t& passes, const Kind& kind, int batch, std::int64_t tokens) {
+    Request sent = request(1, tokens, kind.plan);
+    if (*kind.draft != '\0') sent.options.draft = kind.draft;
+    sent.options.sampling.temperature = kind.temperature;
+    sent.options.sampling.seed = 1;
+    passes = 0;
+    const auto started = std::chrono::steady_clock::now();
+    std::vector<std::shared_ptr<Sequence>> sequences;
+    for (int i = 0; i < batch; ++i) sequences.push_back(core.submit(sent, nullptr));
+    for (const auto& sequence : sequences) read_all(core, *sequence);
+    const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - started;
+    return taken.count() / static_cast<double>(passes);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::int64_t tokens = argc > 1 ? std::atoll(argv[1]) : 256;
+    const int rounds = argc > 2 ? std::max(std::atoi(argv[2]), 1) : 7;
+    const Kind kinds[] = {{"ar", "ar", "", 0},
+                          {"fused:4", "fused", "", 0},
+                          {"two-pass", "two-pass", "", 0},
+                          {"fused:4+ngram", "fused", "both", 0},
+                          {"fused:4, T=0.8", "fused", "", 0.8},
+                          {"auto", "auto", "", 0}};
+    for (const int batch : {1, 8}) {
+        std::int64_t passes = 0;
+        RecitingBackend* backend = nullptr;
+        const auto core = reciting_core(batch, &backend, nullptr, 1024, 4096);
+        backend->before_pass = [&] { ++passes; };
+        core->warm_up({});
+        for (const Kind& kind : kinds) {
+            std::vector<double> measured;
+            for (int round = 0; round < rounds; ++round)
+                measured.push_back(microseconds(*core, passes, kind, batch, tokens));
+            std::nth_element(measured.begin(), measured.begin() + rounds / 2, measured.end());
+            std::printf("batch %d  %-15s %6.1f us\n", batch, kind.name, measured[static_cast<std::size_t>(rounds / 2)]);
+        }
+        core->close();
+    }
+}
