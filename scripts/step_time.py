@@ -7,6 +7,10 @@ This script needs no model and no bundle: it times the trunk of a Llama with ran
 by rows and KV capacity. It prints milliseconds (medians), the ratio to the pass with the fewest rows, and the fraction
 of the bandwidth bound: the time that reading the weights and the KV cache takes at the copy bandwidth measured in the
 same run, over the time of the pass. For a bundle, `pass-run bench --rows` has the times.
+
+TensorRT's engines have a KV cache of the largest capacity, of which a pass reads the first entries of each head.
+Whether that is a copy shows in the last figure of the other capacities: milliseconds with a cache of just their size.
+If that is much less, engines for short texts are better built with a --max-seq-len of their own.
 """
 
 from __future__ import annotations
@@ -260,11 +264,16 @@ def shape_options(command: Any) -> Any:
 @click.option("--rows", multiple=True, type=click.IntRange(1), default=(1, 5, 9, 25, 41), show_default=True)
 @click.option("--capacity", "capacities", multiple=True, type=int, default=(512, 2048, 8192), show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Rounds; each runs every width.")
+@click.option(
+    "--own-caches/--no-own-caches",
+    default=True,
+    help="Time smaller capacities with a cache of their size, too (TensorRT: one more engine each).  [default: yes]",
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep trunk and engines here, for the next run.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
 @shape_options
 @one_line_errors
-def main(engine: str, rounds: int, keep: Path | None, output: Path | None, **options: Any) -> None:
+def main(engine: str, rounds: int, own_caches: bool, keep: Path | None, output: Path | None, **options: Any) -> None:
     """Print a table of milliseconds, ratio to the narrowest pass, and share of the bandwidth bound."""
     rows, capacities = (tuple(sorted({*options.pop(name)})) for name in ("rows", "capacities"))
     shape = Shape(**options)
@@ -283,6 +292,13 @@ def main(engine: str, rounds: int, keep: Path | None, output: Path | None, **opt
                 seconds = measure(backend, rows, capacity, rounds)
                 report["cells"] += cells_of(shape, bandwidth, capacity, rows, seconds)
                 write_json(report, output)  # after every capacity, so that an interrupted run keeps its results
+        for capacity in capacities[:-1] if own_caches and engine in LIBRARIES else ():
+            with contextlib.closing(open_backend(directory, shape, engine, rows, (capacity,))) as backend:
+                seconds = measure(backend, rows, capacity, rounds)
+            cells = [cell for cell in report["cells"] if cell["capacity"] == capacity]
+            for cell, own in zip(cells, seconds, strict=True):
+                cell["own_cache_milliseconds"] = 1e3 * own
+            write_json(report, output)
     print_table(report)
 
 
@@ -302,7 +318,10 @@ def print_table(report: dict[str, Any]) -> None:
     table: dict[int, dict[str, str]] = {cell["rows"]: {"rows": str(cell["rows"])} for cell in report["cells"]}
     for cell in report["cells"]:
         figures = f"{cell['milliseconds']:.2f}  {cell['ratio']:.2f}  {cell['bound_fraction']:.0%}"
-        table[cell["rows"]][f"S={cell['capacity']}: ms, ratio, of the bound"] = figures
+        heading = f"S={cell['capacity']}: ms, ratio, of the bound"
+        if (own := cell.get("own_cache_milliseconds")) is not None:
+            figures, heading = f"{figures}  {own:.2f}", f"{heading}, ms with a cache of this size"
+        table[cell["rows"]][heading] = figures
     show_rows(title, table.values(), left=("rows",))
 
 

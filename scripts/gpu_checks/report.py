@@ -14,7 +14,7 @@ from pass_runtime.cli.bench import write_json
 from pass_runtime.files import write_whole
 
 BENCH = ("plan", "tokens_per_second", "ratio", "milliseconds_per_pass", "host_milliseconds_per_pass", "tau")
-STEP_TIME = ("rows", "capacity", "milliseconds", "ratio", "bound_fraction")
+STEP_TIME = ("rows", "capacity", "milliseconds", "ratio", "bound_fraction", "own_cache_milliseconds")
 TABLES = {
     "device": ("checks", ("check", "result")),
     "tiny": ("plans", ("plan", "same_tokens", "captured")),

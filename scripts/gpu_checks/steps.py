@@ -127,7 +127,7 @@ def _large(found: Found) -> list[Step]:
     small = f"7B need {LARGE} GiB, this GPU has {found.memory:.1f}" if found.memory < LARGE else ""
     steps = []
     for name in DEVICES:
-        flags = f"--engine {name} --keep build/step-time -o {OUTPUT}".split()
+        flags = f"--engine {name} --no-own-caches --keep build/step-time -o {OUTPUT}".split()
         blocked = found.missing.get(name) or found.missing.get("cuda-python") or small
         steps.append(Step(f"step-time {name}", _script("step_time.py", *flags), blocked))
     return steps

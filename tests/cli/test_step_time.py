@@ -103,7 +103,7 @@ def test_step_times_on_a_fake_gpu(
 ):
     """The engine's profiles, bindings and captured passes; building it is what only a real TensorRT can."""
     monkeypatch.syspath_prepend(str(ROOT / "tests/runtime"))
-    from fake_gpu import FakeCuda, FakeTensorRT, FakeTensorRTX, _write_plan
+    from fake_gpu import FakeCuda, FakeTensorRT, FakeTensorRTX, _session, _write_plan
 
     module, keep = step_time
     gpu = FakeCuda(target=(8, 9))
@@ -114,7 +114,7 @@ def test_step_times_on_a_fake_gpu(
 
     def build(directory, source, library, targets, capacities) -> EngineSet:
         engines = EngineSet.model_construct(
-            directory=library.name,
+            directory=f"{library.name}-{capacities[-1]}",
             library=library.name,
             version="fake",
             lookahead=1,
@@ -122,13 +122,16 @@ def test_step_times_on_a_fake_gpu(
             max_batch_size=1,
         )
         engines.path(directory).mkdir(parents=True)
+        _session.cache_clear()  # the graph of another capacity is written over this one's file
         file = _write_plan(directory, engines.path(directory), source)
         return engines.model_copy(update={"capacities": capacities, "engines": (file,)})
 
     monkeypatch.setattr(module, "build_engine", build)
     found = cells(module, keep, library, tmp_path / "out.json")
     assert [(cell["rows"], cell["capacity"]) for cell in found] == CELLS
-    assert gpu.captures == len(CELLS) and not gpu.blocks and not gpu.streams
+    own = [cell["capacity"] for cell in found if "own_cache_milliseconds" in cell]
+    assert own == [capacity for _, capacity in CELLS if capacity < CELLS[-1][1]] != []
+    assert gpu.captures == len(CELLS) + len(own) and not gpu.blocks and not gpu.streams
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,7 +28,7 @@ from pass_runtime.tuning.tree_groups import best_tree
 EVERY = 12
 """The fewest passes between two decisions."""
 MOST_NOTED = 64
-"""The most passes that are kept until a decision learns from them."""
+"""The most passes that a decision learns from: the newest."""
 BUDGET = 0.005
 """The share of decoding time that decisions may take."""
 ADVANTAGE = 1.03
@@ -96,7 +97,7 @@ class PlanTuner:
         self.decided = self._candidate(make_cycle("ar", 0), 1.0, 1)
         self._by_request: dict[tuple[int, int], Candidate] = {}  # by look-ahead and batch
         self._passes, self._decoding, self._due = 0, 0.0, 0.0  # since the last decision; in all; before the next one
-        self._observed: list[tuple[int, PassShape, float]] = []
+        self._observed: deque[tuple[int, PassShape, float]] = deque(maxlen=MOST_NOTED)
 
     @property
     def chosen(self) -> Cycle:
@@ -113,14 +114,11 @@ class PlanTuner:
         return self.times(batch).seconds(shape_of(plan, batch))
 
     def observe(self, plan: Plan, batch: int, seconds: float) -> None:
-        """Note that a pass over `plan` took `seconds`. The next decision learns from it, or a pass when MOST_NOTED are
-        waiting: between two passes, with cold caches, the arithmetic takes several times as long as for a dozen of
-        them in a row."""
+        """Note that a pass over `plan` took `seconds`. The next decision learns from it: between two passes, with cold
+        caches, the arithmetic takes several times as long as for a dozen of them in a row."""
         self._passes += 1
         self._decoding += seconds
         self._observed.append((batch, shape_of(plan, batch), seconds))
-        if len(self._observed) > MOST_NOTED:
-            self._learn()
 
     def _learn(self) -> None:
         for batch, shape, seconds in self._observed:
