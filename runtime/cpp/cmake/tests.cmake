@@ -25,6 +25,7 @@ foreach(program ${programs})
 endforeach()
 target_sources(fake_gpu PRIVATE $<TARGET_OBJECTS:pass_scenes>)
 target_include_directories(fake_gpu PRIVATE cli tests)
+target_include_directories(host_time PRIVATE tests)
 
 set(consumer_flags "")
 if(PASS_SANITIZE)

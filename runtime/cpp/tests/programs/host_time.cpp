@@ -43,10 +43,10 @@ int main(int argc, char** argv) {
     const std::int64_t tokens = argc > 1 ? std::atoll(argv[1]) : 256;
     const int rounds = argc > 2 ? std::max(std::atoi(argv[2]), 1) : 7;
     const Kind kinds[] = {{"ar", "ar", "", 0},
-                          {"fused:4", "fused", "", 0},
                           {"two-pass", "two-pass", "", 0},
-                          {"fused:4+ngram", "fused", "both", 0},
-                          {"fused:4, T=0.8", "fused", "", 0.8},
+                          {"fused", "fused", "", 0},
+                          {"fused, T=0.8", "fused", "", 0.8},
+                          {"fused and n-grams", "fused", "both", 0},
                           {"auto", "auto", "", 0}};
     for (const int batch : {1, 8}) {
         std::int64_t passes = 0;
@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
             for (int round = 0; round < rounds; ++round)
                 measured.push_back(microseconds(*core, passes, kind, batch, tokens));
             std::nth_element(measured.begin(), measured.begin() + rounds / 2, measured.end());
-            std::printf("batch %d  %-15s %6.1f us\n", batch, kind.name, measured[static_cast<std::size_t>(rounds / 2)]);
+            std::printf("batch %d  %-17s %6.1f us\n", batch, kind.name, measured[static_cast<std::size_t>(rounds / 2)]);
         }
         core->close();
     }
