@@ -3,9 +3,10 @@
     python scripts/clients_speed.py build/smollm2-135m-w8a8 --threads 2
 
 One session, whose clients send prompts of `pass-train evaluate` (chat through the chat template, text, code, in turn),
-each its next one after the answer to the last; prompts are read, too. With drafts it is the plan `auto`, without `ar`.
-In a round each number of clients runs both, one after the other and in the other order in the next round; the ratio is
-the median of the rounds' ratios. One run before them lets `auto` time its passes. Nothing else should run meanwhile.
+each its next one after the answer to the last; prompts are read every time. With drafts it is the plan `auto`, without
+`ar`. In a round each number of clients runs both, one after the other and in the other order in the next round; the
+ratio is the median of the rounds' ratios. One run before them lets `auto` time its passes. Nothing else should run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def main(
 ) -> None:
     by_kind = [[prompt for prompt in read_use(PROMPTS) if prompt.kind == kind] for kind in CORE_KINDS]
     rows, figures = [], []
-    with load(bundle, "cpu", threads=threads, max_batch_size=max(clients)) as session:
+    with load(bundle, "cpu", threads=threads, max_batch_size=max(clients), prefix_cache=False) as session:
         mixed = [encode(session, prompt) for prompts in zip(*by_kind, strict=False) for prompt in prompts]
         for temperature in temperatures:
             sampling = SamplingParams(temperature, seed=1)
@@ -87,8 +88,7 @@ def main(
                 )
                 click.echo(f"T={temperature:g}, {count} clients: {rows[-1]['of the rounds']}", err=True)
     show_rows(f"tokens per second, drafts off and on: {bundle.name}", rows)
-    if output is not None:
-        write_json(output, {"bundle": bundle.name, "threads": threads, "tokens": tokens, "runs": figures})
+    write_json({"bundle": bundle.name, "threads": threads, "tokens": tokens, "runs": figures}, output)
 
 
 if __name__ == "__main__":

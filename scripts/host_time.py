@@ -120,11 +120,7 @@ def main(
         ],
         left=("requests",),
     )
-    if output is not None:
-        write_json(
-            output,
-            {"bundle": bundle.name, "device": device, "tokens": tokens, "acceptance": acceptance, "host_us": figures},
-        )
+    write_json({"bundle": bundle.name, "device": device, "tokens": tokens, "host_us": figures}, output)
 
 
 if __name__ == "__main__":

@@ -63,13 +63,16 @@ class RepositoryConfig:
     reuse_prefix: bool | None = None
     weight_cache: bool | None = None
     prefix_cache: bool | None = None
+    speculative_max_concurrency: int | None = None
+    acceptance_threshold: float | None = None
 
     @property
     def chosen(self) -> dict[str, str | int | float | bool]:
         """The parameters that are not None."""
         names = ("device", "max_batch_size", "threads", "capacity", "max_queue", "max_prompt_tokens")
         limits = ("max_output_tokens", "request_seconds", "drain_seconds", "weight_cache", "prefix_cache")
-        values = {name: getattr(self, name) for name in (*names, *limits)}
+        drafting = ("speculative_max_concurrency", "acceptance_threshold")
+        values = {name: getattr(self, name) for name in (*names, *limits, *drafting)}
         values["reuse_prefix"] = self.reuse_prefix or None
         return {name: value for name, value in values.items() if value is not None}
 

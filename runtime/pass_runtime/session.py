@@ -20,6 +20,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import whole_numbers
+from pass_runtime.decode.draft_limits import DraftLimits
 from pass_runtime.decode.rehearsal import rehearse
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
@@ -51,7 +52,7 @@ class Session:
         *,
         max_queue: int = MAX_QUEUE,
         logprobs_mode: str = "raw",
-        speculative_max_concurrency: int | None = None,
+        draft_limits: DraftLimits | None = None,
         prefix_cache: bool = True,
     ) -> None:
         self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
@@ -60,7 +61,7 @@ class Session:
         processed = logprobs_mode == "processed"
         runner = Runner(backend, processed_logprobs=processed, prefix_cache=prefix_cache)
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
-        self._scheduler = Scheduler(runner, self._tuners, max_queue, speculative_max_concurrency)
+        self._scheduler = Scheduler(runner, self._tuners, max_queue, draft_limits)
         self._worker = Worker(self._scheduler)
         self._finalizer = weakref.finalize(self, self._worker.close, backend.close)
 
@@ -244,6 +245,7 @@ def load(
     weight_cache: bool = True,
     logprobs_mode: str = "raw",
     speculative_max_concurrency: int | None = None,
+    acceptance_threshold: float = 0.0,
     prefix_cache: bool = True,
 ) -> Session:
     """Open a bundle; see `LoadOptions`. verify: compare the hashes of its files with the manifest's; a file that was
@@ -257,6 +259,7 @@ def load(
         weight_cache,
         logprobs_mode=logprobs_mode,
         speculative_max_concurrency=speculative_max_concurrency,
+        acceptance_threshold=acceptance_threshold,
         prefix_cache=prefix_cache,
     )
     path = Path(bundle)
@@ -296,6 +299,6 @@ def open_session_of(
         template,
         max_queue=options.max_queue,
         logprobs_mode=options.logprobs_mode,
-        speculative_max_concurrency=options.speculative_max_concurrency,
+        draft_limits=DraftLimits(options.speculative_max_concurrency, options.acceptance_threshold),
         prefix_cache=options.prefix_cache,
     )

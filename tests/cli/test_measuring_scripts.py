@@ -46,3 +46,25 @@ def test_load_cost(tiny_bundle: Path):
     for name, opened, first, pss, anonymous, *together in rows:
         assert 0 < float(opened) <= float(first) and 0 < int(anonymous) <= int(pss), name
         assert [bool(size) for size in together] == 2 * [name.endswith(("without", "later"))]
+
+
+def test_host_time(tiny_bundle: Path, tmp_path: Path):
+    module = load_script("host_time")
+    flags = ["--tokens", 16, "--rounds", 1, "--batch", 1, "--batch", 2, "-o", tmp_path / "out.json"]
+    done = CliRunner().invoke(module.main, [str(each) for each in (tiny_bundle, *flags)])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "out.json").read_text())["host_us"]
+    assert set(found) == set(module.KINDS) and all(name in done.stdout for name in found)
+    assert all(set(by_batch) == {"1", "2"} and min(by_batch.values()) > 0 for by_batch in found.values())
+
+
+def test_clients_speed(tiny_bundle: Path, tmp_path: Path):
+    module = load_script("clients_speed")
+    flags = ["--clients", 1, "--clients", 3, "--requests", 3, "--tokens", 8, "--rounds", 2, "--threads", 1]
+    done = CliRunner().invoke(module.main, [str(each) for each in (tiny_bundle, *flags, "-o", tmp_path / "out.json")])
+    assert done.exit_code == 0, done.output
+    runs = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert [(run["temperature"], run["clients"]) for run in runs] == [(0, 1), (0, 3), (0.8, 1), (0.8, 3)]
+    for run in runs:
+        assert run["ratios"] == [on / off for on, off in zip(run["on"], run["off"], strict=True)]
+        assert len(run["ratios"]) == 2 and min(run["off"]) > 0

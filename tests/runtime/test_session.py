@@ -10,7 +10,7 @@ import time
 from contextlib import aclosing
 
 import pytest
-from reciting import BOS, assert_idle, reciting_session, runner_of, words
+from reciting import BOS, assert_idle, reciting_session, words
 
 from pass_runtime import QueueFull
 from pass_runtime.bundle.sampling import SamplingParams
@@ -480,6 +480,8 @@ def test_numbers_of_threads_out_of_range_are_refused(tiny_bundle, threads):
         ({"capacity": 0}, "capacity"),
         ({"capacity": 6}, "capacity"),
         ({"capacity": 772}, "capacity"),
+        ({"acceptance_threshold": 1.5}, "acceptance-threshold"),
+        ({"acceptance_threshold": float("nan")}, "acceptance-threshold"),
     ],
 )
 def test_sizes_out_of_range_are_refused(tiny_bundle, wrong, name):
@@ -493,25 +495,3 @@ def test_a_capacity_bounds_the_longest_sequence(tiny_bundle):
         assert (len(stream.token_ids), stream.finish_reason) == (7, "length")
         with pytest.raises(PassError, match=r"17 tokens.* 16"):
             session.generate_ids([5] * 17)
-
-
-@pytest.mark.parametrize(("limit", "most_rows"), [(None, 5), (2, 5), (0, 1)])
-def test_many_at_a_time_are_decoded_plainly(tiny_bundle, limit, most_rows):
-    """Above `speculative_max_concurrency` nothing drafts; below it plans are as they were, and the text always is."""
-    options = GenerateOptions(24, plan="two-pass", lookahead=4, ignore_eos=True)
-    with load(tiny_bundle, "cpu", threads=1, max_batch_size=4, speculative_max_concurrency=limit) as session:
-        rows: list[tuple[int, int]] = []
-        run = runner_of(session).run
-
-        def noted(plan, drafts):
-            rows.append((len(runner_of(session).decoding), plan.width))
-            return run(plan, drafts)
-
-        runner_of(session).run = noted
-        alone = session.generate_ids([5, 6, 7], options).result().token_ids
-        assert max(width for _, width in rows) == most_rows
-        rows.clear()
-        together = session._worker.call(lambda: [session.generate_ids([5, 6, 7], options) for _ in range(4)])
-        assert all(stream.result().token_ids == alone for stream in together)
-        most = 4 if limit is None else limit
-        assert all(width == 1 or count <= most for count, width in rows)

@@ -91,11 +91,14 @@ def test_settings_are_those_of_sessions_and_servers():
             "max_queue": "2",
             "request_seconds": "1.5",
             "prefix_cache": "false",
+            "speculative_max_concurrency": "3",
+            "acceptance_threshold": "0.2",
             "FORCE": "x",
         }
     )
     assert (settings.tokens, settings.load.max_batch_size, settings.limits.max_queue) == (True, 4, 2)
     assert settings.limits.request_seconds == 1.5 and not settings.load.prefix_cache and settings.load.weight_cache
+    assert (settings.load.speculative_max_concurrency, settings.load.acceptance_threshold) == (3, 0.2)
     assert settings.load.max_queue > 2  # what has a slot does not wait
 
 

@@ -142,6 +142,7 @@ def chat(
 @opts.LOGPROBS_MODE
 @opts.MAX_BATCH_SIZE
 @opts.MAX_DRAFTING
+@opts.ACCEPTANCE_THRESHOLD
 @opts.NO_PREFIX_CACHE
 @opts.engine_options
 @click.option("--retry-failed", is_flag=True, help="Answer lines again whose result in RESULTS is an error.")
@@ -215,6 +216,7 @@ def batch(
 @click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
 @click.option("--allow-special-tokens", is_flag=True, help="Encode special tokens that messages spell as such.")
 @opts.MAX_DRAFTING
+@opts.ACCEPTANCE_THRESHOLD
 @opts.NO_PREFIX_CACHE
 @opts.LOGPROBS_MODE
 @click.option("--tool-call-parser", default="auto", show_default=True, help="auto, none, hermes, llama3_json, mistral.")

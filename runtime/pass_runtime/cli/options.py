@@ -92,6 +92,13 @@ MAX_DRAFTING = click.option(
     type=int,
     help="With more sequences than this decoding at a time, none drafts.  [default: auto decides]",
 )
+ACCEPTANCE_THRESHOLD = click.option(
+    "--acceptance-threshold",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Nothing drafts while the first draft of a pass is accepted at a lower rate than this, 0 to 1.",
+)
 LOGPROBS = click.option(
     "--logprobs",
     type=int,

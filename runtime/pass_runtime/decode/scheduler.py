@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan, make_cycle
+from pass_runtime.decode.draft_limits import DraftLimits
 from pass_runtime.decode.draft_policy import DraftPolicy, NextPass, TryWhereFaster, next_pass
 from pass_runtime.decode.runner import Runner, StepResult
 from pass_runtime.decode.sequence import End, Request, Sequence, Slot
@@ -55,9 +56,8 @@ class Scheduler:
     """Any thread may call `usage`, and, one at a time, `add`, `reserve` and `release`; one thread calls everything
     else."""
 
-    def __init__(self, runner: Runner, tuners: Tuners, max_queue: int, most_drafting: int | None = None) -> None:
-        """most_drafting: with more sequences than that decoding, none has drafts; None is without limit."""
-        self.runner, self.tuners, self._most_drafting = runner, tuners, most_drafting
+    def __init__(self, runner: Runner, tuners: Tuners, max_queue: int, limits: DraftLimits | None = None) -> None:
+        self.runner, self.tuners, self._limits = runner, tuners, limits or DraftLimits()
         self.waiting: deque[Sequence] = deque()
         self._max_queue = max_queue
         self._reserved = 0
@@ -158,9 +158,9 @@ class Scheduler:
                 self._finish(slot, _failed(error))
 
     def _decode(self, active: Items[Slot]) -> None:
-        batch = self.runner.batch(active)
-        tuner = self._tuner(active, batch)
-        chosen = self._choose(active, tuner, batch)
+        batch, may_draft = self.runner.batch(active), self._limits.allow([slot.current for slot in active])
+        tuner = self._tuner(active, batch) if may_draft else None
+        chosen = self._choose(active, tuner, batch, may_draft=may_draft)
         if chosen is None:
             self._end_longest(active, End("length"))
             return
@@ -173,14 +173,19 @@ class Scheduler:
         results, seconds = self.runner.run(plan, drafts)
         if tuner is not None:
             _observe(tuner, plan, batch, seconds, results, active)
+        for result in results:
+            if result.drafted:
+                self._limits.record(result.sequence, result.chain)
+        if not may_draft:
+            self._limits.forget()
         self._deliver(results)
 
-    def _choose(self, active: Items[Slot], tuner: PlanTuner | None, batch: int) -> NextPass | None:
+    def _choose(self, active: Items[Slot], tuner: PlanTuner | None, batch: int, *, may_draft: bool) -> NextPass | None:
         """The next pass. It runs one plan for all: that of the oldest request which names one, else the fastest."""
         sequences = [slot.current for slot in sorted(active, key=lambda slot: slot.admitted)]
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         policy = DraftPolicy()
-        if not self._may_draft(active):
+        if not may_draft:
             cycle = None
         elif cycle is None and tuner is not None:
             limit = max(sequence.request.lookahead for sequence in sequences)
@@ -204,7 +209,7 @@ class Scheduler:
         instead of waiting for that; and while the cache has no room to time passes, sequences are decoded plainly.
         """
         sequences = [slot.current for slot in active]
-        if all(sequence.request.cycle is not None for sequence in sequences) or not self._may_draft(active):
+        if all(sequence.request.cycle is not None for sequence in sequences):
             return None
         sampler = self.runner.sampler(active)
         if not self.tuners.known(sampler, batch) and not all(sequence.stats.passes for sequence in sequences):
@@ -215,9 +220,6 @@ class Scheduler:
             if sequence.acceptance is None:
                 sequence.acceptance = tuner.new_acceptance()
         return tuner
-
-    def _may_draft(self, active: Items[Slot]) -> bool:
-        return self._most_drafting is None or len(active) <= self._most_drafting
 
     def _deliver(self, results: Items[StepResult]) -> None:
         for result in results:

@@ -16,8 +16,9 @@ LIMITS = ("max_queue", "max_prompt_tokens", "max_output_tokens", "request_second
 OPENED = tuple(field.name for field in fields(LoadOptions) if field.name != "max_queue")
 KINDS: Mapping[str, type] = {
     **dict.fromkeys(("max_queue", "max_prompt_tokens", "max_output_tokens"), int),
-    **dict.fromkeys(("max_batch_size", "threads", "capacity"), int),
-    **{"request_seconds": float, "drain_seconds": float, "device": str},
+    **dict.fromkeys(("max_batch_size", "threads", "capacity", "speculative_max_concurrency"), int),
+    **dict.fromkeys(("request_seconds", "drain_seconds", "acceptance_threshold"), float),
+    "device": str,
     **dict.fromkeys(("reuse_prefix", "weight_cache", "prefix_cache"), bool),
 }
 DRAIN_SECONDS = 20.0
