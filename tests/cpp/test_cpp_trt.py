@@ -64,7 +64,7 @@ def record(golden: ModuleType, gpu: Gpu, tokens: int) -> list[dict[str, Any]]:
         scene["requests"] = [request for request in scene["requests"] if admitted(request)]
         options = {"max_batch_size": scene["slots"]} | ({"capacity": scene["capacity"]} if "capacity" in scene else {})
         with gpu.open(**options) as session:
-            scene["results"] = golden.play(session, scene["requests"])
+            scene["results"] = golden.play(session, scene)
     return [scene for scene in scenes if scene["requests"]]
 
 
@@ -168,7 +168,7 @@ def test_whatever_fails_leaves_a_session_that_works(
     ]
     scene = {"name": what, "slots": 1, "requests": requests}
     with Gpu(engines, monkeypatch).open() as session:
-        scene["results"] = golden.play(session, requests)
+        scene["results"] = golden.play(session, scene)
 
     report = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), what)
 

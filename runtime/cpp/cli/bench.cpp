@@ -226,7 +226,9 @@ void bench(const Flags& flags) {
     const std::vector<int> batches = batches_of(flags);
     const std::size_t most =
         batches.empty() ? 0 : static_cast<std::size_t>(*std::max_element(batches.begin(), batches.end()));
-    Session session = flags.engine.open(std::max(1, static_cast<int>(most)));
+    EngineFlags engine = flags.engine;
+    engine.read_anew = true;  // every round reads its prompts
+    Session session = engine.open(std::max(1, static_cast<int>(most)));
     std::vector<Ids> prompts = prompts_of(session, flags);
     for (std::size_t i = 0, given = prompts.size(); prompts.size() < most; ++i)
         prompts.push_back(Ids(prompts[i % given]));

@@ -40,10 +40,12 @@ struct Machine {
         options.device = cuda.ordinal == 0 ? "tensorrt" : "tensorrt:" + std::to_string(cuda.ordinal);
         options.max_batch_size = scene.value("slots", 1);
         if (scene.contains("capacity")) options.capacity = scene["capacity"].get<std::int64_t>();
+        if (scene.contains("speculative_max_concurrency"))
+            options.speculative_max_concurrency = scene["speculative_max_concurrency"].get<std::int64_t>();
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
         auto backend = std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
                                                     std::make_unique<FakeTrt>(cuda, counts), cuda.api());
-        return Session(std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options.max_queue));
+        return Session(std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
     }
 
     Json report() const {
