@@ -6,7 +6,7 @@ namespace pass {
 
 namespace {
 
-std::span<const std::int64_t> first_of(std::span<const std::int64_t> tokens, std::int64_t count) {
+std::span<const std::int64_t> beginning(std::span<const std::int64_t> tokens, std::int64_t count) {
     return tokens.first(std::min(static_cast<std::size_t>(count), tokens.size()));
 }
 
@@ -18,7 +18,7 @@ std::span<const std::int64_t> read_of(const ResolvedRequest& request) {
 }  // namespace
 
 std::span<const std::int64_t> Slot::held() const {
-    return sequence == nullptr ? std::span(kept) : first_of(sequence->tokens, sequence->cached);
+    return sequence == nullptr ? std::span(kept) : beginning(sequence->tokens, sequence->cached);
 }
 
 Slots::Slots(Backend& backend, bool prefix_cache) : backend_(backend) {
@@ -178,7 +178,7 @@ void Slots::fit(std::int64_t tokens, Slot& slot, std::int64_t kept) {
 // pass would write after the old length.
 void Slots::keep(Slot& slot, std::int64_t tokens) {
     if (tokens < static_cast<std::int64_t>(slot.kept.size())) {
-        if (store_) store_->save(slot.number, first_of(slot.kept, slot.same));
+        if (store_) store_->save(slot.number, beginning(slot.kept, slot.same));
         slot.kept.resize(static_cast<std::size_t>(tokens));
     }
     slot.staged = slot.masked = false;

@@ -21,6 +21,7 @@
 
 #include "api/core.h"
 #include "backends/trt/backend.h"
+#include "captures.h"
 #include "errors.h"
 #include "fake_trt.h"
 #include "scenes.h"
@@ -112,7 +113,7 @@ Json play_warm(const std::string& bundle, const Json& scene) {
         report["before"] = machine.report();
         report["differences"] = differences_of(scene, session);
         report["after"] = machine.report();
-        report["uncaptured"] = session.uncaptured();
+        report["captures"] = cli::captures_of(session.device(), session.uncaptured());
     }
     report["empty"] = machine.cuda.empty() && machine.cuda.current == 0;
     return report;
@@ -126,7 +127,7 @@ Json without_captures(const std::string& bundle, const Json& scene, const std::s
     {
         Session session = machine.open(bundle, scene);
         report["differences"] = differences_of(scene, session) + differences_of(scene, session);
-        report["uncaptured"] = session.uncaptured();
+        report["captures"] = cli::captures_of(session.device(), session.uncaptured());
     }
     report["told"] = messages.take();
     report["done"] = machine.report();
