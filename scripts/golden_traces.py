@@ -13,7 +13,7 @@ depend on the plan, `auto` has greedy requests only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from pass_runtime.tuning.tuners import Tuners
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", *PENALTIES)
 """The keys of a request that are sampling parameters; the others but SCHEDULE are `GenerateOptions`."""
-SCHEDULE = ("prompt_ids", "round", "cancel_round")
+SCHEDULE = ("prompt_ids", "round", "cancel_round", "continues")
 SECONDS = ("queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds", "decode_tokens_per_second")
 SAMPLERS: Sequence[Mapping[str, Any]] = (
     {},
@@ -117,7 +117,9 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         "capacity": 128,
     }
     reused = {"plan": "fused", "reuse_prefix": True}
-    yield alone("a kept prefix", *(request(n, **reused, **SAMPLERS[1]) for n in (40, 70, 30)))
+    for name, more in (("a kept prefix", {}), ("a kept prefix, which is asked for", {"prefix_cache": False})):
+        yield alone(name, *(request(n, **reused, **SAMPLERS[1]) for n in (40, 70, 30)), **more)
+    yield from shared_prefixes(request, [*PLANS[:3], *trees[1:2]])
     stops = list(range(0, model.vocab_size, 7))
     yield alone("stops", *(request(12, n, plan="two-pass", stop_token_ids=stops, **SAMPLERS[1]) for n in range(3)))
     batches = [("a batch", {"plan": "fused"}), ("a batch with n-grams", PLANS[6])]
@@ -129,6 +131,10 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         yield {"name": name, "slots": 4, "requests": mixed}
     different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate((*PLANS, *trees))]
     yield {"name": "many plans in one batch", "slots": 3, "requests": different}
+    limited = [request(9 + i, i, round=2 * i, **plan) for i, plan in enumerate((*PLANS[2:], {"plan": "auto"}))]
+    name = "drafts while at most two decode"
+    yield {"name": name, "slots": 4, "speculative_max_concurrency": 2, "requests": limited[:-1]}
+    yield {"name": "no drafts", "slots": 2, "speculative_max_concurrency": 0, "requests": limited}
     if manifest.processors is not None:
         for plan in (*PLANS, *trees[-1:]):
             name = " ".join(str(value) for value in plan.values())
@@ -152,6 +158,20 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
     yield {**alone("auto", *(request(20, n, **s) for n, s in enumerate(samplers))), "compare": "tokens"}
 
 
+def shared_prefixes(request: Callable[..., Request], plans: Sequence[Mapping[str, Any]]) -> Iterator[Scene]:
+    """Yield scenes whose prompts begin alike: in a batch, one after another, and as conversations go on."""
+    several = [request(90, 2, **plans[i % len(plans)], **SAMPLERS[i % 4], round=1) for i in range(6)]
+    yield {"name": "one prompt in a batch", "slots": 4, "requests": [request(6, 7, plan="ar"), *several]}
+    alike = [request(70 + 9 * i, 2, **plans[i % len(plans)], round=3 * i) for i in range(5)]
+    yield {"name": "prompts that begin alike", "slots": 2, "requests": alike}
+    given_up = [request(length, seed, **plans[0]) for length, seed in ((150, 2), (5, 4), (100, 2), (40, 6), (170, 2))]
+    yield {"name": "what a slot gave up", "slots": 1, "requests": given_up}
+    for plan in plans:
+        first, other = request(40, 2, **plan, **SAMPLERS[1]), request(50, 7, **plan)
+        again = request(3, 11, continues=0, **plan)
+        yield {"name": f"{plan['plan']}: a conversation", "slots": 1, "requests": [first, again, other, dict(again)]}
+
+
 def options_of(request: Request) -> GenerateOptions:
     """Return the options of a request."""
     sampling = {key: request[key] for key in SAMPLING if key in request}
@@ -161,11 +181,18 @@ def options_of(request: Request) -> GenerateOptions:
     return GenerateOptions(sampling=SamplingParams(**sampling), **others)
 
 
-def play(session: Session, requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """Run the steps of a new scheduler over the session's backend, and return the result of every request."""
-    runner = Runner(session.backend, prefix_cache=False)  # The C++ runtime has none but `reuse_prefix`.
+def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
+    """Run the steps of a new scheduler over the session's backend, and return the result of every request. A prompt that
+    continues the text of another request is completed in the scene."""
+    requests: list[Request] = scene["requests"]
+    for request in requests:
+        if "continues" in request:
+            first = requests[request.pop("continues")]
+            written = play(session, {"requests": [first]})[0]["token_ids"]
+            request["prompt_ids"] = [*first["prompt_ids"], *written, *request["prompt_ids"]]
+    runner = Runner(session.backend, prefix_cache=scene.get("prefix_cache", True))
     tuners = Tuners(session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room)
-    scheduler = Scheduler(runner, tuners, len(requests))
+    scheduler = Scheduler(runner, tuners, len(requests), scene.get("speculative_max_concurrency"))
     streams: dict[int, TokenStream] = {}
     sequences: dict[int, Decoding] = {}
     number = 0
@@ -202,7 +229,7 @@ def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[
     for scene in played:
         slots, capacity = scene["slots"], scene.get("capacity")
         with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, capacity=capacity) as session:
-            scene["results"] = play(session, scene["requests"])
+            scene["results"] = play(session, scene)
     return played
 
 

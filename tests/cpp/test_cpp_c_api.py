@@ -27,6 +27,8 @@ class LoadOptions(ctypes.Structure):
         ("verify", c_int),
         ("text", c_int),
         ("weight_cache", c_int),
+        ("speculative_max_concurrency", c_int64),
+        ("prefix_cache", c_int),
     )
 
 
@@ -63,6 +65,13 @@ class Options(ctypes.Structure):
         ("bad_word_count", c_size_t),
         ("allowed_tokens", ALLOWED),
         ("allowed_tokens_user", c_void_p),
+    )
+
+
+class Stats(ctypes.Structure):
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in ("prompt_tokens", "cached_tokens", "generated_tokens", "passes", "steps", "drafted", "accepted")
     )
 
 
@@ -111,6 +120,33 @@ def test_messages_and_a_loop_that_never_waits(random_bundle: Path):
     assert error.value == (
         b"device 'cpu:1': cpu takes no number; only cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep do, as cuda:1"
     )
+
+
+@pytest.mark.parametrize(("prefix_cache", "most_drafting"), [(1, -1), (0, 0)])
+def test_a_session_shares_prompts_and_drafts_as_it_was_opened(
+    random_bundle: Path, prefix_cache: int, most_drafting: int
+):
+    library, opening, error = opened()
+    assert (opening.prefix_cache, opening.speculative_max_concurrency) == (1, -1)
+    opening.prefix_cache, opening.speculative_max_concurrency = prefix_cache, most_drafting
+    session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
+    assert session is not None, error.value
+    options, prompt, tokens = Options(), (c_int64 * 40)(*range(40)), (c_int64 * 40)()
+    library.pass_init_generate_options(byref(options), c_size_t(ctypes.sizeof(options)))
+    options.max_new_tokens, options.ignore_eos, options.plan = 20, 1, b"fused"
+    counts = []
+    for _ in range(2):
+        arguments = (c_void_p(session), prompt, c_size_t(40), byref(options), error, c_size_t(500))
+        generation, stats = c_void_p(library.pass_submit(*arguments)), Stats()
+        assert generation.value is not None, error.value
+        while library.pass_next(generation, tokens, c_size_t(40), error, c_size_t(500)) > 0:
+            pass
+        library.pass_read_stats(generation, byref(stats), c_size_t(ctypes.sizeof(stats)))
+        library.pass_free(generation)
+        counts.append(stats)
+    library.pass_close(c_void_p(session))
+    assert [stats.cached_tokens for stats in counts] == [0, 39 * prefix_cache]
+    assert [stats.drafted > 0 for stats in counts] == [most_drafting != 0] * 2
 
 
 def test_penalties_and_a_grammar_of_the_callers(random_bundle: Path):

@@ -1,5 +1,5 @@
 """Two thousand requests in one process, with cancellations: the C++ runtime takes no more memory than for the first
-two hundred."""
+four hundred, by which the prefix cache has all the texts that it keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_two_thousand_requests(tiny_bundle: Path):
         [program_at("endurance"), tiny_bundle], capture_output=True, text=True, timeout=120, check=True
     )
     *taken, ends, closed = map(json.loads, run.stdout.splitlines())
-    first, last = taken[0], taken[-1]
+    first, last = taken[1], taken[-1]
     assert len(taken) == 10
     assert sum(ends["ends"].values()) == 1900 and min(ends["ends"].values()) > 15, ends  # 100 were dropped
     assert set(ends["ends"]) == {"cancelled", "length", "stop"}

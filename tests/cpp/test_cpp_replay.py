@@ -21,7 +21,7 @@ EXPORTS = {
     "int4": {"weights": "int4", "rule": "rejection"},
     "w8a8": {"weights": "w8a8"},
 }
-NAMES = ("fused both: every sampler", "a batch with n-grams", "auto")
+NAMES = ("fused both: every sampler", "a batch with n-grams", "what a slot gave up", "auto")
 """Scenes that are enough for a large model."""
 
 
@@ -77,6 +77,15 @@ def test_replays_what_python_did(
     assert accepted > 50, "drafts that nobody accepts would prove little"
     assert {"ngram", "lookahead"} <= {s for scene in scenes for r in scene["results"] for s in r["sources"]}
 
+    cached = {s["name"]: [result["stats"]["cached_tokens"] for result in s["results"]] for s in scenes}
+    assert sorted(cached["one prompt in a batch"]) == [0, 0] + [89] * 5, "the prompt is read once"
+    assert cached["what a slot gave up"][2] == 99, "it is kept beside the slot, which other prompts had since"
+    assert cached["what a slot gave up"][4] >= 150
+    assert cached["fused: a conversation"][1] >= cached["ar: a conversation"][1] == 40 + 19  # the answer, too
+    assert cached["a kept prefix, which is asked for"][1] == 40
+    limited = [result["stats"]["drafted"] for s in scenes if s["name"] == "no drafts" for result in s["results"]]
+    assert limited and not any(limited)
+
     scenes[1]["results"][0]["token_ids"][3] += 1
     scenes[2]["results"][1]["stats"]["passes"] += 1
     done = replay(program, exported, traces, scenes)
@@ -90,5 +99,5 @@ def test_replays_the_default_model(program: Path, smollm2_bundle: Path, golden: 
     that ship."""
     scenes = golden.record(smollm2_bundle, tokens=12, names=NAMES)
     done = replay(program, smollm2_bundle, tmp_path / "traces.jsonl", scenes)
-    assert done.stdout == "3 scenes, 15 requests: equal\n"
+    assert done.stdout == "4 scenes, 20 requests: equal\n"
     assert {"ngram", "lookahead"} <= {s for scene in scenes for r in scene["results"] for s in r["sources"]}

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "captures.h"
 #include "json.h"
 #include "options.h"
 #include "prompts.h"
@@ -198,12 +199,7 @@ void print_table(const Json& report) {
     }
     for (const Json& one : report["differing"])
         std::printf("another text, which only rounding may cause: %s\n", one.get<std::string>().c_str());
-    for (const auto& [name, reason] : report["uncaptured"].items()) {
-        std::printf("%s ran without a CUDA graph: %s\n", name.c_str(), reason.get<std::string>().c_str());
-    }
-    if (report["device"] != "cpu" && report["uncaptured"].empty()) {
-        std::printf("passes were captured as CUDA graphs\n");
-    }
+    std::printf("%s", captures_of(report["device"].get<std::string>(), report["uncaptured"]).c_str());
     if (report["differing"].empty()) std::printf("every plan wrote the same text, token for token\n");
 }
 
@@ -226,7 +222,9 @@ void bench(const Flags& flags) {
     const std::vector<int> batches = batches_of(flags);
     const std::size_t most =
         batches.empty() ? 0 : static_cast<std::size_t>(*std::max_element(batches.begin(), batches.end()));
-    Session session = flags.engine.open(std::max(1, static_cast<int>(most)));
+    EngineFlags engine = flags.engine;
+    engine.read_anew = true;  // every round reads its prompts
+    Session session = engine.open(std::max(1, static_cast<int>(most)));
     std::vector<Ids> prompts = prompts_of(session, flags);
     for (std::size_t i = 0, given = prompts.size(); prompts.size() < most; ++i)
         prompts.push_back(Ids(prompts[i % given]));

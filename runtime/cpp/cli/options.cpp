@@ -15,6 +15,10 @@ void EngineFlags::add_to(CLI::App& command) {
     command.add_option("--capacity", capacity, "Longest sequence in tokens: bounds the KV cache.");
     command.add_flag("--trust-bundle", trust, "Skip the hash check of the bundle's files.");
     command.add_flag("--no-weight-cache", pack_anew, "On the CPU, pack weights anew, into memory of its own.");
+    command.add_flag("--no-prefix-cache", read_anew,
+                     "Read every prompt anew. Otherwise, on the CPU, what prompts have in common is read once.");
+    command.add_option("--speculative-max-concurrency", options.speculative_max_concurrency,
+                       "With more sequences than this decoding at a time, none drafts. Default: plans decide.");
     command.add_option("--onnxruntime", options.onnxruntime,
                        "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
     command.add_option("--tensorrt", options.tensorrt,
@@ -31,6 +35,7 @@ Session EngineFlags::open(int slots) const {
     all.max_batch_size = slots;
     all.verify = !trust;
     all.weight_cache = !pack_anew;
+    all.prefix_cache = !read_anew;
     return Session::load(bundle, all);
 }
 

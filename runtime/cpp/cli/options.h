@@ -11,13 +11,15 @@
 
 namespace pass::cli {
 
-// --device --threads --capacity --trust-bundle --no-weight-cache --onnxruntime --plugin
+// --device --threads --capacity --trust-bundle --no-weight-cache --no-prefix-cache --speculative-max-concurrency
+// --onnxruntime --tensorrt --plugin --plugin-library
 struct EngineFlags {
     std::string bundle;
     LoadOptions options;
     std::optional<std::int64_t> capacity;
     bool trust = false;
     bool pack_anew = false;
+    bool read_anew = false;
 
     void add_to(CLI::App& command);
     Session open(int slots = 1) const;

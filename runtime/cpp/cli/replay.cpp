@@ -24,6 +24,9 @@ void replay(const Flags& flags) {
         EngineFlags engine = flags.engine;
         if (scene.contains("capacity") && !scene["capacity"].is_null())
             engine.capacity = scene["capacity"].get<std::int64_t>();
+        if (scene.contains("speculative_max_concurrency"))
+            engine.options.speculative_max_concurrency = scene["speculative_max_concurrency"].get<std::int64_t>();
+        engine.read_anew = engine.read_anew || !scene.value("prefix_cache", true);
         Session session = engine.open(scene.at("slots").get<int>());
         const std::vector<Json> results = play(scene, session);
         if (flags.print) std::cout << Json(results).dump() << std::endl;

@@ -113,6 +113,39 @@ TEST_CASE("requests that cannot be are refused in one line", "[core]") {
     CHECK(refusal(sent) == "temperature must be a number of at least 0, not -1.0");
 }
 
+TEST_CASE("nothing drafts while more sequences decode than the session allows", "[core]") {
+    for (const std::int64_t limit : {0, 1, 2}) {
+        LoadOptions options;
+        options.speculative_max_concurrency = limit;
+        RecitingBackend* backend = nullptr;
+        const auto core = reciting_core(2, &backend, nullptr, 1024, 256, options);
+        std::int64_t passes = 0;
+        backend->before_pass = [&] { ++passes; };
+        for (const std::string plan : {"ar", "two-pass", "fused", "auto"}) {
+            for (const char* draft : {"lookahead", "ngram", "both"}) {
+                if (plan == "ar" && std::string(draft) != "lookahead") continue;
+                INFO(limit << " " << plan << " " << draft);
+                Request sent = request(1, 60, plan);
+                sent.options.draft = draft;
+                passes = 0;
+                const auto first = core->submit(sent, nullptr), second = core->submit(sent, nullptr);
+                CHECK(read_all(*core, *first) == expected(1, 60));
+                CHECK(read_all(*core, *second) == expected(1, 60));
+                if (limit < 2) CHECK(passes == 60);  // both end at once; `auto` times none
+                if (limit < 2) CHECK(first->stats.drafted == 0);
+                if (limit == 2 && plan != "ar" && plan != "auto") CHECK(first->stats.accepted > 0);
+                const auto alone = core->submit(sent, nullptr);
+                CHECK(read_all(*core, *alone) == expected(1, 60));
+                if (limit == 0) CHECK(alone->stats.drafted == 0);
+                if (limit > 0 && plan != "ar" && plan != "auto") CHECK(alone->stats.accepted > 0);
+            }
+        }
+    }
+    LoadOptions wrong;
+    wrong.speculative_max_concurrency = -1;
+    CHECK_THROWS_WITH(wrong.check(), "speculative-max-concurrency must be at least 0, not -1");
+}
+
 TEST_CASE("a full queue refuses", "[core]") {
     const auto core = reciting_core(1, nullptr, nullptr, 1);
     const auto first = core->submit(request(3, 4), nullptr);

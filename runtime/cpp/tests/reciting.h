@@ -85,14 +85,15 @@ class RecitingBackend : public Backend {
     }
 };
 
-// A core over one; `backend` receives its backend, for tests that interfere with it.
+// A core over one, opened with `options`; `backend` receives its backend, for tests that interfere with it.
 inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
                                            std::shared_ptr<Allocator> allocator = nullptr, std::size_t max_queue = 1024,
-                                           std::int64_t capacity = 256) {
+                                           std::int64_t capacity = 256, LoadOptions options = {}) {
+    options.max_queue = max_queue;
     auto data = std::make_unique<Bundle::Data>(Bundle::Data{"", reciting_manifest(4, capacity)});
     auto made = std::make_unique<RecitingBackend>(data->manifest, slots, std::move(allocator));
     if (backend != nullptr) *backend = made.get();
-    return std::make_shared<Core>(Bundle(std::move(data)), std::move(made), max_queue);
+    return std::make_shared<Core>(Bundle(std::move(data)), std::move(made), options);
 }
 
 inline Request request(std::size_t prompt, std::int64_t tokens, const std::string& plan = "fused") {

@@ -70,7 +70,7 @@ struct PASS_API GenerateOptions {
     void check() const;
 };
 
-// The CPU memory that the KV cache and the windows are allocated from.
+// The CPU memory that the KV cache, what is kept of it, and the windows are allocated from.
 class PASS_API Allocator {
    public:
     virtual ~Allocator() = default;
@@ -91,6 +91,12 @@ struct PASS_API LoadOptions {
     bool verify = true;                    // check the hashes of the bundle's files
     // On the CPU, map the weights that the Python runtime has kept packed in the user's cache directory, where it has.
     bool weight_cache = true;
+    // Use K/V of earlier requests again for the tokens that prompts begin with, on engines where that changes no bit of
+    // what follows: ONNX Runtime on the CPU. On others only requests with `reuse_prefix` do.
+    bool prefix_cache = true;
+    // With more sequences than this decoding at a time, all of them are decoded plainly, whatever plans they name.
+    // Default: as plans say, of which "auto" drafts where that is faster.
+    std::optional<std::int64_t> speculative_max_concurrency;
     // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, then where it was found when this library was built, then the
     // loader's own search.
     std::filesystem::path onnxruntime;

@@ -29,18 +29,18 @@ std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& mani
 
 }  // namespace
 
-Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, std::size_t max_queue)
+Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& options)
     : bundle_(std::move(bundle)),
       capabilities_(backend->capabilities()),
       can_process_(backend->manifest().processors.has_value()),
       backend_(std::move(backend)),
-      runner_(*backend_),
+      runner_(*backend_, options.prefix_cache),
       tuners_(runner_),
-      scheduler_(runner_, tuners_, max_queue) {}
+      scheduler_(runner_, tuners_, options.max_queue, options.speculative_max_concurrency) {}
 
 std::shared_ptr<Core> Core::open(Bundle bundle, const Manifest& manifest, const LoadOptions& options) {
     std::unique_ptr<Backend> backend = open_backend(bundle, manifest, options);
-    return std::make_shared<Core>(std::move(bundle), std::move(backend), options.max_queue);
+    return std::make_shared<Core>(std::move(bundle), std::move(backend), options);
 }
 
 std::shared_ptr<Sequence> Core::submit(const Request& request, std::unique_ptr<TextReader> reader) {

@@ -26,7 +26,7 @@ struct Bundle::Data {
 class Core {
    public:
     // `backend` must have been opened with the manifest of `bundle`.
-    Core(Bundle bundle, std::unique_ptr<Backend> backend, std::size_t max_queue);
+    Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& options);
     // Opens the backend that `options` names; `manifest` is that of `bundle`.
     static std::shared_ptr<Core> open(Bundle bundle, const Manifest& manifest, const LoadOptions& options);
 

@@ -91,6 +91,10 @@ void LoadOptions::check() const {
     require(max_batch_size >= 1 && max_batch_size <= 1024, "max-batch-size must be 1 to 1024",
             std::to_string(max_batch_size));
     require(max_queue >= 1, "max-queue must be at least 1", std::to_string(max_queue));
+    if (speculative_max_concurrency) {
+        require(*speculative_max_concurrency >= 0, "speculative-max-concurrency must be at least 0",
+                std::to_string(*speculative_max_concurrency));
+    }
     if (capacity) {
         require(*capacity >= 4 && *capacity % 4 == 0, "capacity must be a multiple of 4", std::to_string(*capacity));
     }

@@ -68,6 +68,10 @@ class Backend {
     // The present KV capacity in tokens.
     virtual std::int64_t capacity() const { return cache_.capacity(); }
 
+    // The KV cache of all slots; only `resize` may change its capacity.
+    KVCache& cache() { return cache_; }
+    Memory& memory() { return *memory_; }
+
     // To be held while a thread calls any other method.
     std::shared_ptr<void> for_this_thread() { return memory_->for_this_thread(); }
     // What runs without a CUDA graph although the device has them, and why.
@@ -77,8 +81,6 @@ class Backend {
 
     // Make room for `capacity` tokens in every slot, keeping the first lengths[slot] of each. All or nothing.
     virtual void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
-    // Copy the first `length` tokens in the KV cache of slot `source` into that of `target`.
-    void move(int source, int target, std::int64_t length) { cache_.move(source, target, length); }
     // Set how the tokens of `slot` are sampled.
     void set_sampling(int slot, const SamplingParams& params);
     // Mask `slot`: the next passes emit nothing for it, and change nothing of its KV cache up to `length`.

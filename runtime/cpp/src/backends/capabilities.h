@@ -24,6 +24,8 @@ struct Capabilities {
     std::optional<int> lookahead{};        // the only number of drafts that plans may have, in full groups; none: any
     std::vector<int> trees{};              // the numbers of drafts of the trees that there are
     bool rounds_activations = false;       // to 8 bits: trees may then write another text, so auto takes none
+    bool same_entries = false;             // a token's K/V are the same bits whatever window wrote them, a chunk of a
+                                           // prompt or a chain; a tree's second choices are excepted
     bool keeps_graphs = false;             // passes are repeated as captured graphs, at every KV capacity
     int least_width = 1;                   // narrower windows are padded to it
     std::int64_t listed = 0;  // N, the positions in the noise input of tails; 0: as many as max_capacity() needs

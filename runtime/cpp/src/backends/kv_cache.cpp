@@ -75,4 +75,25 @@ void KVCache::move(int source, int target, std::int64_t length) {
     }
 }
 
+std::size_t KVCache::saved_bytes(std::int64_t length) const {
+    return names_.size() * static_cast<std::size_t>(heads_ * length) * token_bytes();
+}
+
+void KVCache::save(int slot, std::int64_t length, std::byte* address) {
+    const std::size_t pitch = head_bytes(capacity_), size = static_cast<std::size_t>(length) * token_bytes();
+    const auto heads = static_cast<std::size_t>(heads_);
+    for (std::size_t i = 0; i < addresses_.size(); ++i) {
+        memory_.copy_rows(address + i * heads * size, size, place(i, slot), pitch, size, heads);
+    }
+}
+
+void KVCache::load(int slot, std::int64_t count, const std::byte* address, std::int64_t length) {
+    const std::size_t pitch = head_bytes(capacity_), size = static_cast<std::size_t>(length) * token_bytes();
+    const auto heads = static_cast<std::size_t>(heads_);
+    for (std::size_t i = 0; i < addresses_.size(); ++i) {
+        memory_.copy_rows(place(i, slot), pitch, address + i * heads * size, size,
+                          static_cast<std::size_t>(count) * token_bytes(), heads);
+    }
+}
+
 }  // namespace pass

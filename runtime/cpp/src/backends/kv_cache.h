@@ -34,6 +34,12 @@ class KVCache {
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Copy the first `length` tokens of slot `source` into slot `target`.
     void move(int source, int target, std::int64_t length);
+    // The bytes of the first `length` tokens of a slot, in all tensors.
+    std::size_t saved_bytes(std::int64_t length) const;
+    // Copy the first `length` tokens of `slot` to `address`, one tensor [KVH,length,D] after another.
+    void save(int slot, std::int64_t length, std::byte* address);
+    // Copy the first `count` of the `length` tokens that `save` copied to `address` into `slot`.
+    void load(int slot, std::int64_t count, const std::byte* address, std::int64_t length);
     // Of a window that was written after the first `length` tokens of `slot`, keep the entries of these `rows` (rising,
     // of which the first is 0), one after another.
     void keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows);

@@ -31,12 +31,13 @@ void run_everything(Runner& runner, std::int64_t room, int batch, const std::vec
 }  // namespace
 
 void rehearse(Runner& runner, std::int64_t capacity, int batch, const std::vector<Sampler>& samplers) {
+    Slots& slots = runner.slots();
     const std::int64_t before = runner.backend().capacity();
     std::int64_t kept = 0;
-    for (const Slot& slot : runner.slots()) kept = std::max(kept, slot.cached());
-    if (!runner.busy().empty() || kept >= capacity) return;
+    for (const Slot& slot : slots.all()) kept = std::max(kept, slot.cached());
+    if (!slots.busy().empty() || kept >= capacity) return;
     try {
-        runner.resize(capacity);
+        slots.resize(capacity);
         run_everything(runner, capacity - kept, batch, samplers);
     } catch (const DeviceLost&) {
         throw;
@@ -44,7 +45,7 @@ void rehearse(Runner& runner, std::int64_t capacity, int batch, const std::vecto
         log(LogLevel::warning, "passes over " + std::to_string(batch) +
                                    " slots were not all run before requests need them: " + error.what());
     }
-    if (before > 0) runner.resize(before);
+    if (before > 0) slots.resize(before);
 }
 
 }  // namespace pass

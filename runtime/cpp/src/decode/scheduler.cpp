@@ -75,17 +75,17 @@ bool Scheduler::step() {
     admit();
     prefill();
     try {
-        if (const std::vector<Slot*> active = runner_.gather(); !active.empty()) decode(active);
+        if (const std::vector<Slot*> active = slots_.gather(); !active.empty()) decode(active);
     } catch (...) {  // the pass ran over all of them, so it failed for all of them
         const End end = failed();
-        for (Slot* slot : runner_.decoding()) finish(*slot, end);
+        for (Slot* slot : slots_.decoding()) finish(*slot, end);
     }
-    return waiting() > 0 || !runner_.busy().empty();
+    return waiting() > 0 || !slots_.busy().empty();
 }
 
 void Scheduler::end_all(const End& end) {
     const End cancelled{FinishReason::cancelled, {}, nullptr};
-    for (Slot* slot : runner_.busy()) finish(*slot, slot->sequence->cancelled ? cancelled : end);
+    for (Slot* slot : slots_.busy()) finish(*slot, slot->sequence->cancelled ? cancelled : end);
     while (std::shared_ptr<Sequence> sequence = first_waiting()) {
         sequence->finish(sequence->cancelled ? cancelled : end);
         const std::lock_guard lock(mutex_);
@@ -100,7 +100,7 @@ std::shared_ptr<Sequence> Scheduler::first_waiting() {
 
 void Scheduler::drop_cancelled() {
     const End end{FinishReason::cancelled, {}, nullptr};
-    for (Slot* slot : runner_.busy()) {
+    for (Slot* slot : slots_.busy()) {
         if (slot->sequence->cancelled) finish(*slot, end);
     }
     std::vector<std::shared_ptr<Sequence>> dropped;
@@ -120,11 +120,11 @@ void Scheduler::drop_cancelled() {
 
 void Scheduler::admit() {
     while (const std::shared_ptr<Sequence> sequence = first_waiting()) {
-        if (!runner_.fits(sequence->request.prompt_ids.size())) {
+        if (!slots_.fits(sequence->request.prompt_ids.size())) {
             sequence->finish({FinishReason::length, {}, nullptr});
         } else {
             try {
-                if (!runner_.admit(sequence)) return;
+                if (!slots_.admit(sequence)) return;
             } catch (...) {
                 sequence->finish(failed());
             }
@@ -137,22 +137,23 @@ void Scheduler::admit() {
 // Read chunks of prompts, the oldest request first; wide chunks where no sequence is decoding.
 void Scheduler::prefill() {
     std::vector<Slot*> reading;
-    for (Slot* slot : runner_.busy()) {
+    for (Slot* slot : slots_.busy()) {
         if (!slot->sequence->prefilled()) reading.push_back(slot);
     }
     std::sort(reading.begin(), reading.end(), [](const Slot* a, const Slot* b) { return a->admitted < b->admitted; });
-    const bool alone = runner_.decoding().empty();
+    const bool alone = slots_.decoding().empty();
     const std::optional<std::int64_t> most = alone ? std::nullopt : std::optional(prompt_tokens);
     std::int64_t read = 0;
     for (Slot* slot : reading) {
-        while (slot->sequence != nullptr && !slot->sequence->prefilled()) {
-            // Stop after a chunk, so that others decode and cancellations are seen.
-            if (read > 0 && (alone || read >= prompt_tokens)) return;
-            try {
+        try {
+            slots_.share(*slot);  // an older sequence with the same prompt has read it by now
+            while (!slot->sequence->prefilled()) {
+                // Stop after a chunk, so that others decode and cancellations are seen.
+                if (read > 0 && (alone || read >= prompt_tokens)) return;
                 read += runner_.prefill(*slot, most);
-            } catch (...) {
-                finish(*slot, failed());
             }
+        } catch (...) {
+            finish(*slot, failed());
         }
     }
 }
@@ -172,7 +173,7 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
         if (chosen->drafts[i]) drafts[active[i]->number] = *chosen->drafts[i];
     }
     try {
-        runner_.make_room(chosen->plan, batch);
+        slots_.make_room(chosen->plan, batch);
     } catch (...) {
         end_longest(active, failed());
         return;
@@ -202,28 +203,28 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
     // The graphs of log-probabilities and of processors read the rows of a chain.
     const auto allowed = [&](const Cycle& cycle) { return cycle.is_tree() && chained ? cycle.narrower() : cycle; };
-    if (oldest != nullptr) {
+    if (oldest != nullptr && may_draft(active)) {
         AlwaysDraft policy;
-        return next_pass(allowed(*oldest->sequence->request.cycle), window, runner_.room(),
+        return next_pass(allowed(*oldest->sequence->request.cycle), window, slots_.room(),
                          runner_.backend().capabilities(), states, policy);
     }
     if (known == nullptr) {
         AlwaysDraft policy;
-        return next_pass(make_cycle("ar", 0), window, runner_.room(), runner_.backend().capabilities(),
+        return next_pass(make_cycle("ar", 0), window, slots_.room(), runner_.backend().capabilities(),
                          std::vector<DraftState>(states.size()), policy);
     }
     const Candidate decided = known->mode(most, batch, accepted);
     ExpectedRate policy(*known, decided, batch);
-    return next_pass(allowed(decided.cycle), window, runner_.room(), runner_.backend().capabilities(), states, policy);
+    return next_pass(allowed(decided.cycle), window, slots_.room(), runner_.backend().capabilities(), states, policy);
 }
 
 // The tuner for these requests, where one of them leaves the plan open (`auto`). Null where passes would have to be
-// timed first and a request has no token yet, so that its first token does not wait for that; and null while the KV
-// cache has no room to time passes. These requests are then decoded plainly.
+// timed first and a request has no token yet, so that its first token does not wait for that; null while the KV cache
+// has no room to time passes, and where so many sequences may not draft. These requests are then decoded plainly.
 PlanTuner* Scheduler::tuner(const std::vector<Slot*>& active, int batch) {
     const bool open = std::any_of(active.begin(), active.end(),
                                   [](const Slot* slot) { return !slot->sequence->request.cycle.has_value(); });
-    if (!open) return nullptr;
+    if (!open || !may_draft(active)) return nullptr;
     const Sampler sampler = Runner::sampler(active);
     const bool begun =
         std::all_of(active.begin(), active.end(), [](const Slot* slot) { return slot->sequence->stats.passes > 0; });
@@ -234,6 +235,10 @@ PlanTuner* Scheduler::tuner(const std::vector<Slot*>& active, int batch) {
         if (!slot->sequence->acceptance) slot->sequence->acceptance = known->new_acceptance();
     }
     return known;
+}
+
+bool Scheduler::may_draft(const std::vector<Slot*>& active) const {
+    return !most_drafting_ || static_cast<std::int64_t>(active.size()) <= *most_drafting_;
 }
 
 void Scheduler::deliver(std::vector<StepResult> results) {
@@ -250,8 +255,8 @@ void Scheduler::deliver(std::vector<StepResult> results) {
             sequence.finish(failed());
         }
     }
-    for (Slot* slot : runner_.busy()) {
-        if (slot->sequence->finished) runner_.release(*slot);
+    for (Slot* slot : slots_.busy()) {
+        if (slot->sequence->finished) slots_.release(*slot);
     }
 }
 
@@ -263,7 +268,7 @@ void Scheduler::end_longest(const std::vector<Slot*>& active, const End& end) {
 
 void Scheduler::finish(Slot& slot, const End& end) {
     const std::shared_ptr<Sequence> sequence = slot.sequence;
-    runner_.release(slot);
+    slots_.release(slot);
     if (sequence != nullptr) sequence->finish(end);
 }
 

@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "decode/runner.h"
@@ -19,8 +20,13 @@ namespace pass {
 // `add` and `waiting` may be called from any thread, everything else from one thread at a time.
 class Scheduler {
    public:
-    Scheduler(Runner& runner, Tuners& tuners, std::size_t max_queue)
-        : runner_(runner), tuners_(tuners), max_queue_(max_queue) {}
+    // most_drafting: with more sequences than that decoding, none has drafts; none is without limit.
+    Scheduler(Runner& runner, Tuners& tuners, std::size_t max_queue, std::optional<std::int64_t> most_drafting)
+        : runner_(runner),
+          slots_(runner.slots()),
+          tuners_(tuners),
+          max_queue_(max_queue),
+          most_drafting_(most_drafting) {}
 
     // Put a sequence at the end of the queue. Throws QueueFull.
     void add(std::shared_ptr<Sequence> sequence);
@@ -38,6 +44,7 @@ class Scheduler {
     std::optional<Pass> choose(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
                                PlanTuner* tuner, int batch);
     PlanTuner* tuner(const std::vector<Slot*>& active, int batch);
+    bool may_draft(const std::vector<Slot*>& active) const;
     void deliver(std::vector<StepResult> results);
     // End the longest sequence, for which there is no room; the others go on.
     void end_longest(const std::vector<Slot*>& active, const End& end);
@@ -45,8 +52,10 @@ class Scheduler {
     std::shared_ptr<Sequence> first_waiting();
 
     Runner& runner_;
+    Slots& slots_;
     Tuners& tuners_;
     std::size_t max_queue_;
+    std::optional<std::int64_t> most_drafting_;
     // Guards the queue. Nothing is published to a reader while it is held: `add` is called with the readers' mutex
     // held, so that would be a deadlock.
     mutable std::mutex mutex_;

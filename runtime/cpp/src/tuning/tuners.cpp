@@ -53,7 +53,7 @@ bool Tuners::fits(int batch) const {
     for (const std::vector<Plan>* plans : {&plans_.at(1), &plans_.at(batch)}) {
         for (const Plan& plan : *plans) widest = std::max(widest, plan.width());
     }
-    return !plans_.at(1).empty() && runner_.backend().capabilities().padded_width(widest) <= runner_.room();
+    return !plans_.at(1).empty() && runner_.backend().capabilities().padded_width(widest) <= runner_.slots().room();
 }
 
 PassTimes Tuners::times(Sampler sampler, int batch) {

@@ -21,6 +21,7 @@
 
 #include "api/core.h"
 #include "backends/trt/backend.h"
+#include "captures.h"
 #include "errors.h"
 #include "fake_trt.h"
 #include "scenes.h"
@@ -40,10 +41,12 @@ struct Machine {
         options.device = cuda.ordinal == 0 ? "tensorrt" : "tensorrt:" + std::to_string(cuda.ordinal);
         options.max_batch_size = scene.value("slots", 1);
         if (scene.contains("capacity")) options.capacity = scene["capacity"].get<std::int64_t>();
+        if (scene.contains("speculative_max_concurrency"))
+            options.speculative_max_concurrency = scene["speculative_max_concurrency"].get<std::int64_t>();
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
         auto backend = std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
                                                     std::make_unique<FakeTrt>(cuda, counts), cuda.api());
-        return Session(std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options.max_queue));
+        return Session(std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
     }
 
     Json report() const {
@@ -110,7 +113,7 @@ Json play_warm(const std::string& bundle, const Json& scene) {
         report["before"] = machine.report();
         report["differences"] = differences_of(scene, session);
         report["after"] = machine.report();
-        report["uncaptured"] = session.uncaptured();
+        report["captures"] = cli::captures_of(session.device(), session.uncaptured());
     }
     report["empty"] = machine.cuda.empty() && machine.cuda.current == 0;
     return report;
@@ -124,7 +127,7 @@ Json without_captures(const std::string& bundle, const Json& scene, const std::s
     {
         Session session = machine.open(bundle, scene);
         report["differences"] = differences_of(scene, session) + differences_of(scene, session);
-        report["uncaptured"] = session.uncaptured();
+        report["captures"] = cli::captures_of(session.device(), session.uncaptured());
     }
     report["told"] = messages.take();
     report["done"] = machine.report();

@@ -29,7 +29,9 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
             batch_sizes_up_to(options.max_batch_size),
             std::nullopt,
             manifest.tree_sizes(),
-            weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8"))};
+            weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8")),
+            // tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
+            device.on_cpu() && manifest.derived_trunk(device.name, options.max_batch_size) != nullptr};
 }
 
 std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {

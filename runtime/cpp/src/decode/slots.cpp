@@ -1,0 +1,207 @@
+#include "decode/slots.h"
+
+#include <algorithm>
+
+namespace pass {
+
+namespace {
+
+std::span<const std::int64_t> beginning(std::span<const std::int64_t> tokens, std::int64_t count) {
+    return tokens.first(std::min(static_cast<std::size_t>(count), tokens.size()));
+}
+
+// The tokens whose K/V a prompt may find in the cache. The last one is always run, for what is to follow it.
+std::span<const std::int64_t> read_of(const ResolvedRequest& request) {
+    return std::span(request.prompt_ids).first(request.prompt_ids.size() - 1);
+}
+
+}  // namespace
+
+std::span<const std::int64_t> Slot::held() const {
+    return sequence == nullptr ? std::span(kept) : beginning(sequence->tokens, sequence->cached);
+}
+
+Slots::Slots(Backend& backend, bool prefix_cache) : backend_(backend) {
+    slots_.resize(static_cast<std::size_t>(backend.capabilities().slots()));
+    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].number = static_cast<int>(i);
+    if (prefix_cache && backend.capabilities().same_entries) store_.emplace(backend.cache(), backend.memory());
+}
+
+std::vector<Slot*> Slots::busy() {
+    std::vector<Slot*> found;
+    for (Slot& slot : slots_) {
+        if (slot.sequence != nullptr) found.push_back(&slot);
+    }
+    return found;
+}
+
+std::vector<Slot*> Slots::decoding() {
+    std::vector<Slot*> found;
+    for (Slot& slot : slots_) {
+        if (slot.sequence != nullptr && slot.sequence->prefilled()) found.push_back(&slot);
+    }
+    return found;
+}
+
+std::int64_t Slots::room() {
+    std::int64_t longest = 0;
+    for (const Slot* slot : busy()) longest = std::max(longest, slot->cached());
+    return backend_.capabilities().max_capacity() - longest;
+}
+
+bool Slots::fits(std::size_t prompt) const {
+    const Capabilities& sizes = backend_.capabilities();
+    return static_cast<std::int64_t>(prompt) - 1 + sizes.padded_width(1) <= sizes.max_capacity();
+}
+
+bool Slots::admit(const std::shared_ptr<Sequence>& sequence) {
+    Slot* chosen = nullptr;
+    std::int64_t most = 0;
+    for (Slot& slot : slots_) {
+        if (slot.sequence != nullptr) continue;
+        const std::int64_t count = shared(slot, sequence->request);
+        const bool better = chosen == nullptr || count > most ||
+                            (count == most && slot.kept.size() < chosen->kept.size());  // it gives up less
+        if (!better) continue;
+        chosen = &slot;
+        most = count;
+    }
+    if (chosen == nullptr) return false;
+    fit(static_cast<std::int64_t>(sequence->request.prompt_ids.size()) + 1, *chosen, most);
+    backend_.set_sampling(chosen->number, sequence->request.sampling);
+    chosen->sequence = sequence;
+    chosen->kept.clear();
+    chosen->same = std::min(chosen->same, most);
+    chosen->left = 0;
+    chosen->staged = chosen->masked = false;
+    chosen->admitted = ++admitted_;
+    sequence->cached = most;
+    sequence->stats.cached_tokens = most;
+    sequence->leave_queue();
+    return true;
+}
+
+void Slots::release(Slot& slot) {
+    if (slot.sequence == nullptr) return;
+    const std::span<const std::int64_t> held = slot.held();
+    slot.kept.assign(held.begin(), held.end());
+    slot.staged = slot.masked = false;
+    slot.sequence = nullptr;
+}
+
+void Slots::share(Slot& slot) {
+    Sequence& sequence = *slot.sequence;
+    const double started = now();
+    const Slot* source = nullptr;
+    std::int64_t count = sequence.cached;
+    for (const Slot& other : slots_) {
+        const std::int64_t found = &other == &slot ? 0 : reusable(other, sequence.request);
+        if (found <= count) continue;
+        source = &other;
+        count = found;
+    }
+    PrefixStore::Match stored;
+    if (store_) stored = store_->match(read_of(sequence.request));
+    if (stored.count > count) {
+        count = stored.count;
+        reserve(count);
+        store_->load(stored, slot.number);
+        slot.same = count;
+    } else if (source != nullptr) {
+        backend_.cache().move(source->number, slot.number, count);
+        slot.same = count;
+    } else {
+        return;
+    }
+    sequence.stats.cached_tokens += count - sequence.cached;
+    sequence.cached = count;
+    slot.masked = false;  // its length on the device is the old one
+    sequence.stats.prefill_seconds += now() - started;
+}
+
+std::vector<Slot*> Slots::gather() {
+    const Capabilities& sizes = backend_.capabilities();
+    while (true) {
+        std::vector<Slot*> active = decoding();
+        if (active.empty()) return active;
+        Slot& source = *active.back();
+        const auto target = std::find_if(slots_.begin(), slots_.begin() + source.number,
+                                         [](const Slot& slot) { return slot.sequence == nullptr; });
+        const bool none = target == slots_.begin() + source.number;
+        if (none || sizes.batch_size(static_cast<int>(active.size())) == sizes.batch_size(source.number + 1)) {
+            return active;
+        }
+        move(source, *target);
+    }
+}
+
+void Slots::reserve(std::int64_t tokens) {
+    if (tokens > backend_.capacity()) resize(backend_.capabilities().capacity(tokens));
+}
+
+void Slots::make_room(const Plan& plan, int batch) {
+    const std::span<Slot> slots = std::span(slots_).first(static_cast<std::size_t>(batch));
+    std::int64_t longest = 0;
+    for (const Slot& slot : slots) {
+        if (slot.sequence != nullptr) longest = std::max(longest, slot.cached());
+    }
+    const std::int64_t window = backend_.capabilities().padded_width(plan.width());
+    reserve(longest + window);
+    for (Slot& slot : slots) {
+        const std::int64_t most = backend_.capacity() - window;
+        if (slot.cached() > most) keep(slot, most);
+    }
+}
+
+void Slots::resize(std::int64_t capacity) {
+    std::vector<std::int64_t> lengths;
+    for (const Slot& slot : slots_) lengths.push_back(slot.cached());
+    backend_.resize(capacity, lengths);
+}
+
+// Before a sequence of `tokens` joins in `slot`: shrink a KV cache that is longer than all sequences need, since a pass
+// takes longer over a longer cache. Kept K/V that no longer fit are given up.
+void Slots::fit(std::int64_t tokens, Slot& slot, std::int64_t kept) {
+    keep(slot, kept);
+    for (const Slot* other : busy()) {
+        tokens = std::max(tokens, static_cast<std::int64_t>(other->sequence->tokens.size()) + 1);
+    }
+    const Capabilities& sizes = backend_.capabilities();
+    const std::int64_t fitting = sizes.capacity(std::min(tokens, sizes.max_capacity()));
+    if (fitting < backend_.capacity()) {
+        for (Slot& other : slots_) keep(other, fitting);
+        resize(fitting);
+    }
+}
+
+// Keep the first `tokens` kept tokens of `slot`. Its length and mask must then be written to the device again, or a
+// pass would write after the old length.
+void Slots::keep(Slot& slot, std::int64_t tokens) {
+    if (tokens < static_cast<std::int64_t>(slot.kept.size())) {
+        if (store_) store_->save(slot.number, beginning(slot.kept, slot.same));
+        slot.kept.resize(static_cast<std::size_t>(tokens));
+    }
+    slot.staged = slot.masked = false;
+}
+
+void Slots::move(Slot& source, Slot& target) {
+    keep(target, 0);
+    backend_.cache().move(source.number, target.number, source.sequence->cached);
+    backend_.set_sampling(target.number, source.sequence->request.sampling);
+    target.sequence = std::move(source.sequence);
+    target.same = source.same;
+    source.sequence = nullptr;
+    keep(source, 0);
+}
+
+// How many tokens of the prompt of `request` a free `slot` has in the cache that it may use.
+std::int64_t Slots::shared(const Slot& slot, const ResolvedRequest& request) const {
+    return request.reuse_prefix ? common_prefix(slot.kept, read_of(request)) : reusable(slot, request);
+}
+
+// How many tokens of the prompt of `request` are in the cache of `slot` with the bits that reading it would write.
+std::int64_t Slots::reusable(const Slot& slot, const ResolvedRequest& request) const {
+    return store_ ? std::min(slot.same, common_prefix(slot.held(), read_of(request))) : 0;
+}
+
+}  // namespace pass

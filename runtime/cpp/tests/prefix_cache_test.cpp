@@ -1,0 +1,323 @@
+// Prompts that begin alike share K/V: those of slots, free and in use, and those that slots gave up.
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <utility>
+
+#include "decode/runner.h"
+#include "decode/scheduler.h"
+#include "reciting.h"
+
+using namespace pass;
+using namespace pass::test;
+
+namespace {
+
+using Tokens = std::vector<std::int64_t>;
+
+// The heap, but for blocks of one size.
+class Refusing : public Allocator {
+   public:
+    void* allocate(std::size_t size) noexcept override {
+        if (size != refused) return std::malloc(size);
+        ++refusals;
+        return nullptr;
+    }
+    void free(void* block) noexcept override { std::free(block); }
+    std::size_t refused = 0;
+    int refusals = 0;
+};
+
+// It recites, and writes K/V: the entry of a token is a function of it and of the entry before it, as in a model.
+class RememberingBackend : public RecitingBackend {
+   public:
+    explicit RememberingBackend(int slots, std::shared_ptr<Allocator> allocator = nullptr, bool same_entries = true)
+        : RecitingBackend(manifest_, slots, std::move(allocator)) {
+        capabilities_.same_entries = same_entries;
+    }
+
+    // Whether the cache of `slot` begins with the K/V of `tokens`.
+    bool holds(int slot, std::span<const std::int64_t> tokens) {
+        float last = 0;
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+            last = following(last, tokens[i]);
+            for (int part = 0; part < parts; ++part) {
+                const float* entry = entry_at(slot, part, static_cast<std::int64_t>(i));
+                if (entry[0] != last + static_cast<float>(part) || entry[1] != -last) return false;
+            }
+        }
+        return true;
+    }
+
+    bool second_choices = false;  // whether passes of trees, of one slot, accept a second choice after a first one
+    std::int64_t read = 0;        // tokens of prompts
+
+   protected:
+    void run_prefill(int slot, const Plan& plan) override {
+        RecitingBackend::run_prefill(slot, plan);
+        const Tokens ids = prompt_input("input_ids", {1, plan.width()});
+        write(slot, prompt_input("length", {1}).front(), ids, one_by_one(ids.size()));
+        read += prompt_input("logit_rows", {1}).front() + 1;
+    }
+
+    PassResult run_pass(const PassKind& kind) override {
+        const int width = kind.plan.width();
+        const Tokens lengths = buffers_.read<std::int64_t>("length", kind.batch, {});
+        const Tokens active = buffers_.read<std::int64_t>("active", kind.batch, {});
+        const Tokens ids = buffers_.read<std::int64_t>("input_ids", kind.batch, {width});
+        PassResult found;
+        if (kind.plan.is_tree()) {
+            found.count = {3};
+            found.emitted = {20, 21, 22, 0};
+            found.emitted_rows = {0, 1, second_choices ? 5 : 2, 0};
+        } else {
+            found = RecitingBackend::run_pass(kind);
+        }
+        for (int slot = 0; slot < kind.batch; ++slot) {
+            const auto at = static_cast<std::size_t>(slot);
+            if (active[at] == 0) continue;
+            const auto window = ids.begin() + slot * width;
+            Tokens path(window, window + found.count[at]), rows = one_by_one(path.size());
+            if (kind.plan.is_tree()) {
+                path = {*window, 20, 21};
+                rows = {0, 1, found.emitted_rows[2]};
+            }
+            write(slot, lengths[at], path, rows);
+        }
+        return found;
+    }
+
+   private:
+    static constexpr int parts = 4;  // two tensors of two heads
+
+    static Manifest two_heads() {
+        Manifest manifest = reciting_manifest();
+        manifest.model.kv_heads = 2;
+        manifest.trunk.inputs.push_back(manifest.trunk.inputs.front());
+        manifest.trunk.inputs.back().name = "past_value.0";
+        return manifest;
+    }
+    Tokens prompt_input(const std::string& name, const Shape& shape) {
+        Tokens values(static_cast<std::size_t>(shape.back()));
+        const std::byte* address = buffers_.at({name, prefill_scope + name, shape, "int64", false, nullptr});
+        memory_->download(values.data(), address, values.size() * sizeof values[0]);
+        return values;
+    }
+    static Tokens one_by_one(std::size_t count) {
+        Tokens rows(count);
+        std::iota(rows.begin(), rows.end(), 0);
+        return rows;
+    }
+    static float following(float entry, std::int64_t token) {
+        return static_cast<float>((static_cast<std::int64_t>(entry) * 31 + token + 1) % 65521);
+    }
+    float* entry_at(int slot, int part, std::int64_t position) {
+        std::byte* place = cache_.place(static_cast<std::size_t>(part / 2), slot);
+        return reinterpret_cast<float*>(place) + 2 * (part % 2 * cache_.shape(1)[2] + position);
+    }
+    // After `length` entries of `slot`, in these rows of a window.
+    void write(int slot, std::int64_t length, const Tokens& tokens, const Tokens& rows) {
+        float last = length == 0 ? 0 : -entry_at(slot, 0, length - 1)[1];
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+            last = following(last, tokens[i]);
+            for (int part = 0; part < parts; ++part) {
+                float* entry = entry_at(slot, part, length + rows[i]);
+                entry[0] = last + static_cast<float>(part);
+                entry[1] = -last;
+            }
+        }
+    }
+
+    inline static const Manifest manifest_ = two_heads();
+};
+
+// A scheduler over one, of which every step is checked.
+struct Machine {
+    explicit Machine(int slots, bool prefix_cache = true, bool same_entries = true)
+        : backend(slots, heap, same_entries), runner(backend, prefix_cache) {}
+
+    std::shared_ptr<Sequence> submit(const Tokens& prompt, std::int64_t tokens = 3, const std::string& plan = "ar",
+                                     bool reuse_prefix = false) {
+        ResolvedRequest request;
+        request.prompt_ids = prompt;
+        request.max_new_tokens = tokens;
+        request.cycle = make_cycle(plan, 4);
+        request.lookahead = request.cycle->lookahead();
+        request.reuse_prefix = reuse_prefix;
+        auto sequence = std::make_shared<Sequence>(std::move(request), nullptr, std::make_shared<Signals>());
+        scheduler.add(sequence);
+        return sequence;
+    }
+    bool step() {
+        const bool more = scheduler.step();
+        for (const Slot& slot : runner.slots().all()) CHECK(backend.holds(slot.number, slot.held()));
+        return more;
+    }
+    // Tokens of the prompt that were cached, once all that was submitted has ended.
+    std::int64_t cached(const std::shared_ptr<Sequence>& sequence) {
+        while (step()) {
+        }
+        REQUIRE(sequence->output.end.has_value());
+        CHECK(sequence->output.end->reason == FinishReason::length);
+        return sequence->stats.cached_tokens;
+    }
+
+    std::shared_ptr<Refusing> heap = std::make_shared<Refusing>();
+    RememberingBackend backend;
+    Runner runner;
+    Tuners tuners{runner};
+    Scheduler scheduler{runner, tuners, 1024, std::nullopt};
+};
+
+Tokens text(std::int64_t kind, std::size_t length, const Tokens& more = {}) {
+    Tokens tokens;
+    for (std::size_t i = 0; i < length; ++i) tokens.push_back((kind + 7 * static_cast<std::int64_t>(i * i)) % 41);
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    return tokens;
+}
+
+}  // namespace
+
+TEST_CASE("what prompts begin with is read once, and so is a conversation", "[prefix]") {
+    for (const std::string plan : {"ar", "two-pass", "fused"}) {
+        INFO(plan);
+        Machine machine(2);
+        CHECK(machine.cached(machine.submit(text(0, 100, {5}), 4, plan)) == 0);
+        const auto second = machine.submit(text(0, 100, {6, 7}), 4, plan);
+        CHECK(machine.cached(second) == 100);
+        Tokens goes_on = second->tokens;
+        goes_on.push_back(9);
+        CHECK(machine.cached(machine.submit(goes_on, 4, plan)) >= 105);  // in `ar` the last token was never a root
+        const auto first = machine.submit(text(1, 40, {3}), 4, plan),
+                   beside = machine.submit(text(1, 40, {4}), 4, plan);
+        CHECK(machine.cached(first) + machine.cached(beside) == 40);
+    }
+}
+
+TEST_CASE("one prompt in a batch is read once", "[prefix]") {
+    for (const int slots : {1, 2, 4, 8}) {
+        for (const bool busy : {false, true}) {  // somebody decodes, so the prompt is read in several steps
+            INFO(slots << " " << busy);
+            Machine machine(slots);
+            if (busy) machine.submit({1, 2, 3}, 60);
+            machine.step();
+            machine.backend.read = 0;
+            std::vector<std::shared_ptr<Sequence>> asked;
+            for (const char* plan : {"ar", "fused", "two-pass", "ar", "fused"}) {
+                asked.push_back(machine.submit(text(2, 110), 12, plan));
+            }
+            std::vector<std::int64_t> cached;
+            for (const auto& sequence : asked) cached.push_back(machine.cached(sequence));
+            std::sort(cached.begin(), cached.end());
+            CHECK(cached == Tokens{0, 109, 109, 109, 109});
+            CHECK(machine.backend.read == 109);
+        }
+    }
+}
+
+TEST_CASE("the one that reads for others is cancelled, or fails", "[prefix]") {
+    for (const bool fails : {false, true}) {
+        Machine machine(4);
+        machine.submit({1, 2, 3}, 60);
+        machine.step();
+        machine.backend.read = 0;
+        const auto first = machine.submit(text(2, 110));
+        const auto second = machine.submit(text(2, 110)), third = machine.submit(text(2, 110));
+        machine.step();
+        CHECK(machine.backend.read == 64);
+        first->cancelled = !fails;
+        machine.backend.before_prompt = [&, left = fails]() mutable {
+            if (std::exchange(left, false)) throw Error("the prompt is not read");
+        };
+        CHECK(machine.cached(second) == 64);
+        CHECK(machine.cached(third) == 109);
+        CHECK(first->output.end->reason == (fails ? FinishReason::error : FinishReason::cancelled));
+        CHECK(machine.backend.read == 109);
+    }
+}
+
+TEST_CASE("short requests do not cost a long prompt", "[prefix]") {
+    for (const int slots : {1, 3}) {  // they take its slot, and shorten the cache
+        INFO(slots);
+        Machine machine(slots);
+        CHECK(machine.cached(machine.submit(text(3, 200, {5}))) == 0);
+        for (std::int64_t number = 0; number < 4; ++number) {
+            machine.cached(machine.submit(text(3, 3, {7, number})));
+            machine.cached(machine.submit({6, number, 8}));
+        }
+        CHECK(machine.cached(machine.submit(text(3, 200, {9, 9}))) >= 200);
+        Tokens conversation = text(3, 200, {11});
+        for (std::int64_t turn = 0; turn < 3; ++turn) {
+            const auto length = static_cast<std::int64_t>(conversation.size());
+            conversation.push_back(turn);
+            CHECK(machine.cached(machine.submit(conversation)) >= length - 1);
+            machine.cached(machine.submit({12, 13}));
+        }
+    }
+}
+
+TEST_CASE("where there is no memory to keep a prompt it is read again, and no request fails", "[prefix]") {
+    Machine machine(1);
+    const auto first = machine.submit(text(3, 200, {5}));
+    CHECK(machine.cached(first) == 0);
+    machine.heap->refused =
+        machine.backend.cache().saved_bytes(203) + 64;  // all that the slot holds, and its alignment
+    CHECK(machine.cached(machine.submit({6, 7, 8})) == 0);
+    CHECK(machine.heap->refusals == 1);
+    CHECK(machine.cached(machine.submit(text(3, 200, {5}))) == 0);
+    CHECK(machine.heap->refusals == 1);
+}
+
+TEST_CASE("the K/V after a tree's second choice are read again", "[prefix]") {
+    for (const bool second_choices : {false, true}) {
+        Machine machine(1);
+        machine.backend.second_choices = second_choices;
+        CHECK(machine.cached(machine.submit(text(4, 60), 3, "tree-5")) == 0);
+        // Of 59 tokens of the prompt and three that were roots or accepted drafts, the last is a second choice.
+        CHECK(machine.cached(machine.submit(text(4, 60, {20, 21, 22, 9}))) == (second_choices ? 61 : 62));
+    }
+}
+
+TEST_CASE("other engines, and sessions without it, share only what is asked for", "[prefix]") {
+    for (const auto& [prefix_cache, same_entries] : {std::pair(true, false), {false, true}}) {
+        Machine machine(2, prefix_cache, same_entries);
+        CHECK(machine.cached(machine.submit(text(0, 100, {5}))) == 0);
+        CHECK(machine.cached(machine.submit(text(0, 100, {6}))) == 0);
+        const auto first = machine.submit(text(1, 50)), second = machine.submit(text(1, 50));
+        CHECK(machine.cached(first) + machine.cached(second) == 0);
+        CHECK(machine.cached(machine.submit(text(1, 50, {9}), 3, "ar", true)) == 50);
+    }
+}
+
+TEST_CASE("the text used last stays, within the budget", "[prefix]") {
+    RememberingBackend backend(2);
+    backend.resize(256, Tokens{0, 0});
+    PrefixStore store(backend.cache(), backend.memory(), backend.cache().saved_bytes(400));
+    const auto count = [&](const Tokens& tokens) { return store.match(tokens).count; };
+    const Tokens first(150, 1), second(150, 2), third(150, 3);
+    store.save(0, first);
+    store.save(0, second);
+    store.load({store.match(first).text, 10}, 1);
+    store.save(0, third);
+    CHECK(Tokens{count(first), count(second), count(third)} == Tokens{150, 0, 150});
+    store.save(0, std::span(first).first(100));  // begins a text that is kept already
+    CHECK(store.texts() == 2);
+    Tokens longer = first;
+    longer.push_back(4);
+    store.save(0, longer);  // goes on from one, and takes its place
+    CHECK(store.texts() == 2);
+    CHECK(store.used() == backend.cache().saved_bytes(150 + 151));
+    store.save(0, Tokens(PrefixStore::least_tokens - 1, 5));
+    store.save(0, Tokens(401, 6));
+    CHECK(count({5}) + count({6}) == 0);
+
+    PrefixStore many(backend.cache(), backend.memory());
+    for (std::int64_t number = 0; number < 2 * static_cast<std::int64_t>(PrefixStore::most_texts); ++number) {
+        many.save(0, Tokens(PrefixStore::least_tokens, number));
+    }
+    CHECK(many.texts() == PrefixStore::most_texts);
+    CHECK(many.match(Tokens{0}).count == 0);
+    CHECK(many.match(Tokens{PrefixStore::most_texts}).count == 1);
+}
