@@ -19,6 +19,8 @@ void EngineFlags::add_to(CLI::App& command) {
                      "Read every prompt anew. Otherwise, on the CPU, what prompts have in common is read once.");
     command.add_option("--speculative-max-concurrency", options.speculative_max_concurrency,
                        "With more sequences than this decoding at a time, none drafts. Default: plans decide.");
+    command.add_option("--acceptance-threshold", options.acceptance_threshold,
+                       "None drafts while first drafts are accepted at a lower rate than this, 0 to 1. Default: 0.");
     command.add_option("--onnxruntime", options.onnxruntime,
                        "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
     command.add_option("--tensorrt", options.tensorrt,

@@ -12,7 +12,7 @@
 namespace pass::cli {
 
 // --device --threads --capacity --trust-bundle --no-weight-cache --no-prefix-cache --speculative-max-concurrency
-// --onnxruntime --tensorrt --plugin --plugin-library
+// --acceptance-threshold --onnxruntime --tensorrt --plugin --plugin-library
 struct EngineFlags {
     std::string bundle;
     LoadOptions options;

@@ -26,6 +26,7 @@ void replay(const Flags& flags) {
             engine.capacity = scene["capacity"].get<std::int64_t>();
         if (scene.contains("speculative_max_concurrency"))
             engine.options.speculative_max_concurrency = scene["speculative_max_concurrency"].get<std::int64_t>();
+        engine.options.acceptance_threshold = scene.value("acceptance_threshold", 0.0);
         engine.read_anew = engine.read_anew || !scene.value("prefix_cache", true);
         Session session = engine.open(scene.at("slots").get<int>());
         const std::vector<Json> results = play(scene, session);

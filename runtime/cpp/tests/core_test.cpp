@@ -144,6 +144,9 @@ TEST_CASE("nothing drafts while more sequences decode than the session allows", 
     LoadOptions wrong;
     wrong.speculative_max_concurrency = -1;
     CHECK_THROWS_WITH(wrong.check(), "speculative-max-concurrency must be at least 0, not -1");
+    wrong.speculative_max_concurrency.reset();
+    wrong.acceptance_threshold = 1.5;
+    CHECK_THROWS_WITH(wrong.check(), "acceptance-threshold must be 0 to 1, not 1.500000");
 }
 
 TEST_CASE("a full queue refuses", "[core]") {

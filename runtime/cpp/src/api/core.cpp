@@ -36,7 +36,8 @@ Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& o
       backend_(std::move(backend)),
       runner_(*backend_, options.prefix_cache),
       tuners_(runner_),
-      scheduler_(runner_, tuners_, options.max_queue, options.speculative_max_concurrency) {}
+      scheduler_(runner_, tuners_, options.max_queue,
+                 DraftLimits(options.speculative_max_concurrency, options.acceptance_threshold)) {}
 
 std::shared_ptr<Core> Core::open(Bundle bundle, const Manifest& manifest, const LoadOptions& options) {
     std::unique_ptr<Backend> backend = open_backend(bundle, manifest, options);

@@ -95,6 +95,8 @@ void LoadOptions::check() const {
         require(*speculative_max_concurrency >= 0, "speculative-max-concurrency must be at least 0",
                 std::to_string(*speculative_max_concurrency));
     }
+    require(acceptance_threshold >= 0 && acceptance_threshold <= 1, "acceptance-threshold must be 0 to 1",
+            std::to_string(acceptance_threshold));
     if (capacity) {
         require(*capacity >= 4 && *capacity % 4 == 0, "capacity must be a multiple of 4", std::to_string(*capacity));
     }

@@ -160,10 +160,13 @@ void Scheduler::prefill() {
 
 void Scheduler::decode(const std::vector<Slot*>& active) {
     const int batch = runner_.batch(active);
-    PlanTuner* known = tuner(active, batch);
+    std::vector<Sequence*> sequences;
+    for (const Slot* slot : active) sequences.push_back(slot->sequence.get());
+    const bool may_draft = limits_.allow(sequences);
+    PlanTuner* known = may_draft ? tuner(active, batch) : nullptr;
     std::vector<DraftState> states;
     for (const Slot* slot : active) states.push_back(draft_state_of(*slot));
-    const std::optional<Pass> chosen = choose(active, states, known, batch);
+    const std::optional<Pass> chosen = choose(active, states, known, batch, may_draft);
     if (!chosen) {
         end_longest(active, {FinishReason::length, {}, nullptr});
         return;
@@ -180,12 +183,20 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
     }
     auto [results, seconds] = runner_.run(chosen->plan, drafts);
     if (known != nullptr) observe(*known, chosen->plan, batch, seconds, results, states);
+    count_drafts(results, may_draft);
     deliver(std::move(results));
+}
+
+void Scheduler::count_drafts(const std::vector<StepResult>& results, bool may_draft) {
+    for (const StepResult& result : results) {
+        if (result.drafted > 0) limits_.record(*result.sequence, result.chain);
+    }
+    if (!may_draft) limits_.forget();
 }
 
 // The next pass. A pass runs one plan for the whole batch: that of the oldest request that names one, else the fastest.
 std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
-                                      PlanTuner* known, int batch) {
+                                      PlanTuner* known, int batch, bool may_draft) {
     const Slot* oldest = nullptr;
     int most = 0;
     bool chained = false;
@@ -203,7 +214,7 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
     // The graphs of log-probabilities and of processors read the rows of a chain.
     const auto allowed = [&](const Cycle& cycle) { return cycle.is_tree() && chained ? cycle.narrower() : cycle; };
-    if (oldest != nullptr && may_draft(active)) {
+    if (oldest != nullptr && may_draft) {
         AlwaysDraft policy;
         return next_pass(allowed(*oldest->sequence->request.cycle), window, slots_.room(),
                          runner_.backend().capabilities(), states, policy);
@@ -219,12 +230,12 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
 }
 
 // The tuner for these requests, where one of them leaves the plan open (`auto`). Null where passes would have to be
-// timed first and a request has no token yet, so that its first token does not wait for that; null while the KV cache
-// has no room to time passes, and where so many sequences may not draft. These requests are then decoded plainly.
+// timed first and a request has no token yet, so that its first token does not wait for that; and null while the KV
+// cache has no room to time passes. These requests are then decoded plainly.
 PlanTuner* Scheduler::tuner(const std::vector<Slot*>& active, int batch) {
     const bool open = std::any_of(active.begin(), active.end(),
                                   [](const Slot* slot) { return !slot->sequence->request.cycle.has_value(); });
-    if (!open || !may_draft(active)) return nullptr;
+    if (!open) return nullptr;
     const Sampler sampler = Runner::sampler(active);
     const bool begun =
         std::all_of(active.begin(), active.end(), [](const Slot* slot) { return slot->sequence->stats.passes > 0; });
@@ -235,10 +246,6 @@ PlanTuner* Scheduler::tuner(const std::vector<Slot*>& active, int batch) {
         if (!slot->sequence->acceptance) slot->sequence->acceptance = known->new_acceptance();
     }
     return known;
-}
-
-bool Scheduler::may_draft(const std::vector<Slot*>& active) const {
-    return !most_drafting_ || static_cast<std::int64_t>(active.size()) <= *most_drafting_;
 }
 
 void Scheduler::deliver(std::vector<StepResult> results) {

@@ -9,8 +9,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "decode/draft_limits.h"
 #include "decode/runner.h"
 #include "decode/sequence.h"
 #include "tuning/tuners.h"
@@ -20,13 +22,12 @@ namespace pass {
 // `add` and `waiting` may be called from any thread, everything else from one thread at a time.
 class Scheduler {
    public:
-    // most_drafting: with more sequences than that decoding, none has drafts; none is without limit.
-    Scheduler(Runner& runner, Tuners& tuners, std::size_t max_queue, std::optional<std::int64_t> most_drafting)
+    Scheduler(Runner& runner, Tuners& tuners, std::size_t max_queue, DraftLimits limits)
         : runner_(runner),
           slots_(runner.slots()),
           tuners_(tuners),
           max_queue_(max_queue),
-          most_drafting_(most_drafting) {}
+          limits_(std::move(limits)) {}
 
     // Put a sequence at the end of the queue. Throws QueueFull.
     void add(std::shared_ptr<Sequence> sequence);
@@ -42,9 +43,9 @@ class Scheduler {
     void prefill();
     void decode(const std::vector<Slot*>& active);
     std::optional<Pass> choose(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
-                               PlanTuner* tuner, int batch);
+                               PlanTuner* tuner, int batch, bool may_draft);
     PlanTuner* tuner(const std::vector<Slot*>& active, int batch);
-    bool may_draft(const std::vector<Slot*>& active) const;
+    void count_drafts(const std::vector<StepResult>& results, bool may_draft);
     void deliver(std::vector<StepResult> results);
     // End the longest sequence, for which there is no room; the others go on.
     void end_longest(const std::vector<Slot*>& active, const End& end);
@@ -55,7 +56,7 @@ class Scheduler {
     Slots& slots_;
     Tuners& tuners_;
     std::size_t max_queue_;
-    std::optional<std::int64_t> most_drafting_;
+    DraftLimits limits_;
     // Guards the queue. Nothing is published to a reader while it is held: `add` is called with the readers' mutex
     // held, so that would be a deadlock.
     mutable std::mutex mutex_;
