@@ -36,6 +36,7 @@ from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.manifest import (
+    DerivedTrunk,
     EngineFile,
     EngineSet,
     Graph,
@@ -190,14 +191,20 @@ def build_engine(
 
 
 def open_backend(
-    directory: Path, shape: Shape, engine: str, rows: Sequence[int], capacities: tuple[int, ...]
+    directory: Path,
+    shape: Shape,
+    engine: str,
+    rows: Sequence[int],
+    capacities: tuple[int, ...],
+    derived: tuple[DerivedTrunk, ...] = (),
 ) -> Backend:
-    """Return the runtime's own backend over a bundle that has only a trunk."""
+    """Return the runtime's own backend over a bundle that has only a trunk, and what is derived from it."""
     graph = Graph.model_validate_json((directory / GRAPH).read_text(encoding="utf-8"))
     lookahead = LookaheadInfo.model_construct(length=LOOKAHEAD)
     empty = Graph(file="", inputs=(), outputs=())
-    nothing: dict[str, Any] = {"plans": (), "feeds": {}, "derived": (), "logprobs": empty}
-    manifest = Manifest.model_construct(trunk=graph, model=shape.model, lookahead=lookahead, rule="match", **nothing)
+    nothing: dict[str, Any] = {"plans": (), "feeds": {}, "logprobs": empty}
+    known: dict[str, Any] = {"trunk": graph, "model": shape.model, "lookahead": lookahead, "derived": derived}
+    manifest = Manifest.model_construct(rule="match", **known, **nothing)
     if engine not in LIBRARIES:
         return OrtBackend(directory, manifest, engine)
     from pass_exporter.config import EngineConfig

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from pass_exporter.config import DTYPES, WEIGHTS, EngineConfig, ExportConfig
+from pass_exporter.config import CUDA_ATTENTION, DTYPES, WEIGHTS, EngineConfig, ExportConfig
 from pass_exporter.engines.target import choose_targets
 from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
@@ -39,12 +39,28 @@ class _ExportOrBuild(OneLineGroup):
         return ["--model MODEL [OPTIONS]", "| build BUNDLE [OPTIONS]", "| triton BUNDLE -o REPO"]
 
 
+def _numbers(_context: click.Context, _parameter: click.Parameter, given: str | None) -> tuple[int, ...] | None:
+    """1024,256 -> (1024, 256)"""
+    if given is None:
+        return None
+    try:
+        return tuple(int(word) for word in given.split(","))
+    except ValueError:
+        raise click.BadParameter(f"numbers with commas between them, not {given!r}") from None
+
+
 def _engine_options(command: Any) -> Any:
     """What decides how engines are built, in trtexec's and Polygraphy's words."""
     choices = [
         click.option("--max-batch-size", type=int, default=1, show_default=True, help="Sequences in a pass."),
         click.option("--max-seq-len", type=int, help="Prompt and output, in tokens.  [default: 4096, or the model's]"),
         click.option("--capacity", type=int, help="S, the KV cache's columns, in place of --max-seq-len."),
+        click.option(
+            "--prefill-widths",
+            metavar="N,N,...",
+            callback=_numbers,
+            help="Rows of the chunks in which prompts are read.  [default: up to 2048, where memory allows]",
+        ),
         click.option(
             "--workspace", type=int, metavar="MIB", help="Scratch memory of kernels.  [default: all there is]"
         ),
@@ -86,6 +102,13 @@ def _engine_options(command: Any) -> Any:
     "--zero-points/--no-zero-points",
     default=None,
     help="For int4 and int8: nearer to the weights, not for TensorRT.  [default: int4 in fp32, no --engine]",
+)
+@click.option(
+    "--cuda-attention",
+    type=click.Choice(CUDA_ATTENTION),
+    default=CUDA_ATTENTION[0],
+    show_default=True,
+    help="Of ONNX Runtime on CUDA with one sequence, in fp16: group-query adds a trunk with its own operator.",
 )
 @click.option("--rule", type=click.Choice(RULES), default="match", show_default=True, help="When a draft is accepted.")
 @click.option(

@@ -17,6 +17,7 @@ Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
 MAX_BATCH = 256
 WEIGHTS = tuple(SPECS)
+CUDA_ATTENTION = ("attention", "group-query")
 NO_TEXT = "none"
 """Given instead of a file to calibrate on: quantize without text."""
 
@@ -27,7 +28,8 @@ class EngineConfig:
     means the GPU of this machine.
 
     max_seq_len: prompt and output tokens of the longest sequence; capacity: S itself, instead of max_seq_len.
-    workspace: MiB that kernels may use. device_memory: GiB of the target; None means those of this machine's GPU.
+    prefill_widths: of the chunks in which prompts are read; None chooses them. workspace: MiB that kernels may use.
+    device_memory: GiB of the target; None means those of this machine's GPU.
     timing_cache: a file that is read and written. verify: compare logits with ONNX Runtime's afterwards.
     """
 
@@ -35,6 +37,7 @@ class EngineConfig:
     max_batch_size: int = 1
     max_seq_len: int | None = None
     capacity: int | None = None
+    prefill_widths: tuple[int, ...] | None = None
     workspace: int | None = None
     timing_cache: Path | None = None
     compute_capability: tuple[str, ...] = ()
@@ -62,6 +65,7 @@ class ExportConfig:
     weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize/spec.py).
     zero_points: integers get a zero point for every block: nearer to the weights, but not for TensorRT. None: int4 has
     them in fp32, which is for CPUs.
+    cuda_attention: "group-query" adds a trunk with ONNX Runtime's own operator for CUDA (derived/cuda.py).
     calibrate: a text file that int4 weights are rounded on, and w8a8's activations measured; None lets the model write.
     Path(NO_TEXT) rounds int4 to the nearest codes instead, for large models on few cores.
     rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
@@ -82,6 +86,7 @@ class ExportConfig:
     verify: Path | None = None
     force: bool = False
     revision: str | None = None
+    cuda_attention: str = CUDA_ATTENTION[0]
 
     def __post_init__(self) -> None:
         if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
@@ -92,6 +97,10 @@ class ExportConfig:
             raise PassError(f"--rule must be one of {', '.join(RULES)}, not {self.rule!r}")
         if self.weights not in WEIGHTS:
             raise PassError(f"--weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
+        if self.cuda_attention not in CUDA_ATTENTION:
+            raise PassError(f"--cuda-attention must be one of {', '.join(CUDA_ATTENTION)}, not {self.cuda_attention!r}")
+        if self.cuda_attention != CUDA_ATTENTION[0] and self.dtype != "fp16":
+            raise PassError(f"--cuda-attention {self.cuda_attention} is for --dtype fp16: it has no kernel for others")
         if self.zero_points and self.weights not in ("int4", "int8"):
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
         if self.calibrate is not None and not SPECS[self.weights].reads_text:

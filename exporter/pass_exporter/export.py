@@ -14,6 +14,7 @@ from pass_exporter.checks.verify import check_greedy, check_trunk, error_limit, 
 from pass_exporter.checks.widen import runnable
 from pass_exporter.config import ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
+from pass_exporter.derived.cuda import write_trunk_for_cuda
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import BASELINE, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
@@ -78,6 +79,8 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         trunk, spare_rows = files.graph_info(graph, TRUNK_FILE), quantized.spec.rounds_activations
         for_cpu = config.dtype == "fp32"
         derived = () if not for_cpu else write_trunks_for_cpu(path, info.max_capacity, windows, spare_rows=spare_rows)
+        if config.cuda_attention == "group-query":
+            derived += write_trunk_for_cuda(path, info.max_capacity)
         if spare_rows:
             pad_trunk(path)
         progress.phase("writing tails, tokenizer and manifest")

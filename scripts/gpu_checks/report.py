@@ -19,6 +19,7 @@ TABLES = {
     "device": ("checks", ("check", "result")),
     "tiny": ("plans", ("plan", "same_tokens", "captured")),
     "layers": ("cells", (*STEP_TIME, "7B, extrapolated")),
+    "attention": ("cells", ("rows", "capacity", "attention_milliseconds", "group_query_milliseconds", "ratio")),
     "rows": ("rows", ("rows", "lookahead_rows", "trunk", "tail")),
     "batch": ("plans", ("plan", "batch", *BENCH[1:])),
     "bench": ("plans", BENCH),
@@ -27,7 +28,7 @@ TABLES = {
     "step-time": ("cells", STEP_TIME),
 }
 """The entries of a step's JSON that are shown, and their fields."""
-ON_DEVICE = ("device", "tiny", "layers", "rows", "batch", "bench", "cpp", "tests", "step-time")
+ON_DEVICE = ("device", "tiny", "layers", "attention", "rows", "batch", "bench", "cpp", "tests", "step-time")
 """Steps that show that something works on the GPU."""
 VERDICTS = {"works": 0, "wrong": 1, "nothing ran": 3, "works but not captured": 4}
 """With the exit status."""
@@ -64,7 +65,8 @@ def tables(found: Found, results: Sequence[Result]) -> dict[str, list[dict[str, 
     facts = {**found.gpu, **found.versions, **{name: f"not usable: {why}" for name, why in found.missing.items()}}
     shown = {"GPU and libraries": [{"": name, "as found": value} for name, value in facts.items()], "steps": []}
     for step in results:
-        row = {"step": step.name, "status": step.status, "seconds": f"{step.seconds:.0f}", "reason": step.reason}
+        said = step.reason or (step.data or {}).get("use", "")
+        row = {"step": step.name, "status": step.status, "seconds": f"{step.seconds:.0f}", "reason": said}
         shown["steps"].append(row)
         entries, keys = TABLES.get(step.name.split()[0], ("", ()))
         if entries and step.data:
@@ -76,7 +78,7 @@ def tables(found: Found, results: Sequence[Result]) -> dict[str, list[dict[str, 
 def _extrapolated(data: dict, cell: dict) -> dict:
     """A cell of some layers' step times, with milliseconds for all layers of LLaMA-7B: a pass takes as many times as
     long as it reads more bytes of weights and K/V. Other cells stay as they are."""
-    if "shape" not in data or "capacity" not in cell:
+    if "shape" not in data or "milliseconds" not in cell:
         return cell
     shape = Shape(**data["shape"])
     whole = replace(shape, num_hidden_layers=Shape().num_hidden_layers)

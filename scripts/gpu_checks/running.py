@@ -16,7 +16,8 @@ from typing import Any
 
 from gpu_checks.steps import OUTPUT, ROOT, Step
 
-SECONDS = {"device": (5, 30), "tiny": (20, 120), "layers": (20, 120), "export": (40, 180), "build": (30, 180)}
+SECONDS = {"device": (5, 30), "tiny": (20, 120), "layers": (20, 120), "attention": (30, 120)}
+SECONDS |= {"export": (40, 180), "build": (30, 180)}
 SECONDS |= {"rows": (15, 60), "batch": (15, 60), "bench": (20, 100), "cpp": (20, 100), "tests": (20, 150)}
 SECONDS |= {"step-time": (60, 600), "peers": (45, 120)}
 """By the first word of a step's name, for ten minutes in all: the seconds that it needs to start, and its limit. With

@@ -75,12 +75,15 @@ def _first(found: Found) -> list[Step]:
         flags = ("--engine", name, f"--num-hidden-layers={LAYERS}", *sizes, "--keep", "build/step-time", "-o", OUTPUT)
         blocked = missing.get(name) or missing.get("cuda-python")
         steps.append(Step(f"layers {name}", _script("step_time.py", *flags), blocked))
+    flags = (f"--num-hidden-layers={LAYERS}", "--num-key-value-heads=8", "--keep", "build/step-time", "-o", OUTPUT)
+    blocked = missing.get("cuda") or missing.get("cuda-python")
+    attention = Step("attention cuda", _script("gpu_checks/attention.py", *flags), blocked)
     # Without any engine, torch still tells what a row costs.
     runs = [step.name for step in steps[-len(DEVICES) :] if not step.blocked]
     flags = (f"--num-hidden-layers={LAYERS}", *sizes, "-o", OUTPUT)
     blocked = f"not needed beside {runs[0]}" if runs else missing.get("torch")
     steps.append(Step("layers torch", _script("torch_rows.py", *flags), blocked))
-    return steps
+    return [*steps, attention]
 
 
 def _of_bundle(found: Found, bundle: Path, manifest: Manifest | None, tokens: int) -> list[Step]:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
-from conftest import SilentProgress
+from conftest import SilentProgress, export_bundle, make_model
 from pass_exporter.cli import main
 from pass_exporter.config import EngineConfig
 from pass_exporter.engines import staging as engine_staging
@@ -19,7 +19,7 @@ from pass_exporter.engines.build import build_engines, graph_sources
 from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.memory import check_fits, estimate
 from pass_exporter.engines.profiles import column_steps
-from pass_exporter.engines.target import check_dtype, choose_capacity, choose_targets
+from pass_exporter.engines.target import check_dtype, choose_capacity, choose_chunks, choose_targets
 from pass_runtime.backends.cuda import DeviceInfo
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor
@@ -249,6 +249,35 @@ def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
         check_fits(small, small.total - 1, 512)
 
 
+def test_chunks_of_prompts(tiny_bundle: Path, manifest: Manifest):
+    """Wide ones where the cache has room and a chunk's rows need no more than a GiB; the estimate knows of them."""
+    columns = (512, 2048, 4160)
+    large = manifest.model_copy(update={"model": manifest.model.model_copy(update={"heads": 64})})
+
+    def chosen(given: str | None = None, manifest: Manifest = manifest) -> tuple[int, ...]:
+        widths = None if given is None else tuple(map(int, given.split(",")))
+        return choose_chunks(replace(CONFIG, prefill_widths=widths), manifest, columns)
+
+    assert (chosen(), chosen(manifest=large)) == ((2048, 1024, 256, 32), (256, 32))
+    assert chosen("64,1024,64") == (1024, 64)
+    for wrong in ("1", "5000", "256,0"):
+        with pytest.raises(PassError, match="from 2 to the capacity 4160, not"):
+            chosen(wrong)
+    sources = [graph_sources(tiny_bundle, manifest, columns, chunks=chunks)[-1] for chunks in (chosen(), (256, 32))]
+    wide, narrow = ({(p.sizes["width"][0], p.sizes["columns"][0]) for p in each.profiles} for each in sources)
+    assert wide - narrow == {(1024, 2048), (1024, 4160), (2048, 2048), (2048, 4160)}
+    need = [estimate(tiny_bundle, manifest, each.profiles, 4160, 1, 0).activations for each in sources]
+    assert need[0] > 7 * need[1]
+
+
+def test_a_trunk_with_wide_chunks_builds(tmp_path: Path):
+    model = make_model(tmp_path / "model", max_position_embeddings=4096, num_hidden_layers=1)
+    bundle = export_bundle(model, tmp_path / "bundle", lookahead=1, dtype="fp16")
+    manifest = read_manifest(bundle)
+    trunk = graph_sources(bundle, manifest, (2176,), least_width=2, chunks=(2048, 1024))[-1]
+    assert len(EngineBuilder(RTX, ("sm89",)).build(trunk, lambda _done, _steps: None))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -274,6 +303,10 @@ def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
         (
             ["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "8.9", "--timing-cache", "x"],
             "leave out --timing-cache",
+        ),
+        (
+            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--prefill-widths", "9,x"],
+            "for '--prefill-widths': numbers with commas between them, not '9,x'",
         ),
         (["--model", "x", "--capacity", "512"], "--capacity is about engines: add --engine"),
         (["--force", "build", "{bundle}", "--engine", "tensorrt"], "--force belongs after `build`"),

@@ -541,7 +541,7 @@ def add_fake_engines(
         lookahead=manifest.lookahead.length,
         max_batch_size=max_batch_size,
         capacities=columns,
-        prefill_widths=prefill_widths(columns),
+        prefill_widths=prefill_widths(manifest, columns),
         engines=(),
     )
     directory = engines.path(bundle)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.backends.memory import Buffers, HostMemory
 from pass_runtime.backends.ort import backend as ort_backend
-from pass_runtime.backends.ort.backend import BoundSessions
+from pass_runtime.backends.ort.bound import BoundSessions
 
 SLOTS = 3
 
@@ -63,10 +63,10 @@ def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch: 
     graphs: dict[str, Counter[int]] = {}
     bind = ort_backend.bind
 
-    def noted(session, device, inputs, outputs, graph):
-        key = f"{id(session)} {[(t.name, t.shape, t.address) for t in (*inputs, *outputs)]}"
+    def noted(session, device, inputs, outputs, cache, graph, *more):
+        key = f"{id(session)} {[(t.name, t.shape, t.address) for t in (*inputs, *outputs, *cache[0])]}"
         graphs.setdefault(key, Counter())[graph] += 1
-        return bind(session, device, inputs, outputs, graph)
+        return bind(session, device, inputs, outputs, cache, graph, *more)
 
     monkeypatch.setattr(ort_backend, "bind", noted)
     monkeypatch.setattr(BoundSessions, "MOST", kept)

@@ -15,7 +15,8 @@ from pass_runtime import load
 from pass_runtime.backends import cuda as cuda_api
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.device_names import gpus_of_replica, split_device
-from pass_runtime.backends.ort.backend import BoundTensor, bind
+from pass_runtime.backends.memory import HostMemory
+from pass_runtime.backends.ort.bound import BoundTensor, bind
 from pass_runtime.backends.ort.engine import open_memory, open_session
 from pass_runtime.errors import PassError
 
@@ -106,7 +107,7 @@ def test_onnx_runtime_gets_the_number(two: Gpu, monkeypatch: pytest.MonkeyPatch)
 
     session.io_binding = Binding
     tensor = BoundTensor("ids", "int64", (1,), 256)
-    bind(session, "cuda:1", [tensor], [tensor], 1)
+    bind(session, "cuda:1", [tensor], [tensor], ([], []), 1, HostMemory(), pytest.fail)
     assert [arguments[1:3] for arguments in bound] == [("cuda", 1)] * 2
 
 

@@ -28,6 +28,7 @@ from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.memory import KVCache
+from pass_runtime.backends.open import find_engines
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Manifest
 from pass_runtime.bundle.plan import ar_plan, make_cycle
@@ -288,6 +289,22 @@ def test_an_old_driver_is_why_engines_do_not_run(gpu: Gpu, monkeypatch: pytest.M
         gpu.open()
 
 
+@pytest.mark.parametrize(("driver", "level"), [(12040, "WARNING"), (0, "INFO")])
+def test_auto_says_why_engines_are_not_used(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, driver: int, level: str
+):
+    """Loudly where there is a driver: somebody meant to use the GPU."""
+    monkeypatch.setattr(gpu.cuda, "cudaGetDeviceCount", lambda: (35, 0), raising=False)
+    monkeypatch.setattr(gpu.cuda, "cudaDriverGetVersion", lambda: (0, driver), raising=False)
+    monkeypatch.setattr(gpu.cuda, "cudaRuntimeGetVersion", lambda: (0, 13040), raising=False)
+    monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
+    caplog.set_level("INFO", "pass_runtime.device")
+    assert find_engines(gpu.manifest) is None
+    (record,) = [each for each in caplog.records if "engines are not used" in each.message]
+    assert record.levelname == level and "CUDA error 35" in record.message
+    assert ("up to 12.4" in record.message) == bool(driver)
+
+
 def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     """No GPU is visible to the real cuda-python in these tests, so `auto` must fall back without a word."""
     if find_device() is not None:
@@ -296,8 +313,6 @@ def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.Mo
     with pytest.raises(PassError, match=r"needs an NVIDIA GPU|CUDA"):
         load(gpu.bundle, "tensorrt")
     monkeypatch.setattr("pass_runtime.backends.open.find_device", lambda: find_device(gpu.cuda))
-    from pass_runtime.backends.open import find_engines
-
     assert find_engines(gpu.manifest) is LIBRARIES["tensorrt"]
     assert find_engines(changed(gpu.manifest, targets=("sm75",))) is None
 

@@ -138,7 +138,8 @@ def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limit: 
     plain = [case for case in cases if not len(case.plan.lookahead_rows)]
     worst = _check_file(bundle / manifest.trunk.file, manifest, cases, limit, keeps=True)
     for derived in manifest.derived:
-        fitting, keeps = cases if derived.lookahead_rows else plain, not derived.spare_entries
+        # GroupQueryAttention, in trunks for one sequence, copies only what it reads where it cannot write in place.
+        fitting, keeps = cases if derived.lookahead_rows else plain, derived.batch is None
         worst = max(worst, _check_file(bundle / derived.file, manifest, fitting, limit, keeps))
     return worst
 

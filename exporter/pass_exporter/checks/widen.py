@@ -1,7 +1,7 @@
 """A trunk with the same weights in a form that ONNX Runtime's CPU provider can run, for the exporter's checks.
 
 bf16 becomes float32, because there are no bf16 kernels; masks, positions, weights and the cache, which are checked, do
-not depend on the dtype. Static 8-bit activations become uint8 if the bundle has no derived trunk with them. ONNX
+not depend on the dtype. Static 8-bit activations become uint8 if the bundle has no trunk for the CPU with them. ONNX
 Runtime multiplies only uint8 activations as integers, whose sums are exact, so that windows of all widths agree.
 """
 
@@ -27,7 +27,7 @@ FILE = "trunk.check.onnx"
 def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     """A manifest whose trunk ONNX Runtime can run on a CPU. A graph that is written for it is removed afterwards."""
     wide = manifest.model.dtype == "bfloat16"
-    signed = rounds_activations(manifest) and not manifest.derived
+    signed = rounds_activations(manifest) and not any(each.device == "cpu" for each in manifest.derived)
     if not wide and not signed:
         yield manifest
         return

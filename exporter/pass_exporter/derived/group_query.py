@@ -32,7 +32,7 @@ does not hold."""
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """The attention of one layer in the portable trunk.
 
     by_head: q, k and v [B,Q,heads,D] before they are rotated. past, present: the cache inputs and outputs of keys and
@@ -69,7 +69,7 @@ class _Window:
     width: ir.Value
 
 
-class _OtherForm(Exception):
+class OtherForm(Exception):
     """A layer's attention is not made as this module knows it."""
 
 
@@ -79,8 +79,8 @@ def use_group_query_attention(model: ir.Model, max_capacity: int, windows: Seque
     graph = model.graph
     attentions = [node for node in graph if node.op_type == "Attention"]
     try:
-        layers = [_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
-    except _OtherForm:
+        layers = [read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
+    except OtherForm:
         return False
     window = _window(model, layers, max_capacity)
     for layer in layers:
@@ -89,7 +89,7 @@ def use_group_query_attention(model: ir.Model, max_capacity: int, windows: Seque
     return True
 
 
-def _layer(attention: ir.Node, window: int | None) -> _Layer:
+def read_layer(attention: ir.Node, window: int | None) -> Layer:
     queries, keys, values, _ = attention.inputs
     writes = [_producer(cache, "TensorScatter") for cache in (keys, values)]
     rotary, key_rotary = (_producer(value, "RotaryEmbedding") for value in (queries, writes[0].inputs[1]))
@@ -97,8 +97,8 @@ def _layer(attention: ir.Node, window: int | None) -> _Layer:
     same = rotary.inputs[1:] == key_rotary.inputs[1:] and rotary.attributes == key_rotary.attributes
     whole = "rotary_embedding_dim" not in rotary.attributes and _size(turned[0].outputs[0], 3) % HEAD_STEP == 0
     if not same or not whole or any(tuple(node.attributes["perm"].as_ints()) != TO_HEADS for node in turned):
-        raise _OtherForm
-    return _Layer(
+        raise OtherForm
+    return Layer(
         attention,
         rotary,
         [_given(node.inputs[0]) for node in turned],
@@ -111,7 +111,7 @@ def _layer(attention: ir.Node, window: int | None) -> _Layer:
     )
 
 
-def _rows(graph: ir.Graph, layer: _Layer) -> Sequence[ir.Value]:
+def common_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
     """The common product [B,Q,(H+2*KVH)*D] of q, k and v where they are its parts, else each as [B,Q,heads*D]."""
     flat = []
     for value in layer.by_head:
@@ -129,7 +129,7 @@ def _rows(graph: ir.Graph, layer: _Layer) -> Sequence[ir.Value]:
     return flat
 
 
-def _window(model: ir.Model, layers: Sequence[_Layer], max_capacity: int) -> _Window:
+def _window(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _Window:
     """Add the nodes that compute what layers read, at the beginning of the graph."""
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
@@ -166,12 +166,12 @@ def _window(model: ir.Model, layers: Sequence[_Layer], max_capacity: int) -> _Wi
         biases[size] = add("Unsqueeze", near, number("outer", [0, 1]))  # [1,1,Q,entries]
     spare_row = add("Concat", zero, zero, zero, zero, spare, zero, axis=0)
     rotations = dict.fromkeys(layer.rotation for layer in layers)
-    tables = {pair: _rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(rotations)}
+    tables = {pair: rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(rotations)}
     graph.insert_before(graph[0], nodes)
     return _Window([seqlens, total_length], tables, positions, biases, spare_row, width)
 
 
-def _rotation_tables(
+def rotation_tables(
     model: ir.Model, rotation: tuple[ir.Value | None, ...], index: int, max_capacity: int
 ) -> list[ir.Value]:
     """cos and sin [positions,R/2] of every position, computed by the trunk's own nodes.
@@ -191,8 +191,8 @@ def _rotation_tables(
     ]
 
 
-def _replace(graph: ir.Graph, layer: _Layer, window: _Window) -> None:
-    padded = [ir.node("Pad", [rows, window.spare_row]) for rows in _rows(graph, layer)]
+def _replace(graph: ir.Graph, layer: Layer, window: _Window) -> None:
+    padded = [ir.node("Pad", [rows, window.spare_row]) for rows in common_rows(graph, layer)]
     rows: list[ir.Value | None] = [*(node.outputs[0] for node in padded), *[None] * (3 - len(padded))]
     attributes: dict[str, int | float] = {
         "num_heads": layer.heads,
@@ -206,11 +206,11 @@ def _replace(graph: ir.Graph, layer: _Layer, window: _Window) -> None:
     window_rows = ir.node("Slice", [attended.outputs[0], zero, window.width, axis])
     graph.insert_before(layer.attention, [*padded, attended, window_rows])
     for old, new in zip(layer.present, attended.outputs[1:], strict=True):
-        _take_place(graph, old, new)
-    _take_place(graph, layer.result, window_rows.outputs[0])
+        take_place(graph, old, new)
+    take_place(graph, layer.result, window_rows.outputs[0])
 
 
-def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+def take_place(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
     new.shape, new.type = old.shape, old.type
     for place, output in enumerate(graph.outputs):
         if output is old:
@@ -225,7 +225,7 @@ def _result(attention: ir.Node) -> ir.Value:
     for op_type in ("Transpose", "Reshape"):
         users = [use.node for use in value.uses()]
         if len(users) != 1 or users[0].op_type != op_type:
-            raise _OtherForm
+            raise OtherForm
         value = users[0].outputs[0]
     return value
 
@@ -234,18 +234,18 @@ def _size(value: ir.Value, axis: int) -> int:
     """A static size of [B,heads,Q,D]."""
     size = None if value.shape is None else value.shape[axis]
     if not isinstance(size, int):
-        raise _OtherForm
+        raise OtherForm
     return size
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node:
     node = _given(value).producer()
     if node is None or node.op_type != op_type:
-        raise _OtherForm
+        raise OtherForm
     return node
 
 
 def _given(value: ir.Value | None) -> ir.Value:
     if value is None:
-        raise _OtherForm
+        raise OtherForm
     return value

@@ -17,12 +17,11 @@ from pass_exporter.engines.profiles import (
     column_steps,
     engine_plans,
     logprobs_profiles,
-    prefill_widths,
     processors_profiles,
     tail_profiles,
     trunk_profiles,
 )
-from pass_exporter.engines.target import available_memory, check_dtype, choose_capacity, choose_targets
+from pass_exporter.engines.target import available_memory, check_dtype, choose_capacity, choose_chunks, choose_targets
 from pass_exporter.progress import Progress, Step
 from pass_runtime.backends.cuda import find_device, why_no_device
 from pass_runtime.backends.trt.library import find_library, import_library
@@ -62,6 +61,7 @@ class _Job:
     name: str
     targets: tuple[str, ...]
     columns: tuple[int, ...]
+    chunks: tuple[int, ...]
     sources: Sequence[Source]
     memory: MemoryEstimate
     builder: EngineBuilder
@@ -82,7 +82,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
             lookahead=job.manifest.lookahead.length,
             max_batch_size=config.max_batch_size,
             capacities=job.columns,
-            prefill_widths=prefill_widths(job.columns),
+            prefill_widths=job.chunks,
             engines=tuple(files),
         )
         progress.phase("writing the manifest")
@@ -113,7 +113,8 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
             "is"
         )
     columns = column_steps(choose_capacity(config, manifest))
-    sources = graph_sources(bundle, manifest, columns, config.max_batch_size, chosen.least_width)
+    chunks = choose_chunks(config, manifest, columns)
+    sources = graph_sources(bundle, manifest, columns, config.max_batch_size, chosen.least_width, chunks)
     workspace = None if config.workspace is None else config.workspace << 20
     memory = estimate(bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0)
     check_fits(memory, available_memory(config, device), columns[-1])
@@ -122,7 +123,7 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
     wanted = (chosen.name, builder.version, targets)
     if not config.force and any((e.library, e.version, e.targets) == wanted for e in manifest.engines):
         raise PassError(f"{bundle} has engines {name} already; use --force to build them again")
-    return _Job(manifest, name, targets, columns, sources, memory, builder)
+    return _Job(manifest, name, targets, columns, chunks, sources, memory, builder)
 
 
 def _build_all(
@@ -153,9 +154,15 @@ def _build_all(
 
 
 def graph_sources(
-    bundle: Path, manifest: Manifest, columns: Sequence[int], max_batch_size: int = 1, least_width: int = 1
+    bundle: Path,
+    manifest: Manifest,
+    columns: Sequence[int],
+    max_batch_size: int = 1,
+    least_width: int = 1,
+    chunks: Sequence[int] | None = None,
 ) -> list[Source]:
-    """The graphs that engine plans need. Tails come first: if a library is too old, they fail within seconds."""
+    """The graphs that engine plans need. Tails come first: if a library is too old, they fail within seconds. chunks:
+    as for `trunk_profiles`."""
     sources, capacity = [], columns[-1]
     for plan in engine_plans(manifest):
         profiles = tail_profiles(plan, capacity, max_batch_size)
@@ -170,7 +177,7 @@ def graph_sources(
     if (processors := manifest.processors) is not None:
         path, profiles = bundle / processors.file, processors_profiles(manifest, max_batch_size)
         sources.append(Source(processors, path.read_bytes(), path, processors.inputs, processors.outputs, profiles, {}))
-    profiles = trunk_profiles(manifest, columns, max_batch_size, least_width)
+    profiles = trunk_profiles(manifest, columns, max_batch_size, least_width, chunks)
     sources.append(trunk_source(bundle / manifest.trunk.file, manifest.trunk, capacity, profiles))
     return sources
 

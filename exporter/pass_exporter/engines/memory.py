@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pass_runtime.backends.chunks import activation_bytes
 from pass_runtime.backends.memory import item_size
 from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.errors import PassError
@@ -41,18 +42,12 @@ def estimate(
     trunk = bundle / manifest.trunk.file
     weights = sum(path.stat().st_size for path in (trunk, trunk.with_name(f"{trunk.name}.data")) if path.exists())
     cache = 2 * model.layers * model.kv_heads * model.head_dim * element * capacity * max_batch_size
-    return MemoryEstimate(weights, cache, max(_activations(manifest, p, element) for p in profiles), workspace)
+    return MemoryEstimate(weights, cache, max(_activations(manifest, p) for p in profiles), workspace)
 
 
-def _activations(manifest: Manifest, profile: Profile, element: int) -> int:
-    """Bytes of the logits, of a layer's rows (hidden states, and an MLP about four times as wide) and of attention's
-    scores."""
-    model, most = manifest.model, {name: sizes[2] for name, sizes in profile.sizes.items()}
-    batch, rows = most["batch"], most["width"]
-    logits = 2 * 4 * batch * most["logit_rows"] * model.vocab_size
-    layer = batch * rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element
-    scores = batch * rows * model.heads * most["columns"] * (element + 1)
-    return int(logits + layer + scores)
+def _activations(manifest: Manifest, profile: Profile) -> int:
+    most = {name: sizes[2] for name, sizes in profile.sizes.items()}
+    return activation_bytes(manifest.model, most["width"], most["columns"], most["logit_rows"], most["batch"])
 
 
 def check_fits(needed: MemoryEstimate, available: int | None, largest_capacity: int) -> None:

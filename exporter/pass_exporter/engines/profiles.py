@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pass_runtime.backends.base import listed_positions
+from pass_runtime.backends.chunks import wide_chunks
 from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.bundle.plan import MODES, Plan, make_cycle
 from pass_runtime.bundle.sampling import LIST_SIZES
 
 PREFILL_WIDTHS = (256, 32)
+"""The widths of a prompt's chunks, beside those of `backends.chunks.WIDE` for which there is room."""
 FIRST_COLUMNS = 512
 COLUMNS_FACTOR = 4
 NEAR = 1.2
@@ -32,9 +34,9 @@ def column_steps(capacity: int) -> tuple[int, ...]:
     return (*steps, capacity)
 
 
-def prefill_widths(columns: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of a prompt's chunks that fit the fewest columns, in falling order."""
-    return tuple(width for width in PREFILL_WIDTHS if width <= columns[0])
+def prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
+    """The widths of a prompt's chunks that fit the cache, in falling order."""
+    return (*wide_chunks(manifest.model, columns[-1:]), *(width for width in PREFILL_WIDTHS if width <= columns[-1]))
 
 
 def engine_plans(manifest: Manifest) -> list[Plan]:
@@ -51,22 +53,30 @@ def widest(manifest: Manifest) -> Plan:
 
 
 def trunk_profiles(
-    manifest: Manifest, columns: Sequence[int], max_batch_size: int = 1, least_width: int = 1
+    manifest: Manifest,
+    columns: Sequence[int],
+    max_batch_size: int = 1,
+    least_width: int = 1,
+    chunks: Sequence[int] | None = None,
 ) -> tuple[Profile, ...]:
-    """Decoding, then prefill, by rising columns; the first profile that admits a pass serves it.
+    """Decoding, then prefill, by rising columns; the first profile that admits a pass serves it. Prompts are read one
+    at a time, so larger batches have no profiles for it.
 
-    least_width: windows with fewer rows are padded to it (see `Library.least_width`).
+    least_width: windows with fewer rows are padded to it (see `Library.least_width`). chunks: the widths of prefill;
+    None is `prefill_widths`.
     """
     adapted = manifest.lookahead.reads_rows
     plans = engine_plans(manifest)
     windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if adapted else 0) for plan in plans)
     shapes = [_exactly(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]
-    shapes += [_exactly(width=q, logit_rows=1, lookahead_rows=0) for q in prefill_widths(columns)]
+    widths = prefill_widths(manifest, columns) if chunks is None else chunks
+    prefill = [_exactly(width=q, logit_rows=1, lookahead_rows=0) for q in widths]
     return tuple(
         Profile(sizes=shape | batch | _exactly(columns=read))
-        for batch in _batches(max_batch_size)
+        for number, batch in enumerate(_batches(max_batch_size))
         for read in columns
-        for shape in shapes
+        for shape in (*shapes, *(prefill if number == 0 else ()))
+        if shape["width"][0] <= read
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pass_exporter.config import EngineConfig
-from pass_exporter.engines.profiles import widest
+from pass_exporter.engines.profiles import prefill_widths, widest
 from pass_runtime.backends.cuda import DeviceInfo, why_no_device
 from pass_runtime.backends.trt.library import Library
 from pass_runtime.bundle.manifest import Manifest
@@ -68,6 +68,17 @@ def choose_capacity(config: EngineConfig, manifest: Manifest) -> int:
     if not 1 <= longest <= most:
         raise PassError(f"--max-seq-len must be 1 to {most} for {manifest.model.name}, not {longest}")
     return min(most, -(-(longest + window) // ALIGNMENT) * ALIGNMENT)
+
+
+def choose_chunks(config: EngineConfig, manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
+    """The widths of a prompt's chunks, in falling order."""
+    if config.prefill_widths is None:
+        return prefill_widths(manifest, columns)
+    chunks = tuple(sorted(set(config.prefill_widths), reverse=True))
+    if not chunks or not 2 <= chunks[-1] <= chunks[0] <= columns[-1]:
+        given = ",".join(map(str, config.prefill_widths))
+        raise PassError(f"--prefill-widths must be numbers from 2 to the capacity {columns[-1]}, not {given!r}")
+    return chunks
 
 
 def available_memory(config: EngineConfig, device: DeviceInfo | None) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +34,8 @@ class Capabilities:
     """What a backend can do. How engines differ is data here, not conditions elsewhere.
 
     capacities: the KV capacities S in tokens that the cache may have, in rising order.
-    prefill_widths: the widths Q of prompt chunks in falling order, ending in 1.
+    prefill_widths: the widths Q of prompt chunks in falling order, ending in 1. chunk_capacities: of wide ones, the
+    largest KV capacity with which they are run, because of the memory that they need.
     batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
     same_entries: whether the K/V of a token are the same bits whatever window wrote them, a chunk of a prompt or a
     chain of any width; those of second choices in trees are excepted.
@@ -59,6 +60,7 @@ class Capabilities:
     least_width: int = 1
     listed: int = 0
     keeps_graphs: bool = False
+    chunk_capacities: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     @property
     def slots(self) -> int:
@@ -87,6 +89,18 @@ class Capabilities:
     def padded_width(self, width: int) -> int:
         """The rows that a window of `width` rows has in memory, each of which writes one cache entry."""
         return max(width, self.least_width)
+
+    def chunks(self, start: int, capacity: int) -> list[int]:
+        """The widths of the chunks that may follow `start` tokens of a prompt, in falling order. capacity: the KV
+        capacity as it is now; it grows where a chunk needs that."""
+
+        def fits(width: int) -> bool:
+            end = start + self.padded_width(width)
+            if end > self.max_capacity:
+                return False
+            return max(capacity, self.capacity(end)) <= self.chunk_capacities.get(width, self.max_capacity)
+
+        return [width for width in self.prefill_widths if fits(width)]
 
     def allows(self, plans: Sequence[Plan]) -> bool:
         """Whether there are engines for all of `plans`."""
@@ -169,9 +183,9 @@ class Backend(ABC):
         self.buffers = Buffers(memory, capabilities.slots, self.bindings.passing)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
         self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.positions)
-        self.uncaptured: dict[str, str] = {}
-        """Graphs or passes that could not be captured as a CUDA graph, on a device that has those, with the reason.
-        They are slow to start, so extra rows seem to cost less than they do."""
+        self.captures: dict[str, str | None] = {}
+        """Graphs or passes that were to be captured as a CUDA graph, on a device that has those: None where they were,
+        else the reason why not."""
         # The lengths that the device has, None for masked slots.
         self._lengths: list[int | None] = [None] * capabilities.slots
 
@@ -186,6 +200,12 @@ class Backend(ABC):
         if (graph := self.manifest.processors) is None:
             raise PassError("the bundle has no logits processors; export it again with this version")
         return graph
+
+    @property
+    def uncaptured(self) -> dict[str, str]:
+        """Those that could not be captured, with the reason. They are slow to start, so extra rows seem to cost less
+        than they do."""
+        return {name: why for name, why in self.captures.items() if why is not None}
 
     @property
     def failure(self) -> PassError | None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.backends.driver import driver_hint
+from pass_runtime.backends.driver import driver_hint, driver_version
 from pass_runtime.backends.memory import DeviceLost
 from pass_runtime.errors import PassError
 
@@ -131,6 +131,14 @@ def why_no_device(api: Any | None = None) -> str:
     if not count:
         return "CUDA sees no GPU; is it visible to nvidia-smi, and not hidden by CUDA_VISIBLE_DEVICES?"
     return f"CUDA sees {count} GPUs, but cannot read their properties; update the driver"
+
+
+def has_driver(api: Any | None = None) -> bool:
+    """Whether there is an NVIDIA driver, which may be too old for cuda-python."""
+    try:
+        return bool(driver_version(api or import_api()))
+    except PassError:
+        return False
 
 
 def _attribute(api: Any, number: int) -> Any:

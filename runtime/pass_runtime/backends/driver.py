@@ -10,7 +10,7 @@ LEAST_DRIVER = {12: 525, 13: 580}
 
 def driver_hint(api: Any | None) -> str:
     """What to do about a driver that is older than the CUDA library, with the versions of both where `api` tells."""
-    driver, library = (_version(api, name) for name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion"))
+    driver, library = driver_version(api), _version(api, "cudaRuntimeGetVersion")
     if driver == 0:
         return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"
     if driver is None or library is None:
@@ -21,6 +21,11 @@ def driver_hint(api: Any | None) -> str:
         f"; the driver is older than the CUDA library: it runs CUDA up to {_dotted(driver)}, and the library is CUDA "
         f"{_dotted(library)}; update to a driver for CUDA {major}{least} (nvidia-smi shows which is installed)"
     )
+
+
+def driver_version(api: Any | None) -> int | None:
+    """The CUDA version that the driver runs, as 13040 for 13.4; 0 without a driver, None where it is not known."""
+    return _version(api, "cudaDriverGetVersion")
 
 
 def _version(api: Any | None, name: str) -> int | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from pass_runtime.backends.base import Backend, check_onnx_runtime
-from pass_runtime.backends.cuda import find_device
+from pass_runtime.backends.cuda import find_device, has_driver, why_no_device
 from pass_runtime.backends.device_names import split_device
 from pass_runtime.backends.trt.engine_sets import check_built, fits, is_current
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
+
+log = logging.getLogger("pass_runtime.device")
 
 
 def open_backend(
@@ -69,8 +72,13 @@ def check_wanted(bundle: Path, manifest: Manifest, device: str, capacity: int | 
 
 def find_engines(manifest: Manifest) -> Library | None:
     """The library whose engines in the bundle fit this machine, None where there is none."""
-    device = find_device() if manifest.engines else None
+    if not manifest.engines:
+        return None
+    device = find_device()
     if device is None:
+        # A machine without a driver runs on the CPU as it should; one with a driver was meant to use its GPU.
+        level = logging.WARNING if has_driver() else logging.INFO
+        log.log(level, "the bundle's engines are not used: %s", why_no_device())
         return None
     for library in LIBRARIES.values():
         sets = [engines for engines in manifest.engines if engines.library == library.name]

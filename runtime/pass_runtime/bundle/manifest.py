@@ -61,20 +61,20 @@ class Graph(_Strict):
 class DerivedTrunk(_Strict):
     """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same file of weights.
 
-    batch: the only batch size that it runs; null is any. A trunk for one sequence may overwrite the entry of the KV
-    cache after its window, so the cache must have one beyond the capacity in use. lookahead_rows: whether its windows
-    may have look-ahead rows. Without them it computes the same bits as the one with them, in less time.
+    batch: the only batch size that it runs; null is any. A trunk for one sequence on the CPU may overwrite the entry of
+    the KV cache after its window, so the cache must have one beyond the capacity in use. lookahead_rows: whether its
+    windows may have look-ahead rows. Without them it computes the same bits as the one with them, in less time.
     """
 
     file: FileName
-    device: Literal["cpu"]
+    device: Literal["cpu", "cuda"]
     batch: Literal[1] | None = None
     lookahead_rows: bool = True
 
     @property
     def spare_entries(self) -> int:
         """How many entries of the KV cache after its window a pass may overwrite."""
-        return 0 if self.batch is None else 1
+        return 1 if self.device == "cpu" and self.batch == 1 else 0
 
 
 class SchemeInfo(_Strict):

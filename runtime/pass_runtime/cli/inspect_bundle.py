@@ -1,4 +1,4 @@
-"""pass-run inspect: shows what a bundle holds, from its manifest alone."""
+"""pass-run inspect: shows what a bundle holds, from its manifest alone unless a device is named."""
 
 from __future__ import annotations
 
@@ -15,22 +15,29 @@ from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.cli.captures import find_captures, print_captures
 from pass_runtime.cli.tables import OutputConsole, show_table
 from pass_runtime.json_lines import to_json
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def run_inspect(bundle: Path, *, as_json: bool, verify: bool) -> None:
-    """Print a table or JSON. verify: check the hash of every file first; PassError where one differs."""
+def run_inspect(
+    bundle: Path, *, as_json: bool, verify: bool, device: str | None = None, max_batch_size: int | None = 1
+) -> None:
+    """Print a table or JSON. verify: check the hash of every file first; PassError where one differs. device: print
+    what it captures as CUDA graphs, in place of the table or after the rest of the JSON."""
     manifest = read_manifest(bundle)
     if verify:
         verify_files(bundle, manifest)
         for engines in manifest.engines:
             verify_engines(bundle, engines, hashes=True)
     found = describe(bundle, manifest) | {"verified": verify}
+    name, captures = ("", {}) if device is None else find_captures(bundle, device, max_batch_size)
     if as_json:
-        click.echo(to_json(found, indent=2))
+        click.echo(to_json(found | ({"device": name, "captures": captures} if device else {}), indent=2))
+    elif device:
+        print_captures(name, captures)
     else:
         print_tables(found)
 

@@ -304,12 +304,14 @@ def bench(bundle: Path, **options: Any) -> None:
 @opts.BUNDLE
 @click.option("--json", "as_json", is_flag=True, help="Plain data instead of a table.")
 @click.option("--verify", is_flag=True, help="Read all files and check their hashes.")
+@click.option("--device", help="Run every pass on this GPU, and tell which are captured as CUDA graphs.")
+@opts.MAX_BATCH_SIZE
 @one_line_errors
-def inspect(bundle: Path, as_json: bool, verify: bool) -> None:
-    """Show what a bundle holds. No engine is loaded, and only the manifest is checked."""
+def inspect(bundle: Path, as_json: bool, verify: bool, device: str | None, max_batch_size: int | None) -> None:
+    """Show what a bundle holds. Without --device no engine is loaded, and only the manifest is checked."""
     with importing():
         from pass_runtime.cli.inspect_bundle import run_inspect
-    run_inspect(bundle, as_json=as_json, verify=verify)
+    run_inspect(bundle, as_json=as_json, verify=verify, device=device, max_batch_size=max_batch_size)
 
 
 if __name__ == "__main__":

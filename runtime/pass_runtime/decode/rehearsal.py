@@ -34,7 +34,7 @@ def rehearse(runner: Runner, capacity: int, batch: int, samplers: Collection[Sam
                     runner.rehearse(PassKind(plan, batch, sampler), RUNS)
         first = max((size for size in limits.batch_sizes if size < batch), default=0)
         for slot in runner.slots[first:batch]:
-            for width in limits.prefill_widths:
+            for width in limits.chunks(kept, capacity):
                 if kept + limits.padded_width(width) <= capacity:
                     runner.rehearse_prefill(slot, width, RUNS)
     except PassError as error:  # A request that needs such a pass meets the same error, and tells it.

@@ -314,9 +314,7 @@ class Runner:
     def _chunk(self, start: int, stop: int, most: int | None) -> tuple[int, int]:
         """(prompt tokens of the next chunk, rows of its window). The window is the narrowest one that holds the rest of
         the prompt, if that fills three quarters of it or fills no other; else the widest window that is filled."""
-        sizes, remaining = self.backend.capabilities, stop - start
-        left = sizes.max_capacity - start
-        offered = [width for width in sizes.prefill_widths if sizes.padded_width(width) <= left]
+        remaining, offered = stop - start, self.backend.capabilities.chunks(start, self.backend.capacity)
         widths = [width for width in offered if most is None or width <= most] or offered[-1:]
         holding = [width for width in widths if width >= remaining]
         filled = [width for width in widths if width <= remaining]

@@ -6,41 +6,34 @@ and batch, and its bindings are kept for each plan and batch.
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, batch_sizes, check_onnx_runtime
+from pass_runtime.backends.chunks import wide_chunks
 from pass_runtime.backends.device_names import split_device
 from pass_runtime.backends.memory import Memory
-from pass_runtime.backends.ort.engine import (
-    PROVIDERS,
-    check_graph,
-    choose_device,
-    map_shared,
-    open_memory,
-    open_session,
-)
+from pass_runtime.backends.one_thread import OneThread
+from pass_runtime.backends.ort.bound import BoundSession, BoundSessions, BoundTensor, bind, log
+from pass_runtime.backends.ort.engine import check_graph, choose_device, map_shared, open_memory, open_session
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.backends.ort.packing import sample_logits
 from pass_runtime.backends.ort.trunks import Trunks, open_packed, open_trunk
-from pass_runtime.bundle.bindings import Binding
+from pass_runtime.bundle.bindings import Bindings
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.tensors import PAST, PRESENT
 from pass_runtime.errors import PassError
 
-Key = TypeVar("Key", bound=Hashable)
+T = TypeVar("T")
 
 FIRST_CAPACITY = 256
 CAPACITY_STEP = 64
@@ -49,6 +42,10 @@ are masked."""
 ROUNDING: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
 """The weights that are multiplied with activations rounded to 8 bits, by device."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
+"""The widths of a prompt's chunks; GPUs also have those of `wide_chunks`."""
+CAPTURING: Collection[str] = ("cuda",)
+"""Devices on which ONNX Runtime captures graphs. It keeps them for each thread apart, and captures anew in another one.
+"""
 
 
 class OrtBackend(Backend):
@@ -78,13 +75,16 @@ class OrtBackend(Backend):
         kind, _ = split_device(self._device)
         check_onnx_runtime(bundle, manifest)
         slots = batch_sizes(max_batch_size or DEFAULT_BATCH)
+        capacities = CAPACITIES[kind](capacity or manifest.model.max_capacity)
+        wide = {} if kind == "cpu" else wide_chunks(manifest.model, capacities)
         derived = manifest.derived_trunk(kind, slots[-1])
         capabilities = Capabilities(
             kind,
             manifest.model.vocab_size,
-            CAPACITIES[kind](capacity or manifest.model.max_capacity),
-            PREFILL_WIDTHS,
+            capacities,
+            (*wide, *PREFILL_WIDTHS),
             slots,
+            chunk_capacities=wide,
             trees=manifest.tree_sizes(),
             rounds_activations=not exact and manifest.model.weights in ROUNDING[kind],
             # tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
@@ -93,6 +93,7 @@ class OrtBackend(Backend):
         spare_entries = 0 if derived is None else derived.spare_entries
         super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)
+        self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURING else None
         self._weight_cache = weight_cache
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
@@ -123,6 +124,8 @@ class OrtBackend(Backend):
         self._bound_trunks.clear()
         self._bound_prefills.clear()
         self._bound_tails.clear()
+        if self._thread is not None:
+            self._thread.close()
         self._finalizer()
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
@@ -131,9 +134,18 @@ class OrtBackend(Backend):
         self._bound_prefills.clear()
 
     def run_trunk(self, plan: Plan, batch: int) -> None:
-        self._run(self._bound_trunks.get((plan.name, batch), partial(self._bind_trunk, plan, batch)))
+        self._in_thread(
+            lambda: self._run(self._bound_trunks.get((plan.name, batch), partial(self._bind_trunk, plan, batch)))
+        )
 
     def run_tail(self, kind: PassKind) -> None:
+        self._in_thread(lambda: self._run_tails(kind))
+
+    def _in_thread(self, task: Callable[[], T]) -> T:
+        """Run sessions in the thread whose captured graphs they are, where they are captured."""
+        return task() if self._thread is None else self._thread.run(task)
+
+    def _run_tails(self, kind: PassKind) -> None:
         if kind.touched:
             key = (kind.plan.name, "processors", kind.batch, kind.touched)
             self._run(self._bound_tails.get(key, partial(self._bind_processors, kind)))
@@ -142,12 +154,17 @@ class OrtBackend(Backend):
             self._run(self._bound_tails.get(kind.logprobs_key, partial(self._bind_logprobs, kind)))
 
     def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
+        return self._in_thread(lambda: self._run_graphs(kind))
+
+    def _run_graphs(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
         self.run_trunk(kind.plan, kind.batch)
         self.run_tail(kind)
         return {name: self.buffers.read(name, shape, np.int64) for name, shape in self.results_of(kind).items()}
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
-        self._run(self._bound_prefills.get((plan.width, slot), partial(self._bind_prefill, slot, plan)))
+        self._in_thread(
+            lambda: self._run(self._bound_prefills.get((plan.width, slot), partial(self._bind_prefill, slot, plan)))
+        )
 
     def _run(self, bound: BoundSession) -> None:
         try:
@@ -159,12 +176,14 @@ class OrtBackend(Backend):
     def _bind_trunk(self, plan: Plan, batch: int, graph: int) -> BoundSession:
         bindings = self.bindings.trunk(plan, batch)
         past, present = self._cache_tensors(0, batch)
-        return self._bind(graph, self._trunks.of(plan), bindings.inputs, bindings.outputs, past, present)
+        file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
+        return self._bind(graph, file, self._trunks.of(plan), bindings, past, present)
 
     def _bind_prefill(self, slot: int, plan: Plan, graph: int) -> BoundSession:
         bindings = self.bindings.trunk(plan, 1, prefill=True)
         past, present = self._cache_tensors(slot, 1)
-        return self._bind(graph, self._trunks.of(plan), bindings.inputs, bindings.outputs, past, present)
+        file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
+        return self._bind(graph, file, self._trunks.of(plan), bindings, past, present)
 
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
         """The cache inputs and outputs, which are the same memory, so that no pass copies the cache."""
@@ -174,31 +193,40 @@ class OrtBackend(Backend):
 
     def _bind_tail(self, kind: PassKind, graph: int) -> BoundSession:
         bindings = self.bindings.tail(kind.plan, kind.sampler, kind.batch, processed=bool(kind.touched))
-        session = self._tail_session(self.bindings.tail_graph(kind.plan, kind.sampler))
-        return self._bind(graph, session, bindings.inputs, bindings.outputs)
+        return self._bind_graph(graph, self.bindings.tail_graph(kind.plan, kind.sampler), bindings)
 
     def _bind_processors(self, kind: PassKind, graph: int) -> BoundSession:
         processors = self.processors
         bindings = self.bindings.processors(processors, kind.plan, kind.batch, kind.touched)
-        return self._bind(graph, self._tail_session(processors), bindings.inputs, bindings.outputs)
+        return self._bind_graph(graph, processors, bindings)
 
     def _bind_logprobs(self, kind: PassKind, graph: int) -> BoundSession:
         bindings = self.bindings.logprobs(kind.plan, kind.batch, processed=kind.logprobs_key[-1])
-        return self._bind(graph, self._tail_session(self.manifest.logprobs), bindings.inputs, bindings.outputs)
+        return self._bind_graph(graph, self.manifest.logprobs, bindings)
+
+    def _bind_graph(self, graph: int, tail: Graph, bindings: Bindings) -> BoundSession:
+        return self._bind(graph, tail.file, self._tail_session(tail), bindings)
 
     def _bind(
         self,
         graph: int,
+        file: str,
         session: ort.InferenceSession,
-        inputs: Sequence[Binding],
-        outputs: Sequence[Binding],
-        more_inputs: Sequence[BoundTensor] = (),
-        more_outputs: Sequence[BoundTensor] = (),
+        bindings: Bindings,
+        past: Sequence[BoundTensor] = (),
+        present: Sequence[BoundTensor] = (),
     ) -> BoundSession:
-        first, second = (
-            [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.at(b)) for b in bs] for bs in (inputs, outputs)
+        inputs, outputs = (
+            [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.at(b)) for b in bs]
+            for bs in (bindings.inputs, bindings.outputs)
         )
-        return bind(session, self._device, [*first, *more_inputs], [*second, *more_outputs], graph)
+        failed = partial(self._not_captured, file)
+        return bind(session, self._device, inputs, outputs, (past, present), graph, self.memory, failed)
+
+    def _not_captured(self, file: str, reason: str) -> None:
+        if file not in self.uncaptured:  # of another plan, batch or slot
+            log.warning("%s runs without a CUDA graph, which makes passes slower: %s", file, reason)
+        self.captures[file] = reason
 
     def _tail_session(self, graph: Graph) -> ort.InferenceSession:
         """Tails run on one thread. A second thread pool would spin on the cores that the trunk's next pass needs, which
@@ -211,79 +239,8 @@ class OrtBackend(Backend):
         return self._tails[graph.file]
 
     def _note_capture(self, file: str, session: ort.InferenceSession) -> None:
-        if session.not_captured is not None:
-            self.uncaptured[file] = session.not_captured
-
-
-@dataclass(frozen=True)
-class BoundTensor:
-    """A graph's tensor with the address of its memory."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    address: int
-
-
-class BoundSession:
-    """A session with memory for its inputs and outputs. On CUDA it is captured as a graph of its own, with the number
-    `graph`, because addresses and shapes stay the same."""
-
-    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, graph: int) -> None:
-        self._session, self._binding = session, binding
-        self._options = ort.RunOptions()
-        self._options.add_run_config_entry("gpu_graph_id", str(graph))
-
-    def run(self) -> None:
-        """PassError where ONNX Runtime fails, as when memory runs out."""
-        try:
-            self._session.run_with_iobinding(self._binding, self._options)
-        except Exception as error:  # onnxruntime raises bare classes of its own
-            raise PassError(f"onnxruntime failed to run a pass: {' '.join(str(error).split())}") from None
-
-
-class BoundSessions(Generic[Key]):
-    """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it captured, so a session
-    that is bound to the same addresses again gets its old graph number."""
-
-    MOST = 256
-    _graphs = itertools.count(1)
-
-    def __init__(self) -> None:
-        self._bound: OrderedDict[Key, BoundSession] = OrderedDict()
-        self._graph_of: dict[Key, int] = {}
-
-    def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
-        """The bound session of `key`. A new one is made by `make`, from the number of its graph."""
-        if key not in self._bound:
-            graph = self._graph_of.setdefault(key, next(self._graphs))
-            self._bound[key] = make(graph)
-            if len(self._bound) > self.MOST:
-                self._bound.popitem(last=False)
-        self._bound.move_to_end(key)
-        return self._bound[key]
-
-    def clear(self) -> None:
-        """Forget all of them, because addresses have changed."""
-        self._bound.clear()
-        self._graph_of.clear()
-
-
-def bind(
-    session: ort.InferenceSession,
-    device: str,
-    inputs: Sequence[BoundTensor],
-    outputs: Sequence[BoundTensor],
-    graph: int,
-) -> BoundSession:
-    """Bind `session` to the memory of `inputs` and `outputs`."""
-    kind, ordinal = split_device(device)
-    binding, memory = session.io_binding(), PROVIDERS[kind][1]
-    for tensor in inputs:
-        binding.bind_input(tensor.name, memory, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
-    for tensor in outputs:
-        binding.bind_output(tensor.name, memory, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
-    return BoundSession(session, binding, graph)
+        if session.captures or session.not_captured is not None:
+            self.captures[file] = session.not_captured
 
 
 def following_capacities(maximum: int) -> tuple[int, ...]:

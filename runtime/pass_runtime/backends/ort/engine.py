@@ -34,10 +34,11 @@ INSTALL = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-d
 """The two packages have files of the same names, so where both were installed neither is whole. --no-deps leaves every
 other package as it is: what the two need is the same."""
 
+CAPTURE = "enable_cuda_graph"
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cpu": ({},),
     # The second is tried where the first fails, as a graph with a node on the CPU cannot be captured. TF32 would round.
-    "cuda": ({"enable_cuda_graph": "1", "use_tf32": "0"}, {"use_tf32": "0"}),
+    "cuda": ({CAPTURE: "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 
 SAVED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
@@ -79,7 +80,7 @@ def open_session(
     ready: bool = False,
 ) -> ort.InferenceSession:
     """A session on `device`, which may have a GPU's number; `threads` 0 lets ONNX Runtime choose. On CUDA it captures
-    graphs where it can; where it cannot, `not_captured` of the session is ONNX Runtime's reason (else None).
+    graphs where it can (`captures` of the session); else `not_captured` is ONNX Runtime's reason.
 
     exact: run the nodes one by one, without fusing them. Quantized weights then multiply in float32, while ONNX
     Runtime's fused kernels also round activations to 8 bits. No packed or widened copies of the weights are made. Slow.
@@ -124,6 +125,7 @@ def open_session(
     if session.get_providers()[0] != provider:
         raise PassError(f"onnxruntime could not start {provider} (is the GPU visible?); use --device cpu")
     session.not_captured = errors[0] if errors else None
+    session.captures = CAPTURE in settings
     if errors:
         log.warning("%s runs without a CUDA graph, which makes passes slower: %s", path.name, errors[0])
     session.shared = shared  # Keeps the memory alive for as long as the session.

@@ -142,7 +142,7 @@ class TrtBackend(Backend):
         key = (graphs, self._columns, *key)
         if key not in self._programs:
             name = " ".join(map(str, (graphs, *key[2:], f"over {self._columns} columns")))
-            self._programs[key] = Program(name, self._cuda, *make(), uncaptured=self.uncaptured)
+            self._programs[key] = Program(name, self._cuda, *make(), captures=self.captures)
         return self._programs[key]
 
     def _bind_trunk(

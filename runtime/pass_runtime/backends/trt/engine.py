@@ -154,12 +154,12 @@ class Program:
         work: Sequence[tuple[TrtEngine, EngineCall]],
         copies: Sequence[tuple[npt.NDArray[Any], int]] = (),
         *,
-        uncaptured: dict[str, str],
+        captures: dict[str, str | None],
     ) -> None:
-        """copies: pinned host arrays, each with the device address that it is filled from. uncaptured: takes the
-        reason, by `name`, where the program cannot be captured."""
+        """copies: pinned host arrays, each with the device address that it is filled from. captures: takes, by `name`,
+        None when the program has been captured, or the reason why it cannot be."""
         self._name, self._cuda, self._work, self._copies = name, cuda, work, copies
-        self._uncaptured = uncaptured
+        self._captures = captures
         self._runs = 0
         self._graph: Any = None
 
@@ -181,10 +181,11 @@ class Program:
             if not all(engine.capturable(call) for engine, call in self._work):
                 raise PassError("is_stream_capturable says no")
             self._graph = self._cuda.capture(self._enqueue)
+            self._captures[self._name] = None
         except DeviceLost:
             raise
         except PassError as error:
-            self._uncaptured[self._name] = str(error)
+            self._captures[self._name] = str(error)
             log.warning("%s runs without a CUDA graph, and so more slowly: %s", self._name, error)
 
     def _enqueue(self) -> None:

@@ -1,0 +1,66 @@
+"""ONNX Runtime on the CPU that treats graphs as its CUDA provider does with `enable_cuda_graph`, by the numbers that
+runs give them (`gpu_graph_id`).
+
+The first run of a number in a thread is two runs of the graph, for what they allocate, then the capture, which computes
+nothing, and a launch of what was captured (`InferenceSession::Run`, "Start another run for necessary memory allocation
+or graph capture", and `CUDAExecutionProvider::OnRunEnd`). Captured graphs belong to the thread (`PerThreadContext`).
+A run with the number -1 is one run of the graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from pass_runtime.backends.ort.engine import open_session
+
+RUNS_BEFORE = 2
+MODULES = ("trunks", "backend")
+BACKENDS = "pass_runtime.backends.ort"
+
+
+class FakeCaptures:
+    """captured: (session, thread, number) of what was captured, of which a session counts by what it is. refused: what
+    is in names of files whose captures fail. replays: how many runs were launches of something captured before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captured: set[tuple[int, threading.Thread, int]] = set()
+        self.refused: tuple[str, ...] = ()
+        self.files: dict[int, str] = {}
+        self.replays = self.eager = 0
+        self._run = ort.InferenceSession.run_with_iobinding
+        monkeypatch.setattr(f"{BACKENDS}.backend.CAPTURING", ("cpu",))
+        monkeypatch.setattr(ort.InferenceSession, "run_with_iobinding", lambda *given: self.run(*given))
+        for module in MODULES:
+            monkeypatch.setattr(f"{BACKENDS}.{module}.open_session", self.open)
+
+    def open(self, path: Path, *arguments: Any, **options: Any) -> ort.InferenceSession:
+        session = open_session(path, *arguments, **options)
+        session.captures = True
+        self.files[id(session)] = path.name
+        return session
+
+    def run(self, session: ort.InferenceSession, binding: ort.IOBinding, options: ort.RunOptions) -> None:
+        number = int(options.get_run_config_entry("gpu_graph_id"))
+        if number == -1:
+            self.eager += 1
+            self._run(session, binding, options)
+            return
+        key = (id(session), threading.current_thread(), number)
+        if key in self.captured:
+            self.replays += 1
+        else:
+            for _ in range(RUNS_BEFORE):
+                self._run(session, binding, options)
+            if any(name in self.files[id(session)] for name in self.refused):
+                raise RuntimeError("CUDA failure 901: operation failed due to a previous error during capture")
+            self.captured.add(key)
+        self._run(session, binding, options)
+
+    @property
+    def threads(self) -> set[threading.Thread]:
+        return {thread for _, thread, _ in self.captured}
