@@ -50,6 +50,7 @@ def plan_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
         *_first(found),
         *_of_bundle(found, bundle, manifest, tokens),
         _tests(),
+        _attention(found),
         *_large(found),
         _peers(found, manifest, tokens),
     ]
@@ -75,15 +76,12 @@ def _first(found: Found) -> list[Step]:
         flags = ("--engine", name, f"--num-hidden-layers={LAYERS}", *sizes, "--keep", "build/step-time", "-o", OUTPUT)
         blocked = missing.get(name) or missing.get("cuda-python")
         steps.append(Step(f"layers {name}", _script("step_time.py", *flags), blocked))
-    flags = (f"--num-hidden-layers={LAYERS}", "--num-key-value-heads=8", "--keep", "build/step-time", "-o", OUTPUT)
-    blocked = missing.get("cuda") or missing.get("cuda-python")
-    attention = Step("attention cuda", _script("gpu_checks/attention.py", *flags), blocked)
     # Without any engine, torch still tells what a row costs.
     runs = [step.name for step in steps[-len(DEVICES) :] if not step.blocked]
     flags = (f"--num-hidden-layers={LAYERS}", *sizes, "-o", OUTPUT)
     blocked = f"not needed beside {runs[0]}" if runs else missing.get("torch")
     steps.append(Step("layers torch", _script("torch_rows.py", *flags), blocked))
-    return [*steps, attention]
+    return steps
 
 
 def _of_bundle(found: Found, bundle: Path, manifest: Manifest | None, tokens: int) -> list[Step]:
@@ -123,6 +121,13 @@ def _tests() -> Step:
     flags = ["-q", "-m", "gpu", "-o", "addopts=-ra"]  # the project's addopts need plugins that may not be here
     blocked = None if importlib.util.find_spec("pytest") else "pytest is not installed"
     return Step("tests", (sys.executable, "-m", "pytest", *flags, *TESTS), blocked)
+
+
+def _attention(found: Found) -> Step:
+    """Two ways to attend in ONNX Runtime, for a shape whose query heads share K and V."""
+    flags = (f"--num-hidden-layers={LAYERS}", "--num-key-value-heads=8", "--keep", "build/step-time", "-o", OUTPUT)
+    blocked = found.missing.get("cuda") or found.missing.get("cuda-python")
+    return Step("attention cuda", _script("gpu_checks/attention.py", *flags), blocked)
 
 
 def _large(found: Found) -> list[Step]:

@@ -167,6 +167,7 @@ def test_what_tells_most_comes_first(tmp_path: Path):
         "bench",
         "cpp",
         "tests",
+        "attention",
         "step-time",
         "peers",
     ]
