@@ -238,6 +238,14 @@ TEST_CASE("the one that reads for others is cancelled, or fails", "[prefix]") {
     }
 }
 
+TEST_CASE("a sequence that is moved to a lower slot is shared from there", "[prefix]") {
+    Machine machine(2);
+    machine.submit({1, 2, 3}, 2);
+    machine.cached(machine.submit(text(2, 100), 20));
+    CHECK(machine.runner.slots().all()[0].held().size() == 119);
+    CHECK(machine.cached(machine.submit(text(2, 100, {9}))) == 100);
+}
+
 TEST_CASE("short requests do not cost a long prompt", "[prefix]") {
     for (const int slots : {1, 3}) {  // they take its slot, and shorten the cache
         INFO(slots);
