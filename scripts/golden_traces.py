@@ -186,8 +186,10 @@ def options_of(request: Request) -> GenerateOptions:
 
 
 def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
-    """Run the steps of a new scheduler over the session's backend, and return the result of every request. A prompt
-    that continues the text of another request is completed in the scene."""
+    """Run the steps of a new scheduler over the session's backend, and return the result of every request.
+
+    A prompt that continues the text of another request is completed in the scene.
+    """
     requests: list[Request] = scene["requests"]
     for request in requests:
         if "continues" in request:

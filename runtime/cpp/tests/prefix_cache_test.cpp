@@ -3,19 +3,16 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 #include <utility>
 
 #include "decode/runner.h"
 #include "decode/scheduler.h"
-#include "reciting.h"
+#include "remembering.h"
 
 using namespace pass;
 using namespace pass::test;
 
 namespace {
-
-using Tokens = std::vector<std::int64_t>;
 
 // The heap, but for blocks of one size.
 class Refusing : public Allocator {
@@ -28,109 +25,6 @@ class Refusing : public Allocator {
     void free(void* block) noexcept override { std::free(block); }
     std::size_t refused = 0;
     int refusals = 0;
-};
-
-// It recites, and writes K/V: the entry of a token is a function of it and of the entry before it, as in a model.
-class RememberingBackend : public RecitingBackend {
-   public:
-    explicit RememberingBackend(int slots, std::shared_ptr<Allocator> allocator = nullptr, bool same_entries = true)
-        : RecitingBackend(manifest_, slots, std::move(allocator)) {
-        capabilities_.same_entries = same_entries;
-    }
-
-    // Whether the cache of `slot` begins with the K/V of `tokens`.
-    bool holds(int slot, std::span<const std::int64_t> tokens) {
-        float last = 0;
-        for (std::size_t i = 0; i < tokens.size(); ++i) {
-            last = following(last, tokens[i]);
-            for (int part = 0; part < parts; ++part) {
-                const float* entry = entry_at(slot, part, static_cast<std::int64_t>(i));
-                if (entry[0] != last + static_cast<float>(part) || entry[1] != -last) return false;
-            }
-        }
-        return true;
-    }
-
-    bool second_choices = false;  // whether passes of trees, of one slot, accept a second choice after a first one
-    std::int64_t read = 0;        // tokens of prompts
-
-   protected:
-    void run_prefill(int slot, const Plan& plan) override {
-        RecitingBackend::run_prefill(slot, plan);
-        const Tokens ids = prompt_input("input_ids", {1, plan.width()});
-        write(slot, prompt_input("length", {1}).front(), ids, one_by_one(ids.size()));
-        read += prompt_input("logit_rows", {1}).front() + 1;
-    }
-
-    PassResult run_pass(const PassKind& kind) override {
-        const int width = kind.plan.width();
-        const Tokens lengths = buffers_.read<std::int64_t>("length", kind.batch, {});
-        const Tokens active = buffers_.read<std::int64_t>("active", kind.batch, {});
-        const Tokens ids = buffers_.read<std::int64_t>("input_ids", kind.batch, {width});
-        PassResult found;
-        if (kind.plan.is_tree()) {
-            found.count = {3};
-            found.emitted = {20, 21, 22, 0};
-            found.emitted_rows = {0, 1, second_choices ? 5 : 2, 0};
-        } else {
-            found = RecitingBackend::run_pass(kind);
-        }
-        for (int slot = 0; slot < kind.batch; ++slot) {
-            const auto at = static_cast<std::size_t>(slot);
-            if (active[at] == 0) continue;
-            const auto window = ids.begin() + slot * width;
-            Tokens path(window, window + found.count[at]), rows = one_by_one(path.size());
-            if (kind.plan.is_tree()) {
-                path = {*window, 20, 21};
-                rows = {0, 1, found.emitted_rows[2]};
-            }
-            write(slot, lengths[at], path, rows);
-        }
-        return found;
-    }
-
-   private:
-    static constexpr int parts = 4;  // two tensors of two heads
-
-    static Manifest two_heads() {
-        Manifest manifest = reciting_manifest();
-        manifest.model.kv_heads = 2;
-        manifest.trunk.inputs.push_back(manifest.trunk.inputs.front());
-        manifest.trunk.inputs.back().name = "past_value.0";
-        return manifest;
-    }
-    Tokens prompt_input(const std::string& name, const Shape& shape) {
-        Tokens values(static_cast<std::size_t>(shape.back()));
-        const std::byte* address = buffers_.at({name, prefill_scope + name, shape, "int64", false, nullptr});
-        memory_->download(values.data(), address, values.size() * sizeof values[0]);
-        return values;
-    }
-    static Tokens one_by_one(std::size_t count) {
-        Tokens rows(count);
-        std::iota(rows.begin(), rows.end(), 0);
-        return rows;
-    }
-    static float following(float entry, std::int64_t token) {
-        return static_cast<float>((static_cast<std::int64_t>(entry) * 31 + token + 1) % 65521);
-    }
-    float* entry_at(int slot, int part, std::int64_t position) {
-        std::byte* place = cache_.place(static_cast<std::size_t>(part / 2), slot);
-        return reinterpret_cast<float*>(place) + 2 * (part % 2 * cache_.shape(1)[2] + position);
-    }
-    // After `length` entries of `slot`, in these rows of a window.
-    void write(int slot, std::int64_t length, const Tokens& tokens, const Tokens& rows) {
-        float last = length == 0 ? 0 : -entry_at(slot, 0, length - 1)[1];
-        for (std::size_t i = 0; i < tokens.size(); ++i) {
-            last = following(last, tokens[i]);
-            for (int part = 0; part < parts; ++part) {
-                float* entry = entry_at(slot, part, length + rows[i]);
-                entry[0] = last + static_cast<float>(part);
-                entry[1] = -last;
-            }
-        }
-    }
-
-    inline static const Manifest manifest_ = two_heads();
 };
 
 // A scheduler over one, of which every step is checked.
@@ -236,6 +130,14 @@ TEST_CASE("the one that reads for others is cancelled, or fails", "[prefix]") {
         CHECK(first->output.end->reason == (fails ? FinishReason::error : FinishReason::cancelled));
         CHECK(machine.backend.read == 109);
     }
+}
+
+TEST_CASE("a sequence that is moved to a lower slot is shared from there", "[prefix]") {
+    Machine machine(2);
+    machine.submit({1, 2, 3}, 2);
+    machine.cached(machine.submit(text(2, 100), 20));
+    CHECK(machine.runner.slots().all()[0].held().size() == 119);
+    CHECK(machine.cached(machine.submit(text(2, 100, {9}))) == 100);
 }
 
 TEST_CASE("short requests do not cost a long prompt", "[prefix]") {
