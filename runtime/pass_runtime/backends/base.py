@@ -205,7 +205,8 @@ class Backend(ABC):
     def uncaptured(self) -> dict[str, str]:
         """Those that could not be captured, with the reason. They are slow to start, so extra rows seem to cost less
         than they do."""
-        return {name: why for name, why in self.captures.items() if why is not None}
+        known = self.captures.copy()  # Servers ask for it while passes add to it.
+        return {name: why for name, why in known.items() if why is not None}
 
     @property
     def failure(self) -> PassError | None:
