@@ -28,6 +28,9 @@ if [ "${1:-}" = --sanitizers ]; then
         bash scripts/build_cpp.sh --sanitize "$kinds" --target pass-tests --no-tests
         timeout 300 "build/cpp/${kinds/,/-}/pass-tests"
     done
-    bash scripts/build_cpp.sh --sanitize address,undefined --target fake_gpu --no-tests
-    PASS_CPP_BUILD=build/cpp/address-undefined pytest -n 0 tests/cpp/test_cpp_trt.py -k "writes or fails"
+    for program in fake_gpu fake_ort; do
+        bash scripts/build_cpp.sh --sanitize address,undefined --target $program --no-tests
+    done
+    PASS_CPP_BUILD=build/cpp/address-undefined pytest -n 0 tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py \
+        -k "writes or fails or counts"
 fi

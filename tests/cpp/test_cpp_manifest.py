@@ -153,6 +153,18 @@ def test_a_manifest_that_is_wrong_in_any_one_place(program: Path, bundle: Path, 
         ]
 
 
+def test_the_devices_of_derived_trunks(program: Path, bundle: Path, tmp_path: Path):
+    document = json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
+    for device, refused in (("cpu", False), ("cuda", False), ("tpu", True)):
+        directory = tmp_path / device
+        directory.mkdir()
+        changed = replaced(document, ("derived", 0, "device"), device)
+        (directory / FILE_NAME).write_text(json.dumps(changed), encoding="utf-8")
+        (found,), expected = complaints(program, [directory]), complaint(directory)
+        assert problem(found) == problem(expected)
+        assert ("derived.0.device" in expected) == refused  # else the graphs are what is missing
+
+
 SYNTAX = {
     "empty": b"",
     "open": b"{",

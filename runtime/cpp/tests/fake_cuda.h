@@ -36,8 +36,9 @@ class FakeCuda {
     std::size_t limit = std::size_t{1} << 30;  // bytes of device memory
     int fail_malloc = 0;                       // counts down with every allocation; the one that makes it 0 fails
     int devices = 1, major = 9, minor = 0;
-    int driver = 13040;            // the CUDA that it runs; 0: there is none
-    int ordinal = 0, current = 0;  // the device that everything must be done on, and the present one
+    int driver = 13040;                          // the CUDA that it runs; 0: there is none
+    int ordinal = 0;                             // the device that everything must be done on
+    static inline thread_local int current = 0;  // the device of the calling thread
     int mallocs = 0, launches = 0, captures = 0;
     int works = 0;        // copies and engines that ran outside a graph
     int error = 0;        // of the last call that failed, until `last_error` is called
@@ -55,8 +56,8 @@ class FakeCuda {
             if (driver < 13000) return error = 35;  // cudaErrorInsufficientDriver
             return *count = devices, 0;
         };
-        api.get_device = [this](int* device) { return *device = current, 0; };
-        api.set_device = [this](int device) { return current = device, 0; };
+        api.get_device = [](int* device) { return *device = current, 0; };
+        api.set_device = [](int device) { return current = device, 0; };
         api.device_attribute = [this](int* value, int attribute, int device) {
             require(device == ordinal, "another device is looked at");
             return *value = attribute == 75 ? major : minor, 0;

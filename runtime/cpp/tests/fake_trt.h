@@ -9,8 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "backends/ort/bound_graph.h"
 #include "backends/ort/devices.h"
-#include "backends/ort/session.h"
 #include "backends/trt/api.h"
 #include "fake_cuda.h"
 

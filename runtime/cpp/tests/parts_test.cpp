@@ -7,7 +7,6 @@
 #include "bundle/noise.h"
 #include "bundle/plan.h"
 #include "decode/ngram.h"
-#include "decode/prompt_chunk.h"
 #include "errors.h"
 #include "pass/stats.hpp"
 #include "tuning/group_sizes.h"
@@ -106,32 +105,6 @@ TEST_CASE("capacities rise in steps", "[capabilities]") {
     const Capabilities offered{"cpu", 50, following_capacities(256), {1}, {1}};
     CHECK(offered.capacity(256) == 256);
     CHECK_THROWS_AS(offered.capacity(257), std::logic_error);
-}
-
-TEST_CASE("prompts are read in the windows that the engine has", "[prompt]") {
-    const auto chunk = [](const Capabilities& sizes, std::int64_t cached, std::int64_t remaining,
-                          std::optional<std::int64_t> most = std::nullopt) {
-        const PromptChunk found = next_chunk(sizes, cached, remaining, most);
-        return std::pair(found.tokens, found.width);
-    };
-    using Found = std::pair<std::int64_t, int>;
-    Capabilities sizes{"cpu", 50, following_capacities(256), {64, 16, 1}, {1}};
-    CHECK(chunk(sizes, 0, 100) == Found(64, 64));
-    CHECK(chunk(sizes, 64, 36) == Found(16, 16));
-    CHECK(chunk(sizes, 0, 48) == Found(48, 64));  // three quarters
-    CHECK(chunk(sizes, 0, 3) == Found(3, 16));    // in place of single rows
-    CHECK(chunk(sizes, 0, 100, 16) == Found(16, 16));
-    CHECK(chunk(sizes, 250, 5) == Found(1, 1));  // a wider one does not fit the cache
-    sizes.prefill_widths = {32, 1};
-    CHECK(chunk(sizes, 0, 100) == Found(32, 32));
-    CHECK(chunk(sizes, 0, 20) == Found(20, 32));
-    CHECK(chunk(sizes, 0, 100, 16) == Found(1, 1));
-    sizes.prefill_widths = {1};
-    CHECK(chunk(sizes, 0, 100) == Found(1, 1));
-    sizes.least_width = 8;
-    sizes.prefill_widths = {10, 1};
-    CHECK(chunk(sizes, 246, 9) == Found(9, 10));
-    CHECK(chunk(sizes, 247, 9) == Found(1, 1));
 }
 
 TEST_CASE("trees promise what Python says they do", "[tuning]") {

@@ -1,8 +1,8 @@
 /* libpass for C, and for languages that can call C.
  *
  * Functions that can fail take `error`, a buffer of `error_size` bytes for one line that says what to do next; it may
- * be null. A session has no thread of its own: a thread that waits in pass_next, or calls pass_step, decodes for all
- * requests; pass_poll does neither. Any thread may call functions of a session; a generation is for one reader, but
+ * be null. A session has no thread that decodes by itself: a thread that waits in pass_next, or calls pass_step, decodes
+ * for all requests; pass_poll does neither. Any thread may call functions of a session; a generation is for one reader, but
  * pass_cancel is for any thread.
  *
  * Option structs begin with their size, which pass_default_..._options sets: programs that were compiled with an older
@@ -35,7 +35,7 @@ typedef struct pass_load_options {
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
     int weight_cache;        /* on the CPU, map weights that the Python runtime has kept packed */
     int64_t speculative_max_concurrency; /* with more sequences than this decoding, none drafts; -1: plans decide */
-    int prefix_cache; /* use K/V of earlier requests again where that changes no bit of what follows */
+    int prefix_cache;            /* use K/V of earlier requests again where that changes no bit of what follows */
     double acceptance_threshold; /* none drafts while first drafts are accepted less often than this; 0: no limit */
 } pass_load_options;
 

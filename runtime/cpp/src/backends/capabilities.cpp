@@ -32,6 +32,18 @@ std::int64_t Capabilities::capacity(std::int64_t tokens) const {
                            std::to_string(max_capacity()));
 }
 
+std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t now) const {
+    std::vector<int> found;
+    for (const int width : prefill_widths) {
+        const std::int64_t end = start + padded_width(width);
+        if (end > max_capacity()) continue;
+        const auto limit = chunk_capacities.find(width);
+        if (limit != chunk_capacities.end() && std::max(now, capacity(end)) > limit->second) continue;
+        found.push_back(width);
+    }
+    return found;
+}
+
 bool Capabilities::allows(const std::vector<Plan>& plans) const {
     if (!lookahead) return true;
     std::vector<Plan> built = chain_plans(*lookahead);

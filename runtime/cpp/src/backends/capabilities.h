@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ struct Capabilities {
     bool keeps_graphs = false;             // passes are repeated as captured graphs, at every KV capacity
     int least_width = 1;                   // narrower windows are padded to it
     std::int64_t listed = 0;  // N, the positions in the noise input of tails; 0: as many as max_capacity() needs
+    // Of wide chunks, the largest KV capacity with which they are run, because of the memory that they need.
+    std::map<int, std::int64_t> chunk_capacities{};
 
     int slots() const { return batch_sizes.back(); }
     std::int64_t max_capacity() const { return capacities.back(); }
@@ -40,6 +43,9 @@ struct Capabilities {
     std::int64_t capacity(std::int64_t tokens) const;
     // Tokens that a window of `width` rows writes into the KV cache, with its padding.
     int padded_width(int width) const { return width > least_width ? width : least_width; }
+    // The widths of the chunks that may follow `start` tokens of a prompt, in falling order. capacity: the KV capacity
+    // as it is now; it grows where a chunk needs that.
+    std::vector<int> chunks(std::int64_t start, std::int64_t capacity) const;
     // The plans of the modes without trees, for `lookahead` drafts, that there are engines for.
     std::vector<Plan> mode_plans(int lookahead) const;
     // Whether there are engines for all of `plans`.

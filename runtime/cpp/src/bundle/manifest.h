@@ -49,16 +49,16 @@ struct Graph {
 };
 
 // The trunk rewritten for the engine of one device: other nodes, same tensors, same file of weights.
-// batch: the only batch size that it runs; empty is any. A trunk for one sequence may overwrite the entry of the KV
-// cache after its window, so the cache must have one beyond the capacity in use. lookahead_rows: whether its windows
-// may have look-ahead rows. Without them it computes the same bits as the one with them, in less time.
+// batch: the only batch size that it runs; empty is any. A trunk for one sequence on the CPU may overwrite the entry
+// of the KV cache after its window, so the cache must have one beyond the capacity in use. lookahead_rows: whether its
+// windows may have look-ahead rows. Without them it computes the same bits as the one with them, in less time.
 struct DerivedTrunk {
     std::string file;
     std::string device;
     std::optional<std::int64_t> batch;
     bool lookahead_rows = true;
     // How many entries of the KV cache after its window a pass may overwrite.
-    std::int64_t spare_entries() const { return batch ? 1 : 0; }
+    std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
 };
 
 // The frozen model. dtype: of activations, cache and embeddings; weights: of the linear layers, "full" is dtype.

@@ -189,7 +189,7 @@ void read(const At& at, DerivedTrunk& out) {
     };
     Fields(at)
         .field("file", out.file, file_name)
-        .field("device", out.device, one_of("cpu"))
+        .field("device", out.device, one_of("cpu", "cuda"))
         .field_or_default("batch", out.batch, one)
         .field_or_default("lookahead_rows", out.lookahead_rows)
         .end();

@@ -14,8 +14,8 @@ namespace pass {
 // drafts for its sake, that one rises slowly, and sequences that come later try again.
 class DraftLimits {
    public:
-    // concurrency: with more sequences than that decoding, none has drafts; none is without limit. acceptance: the least
-    // mean, over the sequences that decode, of the rate at which a pass's first draft is accepted; 0 is no limit.
+    // concurrency: with more sequences than that decoding, none has drafts; none is without limit. acceptance: the
+    // least mean, over the sequences that decode, of the rate at which a pass's first draft is accepted; 0 is no limit.
     explicit DraftLimits(std::optional<std::int64_t> concurrency = std::nullopt, double acceptance = 0.0)
         : concurrency_(concurrency), acceptance_(acceptance) {}
 

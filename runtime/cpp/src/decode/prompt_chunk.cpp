@@ -4,12 +4,11 @@
 
 namespace pass {
 
-PromptChunk next_chunk(const Capabilities& sizes, std::int64_t cached, std::int64_t remaining,
+PromptChunk next_chunk(const Capabilities& sizes, std::int64_t cached, std::int64_t remaining, std::int64_t capacity,
                        std::optional<std::int64_t> most) {
-    std::vector<int> offered, widths;
-    for (int width : sizes.prefill_widths) {
-        if (cached + sizes.padded_width(width) > sizes.max_capacity()) continue;
-        offered.push_back(width);
+    const std::vector<int> offered = sizes.chunks(cached, capacity);
+    std::vector<int> widths;
+    for (int width : offered) {
         if (!most.has_value() || width <= *most) widths.push_back(width);
     }
     if (widths.empty()) widths.push_back(offered.back());

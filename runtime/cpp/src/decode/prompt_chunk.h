@@ -15,9 +15,9 @@ struct PromptChunk {
 };
 
 // The next chunk of a prompt of which `remaining` tokens are left, after `cached` tokens, in a window of at most `most`
-// rows. It is the narrowest window that holds all that is left, if that fills three quarters of it or fills no other;
-// else the widest that is filled.
-PromptChunk next_chunk(const Capabilities& sizes, std::int64_t cached, std::int64_t remaining,
+// rows. capacity: the KV capacity as it is now. It is the narrowest window that holds all that is left, if that fills
+// three quarters of it or fills no other; else the widest that is filled.
+PromptChunk next_chunk(const Capabilities& sizes, std::int64_t cached, std::int64_t remaining, std::int64_t capacity,
                        std::optional<std::int64_t> most);
 
 }  // namespace pass

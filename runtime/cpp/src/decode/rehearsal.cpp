@@ -11,10 +11,12 @@ namespace {
 
 constexpr int rehearsal_runs = 2;  // after so many an engine has captured a pass
 
-// The passes over all slots of the batch, and then the chunks of prompts, that leave room for the kept tokens.
-void run_everything(Runner& runner, std::int64_t room, int batch, const std::vector<Sampler>& samplers) {
+// The passes over all slots of the batch, and then the chunks of prompts, that leave room for the
+// `kept` tokens.
+void run_everything(Runner& runner, std::int64_t kept, std::int64_t capacity, int batch,
+                    const std::vector<Sampler>& samplers) {
     const Capabilities& limits = runner.backend().capabilities();
-    const auto fits = [&](int width) { return limits.padded_width(width) <= room; };
+    const auto fits = [&](int width) { return kept + limits.padded_width(width) <= capacity; };
     for (const Plan& plan : limits.mode_plans(static_cast<int>(runner.backend().manifest().lookahead.length))) {
         if (!fits(plan.width())) continue;
         for (Sampler sampler : samplers) runner.rehearse({plan, batch, sampler, false}, rehearsal_runs);
@@ -22,7 +24,7 @@ void run_everything(Runner& runner, std::int64_t room, int batch, const std::vec
     int first = 0;
     for (int size : limits.batch_sizes) first = size < batch ? size : first;
     for (int slot = first; slot < batch; ++slot) {
-        for (int width : limits.prefill_widths) {
+        for (int width : limits.chunks(kept, capacity)) {
             if (fits(width)) runner.rehearse_prefill(slot, width, rehearsal_runs);
         }
     }
@@ -38,7 +40,7 @@ void rehearse(Runner& runner, std::int64_t capacity, int batch, const std::vecto
     if (!slots.busy().empty() || kept >= capacity) return;
     try {
         slots.resize(capacity);
-        run_everything(runner, capacity - kept, batch, samplers);
+        run_everything(runner, kept, capacity, batch, samplers);
     } catch (const DeviceLost&) {
         throw;
     } catch (const Error& error) {  // a request that needs such a pass meets the same error, and reports it

@@ -12,8 +12,9 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> most) {
     Sequence& sequence = *slot.sequence;
     const double started = now();
     const std::vector<std::int64_t>& prompt = sequence.request.prompt_ids;
-    const auto [count, width] = next_chunk(backend_.capabilities(), sequence.cached,
-                                           static_cast<std::int64_t>(prompt.size()) - 1 - sequence.cached, most);
+    const auto [count, width] =
+        next_chunk(backend_.capabilities(), sequence.cached,
+                   static_cast<std::int64_t>(prompt.size()) - 1 - sequence.cached, backend_.capacity(), most);
     slots_.reserve(sequence.cached + backend_.capabilities().padded_width(width));
     const double begun = now();
     backend_.prefill(

@@ -23,11 +23,7 @@ namespace pass {
 class Scheduler {
    public:
     Scheduler(Runner& runner, Tuners& tuners, std::size_t max_queue, DraftLimits limits)
-        : runner_(runner),
-          slots_(runner.slots()),
-          tuners_(tuners),
-          max_queue_(max_queue),
-          limits_(std::move(limits)) {}
+        : runner_(runner), slots_(runner.slots()), tuners_(tuners), max_queue_(max_queue), limits_(std::move(limits)) {}
 
     // Put a sequence at the end of the queue. Throws QueueFull.
     void add(std::shared_ptr<Sequence> sequence);

@@ -86,11 +86,11 @@ class Sequence {
     bool finished = false;
     Stats stats;
     std::optional<NgramIndex> index;
-    std::optional<double> decoding_since;  // when the first pass began
-    double engine_before = 0.0;            // the engine's seconds by then, over all sequences
-    std::optional<Acceptance> acceptance;  // of this sequence's look-ahead drafts; none until `auto` needs it
+    std::optional<double> decoding_since;    // when the first pass began
+    double engine_before = 0.0;              // the engine's seconds by then, over all sequences
+    std::optional<Acceptance> acceptance;    // of this sequence's look-ahead drafts; none until `auto` needs it
     std::optional<Acceptance> first_drafts;  // of a pass's first draft, whatever made it; none until a limit needs it
-    std::map<int, Acceptance> ngrams;      // of its n-gram drafts, by the length of the match
+    std::map<int, Acceptance> ngrams;        // of its n-gram drafts, by the length of the match
     std::optional<Processors> processors;
     std::exception_ptr problem;  // why its processors cannot go on, once they cannot: it ends with the pass
     Output output;

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "backends/chunks.h"
 #include "backends/ort/packed_weights.h"
 #include "errors.h"
 #include "log.h"
@@ -22,16 +23,24 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
                     std::to_string(manifest.model.max_capacity) + " tokens of the model");
     }
     const std::string& weights = manifest.model.weights;
-    return {device.name,
-            manifest.model.vocab_size,
-            device.on_cpu() ? following_capacities(most) : doubling_capacities(most),
-            {256, 64, 16, 1},
-            batch_sizes_up_to(options.max_batch_size),
-            std::nullopt,
-            manifest.tree_sizes(),
-            weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8")),
-            // tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
-            device.on_cpu() && manifest.derived_trunk(device.name, options.max_batch_size) != nullptr};
+    const auto capacities = device.on_cpu() ? following_capacities(most) : doubling_capacities(most);
+    Capabilities found{
+        device.name,
+        manifest.model.vocab_size,
+        capacities,
+        {256, 64, 16, 1},
+        batch_sizes_up_to(options.max_batch_size),
+        std::nullopt,
+        manifest.tree_sizes(),
+        weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8")),
+        // tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
+        device.on_cpu() && manifest.derived_trunk(device.name, options.max_batch_size) != nullptr};
+    if (device.on_cpu()) return found;
+    found.chunk_capacities = wide_chunks(manifest.model, capacities);
+    for (const auto& [width, limit] : found.chunk_capacities) {  // in rising order
+        found.prefill_widths.insert(found.prefill_widths.begin(), width);
+    }
+    return found;
 }
 
 std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {
@@ -39,25 +48,29 @@ std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& optio
     return derived == nullptr ? 0 : derived->spare_entries();
 }
 
+OrtBackend::Engine open_engine(const LoadOptions& options) {
+    std::shared_ptr<const OrtLibrary> library = OrtLibrary::open(options.onnxruntime);
+    Device device = choose_device(*library, options.device);
+    register_plugin(*library, device, options);
+    std::unique_ptr<Memory> memory = open_memory(device, options.allocator);
+    return {std::move(library), std::move(device), std::move(memory)};
+}
+
 }  // namespace
 
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options)
-    : OrtBackend(std::move(bundle), manifest, options, [&] {
-          std::shared_ptr<const OrtLibrary> library = OrtLibrary::open(options.onnxruntime);
-          Device device = choose_device(*library, options.device);
-          register_plugin(*library, device, options);
-          return Engine{std::move(library), std::move(device)};
-      }()) {}
+    : OrtBackend(std::move(bundle), manifest, options, open_engine(options)) {}
 
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
                        Engine engine)
-    : Backend(manifest, capabilities_of(manifest, options, engine.device),
-              open_memory(engine.device, options.allocator), spare_entries_of(manifest, options, engine.device)),
+    : Backend(manifest, capabilities_of(manifest, options, engine.device), std::move(engine.memory),
+              spare_entries_of(manifest, options, engine.device)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
     // On other devices every tail has a copy of its own.
     if (engine_.device.on_cpu()) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
     open_trunks(options);
+    if (engine_.device.captures()) thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
 // Two graphs are open only where they share their weights in memory.
@@ -74,13 +87,13 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
         trunk_ =
             std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / drafting, options.threads, nullptr);
     }
-    note_capture(drafting, *trunk_);
+    note_capture(*trunk_);
     trunk_->check(manifest_.trunk, &manifest_);
     if (plain_trunk_ != nullptr) plain_trunk_->check(manifest_.trunk, &manifest_);
 }
 
-void OrtBackend::note_capture(const std::string& file, const OrtGraph& graph) {
-    if (!graph.not_captured().empty()) uncaptured_[file] = graph.not_captured();
+void OrtBackend::note_capture(const OrtGraph& graph) {
+    if (!graph.not_captured().empty()) uncaptured_[graph.file()] = graph.not_captured();
 }
 
 // Null where no packed weights are kept for this trunk.
@@ -102,7 +115,15 @@ void OrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> len
     bound_prefills_.clear();
 }
 
-void OrtBackend::run_bound(const BoundGraph& bound) {
+void OrtBackend::in_thread(const std::function<void()>& work) {
+    if (thread_ != nullptr) {
+        thread_->run(work);
+    } else {
+        work();
+    }
+}
+
+void OrtBackend::run_bound(BoundGraph& bound) {
     try {
         bound.run();
     } catch (const Error&) {
@@ -112,18 +133,32 @@ void OrtBackend::run_bound(const BoundGraph& bound) {
 }
 
 void OrtBackend::run_trunk(const Plan& plan, int batch) {
-    run_bound(bound_trunks_.get({plan.name, batch}, [&](int cuda_graph) {
-        return bind_trunk(cuda_graph, plan, bindings_.trunk(plan, batch), 0, batch);
-    }));
+    in_thread([&] {
+        run_bound(bound_trunks_.get({plan.name, batch}, [&](int cuda_graph) {
+            return bind_trunk(cuda_graph, plan, bindings_.trunk(plan, batch), 0, batch);
+        }));
+    });
 }
 
 void OrtBackend::run_prefill(int slot, const Plan& plan) {
-    run_bound(bound_prefills_.get({plan.width(), slot}, [&](int cuda_graph) {
-        return bind_trunk(cuda_graph, plan, bindings_.trunk(plan, 1, true), slot, 1);
-    }));
+    in_thread([&] {
+        run_bound(bound_prefills_.get({plan.width(), slot}, [&](int cuda_graph) {
+            return bind_trunk(cuda_graph, plan, bindings_.trunk(plan, 1, true), slot, 1);
+        }));
+    });
 }
 
 void OrtBackend::run_tail(const PassKind& kind) {
+    in_thread([&] { run_tails(kind); });
+}
+
+Backend::PassResult OrtBackend::run_pass(const PassKind& kind) {
+    PassResult found;
+    in_thread([&] { found = Backend::run_pass(kind); });
+    return found;
+}
+
+void OrtBackend::run_tails(const PassKind& kind) {
     const std::string& plan = kind.plan.name;
     if (kind.touched > 0) {
         run_bound(bound_tails_.get({plan, processors_graph, kind.batch, kind.touched}, [&](int cuda_graph) {
@@ -149,12 +184,27 @@ std::vector<BoundTensor> OrtBackend::placed(const std::vector<Binding>& bindings
 }
 
 BoundGraph OrtBackend::bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings) {
-    return {graph, placed(bindings.inputs), placed(bindings.outputs), cuda_graph};
+    const std::vector<BoundTensor> inputs = placed(bindings.inputs), outputs = placed(bindings.outputs);
+    return {graph, inputs, outputs, capture_of(cuda_graph, graph, overwritten(inputs, outputs))};
+}
+
+Capture OrtBackend::capture_of(int cuda_graph, const OrtGraph& graph, std::vector<BoundTensor> overwritten) {
+    const auto failed = [this, file = graph.file()](const std::string& reason) { not_captured(file, reason); };
+    return {cuda_graph, memory_.get(), std::move(overwritten), failed};
+}
+
+// The log says so once for all plans, batches and slots that run the graph.
+void OrtBackend::not_captured(const std::string& file, const std::string& reason) {
+    if (!uncaptured_.contains(file)) {
+        log(LogLevel::warning, file + " runs without a CUDA graph, and so more slowly: " + reason);
+    }
+    uncaptured_[file] = reason;
 }
 
 // Past and present are the same memory: without that, every pass would copy the cache.
 BoundGraph OrtBackend::bind_trunk(int cuda_graph, const Plan& plan, const Bindings& bindings, int slot, int batch) {
     std::vector<BoundTensor> inputs = placed(bindings.inputs), outputs = placed(bindings.outputs);
+    std::vector<BoundTensor> both = overwritten(inputs, outputs);
     const std::array<std::int64_t, 4> shape = cache_.shape(batch);
     for (std::size_t i = 0; i < cache_.names().size(); ++i) {
         const std::string& past = cache_.names()[i];
@@ -164,7 +214,8 @@ BoundGraph OrtBackend::bind_trunk(int cuda_graph, const Plan& plan, const Bindin
         outputs.push_back({present, cache_.dtype(), sizes, cache_.place(i, slot)});
     }
     const bool plain = plan.lookahead_rows() == 0 && plain_trunk_ != nullptr;
-    return {plain ? *plain_trunk_ : *trunk_, inputs, outputs, cuda_graph};
+    const OrtGraph& graph = plain ? *plain_trunk_ : *trunk_;
+    return {graph, inputs, outputs, capture_of(cuda_graph, graph, std::move(both))};
 }
 
 // A tail runs on one thread: a second thread pool would spin on the cores that the trunk's next pass needs.
@@ -173,7 +224,7 @@ const OrtGraph& OrtBackend::tail_graph(const Graph& graph) {
     if (tail == nullptr) {
         auto opened =
             std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / graph.file, 1, shared_.get());
-        note_capture(graph.file, *opened);
+        note_capture(*opened);
         opened->check(graph);
         tail = std::move(opened);
     }

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <map>
 
-#include "backends/ort/session.h"
+#include "backends/ort/bound_graph.h"
 
 namespace pass {
 
@@ -15,7 +15,7 @@ class BoundGraphs {
    public:
     // The bound graph of `key`; `make` makes it, from the number of its CUDA graph, where it is not cached.
     template <class Make>
-    const BoundGraph& get(const Key& key, const Make& make) {
+    BoundGraph& get(const Key& key, const Make& make) {
         auto found = bound_.find(key);
         if (found == bound_.end()) {
             const auto graph = graph_of_.emplace(key, 0).first;

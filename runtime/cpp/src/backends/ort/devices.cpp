@@ -14,6 +14,7 @@ namespace pass {
 
 namespace {
 
+constexpr const char* capturing = "enable_cuda_graph";
 constexpr const char* rtx_plugin = "NvTensorRTRTXExecutionProvider";
 
 const std::vector<Device>& devices() {
@@ -24,9 +25,9 @@ const std::vector<Device>& devices() {
          "CUDAExecutionProvider",
          "Cuda",
          false,
-         {{{"enable_cuda_graph", "1"}, {"use_tf32", "0"}}, {{"use_tf32", "0"}}},
+         {{{capturing, "1"}, {"use_tf32", "0"}}, {{"use_tf32", "0"}}},
          0},
-        {"tensorrt-rtx-ep", rtx_plugin, "Cuda", true, {{{"enable_cuda_graph", "1"}}, {}}, 0},
+        {"tensorrt-rtx-ep", rtx_plugin, "Cuda", true, {{{capturing, "1"}}, {}}, 0},
     };
     return known;
 }
@@ -43,6 +44,12 @@ std::string plugin_path(const LoadOptions& options) {
 }
 
 }  // namespace
+
+bool Device::captures(std::size_t attempt) const {
+    const ProviderOptions& given = options.at(attempt);
+    return std::any_of(given.begin(), given.end(),
+                       [](const auto& one) { return std::string_view(one.first) == capturing; });
+}
 
 Device choose_device(const OrtLibrary& library, const std::string& name) {
     const auto [kind, ordinal] = split_device(name);

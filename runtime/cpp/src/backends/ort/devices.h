@@ -24,6 +24,8 @@ struct Device {
     int ordinal = 0;                       // which of several GPUs
 
     bool on_cpu() const { return memory == std::string_view("Cpu"); }
+    // Whether sessions with the options number `attempt` capture CUDA graphs.
+    bool captures(std::size_t attempt = 0) const;
 };
 
 // name: cpu, cuda, cuda:1 and so on, tensorrt-rtx-ep, or auto, which is cuda where this ONNX Runtime has it, else cpu.

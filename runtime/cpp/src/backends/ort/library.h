@@ -26,6 +26,8 @@ class OrtLibrary {
     // path: empty is $PASS_ONNXRUNTIME, then the one found at build time, then the loader's own search. Throws Error
     // where there is none, or it is too old.
     static std::shared_ptr<const OrtLibrary> open(const std::filesystem::path& path);
+    // Over a table of functions, which has to live as long as this does.
+    OrtLibrary(const OrtApi* api, const std::string& version);
 
     const OrtApi& api() const { return *api_; }
     // Its version and how it was built, as Python's `__version__` and `get_build_info()`.
@@ -47,8 +49,6 @@ class OrtLibrary {
                            const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type) const;
 
    private:
-    OrtLibrary(const OrtApi* api, const std::string& version);
-
     const OrtApi* api_;
     std::string build_;
     Owned<OrtEnv> environment_;

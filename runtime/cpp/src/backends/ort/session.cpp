@@ -1,7 +1,6 @@
 #include "backends/ort/session.h"
 
 #include <algorithm>
-#include <atomic>
 #include <set>
 
 #include "backends/ort/threads.h"
@@ -10,8 +9,6 @@
 #include "log.h"
 
 namespace pass {
-
-namespace {
 
 ONNXTensorElementDataType element_type(const std::string& dtype) {
     if (dtype == "int64") return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
@@ -22,11 +19,7 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
     return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 }
 
-Owned<OrtValue> tensor_on(const OrtLibrary& library, const OrtMemoryInfo* place, const BoundTensor& tensor) {
-    std::size_t size = item_size(tensor.dtype);
-    for (std::int64_t length : tensor.shape) size *= static_cast<std::size_t>(length);
-    return library.tensor(place, tensor.address, size, tensor.shape, element_type(tensor.dtype));
-}
+namespace {
 
 // The name, type and shape of a tensor, in which a graph and its manifest must agree.
 struct Kind {
@@ -60,7 +53,10 @@ Kind kind_of(const OrtLibrary& library, std::string name, const OrtTypeInfo* inf
 
 OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
                    int threads, const SharedTensors* shared, bool packed)
-    : library_(std::move(library)), device_(device), session_(nullptr, library_->api().ReleaseSession) {
+    : library_(std::move(library)),
+      file_(path.filename().string()),
+      device_(device),
+      session_(nullptr, library_->api().ReleaseSession) {
     const OrtApi& api = library_->api();
     for (std::size_t attempt = 0; session_ == nullptr; ++attempt) {
         try {
@@ -73,6 +69,7 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
             workers.begin();
             library_->check(status, "onnxruntime cannot load " + path.string());
             session_.reset(session);
+            captures_ = device_.captures(attempt);
         } catch (const Error& error) {
             if (attempt + 1 == device_.options.size()) throw;
             not_captured_ = error.what();
@@ -141,38 +138,6 @@ void OrtGraph::check_tensors(const std::vector<Tensor>& described, const std::st
     if (differing.empty()) return;
     throw Error("the manifest and " + file + " differ in " + differing.front().name + " " +
                 text_of(differing.front().shape) + "; export the bundle again");
-}
-
-int next_cuda_graph() {
-    static std::atomic<int> next = 0;
-    return ++next;
-}
-
-BoundGraph::BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs,
-                       const std::vector<BoundTensor>& outputs, int cuda_graph)
-    : graph_(&graph),
-      binding_(graph.library().make(graph.library().api().CreateIoBinding, graph.library().api().ReleaseIoBinding,
-                                    graph.session())),
-      options_(graph.library().make(graph.library().api().CreateRunOptions, graph.library().api().ReleaseRunOptions)) {
-    const OrtLibrary& library = graph.library();
-    const OrtApi& api = library.api();
-    const auto place = library.make(api.CreateMemoryInfo, api.ReleaseMemoryInfo, graph.device().memory,
-                                    OrtDeviceAllocator, graph.device().ordinal, OrtMemTypeDefault);
-    const auto bind = [&](const std::vector<BoundTensor>& tensors, auto bind_one) {
-        for (const BoundTensor& tensor : tensors) {
-            values_.push_back(tensor_on(library, place.get(), tensor));
-            library.check(bind_one(binding_.get(), tensor.name.c_str(), values_.back().get()));
-        }
-    };
-    bind(inputs, api.BindInput);
-    bind(outputs, api.BindOutput);
-    library.check(api.AddRunConfigEntry(options_.get(), "gpu_graph_id", std::to_string(cuda_graph).c_str()));
-}
-
-void BoundGraph::run() const {
-    const OrtLibrary& library = graph_->library();
-    library.check(library.api().RunWithBinding(graph_->session(), options_.get(), binding_.get()),
-                  "onnxruntime failed to run a pass");
 }
 
 }  // namespace pass

@@ -1,4 +1,4 @@
-// A graph that ONNX Runtime has loaded, and a graph bound to memory.
+// A graph that ONNX Runtime has loaded.
 #pragma once
 
 #include <filesystem>
@@ -13,34 +13,8 @@
 
 namespace pass {
 
-// A tensor of a graph, and its memory.
-struct BoundTensor {
-    std::string name;
-    std::string dtype;
-    std::vector<std::int64_t> shape;
-    std::byte* address;
-};
-
-// A new number for a CUDA graph.
-int next_cuda_graph();
-
-class OrtGraph;
-
-// A graph bound to memory. On CUDA, ONNX Runtime captures it as a CUDA graph, since addresses and shapes do not change.
-class BoundGraph {
-   public:
-    // cuda_graph: the number of its CUDA graph; -1: it is not captured.
-    BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs, const std::vector<BoundTensor>& outputs,
-               int cuda_graph = -1);
-    // Throws Error where ONNX Runtime fails, for example for lack of memory.
-    void run() const;
-
-   private:
-    const OrtGraph* graph_;
-    std::vector<Owned<OrtValue>> values_;
-    Owned<OrtIoBinding> binding_;
-    Owned<OrtRunOptions> options_;
-};
+// ONNX Runtime's name of `dtype`.
+ONNXTensorElementDataType element_type(const std::string& dtype);
 
 class OrtGraph {
    public:
@@ -54,9 +28,13 @@ class OrtGraph {
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }
+    // The name of its file.
+    const std::string& file() const { return file_; }
     OrtSession* session() const { return session_.get(); }
     const Device& device() const { return device_; }
-    // Why runs are not captured as CUDA graphs, where the device could; else empty.
+    // Whether its runs are captured as CUDA graphs.
+    bool captures() const { return captures_; }
+    // Why they are not, where the device could; else empty.
     const std::string& not_captured() const { return not_captured_; }
 
    private:
@@ -66,8 +44,10 @@ class OrtGraph {
                        Count count_of, Name name_of, Info info_of) const;
 
     std::shared_ptr<const OrtLibrary> library_;
+    std::string file_;
     Device device_;
     Owned<OrtSession> session_;
+    bool captures_ = false;
     std::string not_captured_;
 };
 

@@ -1,0 +1,112 @@
+#include "backends/ort/bound_graph.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+constexpr int no_graph = -1;  // the number with which ONNX Runtime neither captures nor replays
+
+Owned<OrtValue> tensor_on(const OrtLibrary& library, const OrtMemoryInfo* place, const BoundTensor& tensor) {
+    return library.tensor(place, tensor.address, tensor.size(), tensor.shape, element_type(tensor.dtype));
+}
+
+}  // namespace
+
+std::size_t BoundTensor::size() const {
+    std::size_t bytes = item_size(dtype);
+    for (std::int64_t length : shape) bytes *= static_cast<std::size_t>(length);
+    return bytes;
+}
+
+std::vector<BoundTensor> overwritten(const std::vector<BoundTensor>& inputs, const std::vector<BoundTensor>& outputs) {
+    std::vector<BoundTensor> found;
+    for (const BoundTensor& input : inputs) {
+        const auto same = [&](const BoundTensor& output) { return output.address == input.address; };
+        if (std::any_of(outputs.begin(), outputs.end(), same)) found.push_back(input);
+    }
+    return found;
+}
+
+int next_cuda_graph() {
+    static std::atomic<int> next = 0;
+    return ++next;
+}
+
+BoundGraph::BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs,
+                       const std::vector<BoundTensor>& outputs, std::optional<Capture> capture)
+    : graph_(&graph),
+      binding_(graph.library().make(graph.library().api().CreateIoBinding, graph.library().api().ReleaseIoBinding,
+                                    graph.session())),
+      capture_(graph.captures() ? std::move(capture) : std::nullopt),
+      options_(options_of(capture_ ? capture_->number : no_graph)) {
+    const OrtLibrary& library = graph.library();
+    const OrtApi& api = library.api();
+    const auto place = library.make(api.CreateMemoryInfo, api.ReleaseMemoryInfo, graph.device().memory,
+                                    OrtDeviceAllocator, graph.device().ordinal, OrtMemTypeDefault);
+    const auto bind = [&](const std::vector<BoundTensor>& tensors, auto bind_one) {
+        for (const BoundTensor& tensor : tensors) {
+            values_.push_back(tensor_on(library, place.get(), tensor));
+            library.check(bind_one(binding_.get(), tensor.name.c_str(), values_.back().get()));
+        }
+    };
+    bind(inputs, api.BindInput);
+    bind(outputs, api.BindOutput);
+}
+
+void BoundGraph::run() {
+    if (!capture_) {
+        run_bound();
+        return;
+    }
+    run_and_capture();
+    capture_.reset();
+}
+
+void BoundGraph::run_and_capture() {
+    Memory& memory = *capture_->memory;
+    std::vector<std::vector<std::byte>> saved;
+    for (const BoundTensor& tensor : capture_->overwritten) {
+        saved.emplace_back(tensor.size());
+        memory.download(saved.back().data(), tensor.address, tensor.size());
+    }
+    const auto put_back = [&] {
+        for (std::size_t i = 0; i < saved.size(); ++i) {
+            memory.upload(capture_->overwritten[i].address, saved[i].data(), saved[i].size());
+        }
+    };
+    try {
+        run_bound();
+    } catch (const Error& error) {
+        memory.check_device();
+        options_ = options_of(no_graph);
+        put_back();
+        run_bound();
+        capture_->failed(error.what());
+        return;
+    }
+    if (saved.empty()) return;
+    put_back();
+    run_bound();
+}
+
+void BoundGraph::run_bound() const {
+    const OrtLibrary& library = graph_->library();
+    library.check(library.api().RunWithBinding(graph_->session(), options_.get(), binding_.get()),
+                  "onnxruntime failed to run a pass");
+}
+
+Owned<OrtRunOptions> BoundGraph::options_of(int number) const {
+    const OrtLibrary& library = graph_->library();
+    const OrtApi& api = library.api();
+    Owned<OrtRunOptions> options = library.make(api.CreateRunOptions, api.ReleaseRunOptions);
+    library.check(api.AddRunConfigEntry(options.get(), "gpu_graph_id", std::to_string(number).c_str()));
+    return options;
+}
+
+}  // namespace pass

@@ -1,0 +1,167 @@
+// ONNX Runtime with a CUDA provider, on the CPU: graphs run on the CPU provider, in the memory of FakeCuda, and count
+// as that provider counts them with `enable_cuda_graph`, by the numbers that runs give them (`gpu_graph_id`).
+//
+// The first run of a number in a thread is two runs of the graph, for what they allocate, then the capture, which
+// computes nothing, and a launch of what was captured (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`).
+// Captured graphs belong to the thread (`PerThreadContext`). A run with the number -1 is one run of the graph.
+// As tests/runtime/fake_ort_cuda.py.
+#pragma once
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "backends/ort/library.h"
+#include "fake_cuda.h"
+
+namespace pass::test {
+
+// Only one may live at a time, because the functions of a C API have no object of their own.
+class FakeOrt {
+   public:
+    explicit FakeOrt(FakeCuda& cuda) : cuda_(cuda), real_(OrtLibrary::open({})->api()), table_(real_) {
+        require(now_ == nullptr, "two of them");
+        now_ = this;
+        replace();
+    }
+    ~FakeOrt() { now_ = nullptr; }
+    FakeOrt(const FakeOrt&) = delete;
+    FakeOrt& operator=(const FakeOrt&) = delete;
+
+    std::shared_ptr<const OrtLibrary> library() const { return std::make_shared<OrtLibrary>(&table_, "1.31.1.fake"); }
+
+    bool captures = true;  // whether a session may be opened with `enable_cuda_graph`
+    std::string refused;   // what is in names of files whose captures fail
+    int lost = 0;          // the CUDA error with which the next run loses the device
+    int runs = 0;          // that were asked for
+    int replays = 0;       // runs that launched what had been captured before
+    int eager = 0;         // runs of the number -1
+    std::set<std::tuple<const OrtSession*, int, int>> captured;  // session, thread and number
+
+    std::set<std::string> captured_files() const {
+        std::set<std::string> found;
+        for (const auto& one : captured) found.insert(files_.at(std::get<0>(one)));
+        return found;
+    }
+    std::size_t threads() const {
+        std::set<int> found;
+        for (const auto& one : captured) found.insert(std::get<1>(one));
+        return found.size();
+    }
+
+   private:
+    static constexpr int runs_before = 2;
+    using Options = OrtCUDAProviderOptionsV2*;
+
+    // A number that no other thread has or had.
+    static int this_thread() {
+        static std::atomic<int> threads = 0;
+        thread_local const int number = ++threads;
+        return number;
+    }
+
+    OrtStatus* failure(const std::string& message) const { return real_.CreateStatus(ORT_FAIL, message.c_str()); }
+
+    OrtStatus* open(const OrtEnv* environment, const ORTCHAR_T* path, const OrtSessionOptions* options,
+                    OrtSession** session) {
+        const bool capturing = capturing_.erase(options) == 1;
+        if (capturing && !captures) return failure("a node is on the CPU");
+        OrtStatus* status = real_.CreateSession(environment, path, options, session);
+        if (status == nullptr && capturing) files_[*session] = std::filesystem::path(path).filename().string();
+        return status;
+    }
+
+    OrtStatus* run(OrtSession* session, const OrtRunOptions* options, const OrtIoBinding* binding) {
+        runs += 1;
+        require(cuda_.current == cuda_.ordinal, "a session runs on another device");
+        if (lost != 0) {
+            cuda_.sticky = lost;
+            return failure("CUDA failure " + std::to_string(lost));
+        }
+        const int number = numbers_.at(options);
+        const auto file = files_.find(session);
+        const auto once = [&] { return real_.RunWithBinding(session, options, binding); };
+        if (number == -1 || file == files_.end()) {
+            eager += 1;
+            return once();
+        }
+        const std::tuple key(session, this_thread(), number);
+        if (captured.contains(key)) {
+            replays += 1;
+            return once();
+        }
+        for (int i = 0; i < runs_before; ++i) {
+            if (OrtStatus* status = once(); status != nullptr) return status;
+        }
+        if (!refused.empty() && file->second.find(refused) != std::string::npos) {
+            return failure("CUDA failure 901: operation failed due to a previous error during capture");
+        }
+        captured.insert(key);
+        return once();
+    }
+
+    void replace() {
+        table_.GetAvailableProviders = [](char*** names, int* count) noexcept -> OrtStatus* {
+            static char cuda[] = "CUDAExecutionProvider", cpu[] = "CPUExecutionProvider";
+            static char* known[] = {cuda, cpu};
+            *names = known;
+            *count = 2;
+            return nullptr;
+        };
+        table_.ReleaseAvailableProviders = [](char**, int) noexcept -> OrtStatus* { return nullptr; };
+        table_.CreateCUDAProviderOptions = [](Options* made) noexcept -> OrtStatus* {
+            *made = reinterpret_cast<Options>(new bool(false));  // whether graphs are captured
+            return nullptr;
+        };
+        table_.ReleaseCUDAProviderOptions = [](Options options) { delete reinterpret_cast<bool*>(options); };
+        table_.UpdateCUDAProviderOptions = [](Options options, const char* const* keys, const char* const* values,
+                                              std::size_t count) noexcept -> OrtStatus* {
+            for (std::size_t i = 0; i < count; ++i) {
+                if (std::string(keys[i]) == "enable_cuda_graph") *reinterpret_cast<bool*>(options) = *values[i] == '1';
+                if (std::string(keys[i]) == "device_id") {
+                    require(std::stoi(values[i]) == now_->cuda_.ordinal, "a session is opened on another device");
+                }
+            }
+            return nullptr;
+        };
+        table_.SessionOptionsAppendExecutionProvider_CUDA_V2 =
+            [](OrtSessionOptions* session, const OrtCUDAProviderOptionsV2* options) noexcept -> OrtStatus* {
+            if (*reinterpret_cast<const bool*>(options)) now_->capturing_.insert(session);
+            return nullptr;
+        };
+        table_.CreateSession = [](const OrtEnv* environment, const ORTCHAR_T* path, const OrtSessionOptions* options,
+                                  OrtSession** session) noexcept -> OrtStatus* {
+            return now_->open(environment, path, options, session);
+        };
+        table_.CreateMemoryInfo = [](const char* name, OrtAllocatorType type, int, OrtMemType kind,
+                                     OrtMemoryInfo** made) noexcept -> OrtStatus* {
+            require(std::string(name) == "Cuda", "tensors elsewhere");
+            return now_->real_.CreateMemoryInfo("Cpu", type, 0, kind, made);
+        };
+        table_.AddRunConfigEntry = [](OrtRunOptions* options, const char* key, const char* value) noexcept {
+            if (std::string(key) == "gpu_graph_id") now_->numbers_[options] = std::stoi(value);
+            return now_->real_.AddRunConfigEntry(options, key, value);
+        };
+        table_.RunWithBinding = [](OrtSession* session, const OrtRunOptions* options,
+                                   const OrtIoBinding* binding) noexcept -> OrtStatus* {
+            return now_->run(session, options, binding);
+        };
+    }
+
+    static inline FakeOrt* now_ = nullptr;
+
+    FakeCuda& cuda_;
+    const OrtApi& real_;
+    OrtApi table_;
+    std::set<const OrtSessionOptions*> capturing_;
+    std::map<const OrtRunOptions*, int> numbers_;
+    std::map<const OrtSession*, std::string> files_;  // of sessions that capture
+};
+
+}  // namespace pass::test

@@ -1,0 +1,141 @@
+// For tests/cpp: plays scenes (cli/scenes.h) on `--device cuda` of ONNX Runtime, over a fake of its CUDA provider and
+// of CUDA, and writes as JSON what came of it.
+//
+//     fake_ort BUNDLE SCENES               every scene twice, each time in a thread of its own, on a session that
+//                                          captures; one that does not says what to expect of a scene without results
+//     fake_ort BUNDLE SCENES refused NAME  the same, where captures of the files with that in their names fail
+//     fake_ort BUNDLE SCENES lost CODE     the first scene, on a device that is lost with that error in the first run
+#include <fstream>
+#include <iostream>
+#include <mutex>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "api/core.h"
+#include "backends/ort/backend.h"
+#include "errors.h"
+#include "fake_ort.h"
+#include "scenes.h"
+
+using namespace pass;
+using namespace pass::test;
+using cli::Json;
+
+namespace {
+
+constexpr int ordinal = 1;  // of the two GPUs that there are, the one on which sessions are opened
+
+struct Machine {
+    FakeCuda cuda;
+    FakeOrt ort{cuda};
+
+    Machine() {
+        cuda.devices = ordinal + 1;
+        cuda.ordinal = ordinal;
+    }
+
+    Session open(const std::string& bundle, const Json& scene) {
+        LoadOptions options;
+        options.device = "cuda:" + std::to_string(ordinal);
+        options.threads = 1;
+        options.max_batch_size = scene.value("slots", 1);
+        if (scene.contains("capacity")) options.capacity = scene["capacity"].get<std::int64_t>();
+        auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
+        std::shared_ptr<const OrtLibrary> library = ort.library();
+        Device device = choose_device(*library, options.device);
+        OrtBackend::Engine engine{std::move(library), std::move(device), std::make_unique<Cuda>(cuda.api(), ordinal)};
+        auto backend = std::make_unique<OrtBackend>(bundle, data->manifest, options, std::move(engine));
+        return Session(std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
+    }
+
+    bool left_nothing() const { return cuda.empty() && FakeCuda::current == 0; }
+};
+
+// The warnings of the library since this was made.
+class Warnings {
+   public:
+    Warnings() {
+        set_log([this](LogLevel level, const std::string& message) {
+            const std::lock_guard lock(mutex_);
+            if (level == LogLevel::warning) told_.push_back(message);
+        });
+    }
+    ~Warnings() { set_log({}); }
+
+    std::vector<std::string> take() {
+        const std::lock_guard lock(mutex_);
+        return std::exchange(told_, {});
+    }
+
+   private:
+    std::mutex mutex_;
+    std::vector<std::string> told_;
+};
+
+Json play(const std::string& bundle, Json scene, const std::string& refused) {
+    if (!scene.contains("results")) {
+        Machine machine;
+        machine.ort.captures = false;
+        Session session = machine.open(bundle, scene);
+        scene["results"] = cli::play(scene, session);
+    }
+    Warnings warnings;
+    Machine machine;
+    machine.ort.refused = refused;
+    Json report{{"name", scene["name"]}, {"captured", Json::array()}, {"runs", Json::array()}};
+    std::ostringstream differences;
+    {
+        Session session = machine.open(bundle, scene);
+        for (int again = 0; again < 2; ++again) {
+            std::thread([&] { cli::compare(scene, cli::play(scene, session), differences); }).join();
+            report["captured"].push_back(machine.ort.captured.size());
+            report["runs"].push_back(std::exchange(machine.ort.runs, 0));
+        }
+        report["uncaptured"] = session.uncaptured();
+    }
+    report["differences"] = differences.str();
+    report["files"] = machine.ort.captured_files();
+    report["threads"] = machine.ort.threads();
+    report["replays"] = machine.ort.replays;
+    report["eager"] = machine.ort.eager;
+    report["told"] = warnings.take();
+    report["empty"] = machine.left_nothing();
+    return report;
+}
+
+Json lose(const std::string& bundle, const Json& scene, int code) {
+    Machine machine;
+    Json errors = Json::array();
+    {
+        Session session = machine.open(bundle, scene);
+        machine.ort.lost = code;
+        for (int again = 0; again < 2; ++again) {
+            try {
+                cli::play(scene, session);
+            } catch (const Error& error) {
+                errors.push_back(error.what());
+            }
+        }
+        machine.cuda.sticky = 0;
+    }
+    return {{"errors", errors}, {"empty", machine.left_nothing()}};
+}
+
+Json report_of(const std::vector<std::string>& words) {
+    std::vector<Json> scenes;
+    std::ifstream file(words.at(1));
+    for (std::string line; std::getline(file, line);) scenes.push_back(Json::parse(line));
+    const std::string what = words.size() > 3 ? words[2] : "";
+    if (what == "lost") return lose(words[0], scenes.at(0), std::stoi(words[3]));
+    Json report = Json::array();
+    for (const Json& scene : scenes) report.push_back(play(words[0], scene, what == "refused" ? words[3] : ""));
+    return report;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+    std::cout << report_of({words + 1, words + count}).dump(1) << std::endl;
+    return 0;
+}

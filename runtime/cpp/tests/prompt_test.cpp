@@ -1,0 +1,84 @@
+// In which windows prompts are read: against known answers.
+#include "catch.hpp"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "backends/capabilities.h"
+#include "backends/chunks.h"
+#include "decode/prompt_chunk.h"
+
+using namespace pass;
+
+TEST_CASE("prompts are read in the windows that the engine has", "[prompt]") {
+    const auto chunk = [](const Capabilities& sizes, std::int64_t cached, std::int64_t remaining,
+                          std::optional<std::int64_t> most = std::nullopt) {
+        const PromptChunk found = next_chunk(sizes, cached, remaining, sizes.capacity(cached), most);
+        return std::pair(found.tokens, found.width);
+    };
+    using Found = std::pair<std::int64_t, int>;
+    Capabilities sizes{"cpu", 50, following_capacities(256), {64, 16, 1}, {1}};
+    CHECK(chunk(sizes, 0, 100) == Found(64, 64));
+    CHECK(chunk(sizes, 64, 36) == Found(16, 16));
+    CHECK(chunk(sizes, 0, 48) == Found(48, 64));  // three quarters
+    CHECK(chunk(sizes, 0, 3) == Found(3, 16));    // in place of single rows
+    CHECK(chunk(sizes, 0, 100, 16) == Found(16, 16));
+    CHECK(chunk(sizes, 250, 5) == Found(1, 1));  // a wider one does not fit the cache
+    sizes.prefill_widths = {32, 1};
+    CHECK(chunk(sizes, 0, 100) == Found(32, 32));
+    CHECK(chunk(sizes, 0, 20) == Found(20, 32));
+    CHECK(chunk(sizes, 0, 100, 16) == Found(1, 1));
+    sizes.prefill_widths = {1};
+    CHECK(chunk(sizes, 0, 100) == Found(1, 1));
+    sizes.least_width = 8;
+    sizes.prefill_widths = {10, 1};
+    CHECK(chunk(sizes, 246, 9) == Found(9, 10));
+    CHECK(chunk(sizes, 247, 9) == Found(1, 1));
+}
+
+TEST_CASE("a GPU has wide chunks for prompts where there is memory for them", "[prompt]") {
+    // As tests/runtime/test_wide_chunks.py: 7B in fp16 and in fp32, 135M.
+    using Chunks = std::map<int, std::int64_t>;
+    const auto model = [](const char* dtype, std::int64_t hidden_size, std::int64_t heads) {
+        ModelInfo found;
+        found.dtype = dtype;
+        found.hidden_size = hidden_size;
+        found.heads = heads;
+        found.vocab_size = 32000;
+        return found;
+    };
+    const std::vector<std::int64_t> capacities = doubling_capacities(32768);
+    const ModelInfo large = model("float16", 4096, 32), small = model("float16", 576, 9);
+    CHECK(wide_chunks(large, capacities) == Chunks{{2048, 2048}, {1024, 8192}});
+    CHECK(wide_chunks(model("float32", 4096, 32), capacities) == Chunks{{1024, 4096}});
+    CHECK(wide_chunks(small, capacities) == Chunks{{2048, 16384}, {1024, 32768}});
+    CHECK(wide_chunks(small, {256, 512, 1000}).empty());
+    CHECK(activation_bytes(large, 2048, 2048) <= most_chunk_bytes);
+    CHECK(activation_bytes(large, 2048, 4096) > most_chunk_bytes);
+}
+
+TEST_CASE("wide chunks are read while the cache is small enough for them", "[prompt]") {
+    Capabilities sizes{"cuda", 320, {256, 512, 1024, 2048, 4096, 8192}, {2048, 1024, 256, 64, 16, 1}, {1}};
+    sizes.chunk_capacities = {{2048, 4096}, {1024, 8192}};
+    // The widths in which so many tokens are read, the cache growing from `capacity`.
+    const auto widths = [&](std::int64_t capacity, std::int64_t tokens,
+                            std::optional<std::int64_t> most = std::nullopt) {
+        std::vector<int> found;
+        for (std::int64_t start = 0; start < tokens;) {
+            const auto [count, width] = next_chunk(sizes, start, tokens - start, capacity, most);
+            capacity = std::max(capacity, sizes.capacity(start + width));
+            found.push_back(width);
+            start += count;
+        }
+        return found;
+    };
+    using Widths = std::vector<int>;
+    CHECK(widths(256, 720) == Widths{256, 256, 256});
+    CHECK(widths(256, 768) == Widths{1024});
+    CHECK(widths(256, 1536) == Widths{2048});
+    CHECK(widths(256, 4000) == Widths{2048, 2048});
+    CHECK(widths(256, 6000) == Widths{2048, 2048, 1024, 1024});  // 2048 rows are too many over more than 4096 entries
+    CHECK(widths(8192, 2048) == Widths{1024, 1024});
+    CHECK(widths(256, 3000, 64) == Widths(47, 64));  // beside others that decode
+}

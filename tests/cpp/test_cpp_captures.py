@@ -1,0 +1,111 @@
+"""The C++ runtime's `--device cuda`: CUDA graphs that ONNX Runtime captures. The run that captures runs a graph several
+times, each thread has its own graphs, and what cannot be captured is run all the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cpp_programs import golden_traces, program_at
+
+from conftest import export_bundle, make_model, write_random_weights
+from pass_runtime import load
+from pass_runtime.bundle.read import read_manifest
+
+SCENES = (
+    "ar: every sampler",
+    "two-pass: every sampler",
+    "fused: every sampler",
+    "fused both: every sampler",
+    "log-probabilities",
+    "many plans in one batch",
+    "a batch with processors in some slots",
+)
+LOGGED = " runs without a CUDA graph, and so more slowly: "
+
+
+@pytest.fixture(scope="module", params=["match", "rejection"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Under the rule rejection, a tail writes draft probabilities over those that it reads."""
+    directory = tmp_path_factory.mktemp("captures")
+    model = make_model(directory / "model", initializer_range=0.06)
+    weights = write_random_weights(model, directory / "weights", lookahead=4, head_rank=12, head_strength=0.1)
+    return export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights, rule=request.param)
+
+
+def run_program(bundle: Path, directory: Path, scenes: list[dict[str, Any]], *words: object) -> Any:
+    """Runs the program over the fake; what it says."""
+    file = directory / "scenes.jsonl"
+    file.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
+    command = [program_at("fake_ort"), bundle, file, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def scenes_of(bundle: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    found = [scene for scene in golden_traces().scenes(read_manifest(bundle), tokens=16) if scene["name"] in names]
+    assert len(found) == len(names)
+    return found
+
+
+@pytest.fixture(scope="module")
+def played(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_program(bundle, tmp_path_factory.mktemp("played"), scenes_of(bundle, SCENES))
+
+
+def test_the_run_that_captures_counts_once(played: list[dict[str, Any]]) -> None:
+    """A tail that was run three times would have moved the window on by three tokens."""
+    for scene in played:
+        assert scene["differences"] == "", scene["name"]
+        assert scene["eager"] == 0 and scene["uncaptured"] == {} and scene["told"] == []
+        assert scene["empty"], "something was not given back"
+    files = {file for scene in played for file in scene["files"]}
+    assert "trunk.onnx" in files and len(files) > 10
+    assert sum(scene["replays"] for scene in played) > 500
+
+
+def test_all_runs_are_in_one_thread(played: list[dict[str, Any]]) -> None:
+    """Each scene is played twice, by two threads, and the second one captures nothing."""
+    for scene in played:
+        assert scene["threads"] == 1, scene["name"]
+        before, after = scene["captured"]
+        assert before == after > 0, scene["name"]
+
+
+@pytest.mark.parametrize("refused", ["trunk", "tail"])
+def test_a_capture_that_fails_ends_nothing(refused: str, bundle: Path, tmp_path: Path) -> None:
+    """What the failed runs have overwritten is put back, and the reason is told once for each graph."""
+    for scene in run_program(bundle, tmp_path, scenes_of(bundle, SCENES[-2:]), "refused", refused):
+        assert scene["differences"] == "", scene["name"]
+        assert scene["eager"] > 0 and scene["captured"][0] > 0 and scene["empty"]
+        uncaptured = scene["uncaptured"]
+        assert uncaptured and all(name.startswith(refused) for name in uncaptured)
+        assert all("CUDA failure 901" in why for why in uncaptured.values())
+        assert sorted(message.split(LOGGED)[0] for message in scene["told"]) == sorted(uncaptured)
+
+
+def test_a_device_that_is_lost_in_a_capture_is_lost(bundle: Path, tmp_path: Path) -> None:
+    report = run_program(bundle, tmp_path, scenes_of(bundle, SCENES[-1:]), "lost", 700)
+    first, second = report["errors"]
+    assert "the GPU works no more for this process (CUDA error 700, cudaErrorIllegalAddress" in first
+    assert second == first
+    assert report["empty"]
+
+
+def test_prompts_are_read_in_wide_chunks(tmp_path: Path) -> None:
+    """Of 2048 rows where the model has room for them; the text is that of the CPU, which has none."""
+    model = make_model(tmp_path / "model", max_position_embeddings=4096, num_hidden_layers=1)
+    bundle = export_bundle(model, tmp_path / "bundle", lookahead=1)
+    request = {"prompt_ids": [2 + i % 300 for i in range(2101)], "max_new_tokens": 4, "plan": "ar", "ignore_eos": True}
+    scene = {"name": "a long prompt", "slots": 1, "compare": "tokens", "requests": [request]}
+    golden = golden_traces()
+    with load(bundle, device="cpu", threads=1) as session:
+        scene["results"] = golden.play(session, scene)
+    (played,) = run_program(bundle, tmp_path, [scene])
+    assert played["differences"] == "" and played["empty"]
+    assert played["runs"] == [2 + 4 * 2] * 2  # chunks of 2048 and 64 rows; then a trunk and a tail for each token
