@@ -62,7 +62,7 @@ struct Machine {
     RememberingBackend backend;
     Runner runner;
     Tuners tuners{runner};
-    Scheduler scheduler{runner, tuners, 1024, std::nullopt};
+    Scheduler scheduler{runner, tuners, 1024, DraftLimits{}};
 };
 
 Tokens text(std::int64_t kind, std::size_t length, const Tokens& more = {}) {
