@@ -1,9 +1,9 @@
 /* libpass for C, and for languages that can call C.
  *
  * Functions that can fail take `error`, a buffer of `error_size` bytes for one line that says what to do next; it may
- * be null. A session has no thread that decodes by itself: a thread that waits in pass_next, or calls pass_step, decodes
- * for all requests; pass_poll does neither. Any thread may call functions of a session; a generation is for one reader, but
- * pass_cancel is for any thread.
+ * be null. A session has no thread that decodes by itself: a thread that waits in pass_next, or calls pass_step, does
+ * so for all requests; pass_poll does neither. Any thread may call functions of a session; a generation is for one
+ * reader, but pass_cancel is for any thread.
  *
  * Option structs begin with their size, which pass_default_..._options sets: programs that were compiled with an older
  * version of this header keep working with a newer library of the same soname.

@@ -1,7 +1,8 @@
 // A bundle, a session that runs it, and the generations of that session.
 //
 // A session has no thread that decodes by itself: a thread that waits for a token, or calls `step`, decodes for all
-// requests. Any thread may call any method of a session; a generation is for one reader, but `cancel` is for any thread.
+// requests. Any thread may call any method of a session; a generation is for one reader, but `cancel` is for any
+// thread.
 #pragma once
 
 #include <filesystem>

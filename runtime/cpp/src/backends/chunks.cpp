@@ -6,8 +6,8 @@ namespace pass {
 
 std::int64_t activation_bytes(const ModelInfo& model, std::int64_t rows, std::int64_t columns) {
     const auto element = static_cast<std::int64_t>(item_size(model.dtype));
-    const std::int64_t logits = 2 * 4 * model.vocab_size;
-    const std::int64_t layer = rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element;
+    const std::int64_t logits = model.vocab_size * 2 * 4;                         // of one row, twice, in fp32
+    const std::int64_t layer = rows * (4 + 3 * 4) * model.hidden_size * element;  // hidden states and MLP
     const std::int64_t scores = rows * model.heads * columns * (element + 1);
     return logits + layer + scores;
 }

@@ -43,6 +43,7 @@ struct Machine {
         if (scene.contains("capacity")) options.capacity = scene["capacity"].get<std::int64_t>();
         if (scene.contains("speculative_max_concurrency"))
             options.speculative_max_concurrency = scene["speculative_max_concurrency"].get<std::int64_t>();
+        options.acceptance_threshold = scene.value("acceptance_threshold", 0.0);
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
         auto backend = std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
                                                     std::make_unique<FakeTrt>(cuda, counts), cuda.api());
