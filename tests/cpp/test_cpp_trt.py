@@ -149,7 +149,9 @@ def test_what_was_seen_is_replayed(
     engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scenes = record(golden, Gpu(engines, monkeypatch), tokens=20)
-    plain = [scene for scene in scenes if "compare" not in scene and "prefix" not in scene["name"]]
+    # The passes of these depend on what the session has seen before: of prompts, and of drafts.
+    changing = ("compare", "acceptance_threshold")
+    plain = [scene for scene in scenes if not any(key in scene for key in changing) and "prefix" not in scene["name"]]
     played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", plain))
     for asked, scene in zip(plain, played, strict=True):
         before, last = scene["done"][-2:]
