@@ -1,0 +1,251 @@
+"""Functions that run in a process of their own, which limits of time, memory and stack can end.
+
+Chat templates are programs that come with a model, and constraints are programs that come with a request. Both may run
+for ever, take all memory, or recurse until the stack ends, which no exception handler survives. So a function that
+reads one runs in a child process: if it goes too far, the child ends and the caller gets `ChildStopped`.
+
+Messages are JSON, each behind its length in 8 bytes. A child serves one call at a time, and ends with its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import resource
+import selectors
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from pass_runtime.errors import PassError
+
+HEADER = struct.Struct(">Q")
+WALL_SECONDS_PER_CPU_SECOND = 20
+"""A child that gets less than one part in so many of a CPU is given up."""
+START_SECONDS = 60
+PYTHON_VARIABLE = "PASS_PYTHON"
+"""The environment variable that names the interpreter of child processes."""
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+MAIN = "import sys; sys.path[:] = {path!r}; from pass_runtime.text.child import serve; serve({target!r})"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one call. seconds: of CPU time. memory: bytes beyond what the process has after its set-up. stack: bytes."""
+
+    seconds: float
+    memory: int
+    stack: int = 4 << 20
+
+
+class ChildStopped(PassError):
+    """The function did not end within its limits. The message is a clause, such as "it takes more than 2 seconds"."""
+
+
+class ChildPool:
+    """Child processes with the same function, started when they are needed. Any thread may call it."""
+
+    def __init__(self, target: str, setup: object, limits: Limits, size: int = 1) -> None:
+        """target: "module:name" of a function that takes `setup` and returns the function to call, which takes one
+        value. These values and results are what JSON can hold. size: the most processes; more callers wait."""
+        self._target, self._setup, self._limits = target, setup, limits
+        self._free: queue.LifoQueue[_Child | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._free.put(None)
+        self._children = weakref.WeakSet[_Child]()
+        self._finalizer = weakref.finalize(self, _end_all, self._children)
+
+    def call(self, value: object) -> Any:
+        """The function's result. Raises the PassError that it raises, ChildStopped if it exceeds a limit, and PassError
+        if no child can be started."""
+        child = self._free.get()
+        try:
+            if child is not None and not child.alive:
+                child.kill()
+                child = None
+            if child is None:
+                child = _Child(self._target, self._setup, self._limits)
+                self._children.add(child)
+            return child.call(value)
+        finally:
+            self._free.put(child if child is not None and child.alive else None)
+
+    def close(self) -> None:
+        """End all children."""
+        self._finalizer()
+
+
+def _end_all(children: weakref.WeakSet[_Child]) -> None:
+    for child in list(children):
+        child.kill()
+
+
+class _Child:
+    def __init__(self, target: str, setup: object, limits: Limits) -> None:
+        self._limits = limits
+        package = str(Path(__file__).parents[2])  # an editable install may have it in no entry of sys.path
+        self._process = subprocess.Popen(
+            [interpreter(), "-I", "-S", "-c", MAIN.format(path=[*sys.path, package], target=target)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | ONE_THREAD,
+            start_new_session=True,  # Ctrl-C is for the parent
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._to, self._from = self._process.stdin, self._process.stdout
+        try:
+            _unwrapped(self._exchange([setup, limits.seconds, limits.memory, limits.stack], START_SECONDS))
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def call(self, value: object) -> Any:
+        try:
+            answer = self._exchange([value], self._limits.seconds * WALL_SECONDS_PER_CPU_SECOND)
+        except BaseException:  # an interrupt, too: the child is not ready for another call
+            self.kill()
+            raise
+        return _unwrapped(answer)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._to, self._from):
+            with suppress(OSError):
+                pipe.close()
+
+    def _exchange(self, message: object, seconds: float) -> Any:
+        """Send a message and return the answer. Raises ChildStopped if there is none in so many seconds."""
+        try:
+            _write(self._to, message)
+            return self._read(time.monotonic() + seconds)
+        except (BrokenPipeError, EOFError):
+            raise ChildStopped(self._why_ended()) from None
+
+    def _read(self, deadline: float) -> Any:
+        """The next message. Raises EOFError if the child ends before it is complete."""
+        read, size = bytearray(), HEADER.size
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._from, selectors.EVENT_READ)
+            while len(read) < size:
+                if not selector.select(max(deadline - time.monotonic(), 0)):
+                    raise ChildStopped("it does not end in time")
+                if not (part := os.read(self._from.fileno(), 1 << 20)):
+                    raise EOFError
+                read += part
+                if len(read) >= HEADER.size:
+                    size = HEADER.size + HEADER.unpack_from(read)[0]
+        return json.loads(read[HEADER.size :])
+
+    def _why_ended(self) -> str:
+        signal_number = -self._process.wait()
+        if signal_number == signal.SIGPROF:
+            return f"it takes more than {self._limits.seconds:g} seconds"
+        if signal_number == signal.SIGSEGV:
+            return "it is nested too deeply"
+        return f"it needs more than {self._limits.memory >> 20} MiB of memory"
+
+
+def _unwrapped(answer: Any) -> Any:
+    """The result in an answer. Raises the error in it."""
+    if "error" in answer:
+        raise PassError(answer["error"])
+    if "bug" in answer:
+        raise RuntimeError(f"in a child process:\n{answer['bug']}")
+    return answer["result"]
+
+
+@lru_cache(maxsize=1)
+def interpreter() -> str:
+    """A Python interpreter of this process's version. Where Python is embedded, as in Triton's stub, `sys.executable`
+    is none. Raises PassError if there is none."""
+    version, prefix = f"{sys.version_info[0]}.{sys.version_info[1]}", Path(sys.base_exec_prefix, "bin")
+    names = (
+        os.environ.get(PYTHON_VARIABLE),
+        sys.executable,
+        prefix / f"python{version}",
+        f"python{version}",
+        "python3",
+    )
+    for name in names:
+        if not name or not (path := shutil.which(name)) or not Path(path).name.startswith("python"):
+            continue
+        done = subprocess.run([path, "-I", "-S", "-V"], capture_output=True, text=True, check=False)
+        if done.stdout.startswith(f"Python {version}."):
+            return path
+    raise PassError(f"no interpreter of Python {version} is found for child processes; set {PYTHON_VARIABLE} to one")
+
+
+def serve(target: str) -> None:
+    """What a child runs: calls of `target` until its parent closes standard input."""
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # so that nothing that a library prints comes between messages
+    setup, seconds, memory, stack = _next_message(source)
+    try:
+        module, _, name = target.partition(":")
+        function: Callable[[Any], Any] = getattr(import_module(module), name)(setup)
+    except PassError as error:
+        _write(sink, {"error": str(error)})
+        return
+    _set_limit(resource.RLIMIT_CORE, 0)
+    _set_limit(resource.RLIMIT_STACK, stack)
+    _set_limit(resource.RLIMIT_AS, _address_space() + memory)
+    _write(sink, {"result": None})
+    while message := _next_message(source):
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time, after which SIGPROF ends the process
+        answer = _answer(function, message[0])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(sink, answer)
+
+
+def _answer(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    try:
+        return {"result": function(value)}
+    except PassError as error:
+        return {"error": str(error)}
+    except MemoryError:
+        os.abort()
+    except Exception:
+        return {"bug": traceback.format_exc()}
+
+
+def _write(sink: IO[bytes], message: object) -> None:
+    data = json.dumps(message).encode()
+    sink.write(HEADER.pack(len(data)) + data)
+    sink.flush()
+
+
+def _next_message(source: IO[bytes]) -> list[Any]:
+    """[] at the end."""
+    header = source.read(HEADER.size)
+    message: list[Any] = json.loads(source.read(HEADER.unpack(header)[0])) if header else []
+    return message
+
+
+def _set_limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _address_space() -> int:
+    """Bytes of virtual memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -1,0 +1,205 @@
+"""Child processes that limits can end: time, memory, stack, interrupts, and callers that come at once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pass_runtime.errors import PassError
+from pass_runtime.text import child
+from pass_runtime.text.child import ChildPool, ChildStopped, Limits
+
+HERE = str(Path(__file__).parent)
+MIB = 1 << 20
+
+
+def make(setup):
+    """What the children here run. It is imported by name in the child."""
+    if setup == "bad":
+        raise PassError("bad setup")
+    return lambda value: ACTIONS[value[0]](*value[1:])
+
+
+def spin():
+    while True:
+        pass
+
+
+def refuse():
+    raise PassError("refused")
+
+
+def fail():
+    return 1 / 0
+
+
+def overflow():
+    """Recurse in C, where no exception ends it."""
+    callback = ctypes.CFUNCTYPE(None)
+    sys.setrecursionlimit(1 << 30)
+
+    @callback
+    def again():
+        again()
+
+    again()
+
+
+ACTIONS = {
+    "echo": lambda value: value,
+    "pid": os.getpid,
+    "print": lambda: print("noise", flush=True),
+    "spin": spin,
+    "sleep": time.sleep,
+    "take": lambda size: len(bytearray(size)),
+    "refuse": refuse,
+    "fail": fail,
+    "overflow": overflow,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable():
+    """Children find this module on the path of their parent."""
+    sys.path.insert(0, HERE)
+    yield
+    sys.path.remove(HERE)
+
+
+@pytest.fixture
+def pool():
+    made = ChildPool(f"{__name__.rpartition('.')[2]}:make", None, Limits(0.5, 256 * MIB))
+    yield made
+    made.close()
+
+
+def test_values_come_back_as_they_are(pool):
+    value = {"text": "Grüße \ud800 \0", "numbers": [1, 2.5, None, True]}
+    assert pool.call(["echo", value]) == value
+    assert len(pool.call(["echo", "x" * 10 * MIB])) == 10 * MIB
+
+
+def test_calls_share_a_process_and_what_it_prints_does_no_harm(pool):
+    first = pool.call(["pid"])
+    assert pool.call(["print"]) is None
+    assert pool.call(["pid"]) == first != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("action", "why"),
+    [
+        (["spin"], "it takes more than 0.5 seconds"),
+        (["take", 300 * MIB], "it needs more than 256 MiB of memory"),
+        (["overflow"], "it is nested too deeply"),
+    ],
+)
+def test_a_call_beyond_its_limits_ends_its_child_only(pool, action, why):
+    first = pool.call(["pid"])
+    with pytest.raises(ChildStopped, match=why):
+        pool.call(action)
+    assert pool.call(["pid"]) != first  # the next call has a child of its own
+
+
+def test_errors_end_no_child(pool):
+    first = pool.call(["pid"])
+    with pytest.raises(PassError, match=r"^refused$"):
+        pool.call(["refuse"])
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        pool.call(["fail"])
+    assert pool.call(["take", 100 * MIB]) == 100 * MIB
+    assert pool.call(["pid"]) == first
+
+
+def test_a_child_that_was_killed_is_replaced(pool):
+    first = pool.call(["pid"])
+    os.kill(first, signal.SIGKILL)
+    while pool._children and any(each.alive for each in pool._children):
+        time.sleep(0.01)
+    assert pool.call(["pid"]) != first
+
+
+def test_a_refused_setup_is_an_error_of_every_call():
+    pool = ChildPool("test_child:make", "bad", Limits(1, 256 * MIB))
+    for _ in range(2):
+        with pytest.raises(PassError, match=r"^bad setup$"):
+            pool.call(["pid"])
+
+
+def test_callers_at_once_get_their_own_answers_from_so_many_children():
+    pool = ChildPool("test_child:make", None, Limits(5, 256 * MIB), size=2)
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda n: pool.call(["echo", n]), range(200))) == list(range(200))
+        pids = set(threads.map(lambda _: pool.call(["pid"]), range(50)))
+    assert 1 <= len(pids) <= 2
+    pool.close()
+
+
+def test_an_interrupt_of_the_caller_ends_the_child(pool, monkeypatch):
+    first = pool.call(["pid"])
+    monkeypatch.setattr(child._Child, "_read", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        pool.call(["echo", 1])
+    monkeypatch.undo()
+    assert pool.call(["pid"]) != first
+
+
+def test_close_ends_the_children_and_a_waiting_call(pool):
+    pool.call(["pid"])
+    failed = []
+
+    def wait():
+        with pytest.raises(ChildStopped):
+            pool.call(["sleep", 1000])
+        failed.append(True)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not pool._free.empty():
+        time.sleep(0.01)
+    pool.close()
+    waiting.join()
+    assert failed
+
+
+def test_a_child_ends_with_its_parent():
+    code = (
+        "import sys, os; sys.path[:] = {path!r}\n"
+        "from pass_runtime.text.child import ChildPool, Limits\n"
+        "pool = ChildPool('test_child:make', None, Limits(1, 1 << 28))\n"
+        "print(pool.call(['pid']), flush=True); os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", code.format(path=sys.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    pid = int(done.stdout)
+    while _runs(pid):
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_an_embedded_python_finds_an_interpreter(monkeypatch):
+    child.interpreter.cache_clear()
+    monkeypatch.setattr(sys, "executable", "")  # as in Triton's stub
+    assert child.interpreter()
+    child.interpreter.cache_clear()
+    monkeypatch.setattr(sys, "base_exec_prefix", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(PassError, match="set PASS_PYTHON"):
+        child.interpreter()
+    monkeypatch.setenv("PASS_PYTHON", sys.prefix + "/bin/python")
+    assert child.interpreter() == sys.prefix + "/bin/python"
+    child.interpreter.cache_clear()
