@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +32,7 @@ from pass_runtime.bundle import noise
 from pass_runtime.bundle.bindings import fed_by
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import (
-    CHAT_TEMPLATE_FILE,
+    CHAT_TEMPLATE_FILES,
     FILE_NAME,
     TOKENIZER_FILE,
     DerivedTrunk,
@@ -52,6 +53,7 @@ from pass_runtime.bundle.manifest import (
 from pass_runtime.bundle.metadata import METADATA, metadata
 from pass_runtime.bundle.plan import Plan, bundle_plans
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
+from pass_runtime.text.chat import load_chat_template
 
 LOGPROBS_FILE = "tail.logprobs.onnx"
 PROCESSORS_FILE = "tail.processors.onnx"
@@ -176,13 +178,20 @@ def _tensor(value: ir.Value) -> Tensor:
 
 
 def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """tokenizer.json, and the chat template where the model has one."""
+    """tokenizer.json, and the chat templates if the model has any. Raises PassError if one of them does not compile."""
     tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_FILE))
-    if tokenizer.chat_template:
-        template = tokenizer.chat_template
-        if isinstance(template, dict):
-            template = template.get("default") or next(iter(template.values()))
-        (directory / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+    templates = tokenizer.chat_template or {}
+    if isinstance(templates, str):
+        templates = {"default": templates}
+    for name, file in CHAT_TEMPLATE_FILES.items():
+        if name in templates:
+            (directory / file).write_text(templates[name], encoding="utf-8")
+    if others := sorted(set(templates) - set(CHAT_TEMPLATE_FILES)):
+        known = " and ".join(CHAT_TEMPLATE_FILES)
+        warnings.warn(f"left out the chat templates {', '.join(others)}: only {known} are used", stacklevel=2)
+    if (template := load_chat_template(directory, tokenizer.special_tokens_map)) is not None:
+        template.check()
+        template.close()
 
 
 def write_manifest(
@@ -271,6 +280,7 @@ def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedMod
         max_capacity=sizes.max_capacity,
         bos_token_id=loaded.tokenizer.bos_token_id,
         eos_token_ids=loaded.eos_token_ids,
+        special_tokens=dict(loaded.tokenizer.special_tokens_map),
     )
 
 

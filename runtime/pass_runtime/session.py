@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,7 +32,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
-from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template
+from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template, template_tokens
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning.tuner import PlanTuner
@@ -68,6 +69,8 @@ class Session:
     def close(self) -> None:
         """Cancel all requests and free the device's memory. The session cannot be used afterwards."""
         self._finalizer()
+        if self.chat_template is not None:
+            self.chat_template.close()
 
     def __enter__(self) -> Session:
         return self
@@ -107,8 +110,9 @@ class Session:
         if allow_special_tokens:
             text = _valid(template.render(messages, **(variables or {})))
             return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        now = time.time()  # the same in every render of these messages
         return self._chat_encoder.encode(
-            [list(messages), dict(variables or {})], lambda parts: _valid(template.render(parts[0], **parts[1]))
+            [list(messages), dict(variables or {})], lambda parts: _valid(template.render_at(now, parts[0], parts[1]))
         )
 
     @cached_property
@@ -276,12 +280,7 @@ def open_session_of(
     """`load` where the manifest was read and the bundle's files were verified before. verify: check the hashes of
     engines. backend: an open backend to use; None opens one."""
     tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
-    bos, eos = manifest.model.bos_token_id, manifest.model.eos_token_ids
-    template = load_chat_template(
-        path,
-        bos_token=tokenizer.id_to_token(bos) or "" if bos is not None else "",
-        eos_token=tokenizer.id_to_token(eos[0]) or "" if eos else "",
-    )
+    template = load_chat_template(path, template_tokens(manifest.model, tokenizer))
     backend = backend or open_backend(
         path,
         manifest,

@@ -76,6 +76,7 @@ KINDS = {
     "stripping": trained(byte_level(), rstrip=True),
 }
 encoder = cache(ChatEncoder)
+chat_template = cache(ChatTemplate)
 harmless = st.text(
     st.one_of(st.sampled_from("<>|_/ims end\n \ue000\ue001é🦊"), st.characters(codec="utf-8")), max_size=30
 )
@@ -89,7 +90,7 @@ def conversations(contents: st.SearchStrategy[str]) -> st.SearchStrategy[list[di
 
 def encoded(fast: PreTrainedTokenizerFast, messages, template: str = CHATML) -> list[int]:
     """As a session does it."""
-    return encoder(fast.backend_tokenizer).encode(messages, ChatTemplate(template, "<s>", "</s>").render)
+    return encoder(fast.backend_tokenizer).encode(messages, chat_template(template).render)
 
 
 def hugging_face(fast: PreTrainedTokenizerFast, messages) -> list[int]:
@@ -157,7 +158,7 @@ def test_wherever_it_is_said(messages):
     )
     ids = encoded(fast, messages, template)
     assert special_ids(fast, ids) == [fast.bos_token_id, fast.eos_token_id]
-    rendered = ChatTemplate(template, "<s>", "</s>").render(messages)
+    rendered = chat_template(template).render(messages)
     assert fast.backend_tokenizer.decode(ids, skip_special_tokens=False) == rendered
 
 

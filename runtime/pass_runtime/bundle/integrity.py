@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE, FILE_NAME, TOKENIZER_FILE, FileInfo, Graph, Manifest
+from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILES, FILE_NAME, TOKENIZER_FILE, FileInfo, Graph, Manifest
 from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.errors import PassError
 
@@ -30,7 +30,7 @@ def verify_files(
             raise PassError(f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again")
     listed = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
     listed |= {derived.file for derived in manifest.derived}
-    listed |= {CHAT_TEMPLATE_FILE} if (bundle / CHAT_TEMPLATE_FILE).exists() else set()
+    listed |= {file for file in CHAT_TEMPLATE_FILES.values() if (bundle / file).exists()}
     if missing := sorted(listed - set(manifest.files)):
         raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")
 

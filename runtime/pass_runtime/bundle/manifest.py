@@ -16,7 +16,8 @@ from pass_runtime.errors import PassError
 
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
-CHAT_TEMPLATE_FILE = "chat_template.jinja"
+CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_template.tool_use.jinja"}
+"""The files of chat templates by name: transformers takes `tool_use` for conversations with tools if there is one."""
 ENGINES = "engines"
 """The directory of engine sets in a bundle."""
 VERSION = 3
@@ -118,7 +119,8 @@ class ModelInfo(_Strict):
     """The frozen model. `max_capacity` is the longest sequence that it has positions for.
 
     dtype: of activations, cache and embeddings. weights: of the linear layers; "full" is dtype. quantization: what that
-    means; null for "full", and in bundles of before it was written down.
+    means; null for "full", and in bundles of before it was written down. special_tokens: the tokenizer's, by the
+    variable that chat templates read, such as `bos_token`; null in bundles of before they were written down.
     """
 
     name: str
@@ -136,6 +138,7 @@ class ModelInfo(_Strict):
     max_capacity: int = Field(ge=4, multiple_of=4)
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...] = Field(strict=False)
+    special_tokens: dict[str, str] | None = None
 
 
 Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(strict=False)]

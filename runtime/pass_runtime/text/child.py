@@ -66,11 +66,14 @@ class ChildPool:
         for _ in range(size):
             self._free.put(None)
         self._children = weakref.WeakSet[_Child]()
-        self._finalizer = weakref.finalize(self, _end_all, self._children)
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _end_all, self._children, self._owner)
 
     def call(self, value: object) -> Any:
         """The function's result. Raises the PassError that it raises, ChildStopped if it exceeds a limit, and PassError
-        if no child can be started."""
+        if no child can be started, or if this process was forked from the one that made the pool."""
+        if os.getpid() != self._owner:
+            raise PassError("this session belongs to the process that this one was forked from; load the bundle here")
         child = self._free.get()
         try:
             if child is not None and not child.alive:
@@ -88,8 +91,8 @@ class ChildPool:
         self._finalizer()
 
 
-def _end_all(children: weakref.WeakSet[_Child]) -> None:
-    for child in list(children):
+def _end_all(children: weakref.WeakSet[_Child], owner: int) -> None:
+    for child in list(children) if os.getpid() == owner else ():
         child.kill()
 
 

@@ -1,15 +1,24 @@
 """Conversations as token ids, in which special tokens come from the chat template and never from a message.
 
 A template's result is a single string: `<|im_end|>` in it ends a turn, whether the template wrote it or a message holds
-it. So messages that may spell special tokens are rendered a second time, with marks around those places. A special
-token without marks in that result is the template's. Where there are no others, the ids are those that Hugging Face
-gives the conversation; where there are, all but the template's special tokens is encoded as plain text.
+it. So messages that may spell special tokens are rendered a second time, with those places changed. Templates slice,
+measure and compare messages, so the second text is only used to learn where the first one comes from messages:
+
+1. Letters of the places are exchanged for others of their kind: lengths, cases and spaces stay. A special token that
+   has the same letters in both texts is the template's.
+2. A template that looks for the special token's text in messages does not find it then. So, if the two texts do not
+   fit, the places get marks around them: what has none is the template's.
+3. If the texts do not fit either, messages that spell a special token are refused.
+
+If all special tokens are the template's, the ids are those that Hugging Face gives the conversation. Otherwise all but
+the template's special tokens is encoded as plain text.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +31,8 @@ from pass_runtime.errors import PassError
 
 PRIVATE = 0xE000
 """The first of the 6400 characters of Unicode's private use area, which marks are made of."""
+Span = tuple[int, int, int]
+"""A special token in a text: (start, end, id)."""
 
 
 @dataclass(frozen=True)
@@ -46,52 +57,69 @@ class ChatEncoder:
         contents = [token.content for token in self._special.values()]
         self._beginnings = {content[:end] for content in contents for end in range(1, len(content))}
         self._endings = {content[start:] for content in contents for start in range(1, len(content))}
+        self._longest = max(map(len, self._beginnings), default=0)
         self._finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
         self._finder.add_special_tokens([AddedToken(content, normalized=False) for content in contents])
         self._found = {self._finder.token_to_id(token.content): number for number, token in self._special.items()}
         self._lock = Lock()
 
-    def encode(self, messages: Sequence[Any], render: Callable[[Any], str]) -> list[int]:
-        """The ids of a conversation. messages: all that comes from outside; render: makes the prompt of it. PassError
-        where a message holds the text of a special token that cannot be encoded as plain text."""
+    def encode(self, messages: Any, render: Callable[[Any], str]) -> list[int]:
+        """The ids of a conversation. messages: all that comes from outside; render: makes the prompt of it. Raises
+        PassError if a message holds the text of a special token that cannot be encoded as plain text, or that cannot be
+        told from the template's."""
         text = render(messages)
-        strings, mark = list(_strings(messages)), _unguessable(4)
-        marked = self._marked(strings, mark)
-        if marked != strings:
-            left = iter(marked)
-            parts = self._parts(render(_mapped(messages, lambda _: next(left))), mark)
-            if parts != self._parts(text, mark):
-                return self._encode_parts(parts)
+        strings = list(_strings(messages))
+        places = self._places(strings)
+        if any(places) and (spans := self._spans(text)):
+            own = self._of_template(text, messages, strings, places, render)
+            if own != spans:
+                return self._encode_parts(_parts(text, own))
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _marked(self, strings: Sequence[str], mark: str) -> list[str]:
-        """The strings with a mark on both sides of every special token, and at an end that may form one with what the
-        template puts next to it. (Roles and names of fields have no marks at their ends: templates compare them.)"""
+    def _of_template(
+        self,
+        text: str,
+        messages: Any,
+        strings: Sequence[str],
+        places: Sequence[_Places],
+        render: Callable[[Any], str],
+    ) -> list[Span]:
+        """The special tokens in `text` that the template wrote. strings: those of the messages."""
+        for variant in (_Exchanged(), _Marked()):
+            changed = _replaced(messages, map(variant.change, strings, places))
+            try:
+                other = render(changed)
+            except PassError:  # the template takes no such message
+                continue
+            found = variant.kept(text, other, self._spans(other))
+            if found is not None:
+                return found
+        spelled = next((self._special[number].content for each in places for _, _, number in each.whole), None)
+        if spelled is not None:
+            raise PassError(
+                f"a message holds the text of the special token {spelled}, and the chat template reads messages in a "
+                "way that hides where it writes it; leave it out"
+            )
+        return self._spans(text)
+
+    def _places(self, strings: Sequence[str]) -> list[_Places]:
+        """Where each string spells special tokens, or may form one with what the template puts next to it. (Roles and
+        names of fields may not: templates compare them.)"""
         between = _unguessable(4)
         joined = between.join(strings).encode(errors="replace").decode()  # the finder refuses lone surrogates
-        spans = self._spans(joined)
-        if spans:
-            parts, end = [], 0
-            for start, stop, _ in spans:
-                parts += [joined[end:start], mark, joined[start:stop], mark]
-                end = stop
-            strings = "".join([*parts, joined[end:]]).split(between)
-        return [text if text.isidentifier() else self._with_marked_ends(text, mark) for text in strings]
-
-    def _with_marked_ends(self, text: str, mark: str) -> str:
-        longest = range(1, 1 + min(len(text), max(map(len, self._beginnings), default=0)))
-        before = mark if any(text[:size] in self._endings for size in longest) else ""
-        return before + text + (mark if any(text[-size:] in self._beginnings for size in longest) else "")
-
-    def _parts(self, text: str, mark: str) -> list[str | int]:
-        """Text, without marks, and ids of the template's special tokens, in turn."""
-        parts: list[str | int] = []
-        end = 0
-        for start, stop, number in self._spans(text):
-            if not (text.endswith(mark, 0, start) and text.startswith(mark, stop)):
-                parts += [text[end:start].replace(mark, ""), number]
-                end = stop
-        return [*parts, text[end:].replace(mark, "")]
+        spans = iter(self._spans(joined))
+        found, start, span = [], 0, next(spans, None)
+        for text in strings:
+            end, whole = start + len(text), []
+            while span is not None and span[0] < end:
+                whole.append((span[0] - start, span[1] - start, span[2]))
+                span = next(spans, None)
+            longest = 0 if text.isidentifier() else min(len(text), self._longest)
+            sizes = range(1, 1 + longest)
+            before = any(text[:size] in self._endings for size in sizes)
+            found.append(_Places(whole, before, any(text[-size:] in self._beginnings for size in sizes)))
+            start = end + len(between)
+        return found
 
     def _encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         with self._lock:
@@ -129,10 +157,101 @@ class ChatEncoder:
         unknown = model.get("unk_id", tokenizer.token_to_id(model.get("unk_token") or ""))
         return _Plain(tokenizer, stand_ins, ids, unknown)
 
-    def _spans(self, text: str) -> list[tuple[int, int, int]]:
-        """Where special tokens are spelled: (start, end, id) of each."""
+    def _spans(self, text: str) -> list[Span]:
         found = self._finder.encode(text)
         return [(*span, self._found[token]) for span, token in zip(found.offsets, found.ids, strict=True) if token]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What may make special tokens of a message's string: those that it spells, its first and its last character."""
+
+    whole: Sequence[Span]
+    before: bool
+    after: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.whole) or self.before or self.after
+
+
+class _Exchanged:
+    """Messages whose places have other characters, as many and of the same kind."""
+
+    def __init__(self) -> None:
+        self._others = _OtherCharacters()
+
+    def change(self, text: str, places: _Places) -> str:
+        """The string with its places changed."""
+        written = list(text)
+        for start, end, _ in places.whole:
+            letters = [i for i in range(start, end) if text[i].isascii() and text[i].isalnum()]
+            for i in letters or range(start, end):
+                written[i] = text[i].translate(self._others)
+        for i in (0,) * places.before + (len(text) - 1,) * places.after:
+            written[i] = text[i].translate(self._others)
+        return "".join(written)
+
+    def kept(self, text: str, other: str, spans: Sequence[Span]) -> list[Span] | None:
+        """Those of the special tokens in `other`, made of changed messages, that are the same in `text`; None if the
+        two are not the same text but for exchanged characters."""
+        if len(text) != len(other):
+            return None
+        exchanged = text.translate(self._others)
+        if any(b not in (a, c) for a, b, c in zip(text, other, exchanged, strict=True)):
+            return None
+        return [(start, end, number) for start, end, number in spans if text[start:end] == other[start:end]]
+
+
+class _OtherCharacters(dict[int, int]):
+    """Another character of the same kind, for `str.translate`. Nobody can guess which."""
+
+    def __init__(self) -> None:
+        for characters in (string.ascii_lowercase, string.ascii_uppercase, string.digits, "<>"):
+            turn = 1 + secrets.randbelow(len(characters) - 1)
+            self |= str.maketrans(characters, characters[turn:] + characters[:turn])
+        self._other = ord(_unguessable(1))
+
+    def __missing__(self, _: int) -> int:
+        return self._other
+
+
+class _Marked:
+    """Messages whose places have marks before and after them."""
+
+    def __init__(self) -> None:
+        self._begin, self._end = _unguessable(4), _unguessable(4)
+
+    def change(self, text: str, places: _Places) -> str:
+        """The string with marks. Those at its ends never enclose what the template puts between two strings."""
+        parts, done = [self._begin] if places.before else [], 0
+        for start, end, _ in places.whole:
+            parts += [text[done:start], self._begin, text[start:end], self._end]
+            done = end
+        return "".join([*parts, text[done:], self._end if places.after else ""])
+
+    def kept(self, text: str, other: str, spans: Sequence[Span]) -> list[Span] | None:
+        """Those of the special tokens in `other` that have no marks, with their places in `text`; None if the two are
+        not the same text but for marks."""
+        found, place, done = [], 0, 0
+        for start, end, number in spans:
+            place += len(self._without(other[done:start]))
+            if not (other.endswith(self._begin, 0, start) and other.startswith(self._end, end)):
+                found.append((place, place + end - start, number))
+            place, done = place + end - start, end
+        return found if self._without(other) == text else None
+
+    def _without(self, text: str) -> str:
+        return text.replace(self._begin, "").replace(self._end, "")
+
+
+def _parts(text: str, spans: Sequence[Span]) -> list[str | int]:
+    """Text and ids of special tokens in turn. spans: of the special tokens."""
+    parts: list[str | int] = []
+    done = 0
+    for start, end, number in spans:
+        parts += [text[done:start], number]
+        done = end
+    return [*parts, text[done:]]
 
 
 def _unguessable(length: int) -> str:
@@ -140,7 +259,7 @@ def _unguessable(length: int) -> str:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every string in `value`, names of fields too, in the order of `_mapped`."""
+    """Every string in `value`, names of fields too, in the order of `_replaced`."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -152,10 +271,10 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` with every string in it changed."""
+def _replaced(value: Any, strings: Iterator[str]) -> Any:
+    """`value` with other strings in the place of its own."""
     if isinstance(value, str):
-        return change(value)
+        return next(strings)
     if isinstance(value, Mapping):
-        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
-    return [_mapped(item, change) for item in value] if isinstance(value, list | tuple) else value
+        return {_replaced(key, strings): _replaced(item, strings) for key, item in value.items()}
+    return [_replaced(item, strings) for item in value] if isinstance(value, list | tuple) else value

@@ -17,7 +17,9 @@ std::set<std::string> files_in_use(const std::filesystem::path& bundle, const Ma
     }
     if (manifest.processors) used.insert(manifest.processors->file);
     for (const DerivedTrunk& derived : manifest.derived) used.insert(derived.file);
-    if (std::filesystem::exists(bundle / chat_template_file)) used.insert(chat_template_file);
+    for (const char* name : chat_template_files) {
+        if (std::filesystem::exists(bundle / name)) used.insert(name);
+    }
     return used;
 }
 

@@ -18,7 +18,7 @@ namespace pass {
 
 inline constexpr const char* manifest_file = "pass_config.json";
 inline constexpr const char* tokenizer_file = "tokenizer.json";
-inline constexpr const char* chat_template_file = "chat_template.jinja";
+inline constexpr const char* chat_template_files[] = {"chat_template.jinja", "chat_template.tool_use.jinja"};
 inline constexpr const char* engines_directory = "engines";
 inline constexpr int manifest_version = 3;
 

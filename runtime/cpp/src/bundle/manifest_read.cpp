@@ -227,6 +227,7 @@ void read(const At& at, Quantization&) {
 
 void read(const At& at, ModelInfo& out) {
     std::optional<Quantization> quantization;
+    std::optional<Ordered<std::string>> special_tokens;
     Fields(at)
         .field("name", out.name)
         .unused<std::string>("source")
@@ -243,6 +244,7 @@ void read(const At& at, ModelInfo& out) {
         .field("max_capacity", out.max_capacity, capacity)
         .field("bos_token_id", out.bos_token_id)
         .field("eos_token_ids", out.eos_token_ids)
+        .field_or_default("special_tokens", special_tokens)
         .end();
 }
 

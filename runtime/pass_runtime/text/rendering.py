@@ -1,0 +1,153 @@
+"""What the child process of a chat template runs: jinja, with all that transformers adds to it for chat templates.
+
+The environment, the variables and the form of messages are those of transformers' `apply_chat_template`. jinja's sandbox
+keeps Python out of a template's reach; time and memory are the child's limits (`pass_runtime.text.child`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from pass_runtime.errors import PassError
+
+MAX_BYTES = 1 << 25
+"""The most that a template may write, in UTF-8: more than any model reads."""
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""What templates call the thoughts of a message. A message that has one of them gets the first two."""
+
+
+class Renderer:
+    """The templates of a model. `setup`: their sources by file, and the special tokens by the variable that holds them."""
+
+    def __init__(self, setup: Mapping[str, Mapping[str, str]]) -> None:
+        self._sources, self._tokens = setup["sources"], setup["tokens"]
+        self._time = 0.0
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals |= {
+            "raise_exception": _raise,
+            "strftime_now": lambda form: datetime.fromtimestamp(self._time).strftime(form),
+            "dict": _Dict(),
+            "namespace": _Namespace,
+        }
+        self._environment = environment
+        self._compiled = cache(self._compile)
+
+    def __call__(self, call: Mapping[str, Any]) -> str:
+        """call: `template`, a file; `time`, what is now for the template, in seconds since 1970; `messages` and
+        `variables`. Without messages the template is only compiled. Raises PassError if the template does not compile,
+        refuses the messages, or writes too much."""
+        template = self._compiled(call["template"])
+        if call["messages"] is None:
+            return ""
+        self._time = call["time"]
+        variables = {
+            **self._tokens,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **call["variables"],
+            "messages": [_message(each) for each in call["messages"]],
+        }
+        try:
+            text = template.render(variables)
+        except MemoryError:
+            raise
+        except Exception as error:  # a template is a program, and may raise anything
+            raise PassError(f"the chat template refuses these messages: {_line(error)}") from None
+        if len(text.encode(errors="replace")) > MAX_BYTES:
+            raise PassError(f"the chat template cannot be used: it writes more than {MAX_BYTES >> 20} MiB")
+        return text
+
+    def _compile(self, file: str) -> Template:
+        try:
+            return self._environment.from_string(self._sources[file])
+        except MemoryError:
+            raise
+        except Exception as error:  # also those of compiling the Python code that jinja generates
+            raise PassError(f"{file}: {_line(error)}") from None
+
+
+def _message(message: Any) -> Any:
+    """A message as transformers hands it to a template: without fields that are none, and with thoughts under the
+    names that templates read."""
+    if not isinstance(message, dict):
+        raise PassError(f"a message must be an object with a role and content, not {str(message)[:40]!r}")
+    found = {name: value for name, value in message.items() if value is not None}
+    thoughts = next((found[name] for name in REASONING_FIELDS if name in found), None)
+    return found if thoughts is None else {"thinking": thoughts, **found, "reasoning_content": thoughts}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:1000] or type(error).__name__
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON, not escaped for HTML as jinja's own filter does it."""
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Generation(Extension):
+    """The tag `{% generation %}`, which marks the assistant's words for training: it is rendered as its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name is jinja's
+
+    def parse(self, parser: Parser) -> nodes.CallBlock:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """The global `dict`, without the attributes of the type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """jinja's `namespace`, without attributes whose names begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be an attribute's name
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no attribute {name!r}: it begins with an underscore")
