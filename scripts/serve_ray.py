@@ -39,6 +39,8 @@ def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeO
         from pass_runtime.serve.app import make_app
 
         session = opts.open_bundle(bundle, dict(engine), max_batch_size=slots)
+        if session.chat_template is not None:
+            session.chat_template.check()
         session.warm_up()
         return make_app(session, allowed)
 

@@ -7,17 +7,19 @@ import json
 
 import pytest
 
-from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE as FILE_NAME
+from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILES
 from pass_runtime.errors import PassError
 from pass_runtime.session import load
 from pass_runtime.text.chat import ChatTemplate, load_chat_template
 
+FILE_NAME = CHAT_TEMPLATE_FILES["default"]
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = [{"role": "user", "content": "Hi"}]
 TALK = [{"role": "system", "content": "Be brief."}, *USER]
 
 
 def render(source: str, messages=USER, **variables) -> str:
-    return ChatTemplate(source, "<s>", "</s>").render(messages, **variables)
+    return ChatTemplate(source, TOKENS).render(messages, **variables)
 
 
 def test_messages_tokens_and_generation_prompt():
@@ -106,9 +108,9 @@ def test_a_template_that_stumbles_is_a_pass_error(source):
 
 
 def test_no_template_file(tmp_path):
-    assert load_chat_template(tmp_path, "<s>", "</s>") is None
+    assert load_chat_template(tmp_path, TOKENS) is None
     (tmp_path / FILE_NAME).write_text("é{{ bos_token }}", encoding="utf-8")
-    template = load_chat_template(tmp_path, "<s>", "</s>")
+    template = load_chat_template(tmp_path, TOKENS)
     assert template is not None
     assert template.render(USER) == "é<s>"
 

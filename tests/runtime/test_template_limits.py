@@ -1,38 +1,36 @@
-"""A chat template that runs away ends in one line: loops, recursion, and operators that make huge values."""
+"""A chat template that runs away ends in one line: the child process that renders it has limits of time and memory."""
 
 from __future__ import annotations
 
-import time
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from pass_runtime.errors import PassError
-from pass_runtime.text import sandbox
+from pass_runtime.text import chat
 from pass_runtime.text.chat import ChatTemplate
+from pass_runtime.text.child import Limits
 
 USER = [{"role": "user", "content": "Hi"}]
-FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}BODY{% endfor %}" + (
-    "{% endfor %}{% endfor %}"
-)
+MANY = "range(99999)"
 
 
-def render(source: str) -> str:
-    return ChatTemplate(source, "<s>", "</s>").render(USER)
+def nested(condition: str = "") -> str:
+    return f"{{% for i in {MANY} %}}{{% for j in {MANY}{condition} %}}BODY{{% endfor %}}{{% endfor %}}"
 
 
-def doubling(expression: str, start: str = "'aa'") -> str:
-    """60 turns of x = expression: 2^60 of whatever doubles."""
-    return f"{{% set n = namespace(x={start}) %}}{{% for i in range(60) %}}{{% set n.x = {expression} %}}{{% endfor %}}"
+def turns(statement: str, start: str, count: int = 99) -> str:
+    """So many turns of a statement about n.x, which is `start` before."""
+    loop = f"{{% for i in range({count}) %}}{{% set n.x = {statement} %}}{{% endfor %}}"
+    return f"{{% set n = namespace(x={start}) %}}{loop}"
 
 
-RUNNING_AWAY = {
-    "nested loops": FOREVER.replace("BODY", ""),
-    "nested loops that write": FOREVER.replace("BODY", "text"),
-    "nested loops in a set block": "{% set x %}" + FOREVER.replace("BODY", "text") + "{% endset %}",
-    "nested loops in a macro": "{% macro f() %}"
-    + FOREVER.replace("BODY", "{{ bos_token }}")
-    + "{% endmacro %}{{ f() }}",
+TOO_LONG = {
+    "loops": nested().replace("BODY", "{% if false %}{% endif %}"),
+    "a filter that is false": nested(" if false").replace("BODY", ""),
+    "a filter of a filter": nested(" if range(99999) | map('string') | list | length == 1").replace("BODY", ""),
+    "in, in a condition": turns(f"1 if 'x' in ({MANY} | list) else 2", "1", 9999),
     "a macro that calls itself twice": (
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
     ),
@@ -40,86 +38,124 @@ RUNNING_AWAY = {
         "{% for x in messages recursive %}{% if loop.depth < 60 %}{{ loop(messages) }}{{ loop(messages) }}{% endif %}"
         "{% endfor %}"
     ),
-    "a loop's condition": (
-        "{% for i in range(99999) if range(99999) | map('string') | list | length == 1 %}{% endfor %}"
-    ),
+    "translate": turns(f"('a' * 9999).translate({MANY} | list)", "1", 99999),
+    "numbers": turns("n.x * n.x", "3"),
+    "a number's text": "{{ '%d' % 10 ** 9999999 }}",
+    "replace": turns("n.x.replace('a', 'b').replace('b', 'a')", "'a' * 9999999", 9999),
+    "sort": turns(f"{MANY} | sort(reverse=true) | first", "1", 9999),
+    "batch": turns(f"{MANY} | batch(1) | list | length", "1", 9999),
+    "format": turns("n.x.format(1) * 0 ~ n.x", "'{0:9999}' * 99", 9999),
+    "compilation": "{% if messages %}{{ messages }}{% endif %}" * 30000,
 }
+TOO_LARGE = {
+    "text in loops": nested().replace("BODY", "x" * 99999),
+    "text in a set block": "{% set x %}" + nested().replace("BODY", "x" * 99999) + "{% endset %}",
+    "lists in lists, by set": turns("[n.x, n.x] | string * 99", "['a']"),
+    "range": turns(f"n.x + ({MANY} | list)", "[]", 9999),
+    "tilde": turns("n.x ~ n.x", "'aa'"),
+    "plus": turns("n.x + n.x", "'aa'"),
+    "lists": turns("n.x + n.x", "[1]"),
+    "times": "{{ 'a' * 10 ** 11 }}",
+    "times, not written": "{% set x = 'a' * 10 ** 11 %}",
+    "a list times": "{{ 10 ** 11 * [1] }}",
+    "center": "{{ 'a' | center(10 ** 11) }}",
+    "ljust": "{{ 'a'.ljust(10 ** 11) }}",
+    "a width": "{{ '%1000000000d' % 1 }}",
+    "a width as argument": "{{ '%*d' % (10 ** 9, 1) }}",
+    "a width of the filter": "{{ '%1000000000d' | format(1) }}",
+    "a width of the method": "{{ '{:1000000000}'.format(1) }}",
+    "a width in a width": "{{ '{:{}}'.format(1, 10 ** 9) }}",
+    "an indent": "{{ messages | tojson(indent=10 ** 9) }}",
+    "a method's replace": turns("n.x.replace('a', n.x)", "'aa'"),
+    "the filter replace": turns("n.x | replace('a', n.x)", "'aa'"),
+    "the filter join": turns("n.x | join(n.x)", "'aa'"),
+    "the method join": turns("n.x.join(n.x)", "'aa'"),
+    "indent": turns("n.x | indent(999999)", "'a\\nb'"),
+    "lipsum": "{{ lipsum(n=99999, max=99999, min=99998) }}",
+    "expandtabs": "{{ ('\\t' * 9999).expandtabs(999999) }}",
+    "a result of gigabytes": "{% for i in range(2000) %}{{ 'a' * 999999 }}{% endfor %}",
+    "a result just too large": "{{ 'a' * (2 ** 25 + 1) }}",
+    "a result of characters": "{{ '🦊' * (2 ** 23 + 1) }}",
+}
+REFUSED = {
+    "a huge range": "{{ range(10 ** 9) | list }}",
+    "a recursion without end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a list in itself": "{% set l = [] %}{% set _ = l.append(l) %}{{ l | tojson }}",
+    "JSON a thousand deep": turns("[n.x]", "[]", 5000).replace("endfor %}", "endfor %}{{ n.x | tojson }}"),
+    "a text a thousand deep": turns("[n.x]", "[]", 5000).replace("endfor %}", "endfor %}{{ n.x }}"),
+}
+ATTACKS = TOO_LONG | TOO_LARGE | REFUSED
 
 
-@pytest.mark.parametrize("case", RUNNING_AWAY)
-@pytest.mark.timeout(20)
-def test_a_template_that_does_not_end(case: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(scope="module")
+def brief() -> Limits:
+    return Limits(seconds=0.3, memory=256 << 20)
+
+
+@pytest.mark.parametrize("case", ATTACKS)
+@pytest.mark.timeout(60)
+def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytest.MonkeyPatch):
     """From any thread: signals would only reach the first."""
-    monkeypatch.setattr(sandbox, "SECONDS", 0.3)
-    started = time.monotonic()
-    with (
-        ThreadPoolExecutor(1) as pool,
-        pytest.raises(PassError, match=r"^the chat template cannot be used: it ") as error,
-    ):
-        pool.submit(render, RUNNING_AWAY[case]).result()
-    assert time.monotonic() - started < 5
-    assert "\n" not in str(error.value)
+    monkeypatch.setattr(chat, "LIMITS", brief)
+    template = ChatTemplate(ATTACKS[case])
+    with ThreadPoolExecutor(1) as pool, pytest.raises(PassError) as error:
+        pool.submit(template.render, USER).result()
+    template.close()
+    message = str(error.value)
+    assert "\n" not in message
+    if case in REFUSED:
+        assert message.startswith("the chat template refuses these messages: ")
+    else:
+        assert message.startswith("the chat template cannot be used: it ")
+        assert len(message) < 100
 
 
-HUGE = [
-    "{{ 10 ** 5000 }}",
-    doubling("n.x * n.x", "3"),
-    "{{ 'a' * 5000000 }}",
-    "{{ 5000000 * [1] }}",
-    "{{ 'a' | center(5000000) }}",
-    "{{ 'a' | center(width=5000000) }}",
-    "{{ 'a'.ljust(5000000) }}",
-    "{{ '%5000000d' % 1 }}",
-    "{{ '%*d' % (5000000, 1) }}",
-    "{{ '%5000000d' | format(1) }}",
-    "{{ '{:5000000}'.format(1) }}",
-    "{{ '{:{}}'.format(1, 5000000) }}",
-    "{{ messages | tojson(indent=5000000) }}",
-    doubling("n.x ~ n.x"),
-    doubling("n.x + n.x"),
-    doubling("n.x + n.x", "[1]"),
-    doubling("n.x.replace('a', n.x)"),
-    doubling("n.x | replace('a', n.x)"),
-    doubling("n.x | join(n.x)"),
-    doubling("n.x.join(n.x)"),
-    "{% set x = 'a' * 999999 %}{% for i in range(99) %}{{ x }}{% endfor %}",
-    "{% set x = 'a' * 999999 %}{% set y %}{% for i in range(99) %}{{ x }}{% endfor %}{% endset %}",
-]
+def test_a_template_works_again_after_an_attack(brief: Limits, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat, "LIMITS", brief)
+    template = ChatTemplate("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}")
+    assert template.render(USER, n=2) == "2"
+    with pytest.raises(PassError, match=r"^the chat template cannot be used: it takes more than 0\.3 seconds$"):
+        template.render(USER, n=99999)
+    assert template.render(USER, n=3) == "3"
 
 
-@pytest.mark.parametrize("source", HUGE)
-@pytest.mark.timeout(20)
-def test_huge_values_are_refused_before_they_are_made(source: str):
-    with pytest.raises(PassError, match=r"^the chat template cannot be used: it "):
-        render(source)
+@pytest.mark.parametrize("depth", [300, 100_000])
+@pytest.mark.parametrize("opening", ["list", "object"])
+def test_messages_that_nest_deeply(opening: str, depth: int):
+    """They are rendered, or refused in words."""
+    content: object = "x"
+    for _ in range(depth):
+        content = [content] if opening == "list" else {"a": content}
+    template = ChatTemplate("{{ messages[0].content | tojson | length }}")
+    if depth < 1000:
+        assert template.render([{"content": content}]) == str(len(json.dumps(content)))
+    else:
+        with pytest.raises(PassError, match=r"^the chat template cannot be used: .*recursion"):
+            template.render([{"content": content}])
 
 
 @pytest.mark.parametrize(
     "source", ["{{ " + "(" * 5000 + ")" * 5000 + " }}", "{% for a in b %}" * 30 + "{% endfor %}" * 30]
 )
 def test_a_template_that_cannot_be_compiled(source: str):
-    with pytest.raises(PassError, match=r"^chat_template\.jinja: ") as error:
-        render(source)
-    assert "\n" not in str(error.value)
-
-
-def test_what_templates_do_is_what_jinja_does():
-    source = (
-        "{{ ['aa', 'bb'] | join(', ') }}|{{ messages | join(',', attribute='content') }}|{{ '-'.join(['1', '2']) }}|"
-        "{{ 'aaa' | replace('a', 'b', 2) }}|{{ 'aaa'.replace('a', 'b', 2) }}|{{ '%s %3d' % ('a', 3) }}|"
-        "{{ '%s' | format(5) }}|{{ '{:>3}'.format('x') }}|{{ 1 ~ none ~ 'x' }}|{{ 2 ** 10 }}|{{ 3 * 'ab' }}|"
-        "{% for x in 'abc' %}{{ loop.index }}/{{ loop.length }}{{ x }}{% if loop.last %}.{% endif %}{% else %}none"
-        "{% endfor %}"
-    )
-    assert render(source) == "aa, bb|Hi|1-2|bba|bba|a   3|5|  x|1Nonex|1024|ababab|1/3a2/3b3/3c."
+    for call in (ChatTemplate(source).check, lambda: ChatTemplate(source).render(USER)):
+        with pytest.raises(PassError, match=r"^chat_template\.jinja: ") as error:
+            call()
+        assert "\n" not in str(error.value)
 
 
 def test_long_messages_are_no_runaway():
     long = "word " * 1_000_000
-    template = ChatTemplate("{% for m in messages %}{{ m.content | trim }}{% endfor %}", "", "")
+    template = ChatTemplate("{% for m in messages %}{{ m.content | trim }}{% endfor %}")
     assert template.render([{"role": "user", "content": long}]) == long.strip()
 
 
 def test_no_messages():
     with pytest.raises(PassError, match="at least one message"):
-        ChatTemplate("x", "", "").render([])
+        ChatTemplate("x").render([])
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), b"x", 1j])
+def test_what_json_cannot_hold(value: object):
+    with pytest.raises(PassError, match=r"^the chat template cannot be used: it takes what JSON can hold, not "):
+        ChatTemplate("x").render(USER, documents=value)

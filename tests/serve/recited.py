@@ -27,7 +27,7 @@ class Reciter:
     def __init__(self, bundle, template, **options):
         self.text, self._start = "", 0
         self.session = reciting_session(bundle, self._token, slots=2)
-        self.session.chat_template = ChatTemplate(template, "<bos>", "<eos>")
+        self.session.chat_template = ChatTemplate(template, {"bos_token": "<bos>", "eos_token": "<eos>"})
         encode = self.session.encode_chat
 
         def noted(*args, **more):

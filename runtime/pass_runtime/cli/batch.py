@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILE, Manifest
+from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILES, Manifest
 from pass_runtime.cli.prompts import read_lines
 from pass_runtime.cli.result_file import STDOUT, ResultFile, ResultStream, can_resume
 from pass_runtime.errors import PassError
@@ -135,10 +135,11 @@ class Batch:
 
 
 def model_identity(bundle: Path, manifest: Manifest) -> str:
-    """A hash over what decides a bundle's text: its files, chat template, start and end tokens, and acceptance rule."""
-    template = bundle / CHAT_TEMPLATE_FILE
+    """A hash over what decides a bundle's text: its files, chat template, special tokens, and acceptance rule."""
+    template = bundle / CHAT_TEMPLATE_FILES["default"]  # lines have no tools
     model = manifest.model
-    parts = (manifest.content, manifest.rule, model.bos_token_id, model.eos_token_ids, _read(template))
+    tokens = (model.bos_token_id, model.eos_token_ids, model.special_tokens)
+    parts = (manifest.content, manifest.rule, *tokens, _read(template))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -56,6 +56,8 @@ def run_serve(bundle: Path, options: dict[str, Any]) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listening = listen(where.host, where.port)
     with listening, opts.open_bundle(bundle, options, max_batch_size=most) as session:
+        if session.chat_template is not None:
+            session.chat_template.check()
         session.warm_up()
         app = make_app(session, allowed)
         host, port = listening.getsockname()[:2]

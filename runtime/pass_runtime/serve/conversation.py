@@ -11,8 +11,8 @@ from pass_runtime.serve.fields import unsupported
 from pass_runtime.serve.schemas import ChatRequest
 from pass_runtime.text.messages import template_role
 
-RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
-"""Variables of a template that clients cannot set."""
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+"""Variables of a template that clients cannot set, as they cannot set those of special tokens."""
 
 
 def conversation(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
@@ -53,7 +53,9 @@ def _message(message: ChatMessage, where: str, names: dict[str, str]) -> dict[st
                 param=where + "content",
                 code="unsupported_content_part",
             )
-    found: dict[str, Any] = {"role": message.role, "content": "\n".join(texts(message))}
+    found: dict[str, Any] = {"role": message.role}
+    if message.content is not None:
+        found["content"] = "\n".join(texts(message))
     if isinstance(message, UserMessage):
         found["role"] = template_role(message.role)
     elif isinstance(message, ToolMessage):

@@ -15,6 +15,7 @@ from pass_runtime.serve.schemas import ChatRequest
 from pass_runtime.session import Session
 from pass_runtime.text.answer import AnswerReader, form_rules, speller, turn_grammar
 from pass_runtime.text.calls.formats import FORMATS, CallFormat, Function, format_of
+from pass_runtime.text.chat import ChatTemplate
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.reasoning import CLOSING, OPENING, ThoughtReader
 
@@ -51,13 +52,16 @@ class Turns:
 
     def __init__(self, session: Session, options: ServeOptions) -> None:
         self._session = session
-        template = "" if session.chat_template is None else session.chat_template.source
-        self.thinks = OPENING in template if options.reasoning_parser == "auto" else options.reasoning_parser == "think"
+        template = session.chat_template
+        sources = [] if template is None else template.sources.values()
+        auto = any(OPENING in source for source in sources)
+        self.thinks = auto if options.reasoning_parser == "auto" else options.reasoning_parser == "think"
+        with_tools = "" if template is None else template.with_tools
         if options.tool_call_parser == "auto":
-            self.calls = format_of(template)
+            self.calls = format_of(with_tools)
         else:
             self.calls = FORMATS.get(options.tool_call_parser)
-        if session.chat_template is None or not session.chat_template.names("tools"):
+        if template is None or not template.names("tools"):
             self.calls = None  # the model would not see the tools
 
     def variables(self, request: ChatRequest) -> dict[str, Any]:
@@ -66,7 +70,7 @@ class Turns:
         found: dict[str, Any] = {}
         template = self._session.chat_template
         for name, value in (request.chat_template_kwargs or {}).items():
-            if name in RESERVED or not name.isidentifier() or template is None or not template.names(name):
+            if template is None or not name.isidentifier() or not template.names(name) or _reserved(template, name):
                 raise not_supported("chat_template_kwargs", value, f"the model's chat template has no option {name!r}")
             found[name] = value
         if request.tools and request.tool_choice != "none":
@@ -114,6 +118,10 @@ class Turns:
         if isinstance(chosen, NamedChoice) and chosen.function.name not in names:
             problem = f"tool_choice names {chosen.function.name!r}, which is none of the tools"
             raise ApiError(problem, param="tool_choice")
+
+
+def _reserved(template: ChatTemplate, name: str) -> bool:
+    return name in RESERVED or name in template.tokens
 
 
 def _functions(request: ChatRequest) -> list[Function]:

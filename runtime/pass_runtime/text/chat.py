@@ -39,9 +39,10 @@ class ChatTemplate:
         """Whether a template reads a variable of this name, as far as can be seen from the texts."""
         return any(re.search(rf"\b{re.escape(variable)}\b", source) for source in self.sources.values())
 
-    def source(self, *, tools: bool) -> str:
-        """The template for conversations with tools or without."""
-        return self.sources[self._name(tools=tools)]
+    @property
+    def with_tools(self) -> str:
+        """The source of the template for conversations with tools."""
+        return self.sources[self._name(tools=True)]
 
     def check(self) -> None:
         """Compile the templates. Raises PassError if one is none."""

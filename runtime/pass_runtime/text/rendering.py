@@ -1,7 +1,7 @@
 """What the child process of a chat template runs: jinja, with all that transformers adds to it for chat templates.
 
-The environment, the variables and the form of messages are those of transformers' `apply_chat_template`. jinja's sandbox
-keeps Python out of a template's reach; time and memory are the child's limits (`pass_runtime.text.child`).
+The environment, the variables and the form of messages are those of transformers' `apply_chat_template`. jinja's
+sandbox keeps Python out of a template's reach; time and memory are the child's limits (`pass_runtime.text.child`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class Renderer:
-    """The templates of a model. `setup`: their sources by file, and the special tokens by the variable that holds them."""
+    """The templates of a model. `setup`: their `sources` by file, and `tokens`, the special ones by variable."""
 
     def __init__(self, setup: Mapping[str, Mapping[str, str]]) -> None:
         self._sources, self._tokens = setup["sources"], setup["tokens"]
@@ -115,7 +115,7 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - the name is jinja's
 
-    def parse(self, parser: Parser) -> nodes.CallBlock:
+    def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
