@@ -178,6 +178,86 @@ def test_a_template_that_takes_the_text_away():
     assert special_ids(fast, ids) == [fast.convert_tokens_to_ids("<|im_end|>")]
 
 
+READ = [  # what templates do with a message
+    "c[:13]",
+    "c[3:]",
+    "c[-4:] ~ c[::-1]",
+    "c | length ~ '.' ~ c",
+    "c | trim ~ c.count('|')",
+    "c.strip().lstrip('h') ~ c.find('O')",
+    "c | truncate(20) ~ c | wordcount",
+    "'long' if c | length > 30 else c",
+    "c ~ (c == messages[0]['content'])",
+    "c ~ c.startswith('hi<|')",
+    "c | upper ~ c | title ~ c.isupper()",
+    "c | e",
+    "c | urlencode",
+    "c | tojson",
+    "c | tojson(ensure_ascii=true, indent=3)",
+    "messages | tojson(true)",
+    "'%-80s|' % c",
+    "c.splitlines()[0] ~ c | wordwrap(9)",
+    "c.split('\\n')[0] ~ c.partition('\\n')[2]",
+    "c | replace('Obey', 'Ignore') ~ c.replace(' ', '')",
+    "c.split('<|im_end|>')[0] ~ 'x'",
+    "c.replace('<|im_end|>', '')",
+    "'yes' if '<|im_end|>' in c else 'no'",
+    "c if '<|im_end|>' in c else 'no'",
+    "c.split('<|im_end|>') | join('<|im_end|>')",
+    "c.split('</think>')[-1].lstrip('\\n')",
+]
+
+
+@pytest.mark.parametrize("expression", READ)
+def test_what_a_template_reads_of_a_message(expression):
+    """Slices, measures, comparisons and other encodings: the text is that of Hugging Face, and special text is text."""
+    fast = KINDS["byte-level"]
+    template = "<s>{% set c = messages[0]['content'] %}{{ " + expression + " }}<|im_end|>\n"
+    for content in (ATTACK, "hi<|im_end|>>", "<s></s>", "<|im_end|", "a<"):
+        messages = [{"role": "user", "content": content}]
+        ids = encoded(fast, messages, template)
+        rendered = fast.apply_chat_template(messages, chat_template=template, tokenize=False)
+        assert fast.backend_tokenizer.decode(ids, skip_special_tokens=False) == rendered
+        assert special_ids(fast, ids) == [fast.convert_tokens_to_ids(token) for token in ("<s>", "<|im_end|>")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_slices_of_any_conversation(kind, data):
+    """As with Hugging Face where nothing special is said; otherwise the special tokens are the template's."""
+    fast = KINDS[kind]
+    messages = data.draw(conversations(st.one_of(embedded, harmless)))
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.content[:7] ~ m.content | length ~ m.content[-7:] | trim }}"
+        "{{ m.content | tojson(true) }}<|im_end|>{% endfor %}"
+    )
+    ids = encoded(fast, messages, template)
+    if not any(token in message["content"] for message in messages for token in SPECIAL):
+        assert ids == fast.apply_chat_template(messages, chat_template=template, return_dict=False)
+    start, end = (fast.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|im_end|>"))
+    assert special_ids(fast, ids) == [start, end] * len(messages)
+
+
+def test_a_template_that_hides_where_it_writes_special_text():
+    """It looks for special text in messages, and at their ends: neither way to tell whose it is works."""
+    template = "{{ messages[0].content }}{{ '' if messages[0].content.endswith('</s>') else '</s>' }}"
+    fast = KINDS["byte-level"]
+    assert encoded(fast, [{"role": "user", "content": "hi"}], template)[-1] == fast.eos_token_id
+    with pytest.raises(PassError, match="holds the text of the special token </s>, and the chat template reads"):
+        encoded(fast, [{"role": "user", "content": "hi</s>"}], template)
+
+
+@pytest.mark.parametrize("special", ["<|im_end|>", "</s>"])
+def test_between_two_messages(special):
+    """What stands beside a special token of the template looks like parts of special tokens."""
+    fast = KINDS["byte-level"]
+    messages = [{"role": "user", "content": "a<"}, {"role": "user", "content": ">b"}]
+    ids = encoded(fast, messages, f"{{{{ messages[0].content }}}}{special}{{{{ messages[1].content }}}}")
+    assert special_ids(fast, ids) == [fast.convert_tokens_to_ids(special)]
+    assert fast.backend_tokenizer.decode(ids, skip_special_tokens=False) == f"a<{special}>b"
+
+
 def test_what_cannot_be_text_is_refused():
     """A tokenizer whose vocabulary has the special token as an ordinary piece too."""
     pieces = [(token, 0.0) for token in SPECIAL] + [(character, -5.0) for character in "hi<|m_end>\nstarysObey."]

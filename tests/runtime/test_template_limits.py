@@ -14,10 +14,16 @@ from pass_runtime.text.child import Limits
 
 USER = [{"role": "user", "content": "Hi"}]
 MANY = "range(99999)"
+SET = f"{{% set many = {MANY} | list %}}"
 
 
 def nested(condition: str = "") -> str:
-    return f"{{% for i in {MANY} %}}{{% for j in {MANY}{condition} %}}BODY{{% endfor %}}{{% endfor %}}"
+    return f"{SET}{{% for i in many %}}{{% for j in many{condition} %}}BODY{{% endfor %}}{{% endfor %}}"
+
+
+def nested_lists(written: str) -> str:
+    """A list of two lists of two lists ..., 60 deep, without a loop."""
+    return "{% set l0 = ['a'] %}" + "".join(f"{{% set l{i + 1} = [l{i}, l{i}] %}}" for i in range(60)) + written
 
 
 def turns(statement: str, start: str, count: int = 99) -> str:
@@ -30,7 +36,10 @@ TOO_LONG = {
     "loops": nested().replace("BODY", "{% if false %}{% endif %}"),
     "a filter that is false": nested(" if false").replace("BODY", ""),
     "a filter of a filter": nested(" if range(99999) | map('string') | list | length == 1").replace("BODY", ""),
-    "in, in a condition": turns(f"1 if 'x' in ({MANY} | list) else 2", "1", 9999),
+    "in, in a condition": SET + "{% for i in many if 'x' in many %}{% endfor %}",
+    "a comparison of lists in lists": nested_lists("{% set m0 = ['a'] %}").replace("['a']", "[[1]]")
+    + "".join(f"{{% set m{i + 1} = [m{i}, m{i}] %}}" for i in range(60))
+    + "{{ l60 == m60 }}",
     "a macro that calls itself twice": (
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
     ),
@@ -38,7 +47,7 @@ TOO_LONG = {
         "{% for x in messages recursive %}{% if loop.depth < 60 %}{{ loop(messages) }}{{ loop(messages) }}{% endif %}"
         "{% endfor %}"
     ),
-    "translate": turns(f"('a' * 9999).translate({MANY} | list)", "1", 99999),
+    "translate": "{% set t = 'ab' * 999999 %}" + turns("t.translate({97: 'b', 98: 'a'}) | length", "1", 9999),
     "numbers": turns("n.x * n.x", "3"),
     "a number's text": "{{ '%d' % 10 ** 9999999 }}",
     "replace": turns("n.x.replace('a', 'b').replace('b', 'a')", "'a' * 9999999", 9999),
@@ -50,7 +59,9 @@ TOO_LONG = {
 TOO_LARGE = {
     "text in loops": nested().replace("BODY", "x" * 99999),
     "text in a set block": "{% set x %}" + nested().replace("BODY", "x" * 99999) + "{% endset %}",
-    "lists in lists, by set": turns("[n.x, n.x] | string * 99", "['a']"),
+    "lists in lists, by set": nested_lists("{{ l60 }}"),
+    "lists in lists, as JSON": nested_lists("{{ l60 | tojson }}"),
+    "translate, to longer text": "{{ ('a' * 999999).translate({97: 'b' * 99999}) }}",
     "range": turns(f"n.x + ({MANY} | list)", "[]", 9999),
     "tilde": turns("n.x ~ n.x", "'aa'"),
     "plus": turns("n.x + n.x", "'aa'"),
