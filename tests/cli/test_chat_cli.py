@@ -106,6 +106,16 @@ def test_messages_that_the_template_refuses(tiny_bundle: Path, tmp_path: Path):
     assert errors == ["error: the chat template refuses these messages: not that"]
 
 
+def test_a_broken_template(tiny_bundle: Path, tmp_path: Path):
+    """It is refused by what reads it, and by nothing else."""
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="chat_template.jinja")
+    write_listed(copy, "chat_template.jinja", "{% for %}")
+    assert refusal("chat", copy, stdin="hello\n").startswith("error: chat_template.jinja: ")
+    assert refusal("generate", copy, "--chat", "-p", "hello").startswith("error: chat_template.jinja: ")
+    assert refusal("serve", copy, "--port", "0").startswith("error: chat_template.jinja: ")
+    assert pass_run("generate", copy, "-p", "hello", "--max-new-tokens", "2").exit_code == 0
+
+
 def write_listed(bundle: Path, name: str, text: str) -> None:
     """A file of a bundle and its entry in the manifest."""
     (bundle / name).write_text(text)

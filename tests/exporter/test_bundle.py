@@ -11,9 +11,10 @@ import onnxruntime as ort
 import pytest
 
 from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
+from pass_exporter.bundle import write_tokenizer
 from pass_exporter.checks.verify import error_limit
 from pass_exporter.model.registry import Wheels, registry
-from pass_runtime import GenerateOptions, Manifest, SamplingParams, load, read_manifest
+from pass_runtime import GenerateOptions, Manifest, PassError, SamplingParams, load, read_manifest
 from pass_runtime.bundle.bindings import fed_by
 from pass_runtime.bundle.plan import bundle_plans
 from pass_runtime.measuring.lossless import first_difference, run_tokens
@@ -122,6 +123,31 @@ def test_tokenizer_and_template(tiny_bundle: Path):
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]
     expected = original.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert session.encode_chat(messages) == original(expected, add_special_tokens=False)["input_ids"]
+
+
+def test_special_tokens_are_those_of_the_tokenizer(manifest: Manifest):
+    assert (
+        manifest.model.special_tokens
+        == make_tokenizer().special_tokens_map
+        == {"bos_token": "<bos>", "eos_token": "<eos>"}
+    )
+
+
+def test_named_templates(tmp_path: Path):
+    """Those that are chosen by themselves are kept, the others are named."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = {"default": "a", "tool_use": "b", "rag": "c"}
+    with pytest.warns(UserWarning, match="left out the chat templates rag: only default and tool_use are used"):
+        write_tokenizer(tmp_path, tokenizer)
+    written = {path.name: path.read_text() for path in tmp_path.glob("*.jinja")}
+    assert written == {"chat_template.jinja": "a", "chat_template.tool_use.jinja": "b"}
+
+
+def test_a_broken_template_is_refused(tmp_path: Path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = {"default": "a", "tool_use": "{% if %}"}
+    with pytest.raises(PassError, match=r"^chat_template\.tool_use\.jinja: "):
+        write_tokenizer(tmp_path, tokenizer)
 
 
 def test_exporting_again_gives_the_same_bytes(tiny_bundle: Path, tiny_model: Path, tmp_path: Path):

@@ -43,7 +43,8 @@ def turns(body: str, ask: str = ASK) -> str:
 def alternating(body: str) -> str:
     return turns(
         "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}" + body,
+        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+        + body,
         "",
     )
 
@@ -76,17 +77,20 @@ CONSTRUCTS: dict[str, str] = {
 {%- endif %}
 {%- for m in messages %}{{- '<|start_header_id|>' + m.role + '<|end_header_id|>' }}{%- endfor %}""",
     "llama: one call only": turns(
-        "{% if 'tool_calls' in m %}{% if not m.tool_calls | length == 1 %}{{ raise_exception('single tool-calls only') }}"
-        "{% endif %}{% set call = m.tool_calls[0].function %}{{ '{\"name\": \"' + call.name + '\", \"parameters\": ' }}"
+        "{% if 'tool_calls' in m %}{% if not m.tool_calls | length == 1 %}"
+        "{{ raise_exception('single tool-calls only') }}"
+        '{% endif %}{% set call = m.tool_calls[0].function %}{{ \'{"name": "\' + call.name + \'", "parameters": \' }}'
         "{{ call.arguments | tojson }}{{ '}' }}{% elif m.role == 'tool' or m.role == 'ipython' %}"
-        "{% if m.content is mapping or m.content is iterable %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}"
+        "{% if m.content is mapping or m.content is iterable %}{{ m.content | tojson }}{% else %}"
+        "{{ m.content }}{% endif %}"
         "{% endif %}<|eot_id|>"
     ),
     "llama 2: system inside the first instruction": """
 {%- set has_system = messages[0]['role'] == 'system' %}
 {%- set loop_messages = messages[1:] if has_system else messages %}
 {%- for m in loop_messages %}
-    {%- if has_system and loop.first %}{% set content = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>' + m.content %}
+    {%- if has_system and loop.first %}{%
+        set content = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>' + m.content %}
     {%- else %}{% set content = m.content %}{% endif %}
     {%- if m.role == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
     {%- elif m.role == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}
@@ -101,7 +105,8 @@ CONSTRUCTS: dict[str, str] = {
     "qwen: a default system message": "{% if messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}" + turns(CHATML),
     "qwen: tools, and results that follow each other": """
-{%- if tools %}{{- '<tools>' }}{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}{{ '\n</tools>' }}{% endif %}
+{%- if tools %}{{- '<tools>' }}{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}{{
+    '\n</tools>' }}{% endif %}
 {%- for m in messages %}
     {%- if m.role == 'tool' %}
         {%- if loop.first or (messages[loop.index0 - 1].role != 'tool') %}{{- '<|im_start|>user' }}{% endif %}
@@ -131,7 +136,8 @@ CONSTRUCTS: dict[str, str] = {
         "{% elif '</think>' in content %}"
         "{% set thoughts = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
         "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
-        "{% if loop.last or (not loop.last and thoughts) %}{{ '<think>\n' + thoughts.strip('\\n') + '\n</think>\n\n' }}"
+        "{% if loop.last or (not loop.last and thoughts) %}"
+        "{{ '<think>\n' + thoughts.strip('\\n') + '\n</think>\n\n' }}"
         "{% endif %}{{ content }}<|im_end|>"
     ),
     "qwen 3: a switch": turns(CHATML)
@@ -146,10 +152,12 @@ CONSTRUCTS: dict[str, str] = {
             {%- endfor -%}
         {%- else -%}{{ 'Dict' }}{%- endif -%}
     {%- elif schema.type is iterable and schema.type is not string -%}
-        {{ 'Union[' }}{% for one in schema.type %}{{ type_of({'type': one}) }}{{ ',' if not loop.last }}{% endfor %}{{ ']' }}
+        {{ 'Union[' }}{% for one in schema.type %}{{ type_of({'type': one}) }}{{ ',' if not loop.last }}{%
+            endfor %}{{ ']' }}
     {%- else -%}{{ {'string': 'str', 'number': 'float'}.get(schema.type, schema.type) }}{%- endif -%}
 {%- endmacro %}
-{%- for tool in tools or [] %}{{ tool.function.name ~ '(' ~ type_of(tool.function.parameters) ~ ')\n' }}{% endfor %}""",
+{%- for tool in tools or [] %}{{ tool.function.name ~ '(' ~ type_of(tool.function.parameters) ~ ')\n' }}{%
+    endfor %}""",
     "hermes: a nested loop's last": turns(
         "{% if m.tool_calls is defined and m.tool_calls is not none %}{% for call in m.tool_calls %}"
         "{{ '<tool_call>' ~ call.function | tojson ~ '</tool_call>' }}{{ '' if loop.last else '\n' }}{% endfor %}"
@@ -157,7 +165,10 @@ CONSTRUCTS: dict[str, str] = {
     ),
     # Mistral
     "mistral v1: strict alternation": "{{ bos_token }}"
-    + alternating("{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}{{ m.content + eos_token }}{% endif %}"),
+    + alternating(
+        "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}{{ m.content + eos_token }}"
+        "{% endif %}"
+    ),
     "mistral v3: tools beside the last user message": """
 {%- set user_messages = messages | selectattr('role', 'equalto', 'user') | list %}
 {{- bos_token }}
@@ -167,7 +178,8 @@ CONSTRUCTS: dict[str, str] = {
         {%- for tool in tools %}
             {%- set tool = tool.function %}{{- '{"type": "function", "function": {' }}
             {%- for key, val in tool.items() if key != 'return' %}
-                {%- if val is string %}{{- '"' + key + '": "' + val + '"' }}{% else %}{{- '"' + key + '": ' + val|tojson }}{% endif %}
+                {%- if val is string %}{{- '"' + key + '": "' + val + '"' }}{% else %}{{-
+                    '"' + key + '": ' + val|tojson }}{% endif %}
                 {%- if not loop.last %}{{- ', ' }}{%- endif %}
             {%- endfor %}{{- '}}' }}
         {%- endfor %}{{- ']' }}
@@ -175,7 +187,8 @@ CONSTRUCTS: dict[str, str] = {
     {%- if m.content is defined %}{{- '[INST]' ~ m.content }}{% endif %}
 {%- endfor %}""",
     "mistral v3: ids of calls": turns(
-        "{% if m.tool_calls is defined %}[TOOL_CALLS] [{% for call in m.tool_calls %}{% set out = call.function | tojson %}"
+        "{% if m.tool_calls is defined %}[TOOL_CALLS] [{% for call in m.tool_calls %}"
+        "{% set out = call.function | tojson %}"
         "{{ out[:-1] }}{% if not call.id is defined or call.id | length != 9 %}{{ raise_exception('9 characters') }}"
         "{% endif %}{{ ', \"id\": \"' + call.id + '\"}' }}{% endfor %}]{% endif %}{{ eos_token }}",
         "",
@@ -184,7 +197,8 @@ CONSTRUCTS: dict[str, str] = {
 {%- set ns = namespace() %}{%- set ns.index = 0 %}
 {%- for message in messages %}
     {%- if not (message.role == "tool" or (message.tool_calls is defined and message.tool_calls is not none)) %}
-        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}{{- raise_exception("roles must alternate") }}{% endif %}
+        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}{{-
+            raise_exception("roles must alternate") }}{% endif %}
         {%- set ns.index = ns.index + 1 %}
     {%- endif %}
 {%- endfor %}{{ ns.index }}""",
@@ -209,12 +223,14 @@ CONSTRUCTS: dict[str, str] = {
     {%- elif m.content is iterable %}{% for i in m.content %}{{ i.text | trim if i.type == 'text' }}{% endfor %}
     {%- else %}{{- raise_exception('Invalid content type') }}{% endif %}{{- '<end_of_turn>\n' }}
 {%- endfor %}""",
-    "gemma: no system": "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "gemma: no system": "{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
     + turns("{{ '<start_of_turn>' + m['role'] + '\n' + m['content'] | trim + '<end_of_turn>\n' }}", ""),
     # Phi
     "phi 3: a chain of ifs": turns(
         "{% if m['role'] == 'system' and m['content'] %}{{ '<|system|>\n' + m['content'] + '<|end|>\n' }}"
-        "{% elif m['role'] == 'user' %}{{ '<|user|>\n' + m['content'] + '<|end|>\n' }}{% elif m['role'] == 'assistant' %}"
+        "{% elif m['role'] == 'user' %}{{ '<|user|>\n' + m['content'] + '<|end|>\n' }}"
+        "{% elif m['role'] == 'assistant' %}"
         "{{ '<|assistant|>\n' + m['content'] + '<|end|>\n' }}{% endif %}",
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
     ),
@@ -222,7 +238,9 @@ CONSTRUCTS: dict[str, str] = {
         "{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}{{ m['tools'] }}{% endif %}"
         "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
     ),
-    "phi 4: the end after all": turns("{{ m.role ~ ':' ~ m.content }}", "{{ '' if add_generation_prompt else eos_token }}"),
+    "phi 4: the end after all": turns(
+        "{{ m.role ~ ':' ~ m.content }}", "{{ '' if add_generation_prompt else eos_token }}"
+    ),
     # GLM
     "glm 4: an observation": "[gMASK]<sop>"
     + turns(
@@ -244,19 +262,22 @@ CONSTRUCTS: dict[str, str] = {
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.last_user_index = loop.index0 -%}{% endif %}{%- endfor %}
 {%- for m in messages %}
     {{- visible_text(m.content) }}
-    {{- '/nothink' if (enable_thinking is defined and not enable_thinking and not visible_text(m.content).endswith("/nothink")) else '' -}}
+    {{- '/nothink' if (enable_thinking is defined and not enable_thinking
+        and not visible_text(m.content).endswith("/nothink")) else '' -}}
     {%- if loop.index0 > ns.last_user_index and m.reasoning_content %}{{ m.reasoning_content.strip() }}{% endif %}
 {%- endfor %}""",
     "glm 4.5: arguments by name": turns(
         "{% for call in m.tool_calls or [] %}{% set _args = call.function.arguments %}{% for k, v in _args.items() %}"
-        "{{ '<arg_key>' ~ k ~ '</arg_key>\n<arg_value>' }}{{ v | tojson(ensure_ascii=False) if v is not string else v }}"
+        "{{ '<arg_key>' ~ k ~ '</arg_key>\n<arg_value>' }}"
+        "{{ v | tojson(ensure_ascii=False) if v is not string else v }}"
         "{{ '</arg_value>\n' }}{% endfor %}{% endfor %}"
     ),
     # DeepSeek
     "deepseek: all systems first": """
 {%- set ns = namespace(is_first=false, is_tool=false, system_prompt='', is_first_sp=true) %}
 {%- for message in messages %}{%- if message['role'] == 'system' %}
-    {%- if ns.is_first_sp %}{% set ns.system_prompt = ns.system_prompt + message['content'] %}{% set ns.is_first_sp = false %}
+    {%- if ns.is_first_sp %}{% set ns.system_prompt = ns.system_prompt + message['content'] %}{%
+        set ns.is_first_sp = false %}
     {%- else %}{% set ns.system_prompt = ns.system_prompt + '\n\n' + message['content'] %}{%- endif %}
 {%- endif %}{%- endfor %}{{ bos_token }}{{ ns.system_prompt }}
 {%- for message in messages if message.role != 'system' %}
@@ -276,12 +297,16 @@ CONSTRUCTS: dict[str, str] = {
     # OLMo, Granite, Command-R and others
     "olmo: the end of the last turn": "{{ bos_token }}"
     + turns(
-        "{{ '<|' ~ m.role ~ '|>\n' }}{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'] + eos_token + '\n' }}"
-        "{% elif m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% else %}{{ m['content'] ~ '\n' }}{% endif %}"
+        "{{ '<|' ~ m.role ~ '|>\n' }}{% if m['role'] == 'assistant' and not loop.last %}"
+        "{{ m['content'] + eos_token + '\n' }}"
+        "{% elif m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% else %}{{ m['content'] ~ '\n' }}"
+        "{% endif %}"
     ),
-    "olmo: sorted JSON": "{% if tools %}{{ tools | tojson(sort_keys=true, separators=(',', ':')) }}{% endif %}" + turns(CHATML),
+    "olmo: sorted JSON": "{% if tools %}{{ tools | tojson(sort_keys=true, separators=(',', ':')) }}{% endif %}"
+    + turns(CHATML),
     "granite: a system message from parts": """
-{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}{%- set loop_messages = messages[1:] %}
+{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}{%-
+    set loop_messages = messages[1:] %}
 {%- else %}{%- set system_message = "Today's Date: " ~ strftime_now('%B %d, %Y') ~ ".\nYou are Granite." %}
     {%- if tools and documents %}{%- set system_message = system_message + " tools and documents" %}
     {%- elif tools %}{%- set system_message = system_message + " tools" %}
@@ -293,7 +318,8 @@ CONSTRUCTS: dict[str, str] = {
 {%- if documents %}{%- for document in documents %}
     {{- 'Document ' + loop.index0 | string + '\n' + document['text'] }}{%- if not loop.last %}{{- '\n\n' }}{%- endif %}
 {%- endfor %}{%- endif %}{{ loop_messages | length }}""",
-    "granite: none and undefined": "{{ tools is defined }}{{ tools is none }}{{ documents is defined }}{{ documents is none }}"
+    "granite: none and undefined": "{{ tools is defined }}{{ tools is none }}{{ documents is defined }}"
+    "{{ documents is none }}"
     "{{ controls is defined }}{{ messages[0].tool_calls is defined }}{{ cls_token is defined }}{{ mask_token }}",
     "command-r: documents": """
 {%- if documents %}{% for doc in documents %}
@@ -310,26 +336,39 @@ CONSTRUCTS: dict[str, str] = {
 {%- endmacro %}
 {%- for tool in tools or [] %}
     {%- for name, fields in tool.function.parameters.properties.items() %}
-        {{- name + ': ' + json_to_python_type(fields) }}{{ ' = None' if name not in tool.function.parameters.required }}
+        {{- name + ': ' + json_to_python_type(fields) }}{{
+            ' = None' if name not in tool.function.parameters.required }}
     {%- endfor %}
 {%- endfor %}""",
-    "all tokens of the tokenizer": "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token }}{{ sep_token }}{{ image_token }}",
+    "all tokens of the tokenizer": "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token }}{{ sep_token }}"
+    "{{ image_token }}",
     "tools or none": "{% if tools is not none %}{{ tools | length }}{% else %}no tools{% endif %}",
     "tojson in order": turns("{{ m | tojson(true, 1) }}{{ m | tojson(false, none, (', ', ': '), true) }}"),
     "tojson and quotes": turns("{{ m.content | tojson }}{{ m.content | string | tojson(indent='\t') }}"),
     "generation, with a name of its own": "{% set x = 1 %}"
-    + turns("{% if m.role == 'assistant' %}{% generation %}{% set x = 2 %}{{ m.content ~ x }}{% endgeneration %}{% endif %}{{ x }}"),
-    "loop controls": turns("{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% if loop.index > 2 %}{% break %}{% endif %}"),
+    + turns(
+        "{% if m.role == 'assistant' %}{% generation %}{% set x = 2 %}{{ m.content ~ x }}{% endgeneration %}"
+        "{% endif %}{{ x }}"
+    ),
+    "loop controls": turns(
+        "{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% if loop.index > 2 %}{% break %}"
+        "{% endif %}"
+    ),
     "the turns before and after": turns(
         "{{ loop.previtem.role if loop.previtem is defined }}>{{ m.role }}>{{ loop.nextitem.role if not loop.last }}"
         "{{ loop.changed(m.role) }}{{ loop.cycle('a', 'b') }}{{ loop.revindex0 }}"
     ),
-    "slices and measures": turns("{{ m.content[:10] }}|{{ m.content[-3:] }}|{{ m.content | length }}|{{ m.content[::2] }}"),
+    "slices and measures": turns(
+        "{{ m.content[:10] }}|{{ m.content[-3:] }}|{{ m.content | length }}|{{ m.content[::2] }}"
+    ),
     "thoughts by any name": turns("{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning is defined }}"),
     "fields that are none": turns("{{ m.keys() | list | sort }}{{ 'content' in m }}{{ m.content is defined }}"),
-    "groups": "{% for role, group in messages | groupby('role') %}{{ role }}: {{ group | map(attribute='content') | join(' / ') }}\n{% endfor %}",
-    "space control": "  {% for m in messages %}\n  {{ m.role }}\n    {%- if m.content %}\n x {% endif %}  \n {#- c -#} \n{% endfor %}\n",
-    "a dict and a namespace": "{% set d = dict(a=1, **{'b': 2}) %}{{ d }}{% set ns = namespace(d, c=[]) %}{% set ns.c = ns.c + [ns.a] %}"
+    "groups": "{% for role, group in messages | groupby('role') %}{{ role }}: "
+    "{{ group | map(attribute='content') | join(' / ') }}\n{% endfor %}",
+    "space control": "  {% for m in messages %}\n  {{ m.role }}\n    {%- if m.content %}\n x "
+    "{% endif %}  \n {#- c -#} \n{% endfor %}\n",
+    "a dict and a namespace": "{% set d = dict(a=1, **{'b': 2}) %}{{ d }}{% set ns = namespace(d, c=[]) %}"
+    "{% set ns.c = ns.c + [ns.a] %}"
     "{{ ns.c }}{{ dict.fromkeys('ab', 0) }}{{ d.items() | list }}",
     "a call block": "{% macro turn(role) %}<|im_start|>{{ role }}\n{{ caller() }}<|im_end|>{% endmacro %}"
     + turns("{% call turn(m.role) %}{{ m.content }}{% endcall %}"),
@@ -363,7 +402,10 @@ TALKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "turns": ([USER, {"role": "assistant", "content": " Warm.\n"}, {"role": "user", "content": "And in Oslo? "}], {}),
     "turns with system": ([SYSTEM, USER, {"role": "assistant", "content": "21"}, USER], {"enable_thinking": False}),
     "empty": ([{"role": "user", "content": ""}, {"role": "assistant", "content": ""}, USER], {"enable_thinking": True}),
-    "unicode": ([{"role": "user", "content": "  Grüße 🦊 ｜ \u200d\u00a0 e\u0301 中文\t\r\n"}], {"date_string": "26 Jul 2024"}),
+    "unicode": (
+        [{"role": "user", "content": "  Grüße 🦊 ｜ \u200d\u00a0 e\u0301 中文\t\r\n"}],
+        {"date_string": "26 Jul 2024"},
+    ),
     "markup": ([{"role": "user", "content": "<b>&amp;{{ x }}{% if %}\\n\"'</b> <|im_ | <"}], {}),
     "tools offered": ([USER], {"tools": [FUNCTION]}),
     "no tools offered": ([USER], {"tools": []}),
@@ -384,8 +426,17 @@ TALKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
         {},
     ),
     "thoughts by another name": ([USER, {"role": "assistant", "content": "2", "reasoning": "So", "name": None}], {}),
-    "thoughts in the text": ([USER, {"role": "assistant", "content": "<think>\nSo.\n</think>\n\n21"}, USER], {"thinking": True}),
-    "documents": ([USER], {"documents": [{"title": "Ä", "text": "One."}, {"title": "B", "text": "Two."}], "tools": [FUNCTION]}),
-    "parts": ([{"role": "user", "content": [{"type": "text", "text": " How "}, {"type": "text", "text": "warm?"}]}], {}),
+    "thoughts in the text": (
+        [USER, {"role": "assistant", "content": "<think>\nSo.\n</think>\n\n21"}, USER],
+        {"thinking": True},
+    ),
+    "documents": (
+        [USER],
+        {"documents": [{"title": "Ä", "text": "One."}, {"title": "B", "text": "Two."}], "tools": [FUNCTION]},
+    ),
+    "parts": (
+        [{"role": "user", "content": [{"type": "text", "text": " How "}, {"type": "text", "text": "warm?"}]}],
+        {},
+    ),
     "roles that do not alternate": ([USER, USER], {}),
 }

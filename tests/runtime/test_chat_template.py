@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILES
 from pass_runtime.errors import PassError
 from pass_runtime.session import load
-from pass_runtime.text.chat import ChatTemplate, load_chat_template
+from pass_runtime.text.chat import ChatTemplate, load_chat_template, template_tokens
 
 FILE_NAME = CHAT_TEMPLATE_FILES["default"]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -87,6 +91,15 @@ def test_a_broken_template_names_its_file(source):
         "{{ strftime_now.__globals__['datetime'] }}",
         "{{ messages.append(1) }}",
         "{{ (messages | map(attribute='__class__') | list)[0].__base__ }}",
+        "{{ (messages | attr('__class__')).__mro__ }}",
+        "{{ namespace(__class__=1) }}",
+        "{% set n = namespace() %}{% set n._x = 1 %}",
+        "{{ dict.mro() }}",
+        "{{ cycler.__init__.__globals__.os.environ }}",
+        "{{ self.__init__.__globals__['sys'] }}",
+        "{{ '{0.__class__.__mro__[1]}'.format('') ~ ''.format.__self__.__class__.x }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
     ],
 )
 def test_the_sandbox_holds(source):
@@ -105,6 +118,87 @@ def test_a_template_that_stumbles_is_a_pass_error(source):
     """Not a traceback of TypeError or ZeroDivisionError: the template is data."""
     with pytest.raises(PassError):
         render(source)
+
+
+def test_tokens_are_those_that_the_manifest_lists(tiny_bundle):
+    """Older manifests list none: then they are the start token and the first end token. What is not there is
+    undefined, as in Hugging Face."""
+    session = load(tiny_bundle, "cpu", threads=1)
+    model = session.manifest.model
+    assert template_tokens(model, session.tokenizer) == {"bos_token": "<bos>", "eos_token": "<eos>"}
+    listed = model.model_copy(
+        update={"special_tokens": {"eos_token": "!", "image_token": "?"}, "eos_token_ids": (2, 1)}
+    )
+    assert template_tokens(listed, session.tokenizer) == {"eos_token": "!", "image_token": "?"}
+    older = model.model_copy(update={"special_tokens": None, "bos_token_id": None})
+    assert template_tokens(older, session.tokenizer) == {"eos_token": "<eos>"}
+    session.close()
+    source = "{{ bos_token is defined }}{{ image_token }}{{ eos_token }}"
+    assert ChatTemplate(source, {"eos_token": "!", "image_token": "?"}).render(USER) == "False?!"
+
+
+def test_named_templates(tmp_path):
+    """`tool_use` is for conversations with tools, even with none of them, and `default` for the others."""
+    for name, file in CHAT_TEMPLATE_FILES.items():
+        (tmp_path / file).write_text(f"{name} {{{{ tools }}}}", encoding="utf-8")
+    template = load_chat_template(tmp_path, TOKENS)
+    assert template is not None
+    assert template.render(USER) == template.render(USER, tools=None) == "default None"
+    assert template.render(USER, tools=[1]) == "tool_use [1]"
+    assert template.render(USER, tools=[]) == "tool_use []"
+    assert template.with_tools == "tool_use {{ tools }}"
+    (tmp_path / FILE_NAME).unlink()
+    template = load_chat_template(tmp_path, TOKENS)
+    assert template is not None
+    assert template.render(USER, tools=[1]) == "tool_use [1]"
+    with pytest.raises(PassError, match="only chat template is for conversations with tools"):
+        template.render(USER)
+
+
+def test_a_broken_template_of_several_is_found(tmp_path):
+    (tmp_path / FILE_NAME).write_text("x")
+    (tmp_path / "chat_template.tool_use.jinja").write_text("{% if %}")
+    template = load_chat_template(tmp_path, TOKENS)
+    assert template is not None
+    assert template.render(USER) == "x"
+    with pytest.raises(PassError, match=r"^chat_template\.tool_use\.jinja: "):
+        template.check()
+
+
+def test_a_child_is_started_by_the_first_chat_and_ends_with_the_session(tiny_bundle):
+    with load(tiny_bundle, "cpu", threads=1) as session:
+        pool = session.chat_template._pool
+        assert not pool._children
+        session.encode_chat(USER)
+        (child,) = pool._children
+        assert child.alive
+    assert not child.alive
+
+
+def test_threads_render_at_once():
+    template = ChatTemplate("{% for i in range(n) %}{{ i }},{% endfor %}{{ messages[0].content }}")
+    with ThreadPoolExecutor(8) as threads:
+        texts = threads.map(lambda i: template.render([{"role": "user", "content": str(i)}], n=i % 7), range(300))
+        assert list(texts) == ["".join(f"{j}," for j in range(i % 7)) + str(i) for i in range(300)]
+    assert 1 <= len(template._pool._children) <= 2
+
+
+def test_ctrl_c_stops_a_render():
+    template = ChatTemplate("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}")
+    assert template.render(USER, n=1) == "1"
+    with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(1) as threads:
+        interrupt = threads.submit(_interrupt_while_busy, template)
+        try:
+            template.render(USER, n=99999)
+        finally:
+            interrupt.result()
+    assert template.render(USER, n=2) == "2"
+
+
+def _interrupt_while_busy(template: ChatTemplate) -> None:
+    while not template._pool._free.empty() and template._pool._free.queue[-1] is not None:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_no_template_file(tmp_path):

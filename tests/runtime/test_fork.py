@@ -18,12 +18,14 @@ from pass_runtime import GenerateOptions, PassError, load
 
 session = load(sys.argv[1], "cpu", threads=2)
 session.generate("a", GenerateOptions(4, plan="ar")).result()
+before = session.encode_chat([{"role": "user", "content": "a"}])
 under_way = session.generate("a", GenerateOptions(200, plan="ar", ignore_eos=True))
 next(under_way)
 if (child := os.fork()) == 0:
     calls = {
         "generate": lambda: session.generate("b"),
         "warm_up": session.warm_up,
+        "chat": lambda: session.encode_chat([{"role": "user", "content": "a"}]),
         "next": lambda: next(under_way),
         "result": under_way.result,
         "close": session.close,
@@ -38,7 +40,7 @@ if (child := os.fork()) == 0:
     del session, calls, under_way
     sys.exit(7)
 print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print("parent", len(under_way.result().token_ids))
+print("parent", len(under_way.result().token_ids), session.encode_chat([{"role": "user", "content": "a"}]) == before)
 """
 
 
@@ -46,10 +48,10 @@ def test_a_fork_is_refused_and_ends(tiny_bundle: Path):
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny_bundle)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines() == [
-        *(f"{name} {REFUSED}" for name in ("generate", "warm_up", "next", "result")),
+        *(f"{name} {REFUSED}" for name in ("generate", "warm_up", "chat", "next", "result")),
         "close is done",
         "closed True",
         "child 7",
-        "parent 200",
+        "parent 200 True",
     ]
     assert (done.returncode, done.stderr) == (0, "")

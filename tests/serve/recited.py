@@ -32,7 +32,7 @@ class Reciter:
 
         def noted(*args, **more):
             ids = encode(*args, **more)
-            self._start = len(ids)
+            self._start, self.messages = len(ids), args[0]
             return ids
 
         self.session.encode_chat = noted

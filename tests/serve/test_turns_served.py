@@ -107,10 +107,20 @@ def test_thoughts_that_are_cut_off_are_no_text(thinking):
 def test_thinking_can_be_turned_off(thinking):
     choice, _ = thinking.ask("It is warm.", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
     assert choice.message.content == "It is warm."
-    for kwargs in ({"temper": 1}, {"messages": "a"}, {"enable-thinking": 1}):
+    for kwargs in ({"temper": 1}, {"messages": "a"}, {"enable-thinking": 1}, {"documents": "a"}, {"eos_token": "a"}):
         with pytest.raises(openai.BadRequestError) as caught:
             thinking.ask("a", extra_body={"chat_template_kwargs": kwargs})
         assert caught.value.param == "chat_template_kwargs"
+
+
+def test_a_turn_of_calls_has_no_content(hermes):
+    """As in Hugging Face, where messages have no fields that are null. Templates ask for that."""
+    called, _ = hermes.ask(HERMES.removeprefix("Let me see.\n"), tools=TOOLS)
+    assert called.message.content is None
+    (call,) = called.message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
+    hermes.ask("It is warm.", messages=[*ASKED, called.message, result], tools=TOOLS)
+    assert "content" not in hermes.messages[1]
 
 
 @pytest.mark.parametrize("thoughts", ["hm { ", ""])

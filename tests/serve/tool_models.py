@@ -15,9 +15,9 @@ HERMES = """
 {%- if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool.function.name | tojson }}{% endfor %}{% endif %}
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
-        {{- '[user]<tool_response>' + message.content + '</tool_response>' }}
+        {{- '[user]<tool_response>' + (message.content or '') + '</tool_response>' }}
     {%- else %}
-        {{- '[' + message.role + ']' + message.content }}
+        {{- '[' + message.role + ']' + (message.content or '') }}
         {%- for call in message.tool_calls or [] %}
             {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
             {{- call.function.arguments | tojson }}{{ '}\n</tool_call>' }}
@@ -29,7 +29,7 @@ THINKING = HERMES + "{{- '' if enable_thinking is defined and not enable_thinkin
 LLAMA = """
 {%- if tools %}{% for tool in tools %}{{ tool.function.name | tojson }}{% endfor %}{% endif %}
 {%- for message in messages %}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>' + message.content }}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>' + (message.content or '') }}
     {%- for call in message.tool_calls or [] %}
         {{- '{"name": "' + call.function.name + '", "parameters": ' }}{{ call.function.arguments | tojson }}{{ '}' }}
     {%- endfor %}
@@ -38,7 +38,7 @@ LLAMA = """
 MISTRAL = """
 {%- if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | map(attribute='function.name') | list | tojson) }}{% endif %}
 {%- for message in messages %}
-    {{- '[INST]' + message.content }}
+    {{- '[INST]' + (message.content or '') }}
     {%- for call in message.tool_calls or [] %}
         {%- if call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}
         {{- '[TOOL_CALLS] [' }}{{ call.function | tojson }}{{ ']' }}
