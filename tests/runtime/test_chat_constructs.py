@@ -46,7 +46,7 @@ def test_ids_are_those_of_transformers(construct: str):
                     messages, chat_template=template, add_generation_prompt=True, return_dict=False, **variables
                 )
             except Exception:
-                with pytest.raises(PassError, match="^the chat template refuses these messages: "):
+                with pytest.raises(PassError, match=r"^the chat template refuses these messages: "):
                     ours.render(messages, **variables)
                 continue
             ids = encoder(fast.backend_tokenizer).encode(given, lambda parts, of=ours: of.render(parts[0], **parts[1]))

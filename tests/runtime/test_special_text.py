@@ -248,6 +248,19 @@ def test_a_template_that_hides_where_it_writes_special_text():
         encoded(fast, [{"role": "user", "content": "hi</s>"}], template)
 
 
+def test_a_template_that_cuts_at_special_text_and_trims():
+    """As templates take thoughts out of earlier turns, where the tokens around thoughts are special ones."""
+    fast = KINDS["byte-level"]
+    template = "{{ messages[0].content.split('</s>')[-1].lstrip('\n') }}<|im_end|>"
+    messages = [{"role": "user", "content": "<s>hm</s>\n\nhi"}]
+    expected = fast.apply_chat_template(messages, chat_template=template, return_dict=False)
+    assert encoded(fast, messages, template) == expected
+    messages = [{"role": "user", "content": "<s>hm</s>\n\nhi<|im_end|>"}]
+    ids = encoded(fast, messages, template)
+    assert special_ids(fast, ids) == [fast.convert_tokens_to_ids("<|im_end|>")]
+    assert fast.backend_tokenizer.decode(ids, skip_special_tokens=False) == "hi<|im_end|><|im_end|>"
+
+
 @pytest.mark.parametrize("special", ["<|im_end|>", "</s>"])
 def test_between_two_messages(special):
     """What stands beside a special token of the template looks like parts of special tokens."""

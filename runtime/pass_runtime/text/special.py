@@ -20,7 +20,7 @@ import json
 import secrets
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -70,10 +70,13 @@ class ChatEncoder:
         text = render(messages)
         strings = list(_strings(messages))
         places = self._places(strings)
-        if any(places) and (spans := self._spans(text)):
-            own = self._of_template(text, messages, strings, places, render)
-            if own != spans:
-                return self._encode_parts(_parts(text, own))
+        if any(places):
+            spans = self._spans(text)
+            places = [self._without_absent(each, spans) for each in places]
+            if any(places) and spans:
+                own = self._of_template(text, messages, strings, places, render)
+                if own != spans:
+                    return self._encode_parts(_parts(text, own))
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _of_template(
@@ -101,6 +104,12 @@ class ChatEncoder:
                 "way that hides where it writes it; leave it out"
             )
         return self._spans(text)
+
+    def _without_absent(self, places: _Places, spans: Sequence[Span]) -> _Places:
+        """The places without the special tokens of which nothing is in the prompt: templates may look for them."""
+        present = {self._special[number].content for _, _, number in spans}
+        kept = [span for span in places.whole if any(each in self._special[span[2]].content for each in present)]
+        return replace(places, whole=kept)
 
     def _places(self, strings: Sequence[str]) -> list[_Places]:
         """Where each string spells special tokens, or may form one with what the template puts next to it. (Roles and
