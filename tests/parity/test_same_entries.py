@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,13 +104,26 @@ def test_what_prompts_share_is_read_once(tiny_bundle: Path):
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
         first = session.generate_ids([*PROMPT[:100], 5], options).result()
         second = session.generate_ids([*PROMPT[:100], 6, 7], options).result()
-        assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 100)
+        assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 96)  # whole blocks
         answered = session.generate_ids([*PROMPT[:100], 6, 7, *second.token_ids, 9], options).result()
-        assert answered.stats.cached_tokens == 105  # the answer too, but for its last token, which was never a root
+        assert answered.stats.cached_tokens == 96  # 105 with the answer
         streams = session._worker.call(
-            lambda: [session.generate_ids([*PROMPT[100:140], 8, last], options) for last in (3, 4)]
+            lambda: [session.generate_ids([*PROMPT[100:148], 8, last], options) for last in (3, 4)]
         )
-        assert sorted(stream.result().stats.cached_tokens for stream in streams) == [0, 41]
+        assert sorted(stream.result().stats.cached_tokens for stream in streams) == [0, 48]
+
+
+def test_an_answer_is_read_again_from_its_last_block(tiny_bundle: Path):
+    """Its last token was never a root, so its K/V were never written."""
+    for length, reused in ((107, 96), (108, 112)):
+        with load(tiny_bundle, "cpu", threads=1) as session:
+            first = session.generate_ids(PROMPT[:length], GenerateOptions(5, plan="ar", ignore_eos=True)).result()
+            again = session.generate_ids([*PROMPT[:length], *first.token_ids, 9], GenerateOptions(1)).result()
+            assert again.stats.cached_tokens == reused
+
+
+def test_nothing_is_shared_without_the_prefix_cache(tiny_bundle: Path):
+    options = GenerateOptions(4, plan="ar", ignore_eos=True)
     with load(tiny_bundle, "cpu", threads=1, prefix_cache=False) as session:
         for _ in range(2):
             assert session.generate_ids([*PROMPT[:100], 5], options).result().stats.cached_tokens == 0
@@ -127,7 +141,7 @@ def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
         texts = written(session, [(ids, GenerateOptions(count, plan="ar", ignore_eos=True)) for ids, count in requests])
         assert any(later < earlier for earlier, later in itertools.pairwise(capacities))
         again = session.generate_ids([*prompt, *texts[1], 9], GenerateOptions(1, plan="ar")).result()
-        assert again.stats.cached_tokens == len(prompt) + 59  # the last token was never a root
+        assert again.stats.cached_tokens == 96  # of 99: the last token was never a root
 
 
 def test_second_choices_are_read_again(subset_bundle: Path):
@@ -137,4 +151,9 @@ def test_second_choices_are_read_again(subset_bundle: Path):
         options = GenerateOptions(160, SamplingParams(0.8, seed=7), plan="tree-16", ignore_eos=True)
         text = session.generate_ids(prompt, options).result().token_ids
         again = session.generate_ids([*prompt, *text], GenerateOptions(1, plan="ar")).result()
-        assert len(prompt) <= again.stats.cached_tokens < len(prompt) + 159
+        whole = (len(prompt) + 159) // 16 * 16
+        assert again.stats.cached_tokens < whole
+        plain = session.generate_ids(prompt, replace(options, plan="ar")).result()
+        assert plain.token_ids == text
+        again = session.generate_ids([*prompt, *text], GenerateOptions(1, plan="ar")).result()
+        assert again.stats.cached_tokens == whole
