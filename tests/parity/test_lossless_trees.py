@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import export_bundle
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
 from pass_runtime.backends.memory import KVCache
 from pass_runtime.backends.ort.backend import OrtBackend
@@ -63,15 +62,10 @@ def test_auto_takes_no_trees_where_activations_are_rounded_to_8_bits(subset_bund
         assert any(candidate.cycle.is_tree for candidate in found) != rounded
 
 
-def test_a_named_tree_is_refused_where_activations_are_rounded_to_8_bits(
-    subset_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-):
+def test_a_named_tree_is_refused_where_activations_are_rounded_to_8_bits(rounding_bundle: Path):
     """It could change the text of its own request, and of every other one in the batch."""
-    model, weights = (subset_bundle.parent / name for name in ("model", "lookahead.safetensors"))
-    output = tmp_path_factory.mktemp("rounded") / "bundle"
-    bundle = export_bundle(model, output, lookahead=4, lookahead_weights=weights, weights="w8a8")
     for slots in (1, 2):
-        with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
+        with load(rounding_bundle, "cpu", threads=1, max_batch_size=slots) as session:
             assert session.backend.capabilities.trees
             for plan in TREES:
                 with pytest.raises(PassError, match=f"{plan} could change texts: w8a8 rounds activations to 8 bits"):

@@ -15,8 +15,10 @@ from conftest import export_bundle
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.decode.prefix_cache import BLOCK, common_prefix
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 150).tolist()
+EXAMPLES = itertools.count()
 CHUNKS = {"64": [64, 64], "16": [16] * 8, "1": [1] * 128, "ragged": [10, 64, 3, 40, 11]}
 
 
@@ -127,6 +129,50 @@ def test_nothing_is_shared_without_the_prefix_cache(tiny_bundle: Path):
     with load(tiny_bundle, "cpu", threads=1, prefix_cache=False) as session:
         for _ in range(2):
             assert session.generate_ids([*PROMPT[:100], 5], options).result().stats.cached_tokens == 0
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(data=st.data())
+def test_requests_share_whole_blocks_with_those_of_their_salt(sessions: tuple[Session, Session], data: st.DataObject):
+    """Together and one after another, from slots in use, free ones, and what slots gave up."""
+    session, example = sessions[0], next(EXAMPLES)
+    seen: dict[str, list[list[int]]] = {}
+    for _ in range(data.draw(st.integers(1, 3))):
+        requests = []
+        for _ in range(data.draw(st.integers(1, 4))):
+            begins, salt = data.draw(st.integers(1, 100)), data.draw(st.sampled_from("ab"))
+            reuse, seed = data.draw(st.booleans()), data.draw(st.integers(0, 1 << 30))
+            options = GenerateOptions(6, SamplingParams(1.0, seed=seed), plan="ar", ignore_eos=True)
+            salt = f"{salt} of example {example}"
+            requests.append((PROMPT[:begins], replace(options, reuse_prefix=reuse, cache_salt=salt)))
+        streams = session._worker.call(lambda asked=requests: [session.generate_ids(*request) for request in asked])
+        for stream, (prompt, options) in zip(streams, requests, strict=True):
+            seen.setdefault(options.cache_salt, []).append([*prompt, *stream.result().token_ids])
+        for stream, (prompt, options) in zip(streams, requests, strict=True):
+            own = [*prompt, *stream.token_ids]
+            others = seen[options.cache_salt].copy()
+            others.remove(own)
+            most = max((common_prefix(text, prompt[:-1]) for text in others), default=0)
+            assert stream.stats.cached_tokens <= most
+            assert stream.stats.cached_tokens % BLOCK == 0
+
+
+def test_a_probe_reads_no_token_of_another_prompt(tiny_bundle: Path):
+    """It knows all of a prompt but the last tokens of a block, and guesses the first of these: a right guess is told
+    from a wrong one by nothing that is counted. With another salt, whole blocks are not either."""
+    secret = PROMPT[100:108]
+    options = GenerateOptions(1, plan="ar")
+    with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
+        session.generate_ids([*PROMPT[:40], *secret, 5, 6], options).result()
+
+        def found(guess: list[int], salt: str = "") -> int:
+            asked = replace(options, cache_salt=salt)
+            return session.generate_ids([*PROMPT[:40], *guess, 7], asked).result().stats.cached_tokens
+
+        for known in range(8):
+            assert found([*secret[:known], 3]) == 32
+        assert found(secret) == 48
+        assert found(secret, "another") == 0
 
 
 def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
