@@ -246,6 +246,14 @@ def subset_bundle(shared: Path, traces: None) -> Path:
 
 
 @pytest.fixture(scope="session")
+def rounding_bundle(subset_bundle: Path, shared: Path) -> Path:
+    """As `subset_bundle`, in w8a8: it has the graphs of trees, which may not run."""
+    model, weights = (subset_bundle.parent / name for name in ("model", "lookahead.safetensors"))
+    options = {"lookahead": 4, "lookahead_weights": weights, "weights": "w8a8"}
+    return made_once(shared / "rounding", lambda output: export_bundle(model, output, **options))
+
+
+@pytest.fixture(scope="session")
 def smollm2_bundle(shared: Path) -> Path:
     """The default model in fp32 with L=4 and the weights that ship, for tests marked slow.
 

@@ -36,13 +36,14 @@ class GenerateOptions:
 
     plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (the sizes of its groups), "tree-3", -5, -8 or -16 (a tree of so
     many drafts), "tree:2,2,1,0", or "auto": whatever is fastest on this machine. A pass runs one plan for all sequences
-    of a batch, that of the oldest request that names one.
+    of a batch, that of the oldest request that names one; a tree only if all of them name a tree or "auto".
     lookahead: drafts per step, at most the bundle's L (None: all of them; 0: plain decoding).
     draft: where drafts come from, one of `pass_runtime.decode.draft_policy.DRAFTS` (None: "both" for auto, else
     "lookahead").
     stop: strings that end the text and are not part of it (one string is one stop). stop_token_ids: tokens that end it
     besides the model's own, which ignore_eos turns off.
     reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
+    cache_salt: K/V are shared among requests with the same salt only, whatever their prompts begin with.
     logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
     constraint: what the text must look like.
     min_tokens: the model's end and the stop tokens are not drawn before this many tokens are written.
@@ -59,6 +60,7 @@ class GenerateOptions:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     reuse_prefix: bool = False
+    cache_salt: str = ""
     logprobs: int | None = None
     constraint: Constraint | None = None
     min_tokens: int = 0
@@ -95,6 +97,7 @@ class GenerateOptions:
             keep("logprobs", whole("logprobs", self.logprobs))
         keep("ignore_eos", flag("ignore-eos", self.ignore_eos))
         keep("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))
+        text("cache-salt", self.cache_salt)
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
             raise PassError("stop must be a string or a list of strings; tokens go into stop_token_ids")

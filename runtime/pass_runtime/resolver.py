@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.plan import Plan
 from pass_runtime.decode.draft_policy import way_of_decoding
 from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.sequence import Request
@@ -37,11 +38,8 @@ class Resolver:
                 f"the engines are for look-ahead {only} with full groups: use --plan fused, and --lookahead {only} or 0"
             )
         name, cycle, lookahead, ngram_drafts = way_of_decoding(options.plan, lookahead, options.draft)
-        if cycle is not None and cycle.is_tree and cycle.plans[0].drafts not in self._backend.capabilities.trees:
-            raise PassError(
-                f"there is no {cycle.plans[0].tail} here: trees of drafts need the rule match, a draft head, a "
-                "vocabulary that is a multiple of 8, and a bundle and engines of this version; use --plan fused"
-            )
+        if cycle is not None and cycle.is_tree:
+            self._check_tree(cycle.plans[0])
         if max(lookahead, ngram_drafts) > available:
             raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
         stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
@@ -56,9 +54,24 @@ class Resolver:
             stop_token_ids=frozenset((*options.stop_token_ids, *stops)),
             stop=options.stop_strings,
             reuse_prefix=options.reuse_prefix,
+            cache_salt=options.cache_salt,
             logprobs=options.logprobs,
             processing=self._processing(options),
         )
+
+    def _check_tree(self, plan: Plan) -> None:
+        """PassError if this tree of drafts cannot run here."""
+        limits = self._backend.capabilities
+        if plan.drafts not in limits.trees:
+            raise PassError(
+                f"there is no {plan.tail} here: trees of drafts need the rule match, a draft head, a "
+                "vocabulary that is a multiple of 8, and a bundle and engines of this version; use --plan fused"
+            )
+        if plan.drafts not in limits.exact_trees:
+            raise PassError(
+                f"the plan {plan.name} could change texts: {self._manifest.model.weights} rounds activations to 8 bits "
+                "here, and a tree's second choices round differently; use --plan fused"
+            )
 
     def _processing(self, options: GenerateOptions) -> Processing | None:
         """What `options` do to logits. PassError where a constraint is not valid."""

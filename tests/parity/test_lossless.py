@@ -164,7 +164,7 @@ def test_a_reused_prefix_changes_nothing(bundle: Path, session: Session, values:
         prompt = [*prompt, *plain, *session.encode(f"turn {turn}")]
         plain = run_tokens(load(bundle, "cpu", threads=1), prompt, options(sampling, "ar")).token_ids
         reusing = run_tokens(session, prompt, fast)
-        assert reusing.stats.cached_tokens >= kept
+        assert reusing.stats.cached_tokens >= kept // 16 * 16
         difference = first_difference(session, prompt, fast, plain, reusing.token_ids)
         assert difference is None or difference.is_near_tie, str(difference)
 
@@ -177,7 +177,7 @@ def test_a_prefix_that_parts_is_cut(session: Session):
         plain = run_tokens(anew, other, options(fast.sampling, "ar")).token_ids
     run_tokens(session, prompt, fast)
     reusing = run_tokens(session, other, fast)
-    assert reusing.stats.cached_tokens == 100
+    assert reusing.stats.cached_tokens == 96
     assert reusing.token_ids == plain
 
 

@@ -62,6 +62,17 @@ def test_auto_takes_no_trees_where_activations_are_rounded_to_8_bits(subset_bund
         assert any(candidate.cycle.is_tree for candidate in found) != rounded
 
 
+def test_a_named_tree_is_refused_where_activations_are_rounded_to_8_bits(rounding_bundle: Path):
+    """It could change the text of its own request, and of every other one in the batch."""
+    for slots in (1, 2):
+        with load(rounding_bundle, "cpu", threads=1, max_batch_size=slots) as session:
+            assert session.backend.capabilities.trees
+            for plan in TREES:
+                with pytest.raises(PassError, match=f"{plan} could change texts: w8a8 rounds activations to 8 bits"):
+                    session.generate("A", GenerateOptions(plan=plan))
+            assert session.generate("A", GenerateOptions(4, plan="fused", ignore_eos=True)).result().token_ids
+
+
 def entries(session: Session, prompt: list[int], options: GenerateOptions) -> tuple[list[int], list[np.ndarray]]:
     """The tokens, and every layer's cache entries [heads,n,D] of the prompt and of the tokens but the last."""
     tokens = run_tokens(session, prompt, options).token_ids
@@ -96,14 +107,29 @@ def test_log_probabilities_are_read_from_a_chain(session: Session, moved: list[i
         assert one.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-4)
 
 
-def test_batches_and_other_plans_beside(subset_bundle: Path, moved: list[int]):
+def passes_of(session: Session) -> list[tuple[bool, set[str]]]:
+    """Grows by every pass: whether it was a tree, and how the requests in it are to be decoded."""
+    runner, found = session._scheduler.runner, []
+    run = runner.run
+
+    def noted(plan, drafts):
+        found.append((bool(plan.parents), {slot.current.request.name for slot in runner.decoding}))
+        return run(plan, drafts)
+
+    runner.run = noted
+    return found
+
+
+@pytest.mark.parametrize("others", [["ar", "fused", "two-pass"], ["tree-16", "auto", "tree:2,1,1,0"]])
+def test_a_tree_runs_only_if_all_ask_for_one(subset_bundle: Path, moved: list[int], others: list[str]):
     """Requests in one batch, of which some come later, some ask for another plan, and some end early."""
     prompts = [f"The number {i} is" for i in range(7)]
     options = [
         GenerateOptions(20 + 9 * i, SamplingParams(0.8 * (i % 2), seed=i), plan=plan, ignore_eos=True)
-        for i, plan in enumerate(["tree-5", "tree-5", "ar", "tree-16", "fused", "tree:2,1,1,0", "tree-5"])
+        for i, plan in enumerate(["tree-5", "tree-5", others[0], "tree-16", others[1], others[2], "tree-5"])
     ]
     with load(subset_bundle, "cpu", threads=1, max_batch_size=4) as batched:
+        passes = passes_of(batched)
         together = [
             stream.result().token_ids
             for stream in [batched.generate(p, o) for p, o in zip(prompts, options, strict=True)]
@@ -113,7 +139,11 @@ def test_batches_and_other_plans_beside(subset_bundle: Path, moved: list[int]):
             for p, o in zip(prompts, options, strict=True)
         ]
     assert together == [each.token_ids for each in alone]
-    assert moved
+    trees = [names for tree, names in passes if tree]
+    assert all(name.startswith(("tree", "auto")) for names in trees for name in names)
+    if "auto" in others:
+        assert moved and len(trees) > 10
+    assert any(not tree and {"tree-5", others[0]} <= names for tree, names in passes) == ("ar" in others)
 
 
 def test_near_the_end_of_the_capacity_a_narrower_plan_takes_over(subset_bundle: Path):

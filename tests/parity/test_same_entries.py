@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from conftest import export_bundle
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.decode.prefix_cache import BLOCK, common_prefix
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 150).tolist()
+EXAMPLES = itertools.count()
 CHUNKS = {"64": [64, 64], "16": [16] * 8, "1": [1] * 128, "ragged": [10, 64, 3, 40, 11]}
 
 
@@ -103,16 +106,73 @@ def test_what_prompts_share_is_read_once(tiny_bundle: Path):
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
         first = session.generate_ids([*PROMPT[:100], 5], options).result()
         second = session.generate_ids([*PROMPT[:100], 6, 7], options).result()
-        assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 100)
+        assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 96)  # whole blocks
         answered = session.generate_ids([*PROMPT[:100], 6, 7, *second.token_ids, 9], options).result()
-        assert answered.stats.cached_tokens == 105  # the answer too, but for its last token, which was never a root
+        assert answered.stats.cached_tokens == 96  # 105 with the answer
         streams = session._worker.call(
-            lambda: [session.generate_ids([*PROMPT[100:140], 8, last], options) for last in (3, 4)]
+            lambda: [session.generate_ids([*PROMPT[100:148], 8, last], options) for last in (3, 4)]
         )
-        assert sorted(stream.result().stats.cached_tokens for stream in streams) == [0, 41]
+        assert sorted(stream.result().stats.cached_tokens for stream in streams) == [0, 48]
+
+
+def test_an_answer_is_read_again_from_its_last_block(tiny_bundle: Path):
+    """Its last token was never a root, so its K/V were never written."""
+    for length, reused in ((107, 96), (108, 112)):
+        with load(tiny_bundle, "cpu", threads=1) as session:
+            first = session.generate_ids(PROMPT[:length], GenerateOptions(5, plan="ar", ignore_eos=True)).result()
+            again = session.generate_ids([*PROMPT[:length], *first.token_ids, 9], GenerateOptions(1)).result()
+            assert again.stats.cached_tokens == reused
+
+
+def test_nothing_is_shared_without_the_prefix_cache(tiny_bundle: Path):
+    options = GenerateOptions(4, plan="ar", ignore_eos=True)
     with load(tiny_bundle, "cpu", threads=1, prefix_cache=False) as session:
         for _ in range(2):
             assert session.generate_ids([*PROMPT[:100], 5], options).result().stats.cached_tokens == 0
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(data=st.data())
+def test_requests_share_whole_blocks_with_those_of_their_salt(sessions: tuple[Session, Session], data: st.DataObject):
+    """Together and one after another, from slots in use, free ones, and what slots gave up."""
+    session, example = sessions[0], next(EXAMPLES)
+    seen: dict[str, list[list[int]]] = {}
+    for _ in range(data.draw(st.integers(1, 3))):
+        requests = []
+        for _ in range(data.draw(st.integers(1, 4))):
+            begins, salt = data.draw(st.integers(1, 100)), data.draw(st.sampled_from("ab"))
+            reuse, seed = data.draw(st.booleans()), data.draw(st.integers(0, 1 << 30))
+            options = GenerateOptions(6, SamplingParams(1.0, seed=seed), plan="ar", ignore_eos=True)
+            salt = f"{salt} of example {example}"
+            requests.append((PROMPT[:begins], replace(options, reuse_prefix=reuse, cache_salt=salt)))
+        streams = session._worker.call(lambda asked=requests: [session.generate_ids(*request) for request in asked])
+        for stream, (prompt, options) in zip(streams, requests, strict=True):
+            seen.setdefault(options.cache_salt, []).append([*prompt, *stream.result().token_ids])
+        for stream, (prompt, options) in zip(streams, requests, strict=True):
+            own = [*prompt, *stream.token_ids]
+            others = seen[options.cache_salt].copy()
+            others.remove(own)
+            most = max((common_prefix(text, prompt[:-1]) for text in others), default=0)
+            assert stream.stats.cached_tokens <= most
+            assert stream.stats.cached_tokens % BLOCK == 0
+
+
+def test_a_probe_reads_no_token_of_another_prompt(tiny_bundle: Path):
+    """It knows all of a prompt but the last tokens of a block, and guesses the first of these: a right guess is told
+    from a wrong one by nothing that is counted. With another salt, whole blocks are not either."""
+    secret = PROMPT[100:108]
+    options = GenerateOptions(1, plan="ar")
+    with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
+        session.generate_ids([*PROMPT[:40], *secret, 5, 6], options).result()
+
+        def found(guess: list[int], salt: str = "") -> int:
+            asked = replace(options, cache_salt=salt)
+            return session.generate_ids([*PROMPT[:40], *guess, 7], asked).result().stats.cached_tokens
+
+        for known in range(8):
+            assert found([*secret[:known], 3]) == 32
+        assert found(secret) == 48
+        assert found(secret, "another") == 0
 
 
 def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
@@ -127,7 +187,7 @@ def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
         texts = written(session, [(ids, GenerateOptions(count, plan="ar", ignore_eos=True)) for ids, count in requests])
         assert any(later < earlier for earlier, later in itertools.pairwise(capacities))
         again = session.generate_ids([*prompt, *texts[1], 9], GenerateOptions(1, plan="ar")).result()
-        assert again.stats.cached_tokens == len(prompt) + 59  # the last token was never a root
+        assert again.stats.cached_tokens == 96  # of 99: the last token was never a root
 
 
 def test_second_choices_are_read_again(subset_bundle: Path):
@@ -137,4 +197,9 @@ def test_second_choices_are_read_again(subset_bundle: Path):
         options = GenerateOptions(160, SamplingParams(0.8, seed=7), plan="tree-16", ignore_eos=True)
         text = session.generate_ids(prompt, options).result().token_ids
         again = session.generate_ids([*prompt, *text], GenerateOptions(1, plan="ar")).result()
-        assert len(prompt) <= again.stats.cached_tokens < len(prompt) + 159
+        whole = (len(prompt) + 159) // 16 * 16
+        assert again.stats.cached_tokens < whole
+        plain = session.generate_ids(prompt, replace(options, plan="ar")).result()
+        assert plain.token_ids == text
+        again = session.generate_ids([*prompt, *text], GenerateOptions(1, plan="ar")).result()
+        assert again.stats.cached_tokens == whole

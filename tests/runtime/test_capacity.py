@@ -180,7 +180,7 @@ def test_a_prefix_that_is_reused_is_not_shrunk_away(tiny_bundle):
     session = reciting_session(tiny_bundle)
     asked = GenerateOptions(4, plan="ar", reuse_prefix=True, ignore_eos=True)
     session.generate_ids([5] * 300, asked).result()
-    assert session.generate_ids([5] * 310, asked).result().stats.cached_tokens == 300
+    assert session.generate_ids([5] * 310, asked).result().stats.cached_tokens == 288
     session.generate_ids([5] * 20, asked).result()
     assert session.backend.capacity == session.backend.capabilities.capacities[0]
 

@@ -74,7 +74,8 @@ def test_chat_whole_and_streamed(server, session):
     assert last.choices == []
     assert last.usage.completion_tokens == len(expected.token_ids)
     assert last.usage.prompt_tokens == answer.usage.prompt_tokens
-    assert last.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1  # read for the first answer
+    read_before = (answer.usage.prompt_tokens - 1) // 16 * 16  # for the first answer
+    assert last.usage.prompt_tokens_details.cached_tokens == read_before > 0
 
 
 def test_a_stream_without_usage_tells_none(server):

@@ -224,8 +224,8 @@ def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | No
     same, near_tie = count, None
     plain: list[int] = []
     # A tree's rows round elsewhere than plain decoding does, by more than a near-tie where activations have 8 bits.
-    exact = not session.backend.capabilities.rounds_activations
-    trees = [plan.name for plan in manifest.layouts if plan.parents and exact]
+    exact = session.backend.capabilities.exact_trees
+    trees = [plan.name for plan in manifest.layouts if plan.parents and plan.drafts in exact]
     for plan in (*MODES, *trees[:1]):
         options = GenerateOptions(max_new_tokens=count, plan=plan, ignore_eos=True)
         tokens = run_tokens(session, prompt, options).token_ids

@@ -30,6 +30,7 @@ Request request_of(const Json& line) {
     take(line, "stop_token_ids", options.stop_token_ids);
     take(line, "ignore_eos", options.ignore_eos);
     take(line, "reuse_prefix", options.reuse_prefix);
+    take(line, "cache_salt", options.cache_salt);
     take(line, "logprobs", options.logprobs);
     take(line, "temperature", options.sampling.temperature);
     take(line, "top_k", options.sampling.top_k);

@@ -43,9 +43,7 @@ class Capabilities:
     keeps_graphs: whether passes are repeated as captured graphs, which stay good when the KV capacity changes.
     listed: N, the number of positions whose noise the tails' inputs list; 0 is as many as the largest capacity needs.
     lookahead: the only number of drafts that plans may have, with full groups; None allows any plan. trees: the numbers
-    of drafts of the trees that there are. rounds_activations: whether activations are rounded to 8 bits. Then the last
-    bits of a row, which depend on its place in the window, decide what is rounded up: a tree, where an accepted draft
-    may stand elsewhere than in plain decoding, can write another text.
+    of drafts of the trees that there are. rounds_activations: whether activations are rounded to 8 bits.
     """
 
     device: str
@@ -74,6 +72,13 @@ class Capabilities:
     def positions(self) -> int:
         """N, the number of positions that the tails' noise inputs list."""
         return self.listed or listed_positions(self.max_capacity)
+
+    @property
+    def exact_trees(self) -> tuple[int, ...]:
+        """The numbers of drafts of the trees that may run: none if activations are rounded to 8 bits. The last bits of
+        a row depend on its place in the window, and would decide what is rounded up: a tree, whose accepted drafts may
+        stand elsewhere than in plain decoding, could write another text, also for neighbours in the batch."""
+        return () if self.rounds_activations else self.trees
 
     def batch_size(self, slots: int) -> int:
         """The smallest batch that covers the first `slots` slots."""

@@ -35,6 +35,7 @@ class BatchRequest(BaseModel):
     lookahead: int | None = None
     draft: str | None = None
     ignore_eos: bool | None = None
+    cache_salt: str | None = None
     logprobs: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

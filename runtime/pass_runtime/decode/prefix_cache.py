@@ -17,6 +17,9 @@ BUDGET = 512 << 20
 """Bytes of host memory for all K/V that are kept here."""
 MOST = 64
 """Texts that are kept: a prompt is compared with each of them."""
+BLOCK = 16
+"""Tokens are shared by so many: how many a prompt found in the cache, and so how long it took to read, tells whether
+others began with a whole block, and never one token of theirs after another."""
 LEAST = 32
 """Tokens of the shortest text that is kept: reading fewer again costs a pass or two."""
 COMPARED = 64
@@ -25,8 +28,9 @@ COMPARED = 64
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """The K/V of `tokens`, `size` bytes at `address`."""
+    """The K/V of `tokens`, `size` bytes at `address`, for requests with this salt."""
 
+    salt: str
     tokens: tuple[int, ...]
     address: int
     size: int
@@ -44,17 +48,18 @@ class PrefixStore:
         """Bytes of what is kept."""
         return sum(saved.size for saved in self._saved)
 
-    def save(self, slot: int, tokens: Items[int]) -> None:
+    def save(self, slot: int, tokens: Items[int], salt: str) -> None:
         """Copy the K/V of `tokens`, the first ones of `slot`. Too few, too many, or without memory for it, they are
         not kept; those of a longer text that begins with them are kept already."""
         size = self._cache.saved_bytes(len(tokens))
         if len(tokens) < LEAST or size > self._budget:
             return
-        found, count = self.match(tokens)
+        found, count = self.match(tokens, salt)
         if found is not None and count == len(tokens):
             self._touch(found)
             return
-        for saved in [one for one in self._saved if common_prefix(one.tokens, tokens) == len(one.tokens)]:
+        mine = [one for one in self._saved if one.salt == salt]
+        for saved in [one for one in mine if common_prefix(one.tokens, tokens) == len(one.tokens)]:
             self._drop(saved)
         while self.used + size > self._budget or len(self._saved) >= MOST:
             self._drop(self._saved[0])
@@ -63,11 +68,11 @@ class PrefixStore:
         except PassError:
             return
         self._cache.save(slot, len(tokens), address)
-        self._saved.append(Saved(tuple(tokens), address, size))
+        self._saved.append(Saved(salt, tuple(tokens), address, size))
 
-    def match(self, tokens: Items[int]) -> tuple[Saved | None, int]:
-        """What has the most of the first ones of `tokens`, and how many."""
-        counts = [common_prefix(saved.tokens, tokens) for saved in self._saved]
+    def match(self, tokens: Items[int], salt: str) -> tuple[Saved | None, int]:
+        """What has the most of the first ones of `tokens`, of texts with this salt, and how many."""
+        counts = [common_prefix(saved.tokens, tokens) if saved.salt == salt else 0 for saved in self._saved]
         most = max(counts, default=0)
         return (self._saved[counts.index(most)], most) if most else (None, 0)
 
@@ -83,6 +88,11 @@ class PrefixStore:
     def _drop(self, saved: Saved) -> None:
         self._saved.remove(saved)
         self._memory.free(saved.address)
+
+
+def whole_blocks(count: int) -> int:
+    """The tokens of `count` that are in whole blocks."""
+    return count - count % BLOCK
 
 
 def common_prefix(a: Items[int], b: Items[int]) -> int:

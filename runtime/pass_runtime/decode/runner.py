@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pass_runtime.backends.base import Backend, Emitted, Logprobs, PassKind
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
-from pass_runtime.decode.prefix_cache import PrefixStore, common_prefix
+from pass_runtime.decode.prefix_cache import PrefixStore, Saved, common_prefix, whole_blocks
 from pass_runtime.decode.processors import no_processing
 from pass_runtime.decode.sequence import Request, Sequence, Slot, Token, TokenLogprobs, TokenSource
 
@@ -81,11 +81,11 @@ class Runner:
         keep = shared[slot.number]
         self._fit(len(prompt) + 1, slot, keep)
         self.backend.set_sampling(slot.number, sequence.request.sampling)
-        slot.sequence, slot.prompt, sequence.cached, slot.kept = sequence, prompt, keep, []
-        slot.same = min(slot.same, keep)
+        slot.sequence, slot.prompt, slot.salt = sequence, prompt, sequence.request.cache_salt
+        slot.kept, sequence.cached, slot.same = [], keep, min(slot.same, keep)
         slot.left, slot.staged, slot.masked = 0, False, False
         self._admitted += 1
-        slot.admitted = self._admitted
+        sequence.admitted = self._admitted
         sequence.stats.cached_tokens = keep
         sequence.leave_queue()
         return True
@@ -99,9 +99,9 @@ class Runner:
         """Copy the K/V of the prompt of `slot` from where there is more of it: another slot, or what slots gave up."""
         sequence, started = slot.current, time.perf_counter()
         others = [other for other in self.slots if other is not slot]
-        counts = [self._reusable(other, sequence.request) for other in others]
+        counts = [self._shared(other, sequence.request) for other in others]
         count = max(counts, default=0)
-        saved, stored = self._store.match(sequence.request.prompt_ids[:-1]) if self._store else (None, 0)
+        saved, stored = self._stored(sequence.request)
         if max(count, stored) <= sequence.cached:
             return
         if self._store and saved and stored > count:
@@ -283,7 +283,7 @@ class Runner:
         """Change what a free slot keeps. The slot must be staged or masked again before the next pass, which would
         otherwise write at the old length."""
         if self._store and len(tokens) < len(slot.kept):
-            self._store.save(slot.number, slot.kept[: slot.same])
+            self._store.save(slot.number, slot.kept[: slot.same], slot.salt)
         slot.kept, slot.staged, slot.masked = tokens, False, False
 
     def resize(self, capacity: int) -> None:
@@ -291,24 +291,33 @@ class Runner:
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
 
     def _shared(self, slot: Slot, request: Request) -> int:
-        """How many tokens of the prompt of `request` a free `slot` has cached already."""
-        if request.reuse_prefix:
-            return common_prefix(slot.kept, request.prompt_ids[:-1])
-        return self._reusable(slot, request)
+        """How many tokens of the prompt of `request` are cached in `slot` for its use: with the bits that reading them
+        would write, unless the engine has none such and it asks for others. Requests of one prompt share all of it."""
+        if slot.salt != request.cache_salt:
+            return 0
+        exact = self.backend.capabilities.same_entries
+        usable = min(slot.same, slot.cached) if exact else slot.cached
+        if slot.prompt is request.prompt_ids:
+            return min(usable, len(request.prompt_ids) - 1)
+        if not self._store and not request.reuse_prefix:
+            return 0
+        return whole_blocks(min(usable, common_prefix(slot.held, request.prompt_ids[:-1])))
 
-    def _reusable(self, slot: Slot, request: Request) -> int:
-        """How many tokens of the prompt of `request` are cached in `slot` with the bits that reading it would write."""
-        if self._store:
-            return min(slot.same, common_prefix(slot.held, request.prompt_ids[:-1]))
-        same_prompt = slot.prompt is request.prompt_ids
-        return min(slot.cached, len(request.prompt_ids) - 1) if same_prompt else 0
+    def _stored(self, request: Request) -> tuple[Saved | None, int]:
+        """What slots gave up that has the most of the prompt of `request`, and how many of its tokens."""
+        if not self._store:
+            return None, 0
+        saved, count = self._store.match(request.prompt_ids[:-1], request.cache_salt)
+        return saved, whole_blocks(count)
 
     def _move(self, source: Slot, target: Slot) -> None:
         sequence = source.current
         self._keep(target, [])
         self.backend.cache.move(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)
-        target.sequence, target.prompt, target.same, source.sequence = sequence, source.prompt, source.same, None
+        target.sequence, source.sequence = sequence, None
+        target.prompt, target.salt, target.same = source.prompt, source.salt, source.same
+        target.left = 0  # its drafts were in the window that it left
         self._keep(source, [])
 
     def _chunk(self, start: int, stop: int, most: int | None) -> tuple[int, int]:

@@ -147,7 +147,7 @@ class Scheduler:
             return
         most = PROMPT_TOKENS if self.runner.decoding else None
         read = 0
-        for slot in sorted(reading, key=lambda slot: slot.admitted):
+        for slot in sorted(reading, key=lambda slot: slot.current.admitted):
             try:
                 self.runner.share(slot)  # an older sequence with the same prompt has read it by now
                 while not slot.current.prefilled:
@@ -181,8 +181,9 @@ class Scheduler:
         self._deliver(results)
 
     def _choose(self, active: Items[Slot], tuner: PlanTuner | None, batch: int, *, may_draft: bool) -> NextPass | None:
-        """The next pass. It runs one plan for all: that of the oldest request which names one, else the fastest."""
-        sequences = [slot.current for slot in sorted(active, key=lambda slot: slot.admitted)]
+        """The next pass. It runs one plan for all: that of the oldest request which names one, else the fastest. A tree
+        becomes a chain if one of the requests did not ask for it."""
+        sequences = sorted((slot.current for slot in active), key=lambda sequence: sequence.admitted)
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         policy = DraftPolicy()
         if not may_draft:
@@ -192,7 +193,7 @@ class Scheduler:
             accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
             decided = tuner.mode(limit, batch, accepted)
             cycle, policy = decided.cycle, TryWhereFaster(tuner, decided, batch)
-        if cycle is not None and cycle.is_tree and any(_needs_a_chain(s.request) for s in sequences):
+        if cycle is not None and cycle.is_tree and not all(_takes_a_tree(s.request) for s in sequences):
             cycle = cycle.narrower()
         for slot in active:
             slot.propose(ngrams=cycle is not None)
@@ -246,9 +247,11 @@ class Scheduler:
         sequence.finish(end)
 
 
-def _needs_a_chain(request: Request) -> bool:
-    """Whether drafts may not be trees: the graphs of log-probabilities and of processors read the rows of a chain."""
-    return request.logprobs is not None or request.processing is not None
+def _takes_a_tree(request: Request) -> bool:
+    """Whether drafts may be trees: the last bits of second choices are not those of a chain. The graphs of
+    log-probabilities and of processors read the rows of a chain."""
+    asked = request.cycle is None or request.cycle.is_tree
+    return asked and request.logprobs is None and request.processing is None
 
 
 def _failed(error: Exception) -> End:

@@ -82,7 +82,8 @@ class TextReader(Protocol):
 class Request:
     """What to generate, and how; it never changes.
 
-    prompt_ids: requests that hold the very same tuple object share its K/V.
+    prompt_ids: requests that hold the very same tuple object share its K/V. cache_salt: none are shared with requests
+    of another salt.
     name: what statistics call the way of decoding. cycle: the plans to decode with; None for whatever is fastest.
     lookahead: the most look-ahead drafts of a pass. ngram_drafts: the most n-gram drafts of a pass.
     stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each token; None reports
@@ -99,6 +100,7 @@ class Request:
     stop_token_ids: frozenset[int]
     stop: tuple[str, ...] = ()
     reuse_prefix: bool = False
+    cache_salt: str = ""
     logprobs: int | None = None
     processing: Processing | None = None
 
@@ -123,6 +125,8 @@ class Sequence:
     """Called after every event, from the thread that decodes."""
     index: NgramIndex | None = None
     queued: bool = True
+    admitted: int = 0
+    """Its number in the order in which sequences got their slots."""
     submitted: float = field(default_factory=time.perf_counter)
     decoding_since: float | None = None
     """`time.perf_counter` when the first pass over it began."""
@@ -244,8 +248,8 @@ class Sequence:
 class Slot:
     """One row of the batch.
 
-    admitted: the sequence's number in the order of admission. kept: the tokens of a finished sequence whose K/V are
-    still in the cache. prompt: the prompt of the slot's present or last sequence; the cache begins with its K/V.
+    kept: the tokens of a finished sequence whose K/V are still in the cache. prompt and salt: those of the slot's
+    present or last sequence; the cache begins with the K/V of that prompt.
     same: how many of its first K/V entries are the bits that reading their tokens as a prompt would write. It counts
     for the tokens held only, and is not lowered where fewer are kept.
     left: the number of drafts in its window, and source: where they came from. staged: whether its window is on the
@@ -255,9 +259,9 @@ class Slot:
 
     number: int
     sequence: Sequence | None = None
-    admitted: int = 0
     kept: list[int] = field(default_factory=list)
     prompt: tuple[int, ...] = ()
+    salt: str = ""
     same: int = 0
     left: int = 0
     source: TokenSource = "lookahead"

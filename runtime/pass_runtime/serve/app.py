@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -74,20 +74,20 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
 def _add_endpoints(app: FastAPI, service: Service) -> None:
     card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "pass"}
 
-    async def generate(request: Sampled, shape: type[ResponseShape], *, logprobs: bool) -> Response:
+    async def generate(http: Request, request: Sampled, shape: type[ResponseShape], *, logprobs: bool) -> Response:
         service.check_model(request.model)
-        parsed = await service.parse(request)
+        parsed = await service.parse(request, http.state.client)
         usage = bool(request.stream_options and request.stream_options.include_usage)
         shaped = shape(service.model, service.texts, logprobs=logprobs, include_usage=usage)
         return GenerationResponse(service, parsed, shaped, stream=bool(request.stream))
 
     @app.post("/v1/completions", response_class=Response, responses=RESPONSES)
-    async def completions(request: CompletionRequest) -> Response:
-        return await generate(request, CompletionShape, logprobs=request.logprobs is not None)
+    async def completions(http: Request, request: CompletionRequest) -> Response:
+        return await generate(http, request, CompletionShape, logprobs=request.logprobs is not None)
 
     @app.post("/v1/chat/completions", response_class=Response, responses=RESPONSES)
-    async def chat_completions(request: ChatRequest) -> Response:
-        return await generate(request, ChatShape, logprobs=bool(request.logprobs))
+    async def chat_completions(http: Request, request: ChatRequest) -> Response:
+        return await generate(http, request, ChatShape, logprobs=bool(request.logprobs))
 
     @app.get("/v1/models", responses={401: ERRORS[401]})
     async def models() -> dict[str, Any]:

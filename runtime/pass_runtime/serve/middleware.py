@@ -80,7 +80,9 @@ class KeyCheck:
         self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and _route(scope) not in OPEN and not self._known(scope):
+        needed = scope["type"] == "http" and _route(scope) not in OPEN
+        key = self._known(scope) if needed else None
+        if needed and self._keys and key is None:
             error = ApiError(
                 "a valid API key is needed: Authorization: Bearer KEY",
                 401,
@@ -89,16 +91,18 @@ class KeyCheck:
             )
             await as_response(error)(scope, receive, send)
             return
-        if scope["type"] == "http" and _route(scope) not in OPEN:
+        if needed:
             scope.setdefault("state", {})["admitted"] = True  # `connections` reads it when it chooses which to close
+            scope["state"]["client"] = key or ""
         await self._app(scope, receive, send)
 
-    def _known(self, scope: Scope) -> bool:
+    def _known(self, scope: Scope) -> str | None:
+        """The digest of a request's key if the server has that key."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
         digest = _digest(key.strip())
         found = [hmac.compare_digest(digest, known) for known in self._keys]  # every key, for a constant time
-        return scheme.lower() == b"bearer" and any(found)
+        return digest.hex() if scheme.lower() == b"bearer" and any(found) else None
 
 
 class BodyLimit:

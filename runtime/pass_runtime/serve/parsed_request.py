@@ -47,8 +47,11 @@ class ParsedRequest:
         return sum(len(request.prompt_ids) for request in self.requests[:: self.written])
 
 
-def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None) -> ParsedRequest:
-    """Tokenize the prompts and check everything that can be wrong with a request. ApiError says what is."""
+def parse(
+    session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None, client: str = ""
+) -> ParsedRequest:
+    """Tokenize the prompts and check everything that can be wrong with a request. ApiError says what is. client: what
+    tells its cached prompts from those of other clients, as long for each of them."""
     arrived = time.perf_counter() if arrived is None else arrived
     if (name := unsupported(request)) is not None:
         raise not_supported(name, getattr(request, name))
@@ -70,7 +73,7 @@ def parse(session: Session, limits: ServeOptions, request: Sampled, arrived: flo
                 param="n",
             )
         constraint, form = _constraint(session, turns, turn, request)
-        options = _options(request, constraint)
+        options = _options(request, constraint, client)
         if session.resolve(options).cycle is not None and not limits.client_plans:
             raise ApiError(
                 "this server decides how to decode: leave out plan, speculative, lookahead and draft",
@@ -169,7 +172,7 @@ def _each(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | l
     return [ids] if ids else [each for each in prompt if not isinstance(each, int)]
 
 
-def _options(request: Sampled, constraint: Constraint | None) -> GenerateOptions:
+def _options(request: Sampled, constraint: Constraint | None, client: str) -> GenerateOptions:
     plan = request.plan or "auto"
     if request.speculative is False:
         if request.plan not in (None, "ar"):
@@ -198,6 +201,7 @@ def _options(request: Sampled, constraint: Constraint | None) -> GenerateOptions
         stop=stops,
         stop_token_ids=request.stop_token_ids or (),
         ignore_eos=bool(request.ignore_eos),
+        cache_salt=client + (request.cache_salt or ""),
         logprobs=_logprobs(request),
         constraint=constraint,
         bad_words=request.bad_words or (),

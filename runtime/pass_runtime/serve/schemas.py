@@ -54,6 +54,9 @@ class Drawn(Fields):
     )
     lookahead: int | None = Field(None, ge=0)
     draft: Literal["lookahead", "ngram", "both"] | None = None
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=256, description="K/V of prompts are shared among requests with the same one."
+    )
 
 
 class Sampled(Structured, Drawn):

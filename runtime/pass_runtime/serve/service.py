@@ -55,13 +55,14 @@ class Service:
         """How many requests have an answer that is not sent to its end."""
         return len(self._answers)
 
-    async def parse(self, request: Sampled) -> ParsedRequest:
+    async def parse(self, request: Sampled, client: str = "") -> ParsedRequest:
         """`parsed_request.parse` in a thread. ApiError where it refuses the request, and, before any text is tokenized
-        (seconds for long texts), where there is no room for the request or its text cannot fit."""
+        (seconds for long texts), where there is no room for the request or its text cannot fit. client: the digest of
+        its API key, "" on servers without keys."""
         arrived, wanted, size = time.perf_counter(), sequences(request), text_bytes(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
             self._check_size(request, size)
-            return await self.read(partial(parse, self.session, self.options, request, arrived), size)
+            return await self.read(partial(parse, self.session, self.options, request, arrived, client), size)
 
     async def read(self, work: Callable[[], T], size: int) -> T:
         """What `work`, which reads `size` bytes of text, returns in a thread. ApiError where it takes too long."""

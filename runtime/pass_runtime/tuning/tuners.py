@@ -68,8 +68,7 @@ class Tuners:
         lookahead = self._manifest.lookahead
         stated = stated_acceptance(lookahead, sampler)
         limits = self._capabilities
-        trees = () if limits.rounds_activations else limits.trees
-        return PlanTuner(self._times(sampler), lookahead.length, stated, limits.lookahead, trees)
+        return PlanTuner(self._times(sampler), lookahead.length, stated, limits.lookahead, limits.exact_trees)
 
     def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
         """Time passes; few of them where the times of this batch size are known for another sampler."""

@@ -60,6 +60,7 @@ struct PASS_API GenerateOptions {
     std::vector<std::int64_t> stop_token_ids;  // tokens that end it besides the model's own
     bool ignore_eos = false;
     bool reuse_prefix = false;    // reuse the K/V of a prompt prefix that an earlier request of this session had, too
+    std::string cache_salt;       // K/V are shared among requests with the same one only, whatever their prompts are
     std::optional<int> logprobs;  // report every token's log-probability and those of the 0 to 20 most likely tokens
     std::int64_t min_tokens = 0;  // the model's end and the stop tokens are not drawn before so many are written
     std::vector<std::vector<std::int64_t>> bad_words;  // token sequences that are not written; at most 1024

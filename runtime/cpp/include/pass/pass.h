@@ -74,6 +74,7 @@ typedef struct pass_generate_options {
     size_t bad_word_count;
     pass_allowed_tokens allowed_tokens; /* null: all */
     void* allowed_tokens_user;
+    const char* cache_salt; /* K/V are shared among requests with the same one only; null: "" */
 } pass_generate_options;
 
 typedef struct pass_stats {

@@ -67,20 +67,28 @@ Mode Core::mode(const GenerateOptions& options) const {
                     " with full groups: use --plan fused, and --lookahead " + std::to_string(*exactly) + " or 0");
     }
     Mode found = make_mode(options.plan, lookahead, options.draft);
-    if (found.cycle && found.cycle->is_tree()) {
-        const Plan& plan = found.cycle->plans.front();
-        const std::vector<int>& there = capabilities_.trees;
-        if (std::find(there.begin(), there.end(), plan.drafts) == there.end()) {
-            throw Error("there is no " + plan.tail() +
-                        " here: trees of drafts need the rule match, a draft head, a vocabulary that is a multiple of "
-                        "8, and a bundle and engines of this version; use --plan fused");
-        }
-    }
+    if (found.cycle && found.cycle->is_tree()) check_tree(found.cycle->plans.front());
     if (std::max(found.lookahead, found.ngram_drafts) > available) {
         throw Error(options.plan + " has more drafts than the " + std::to_string(available) +
                     " the bundle was exported with");
     }
     return found;
+}
+
+void Core::check_tree(const Plan& plan) const {
+    const auto among = [&](const std::vector<int>& sizes) {
+        return std::find(sizes.begin(), sizes.end(), plan.drafts) != sizes.end();
+    };
+    if (!among(capabilities_.trees)) {
+        throw Error("there is no " + plan.tail() +
+                    " here: trees of drafts need the rule match, a draft head, a vocabulary that is a multiple of 8, "
+                    "and a bundle and engines of this version; use --plan fused");
+    }
+    if (!among(capabilities_.exact_trees())) {
+        throw Error("the plan " + plan.name +
+                    " could change texts: activations are rounded to 8 bits here, and a tree's second choices round "
+                    "differently; use --plan fused");
+    }
 }
 
 ResolvedRequest Core::resolve(const Request& request) const {
@@ -116,6 +124,7 @@ ResolvedRequest Core::resolve(const Request& request) const {
         resolved.stop_token_ids.insert(bundle_.eos_token_ids().begin(), bundle_.eos_token_ids().end());
     }
     resolved.reuse_prefix = options.reuse_prefix;
+    resolved.cache_salt = options.cache_salt;
     resolved.logprobs = options.logprobs;
     resolved.name = std::move(found.name);
     Processing processing{vocab,

@@ -40,6 +40,8 @@ class Core {
     void warm_up(const std::vector<SamplingParams>& samplings);
     std::map<std::string, std::string> uncaptured();
     Mode mode(const GenerateOptions& options) const;
+    // Throws Error where this tree of drafts cannot run here.
+    void check_tree(const Plan& plan) const;
     const Bundle& bundle() const { return bundle_; }
     const Capabilities& capabilities() const { return capabilities_; }
     const std::shared_ptr<Signals>& signals() const { return signals_; }

@@ -24,7 +24,7 @@ struct Capabilities {
     std::vector<int> batch_sizes;          // of passes, in rising order; the last is the number of slots
     std::optional<int> lookahead{};        // the only number of drafts that plans may have, in full groups; none: any
     std::vector<int> trees{};              // the numbers of drafts of the trees that there are
-    bool rounds_activations = false;       // to 8 bits: trees may then write another text, so auto takes none
+    bool rounds_activations = false;       // to 8 bits
     bool same_entries = false;             // a token's K/V are the same bits whatever window wrote them, a chunk of a
                                            // prompt or a chain; a tree's second choices are excepted
     bool keeps_graphs = false;             // passes are repeated as captured graphs, at every KV capacity
@@ -37,6 +37,10 @@ struct Capabilities {
     std::int64_t max_capacity() const { return capacities.back(); }
     // N, the positions that tails may read random numbers for.
     std::int64_t positions() const { return listed > 0 ? listed : listed_positions(max_capacity()); }
+    // The numbers of drafts of the trees that may run: none where activations are rounded. The last bits of a row depend
+    // on its place in the window, and would decide what is rounded up: a tree, whose accepted drafts may stand elsewhere
+    // than in plain decoding, could write another text, for neighbours in the batch too.
+    std::vector<int> exact_trees() const { return rounds_activations ? std::vector<int>{} : trees; }
     // The smallest batch that covers the first `slots` slots.
     int batch_size(int slots) const;
     // The smallest KV capacity of at least `tokens`.

@@ -12,22 +12,23 @@ std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std:
     return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
 }
 
-void PrefixStore::save(int slot, std::span<const std::int64_t> tokens) {
+void PrefixStore::save(int slot, std::span<const std::int64_t> tokens, const std::string& salt) {
     const auto length = static_cast<std::int64_t>(tokens.size());
     const std::size_t size = cache_.saved_bytes(length);
     if (tokens.size() < least_tokens || size > budget_) return;
-    if (const Match found = match(tokens); found.count == length) {
+    if (const Match found = match(tokens, salt); found.count == length) {
         touch(found.text);
         return;
     }
     for (std::size_t i = texts_.size(); i-- > 0;) {
         const std::vector<std::int64_t>& other = texts_[i].tokens;
-        if (common_prefix(other, tokens) == static_cast<std::int64_t>(other.size())) drop(i);
+        const bool begins = common_prefix(other, tokens) == static_cast<std::int64_t>(other.size());
+        if (begins && texts_[i].salt == salt) drop(i);
     }
     while (used() + size > budget_ || texts_.size() >= most_texts) drop(0);
     try {
         texts_.reserve(texts_.size() + 1);
-        Text text{{tokens.begin(), tokens.end()}, size, memory_.allocate(size)};
+        Text text{salt, {tokens.begin(), tokens.end()}, size, memory_.allocate(size)};
         texts_.push_back(std::move(text));
     } catch (const DeviceLost&) {
         throw;
@@ -37,10 +38,10 @@ void PrefixStore::save(int slot, std::span<const std::int64_t> tokens) {
     cache_.save(slot, length, texts_.back().address);
 }
 
-PrefixStore::Match PrefixStore::match(std::span<const std::int64_t> tokens) const {
+PrefixStore::Match PrefixStore::match(std::span<const std::int64_t> tokens, const std::string& salt) const {
     Match found;
     for (std::size_t i = 0; i < texts_.size(); ++i) {
-        const std::int64_t count = common_prefix(texts_[i].tokens, tokens);
+        const std::int64_t count = texts_[i].salt == salt ? common_prefix(texts_[i].tokens, tokens) : 0;
         if (count > found.count) found = {i, count};
     }
     return found;

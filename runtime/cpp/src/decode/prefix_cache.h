@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backends/kv_cache.h"
@@ -17,6 +18,11 @@ namespace pass {
 
 // How many tokens two sequences have in common at their beginnings.
 std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std::int64_t> b);
+
+// The tokens of `count` that are in whole blocks. Only those are shared: how many a prompt found in the KV cache, and so
+// how long it took to read, tells whether others began with a whole block, and never one token of theirs after another.
+constexpr std::int64_t block_tokens = 16;
+constexpr std::int64_t whole_blocks(std::int64_t count) { return count - count % block_tokens; }
 
 // Texts and their K/V, the one used last at the end. Like the runner, for one thread at a time. What is kept when this
 // ends is freed with the memory.
@@ -37,8 +43,9 @@ class PrefixStore {
 
     // Copy the K/V of `tokens`, the first ones of `slot`. Too few, too many, or without memory for them, they are not
     // kept; those of a longer text that begins with them are kept already.
-    void save(int slot, std::span<const std::int64_t> tokens);
-    Match match(std::span<const std::int64_t> tokens) const;
+    void save(int slot, std::span<const std::int64_t> tokens, const std::string& salt);
+    // Of the texts with this salt.
+    Match match(std::span<const std::int64_t> tokens, const std::string& salt) const;
     // Copy what `found` has in common with some tokens into `slot`, whose cache has room for it.
     void load(const Match& found, int slot);
 
@@ -49,6 +56,7 @@ class PrefixStore {
    private:
     // `size` bytes at `address`.
     struct Text {
+        std::string salt;
         std::vector<std::int64_t> tokens;
         std::size_t size;
         std::byte* address;

@@ -23,6 +23,12 @@ End failed() {
     }
 }
 
+// Whether drafts may be trees: the last bits of second choices are not those of a chain. The graphs of log-probabilities
+// and of processors read the rows of a chain.
+bool takes_a_tree(const ResolvedRequest& request) {
+    return (!request.cycle || request.cycle->is_tree()) && !request.logprobs && !request.processing;
+}
+
 DraftState draft_state_of(const Slot& slot) {
     if (!slot.sequence->index) return {slot.left, {}, 0, nullptr};
     const NgramIndex& index = *slot.sequence->index;
@@ -140,7 +146,9 @@ void Scheduler::prefill() {
     for (Slot* slot : slots_.busy()) {
         if (!slot->sequence->prefilled()) reading.push_back(slot);
     }
-    std::sort(reading.begin(), reading.end(), [](const Slot* a, const Slot* b) { return a->admitted < b->admitted; });
+    std::sort(reading.begin(), reading.end(), [](const Slot* a, const Slot* b) {
+        return a->sequence->admitted < b->sequence->admitted;
+    });
     const bool alone = slots_.decoding().empty();
     const std::optional<std::int64_t> most = alone ? std::nullopt : std::optional(prompt_tokens);
     std::int64_t read = 0;
@@ -195,28 +203,28 @@ void Scheduler::count_drafts(const std::vector<StepResult>& results, bool may_dr
 }
 
 // The next pass. A pass runs one plan for the whole batch: that of the oldest request that names one, else the fastest.
+// A tree becomes a chain where one of the requests did not ask for it.
 std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
                                       PlanTuner* known, int batch, bool may_draft) {
-    const Slot* oldest = nullptr;
+    const Sequence* oldest = nullptr;
     int most = 0;
-    bool chained = false;
+    bool take_trees = true;
     std::vector<const Acceptance*> accepted;
     for (const Slot* slot : active) {
         const Sequence& sequence = *slot->sequence;
-        if (sequence.request.cycle && (oldest == nullptr || slot->admitted < oldest->admitted)) oldest = slot;
+        if (sequence.request.cycle && (oldest == nullptr || sequence.admitted < oldest->admitted)) oldest = &sequence;
         most = std::max(most, sequence.request.lookahead);
         if (sequence.acceptance) accepted.push_back(&*sequence.acceptance);
-        chained = chained || sequence.request.logprobs || sequence.processors;
+        take_trees = take_trees && takes_a_tree(sequence.request);
     }
     // Where all sequences have just been admitted no window is on the device, whatever plan ran last: the cycle begins
     // anew.
     const bool staged = std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
-    // The graphs of log-probabilities and of processors read the rows of a chain.
-    const auto allowed = [&](const Cycle& cycle) { return cycle.is_tree() && chained ? cycle.narrower() : cycle; };
+    const auto allowed = [&](const Cycle& cycle) { return cycle.is_tree() && !take_trees ? cycle.narrower() : cycle; };
     if (oldest != nullptr && may_draft) {
         AlwaysDraft policy;
-        return next_pass(allowed(*oldest->sequence->request.cycle), window, slots_.room(),
+        return next_pass(allowed(*oldest->request.cycle), window, slots_.room(),
                          runner_.backend().capabilities(), states, policy);
     }
     if (known == nullptr) {

@@ -38,6 +38,7 @@ struct ResolvedRequest {
     int ngram_drafts = 0;  // the most n-gram drafts of a pass
     std::set<std::int64_t> stop_token_ids;
     bool reuse_prefix = false;
+    std::string cache_salt{};  // K/V are shared among requests with the same one
     std::optional<int> logprobs;
     std::string name = "ar";
     std::optional<Processing> processing{};
@@ -82,6 +83,7 @@ class Sequence {
     const ResolvedRequest request;
     std::vector<std::int64_t> tokens;  // prompt and written tokens; the last one is the root, which is not cached yet
     std::int64_t cached = 0;           // how many of them are in the KV cache
+    std::int64_t admitted = 0;         // its number in the order in which sequences got their slots
     std::atomic<bool> cancelled = false;
     bool finished = false;
     Stats stats;

@@ -71,10 +71,11 @@ bool Slots::admit(const std::shared_ptr<Sequence>& sequence) {
     backend_.set_sampling(chosen->number, sequence->request.sampling);
     chosen->sequence = sequence;
     chosen->kept.clear();
+    chosen->salt = sequence->request.cache_salt;
     chosen->same = std::min(chosen->same, most);
     chosen->left = 0;
     chosen->staged = chosen->masked = false;
-    chosen->admitted = ++admitted_;
+    sequence->admitted = ++admitted_;
     sequence->cached = most;
     sequence->stats.cached_tokens = most;
     sequence->leave_queue();
@@ -95,13 +96,14 @@ void Slots::share(Slot& slot) {
     const Slot* source = nullptr;
     std::int64_t count = sequence.cached;
     for (const Slot& other : slots_) {
-        const std::int64_t found = &other == &slot ? 0 : reusable(other, sequence.request);
+        const std::int64_t found = &other == &slot ? 0 : shared(other, sequence.request);
         if (found <= count) continue;
         source = &other;
         count = found;
     }
     PrefixStore::Match stored;
-    if (store_) stored = store_->match(read_of(sequence.request));
+    if (store_) stored = store_->match(read_of(sequence.request), sequence.request.cache_salt);
+    stored.count = whole_blocks(stored.count);
     if (stored.count > count) {
         count = stored.count;
         reserve(count);
@@ -178,7 +180,7 @@ void Slots::fit(std::int64_t tokens, Slot& slot, std::int64_t kept) {
 // pass would write after the old length.
 void Slots::keep(Slot& slot, std::int64_t tokens) {
     if (tokens < static_cast<std::int64_t>(slot.kept.size())) {
-        if (store_) store_->save(slot.number, beginning(slot.kept, slot.same));
+        if (store_) store_->save(slot.number, beginning(slot.kept, slot.same), slot.salt);
         slot.kept.resize(static_cast<std::size_t>(tokens));
     }
     slot.staged = slot.masked = false;
@@ -189,19 +191,19 @@ void Slots::move(Slot& source, Slot& target) {
     backend_.cache().move(source.number, target.number, source.sequence->cached);
     backend_.set_sampling(target.number, source.sequence->request.sampling);
     target.sequence = std::move(source.sequence);
+    target.salt = source.salt;
     target.same = source.same;
+    target.left = 0;  // its drafts were in the window that it left
     source.sequence = nullptr;
     keep(source, 0);
 }
 
-// How many tokens of the prompt of `request` a free `slot` has in the cache that it may use.
+// How many tokens of the prompt of `request` are in the cache of `slot` for its use: with the bits that reading them
+// would write, unless the engine has none such and the request asks for others.
 std::int64_t Slots::shared(const Slot& slot, const ResolvedRequest& request) const {
-    return request.reuse_prefix ? common_prefix(slot.kept, read_of(request)) : reusable(slot, request);
-}
-
-// How many tokens of the prompt of `request` are in the cache of `slot` with the bits that reading it would write.
-std::int64_t Slots::reusable(const Slot& slot, const ResolvedRequest& request) const {
-    return store_ ? std::min(slot.same, common_prefix(slot.held(), read_of(request))) : 0;
+    if (slot.salt != request.cache_salt || (!store_ && !request.reuse_prefix)) return 0;
+    const std::int64_t usable = backend_.capabilities().same_entries ? slot.same : slot.cached();
+    return whole_blocks(std::min(usable, common_prefix(slot.held(), read_of(request))));
 }
 
 }  // namespace pass

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backends/backend.h"
@@ -20,8 +21,8 @@ namespace pass {
 struct Slot {
     int number = 0;
     std::shared_ptr<Sequence> sequence;
-    std::int64_t admitted = 0;       // the number of this admission; a lower one was earlier
     std::vector<std::int64_t> kept;  // of a free slot: tokens whose K/V are still in the cache
+    std::string salt;                // of its present or last sequence, whose K/V are in the cache
     // How many of its first K/V are the bits that reading their tokens as a prompt would write. Where this is more than
     // the slot holds by now, it means all of that.
     std::int64_t same = 0;
@@ -78,7 +79,6 @@ class Slots {
     void keep(Slot& slot, std::int64_t tokens);
     void move(Slot& source, Slot& target);
     std::int64_t shared(const Slot& slot, const ResolvedRequest& request) const;
-    std::int64_t reusable(const Slot& slot, const ResolvedRequest& request) const;
 
     Backend& backend_;
     std::vector<Slot> slots_;

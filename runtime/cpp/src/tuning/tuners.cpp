@@ -40,7 +40,7 @@ PlanTuner* Tuners::get(Sampler sampler, int batch) {
         const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
         const Capabilities& limits = runner_.backend().capabilities();
         PlanTuner fresh(times(sampler, 1), static_cast<int>(lookahead.length), stated_acceptance(lookahead, sampler),
-                        limits.lookahead, limits.rounds_activations ? std::vector<int>{} : limits.trees);
+                        limits.lookahead, limits.exact_trees());
         found = tuners_.emplace(sampler, std::move(fresh)).first;
     }
     PlanTuner& tuner = found->second;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
 from pass_runtime.serve.errors import ApiError
 from pass_runtime.serve.responses.chat import AsChat
@@ -18,11 +18,11 @@ def add_responses(app: FastAPI, service: Service, responses: Any) -> None:
     """responses: how the OpenAPI document describes answers and refusals."""
 
     @app.post("/v1/responses", response_class=Response, responses=responses)
-    async def create_response(request: ResponsesRequest) -> Response:
+    async def create_response(http: Request, request: ResponsesRequest) -> Response:
         service.check_model(request.model)
         as_chat = AsChat(request)
         try:
-            parsed = await service.parse(as_chat.chat)
+            parsed = await service.parse(as_chat.chat, http.state.client)
         except ApiError as error:
             raise as_chat.own(error) from None
         shape = ResponsesShape(service.model, as_chat.echo)

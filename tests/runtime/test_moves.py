@@ -1,0 +1,108 @@
+"""A sequence that moves to a lower slot takes with it everything that a slot knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.decode.runner import Runner
+from pass_runtime.decode.scheduler import Scheduler
+from pass_runtime.decode.sequence import Sequence
+
+PROMPTS = [list(range(20, 20 + length)) for length in (1, 5, 40)]
+
+
+class WatchedRunner(Runner):
+    """Checks the slots before every pass, and which plan it runs."""
+
+    moves = 0
+
+    def _move(self, source, target):
+        super()._move(source, target)
+        WatchedRunner.moves += 1
+        assert target.left == 0 and not target.staged, "the drafts were in the window that it left"
+
+    def run(self, plan, drafts):
+        for slot in self.busy:
+            request = slot.current.request
+            assert slot.prompt is request.prompt_ids and slot.salt == request.cache_salt
+            assert slot.same == slot.cached, "chains write what reading a prompt does"
+        # The requests came, and so got their slots, in the order of their seeds.
+        oldest = min((slot.current for slot in self.decoding), key=lambda sequence: sequence.request.sampling.seed)
+        assert plan in oldest.request.cycle.plans, (plan.name, oldest.request.name)
+        return super().run(plan, drafts)
+
+
+@pytest.fixture(scope="module")
+def sessions(tiny_bundle: Path) -> Iterator[dict[int, Session]]:
+    opened = {slots: load(tiny_bundle, "cpu", threads=1, max_batch_size=slots, verify=False) for slots in (4, 8)}
+    yield opened
+    for session in opened.values():
+        session.close()
+
+
+requests = st.tuples(
+    st.integers(0, 3),  # steps before it comes
+    st.sampled_from(PROMPTS),
+    st.integers(1, 12),  # tokens
+    st.sampled_from(["ar", "two-pass", "fused", "fused:2,1,1"]),
+    st.sampled_from(["", "a"]),
+)
+alone: dict[tuple[int, int, int], list[int]] = {}
+"""The tokens of a prompt by plain decoding; by slots, its length and the seed."""
+
+
+def sequence_of(session: Session, seed: int, prompt: list[int], tokens: int, plan: str, salt: str = "") -> Sequence:
+    options = GenerateOptions(tokens, SamplingParams(0.9, seed=seed), plan=plan, ignore_eos=True, cache_salt=salt)
+    return Sequence(session.request(prompt, options))
+
+
+def play(session: Session, drawn: list) -> list[Sequence]:
+    scheduler = Scheduler(WatchedRunner(session.backend), session._tuners, len(drawn))
+    sequences = []
+    for seed, (steps, *asked) in enumerate(drawn):
+        for _ in range(steps):
+            scheduler.step()
+        sequences.append(sequence_of(session, seed, *asked))
+        scheduler.add(sequences[-1])
+    while not scheduler.idle:
+        scheduler.step()
+    for sequence in sequences:
+        assert sequence.finished is not None and sequence.finished.reason == "length", sequence.finished
+    return sequences
+
+
+def plain(session: Session, slots: int, prompt: list[int], seed: int) -> list[int]:
+    key = slots, len(prompt), seed
+    if key not in alone:
+        sequence, scheduler = sequence_of(session, seed, prompt, 12, "ar"), Scheduler(Runner(session.backend), None, 1)
+        scheduler.add(sequence)
+        while not scheduler.idle:
+            scheduler.step()
+        alone[key] = sequence.tokens[len(prompt) :]
+    return alone[key]
+
+
+@settings(derandomize=True, deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
+@given(slots=st.sampled_from([4, 8]), drawn=st.lists(requests, min_size=3, max_size=9))
+def test_nothing_is_lost(sessions: dict[int, Session], slots: int, drawn: list):
+    session = sessions[slots]
+    for seed, sequence in enumerate(play(session, drawn)):
+        prompt = list(sequence.request.prompt_ids)
+        expected = plain(session, slots, prompt, seed)
+        assert sequence.tokens[len(prompt) :] == expected[: sequence.request.max_new_tokens]
+
+
+def test_the_older_request_still_decides_the_plan(sessions: dict[int, Session]):
+    """The first one ends, and the third moves to its slot. `WatchedRunner` looks at the plans."""
+    before = WatchedRunner.moves
+    first, older, younger = (
+        (0, prompt, 12, plan, "") for prompt, plan in zip(PROMPTS, ("ar", "two-pass", "fused"), strict=True)
+    )
+    play(sessions[4], [(*first[:2], 3, *first[3:]), older, younger])
+    assert WatchedRunner.moves > before
