@@ -1,0 +1,142 @@
+"""Text token by token is the text of the whole, for every kind of tokenizer, after any prompt."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizer_kinds import BYTES, KINDS, byte_fallback, byte_level
+from tokenizers import Tokenizer, decoders
+
+from pass_runtime.errors import PassError
+from pass_runtime.text.detokenizer import Detokenizer
+from pass_runtime.text.stream import TextStream
+from pass_runtime.text.vocabulary import Vocabulary
+
+TOKENIZERS = {name: make() for name, make in KINDS.items()}
+VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+OF_BYTE = re.compile("<0x(..)>")
+
+
+def ids(name: str) -> st.SearchStrategy[list[int]]:
+    """Any tokens, ids that are none, and many bytes that make characters, or nearly do."""
+    tokenizer = TOKENIZERS[name]
+    size = tokenizer.get_vocab_size()
+    of_bytes = [i for byte in BYTES if (i := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None]
+    of_bytes = of_bytes or (BYTES if name == "byte-level" else [0])
+    return st.lists(st.one_of(st.integers(0, size + 1), st.sampled_from(of_bytes)), max_size=12)
+
+
+def byte_of(name: str, tokenizer: Tokenizer, piece: str) -> bytes | None:
+    """The byte that a token of one byte stands for."""
+    match = OF_BYTE.fullmatch(piece)
+    return bytes([int(match[1], 16)]) if match and name.startswith("byte-fallback") else None
+
+
+def begins_a_character(found: bytes) -> bool:
+    """Whether some bytes would complete `found`."""
+    endings = [bytes([byte]) * count for byte in (0x80, 0xBF) for count in (1, 2, 3)]
+    return bool(found) and any(is_character(found + ending) for ending in endings)
+
+
+def is_character(found: bytes) -> bool:
+    try:
+        return len(found.decode()) == 1
+    except UnicodeDecodeError:
+        return False
+
+
+def whole(name: str, tokens: list[int], *, cut: bool) -> str:
+    """What the tokenizers library makes of all tokens. cut: without a character that is not complete at the end.
+
+    In its decoder for byte fallback one stray byte spoils the whole run of bytes around it. So runs are made shorter: an
+    empty token stands after every character, and after every byte that is part of none.
+    """
+    tokenizer = TOKENIZERS[name]
+    if name == "byte-level":
+        text = tokenizer.decode(tokens)
+        end = b"".join(bytes_of_byte_level(tokenizer, token) for token in tokens)[-3:]
+        incomplete = any(begins_a_character(end[start:]) for start in range(len(end)))
+        return text[:-1] if cut and incomplete else text
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    pieces = [piece for token in tokens if (piece := tokenizer.id_to_token(token)) is not None and piece not in special]
+    if not name.startswith("byte-fallback"):
+        return tokenizer.decode(tokens)
+    parts: list[str] = []
+    while pieces:
+        of_bytes = [byte_of(name, tokenizer, piece) for piece in pieces[:4]]
+        sizes = [size for size in range(1, 1 + len(of_bytes)) if None not in of_bytes[:size]]
+        size = next((size for size in sizes if is_character(b"".join(of_bytes[:size]))), 1)
+        if cut and len(pieces) in sizes and size == 1 and begins_a_character(b"".join(of_bytes)):
+            break
+        parts += [*pieces[:size], ""]
+        pieces = pieces[size:]
+    return tokenizer.decoder.decode(parts)
+
+
+def bytes_of_byte_level(tokenizer: Tokenizer, token: int) -> bytes:
+    piece = tokenizer.id_to_token(token)
+    if piece is None or piece in ("<s>", "</s>"):
+        return b""
+    table = {tokenizer.id_to_token(byte): byte for byte in range(256)}
+    return bytes(table[c] for c in piece) if all(c in table for c in piece) else piece.encode()
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(data=st.data())
+def test_the_pieces_are_the_whole(name: str, data: st.DataObject):
+    prompt, tokens = data.draw(ids(name)), data.draw(ids(name))
+    detokenizer = Detokenizer(VOCABULARIES[name], prompt)
+    pieces = [detokenizer.push(token) for token in tokens]
+    shown, text = whole(name, prompt, cut=False), whole(name, [*prompt, *tokens], cut=True)
+    if not text.startswith(shown):  # the text completes a character of the prompt, or has nothing
+        shown = whole(name, prompt, cut=True)
+    assert "".join(pieces) == text[len(shown) :]
+    assert detokenizer.characters == len("".join(pieces))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(data=st.data())
+def test_nothing_is_held_back_but_the_beginning_of_a_character(name: str, data: st.DataObject):
+    tokens = data.draw(ids(name))
+    stream, seen = TextStream(TOKENIZERS[name], []), ""
+    for i, token in enumerate(tokens, 1):
+        seen += stream.read(token)[0]
+        assert seen == whole(name, tokens[:i], cut=True)
+    assert stream.flush() == ""
+
+
+def test_a_byte_of_no_character_among_bytes():
+    """Where the library's own stream raises "Invalid prefix encountered"."""
+    tokenizer = byte_fallback()
+    stream = TextStream(tokenizer, tokenizer.encode("a").ids)
+    tokens = [tokenizer.token_to_id(piece) for piece in ("<0x41>", "<0xE2>", "x")]
+    assert [stream.read(token)[0] for token in tokens] == ["A", "", "\ufffdx"]
+
+
+@pytest.mark.parametrize("prompt", ["\u3042\u3044", "\u3042\u3044\u3046"])
+def test_the_first_space_after_bytes(prompt: str):
+    """Also where the prompt's last eight tokens begin within a character."""
+    tokenizer = byte_fallback()
+    ids = tokenizer.encode(prompt).ids
+    assert TextStream(tokenizer, ids).read(tokenizer.token_to_id("\u2581a")) == (" a", None)
+    assert TextStream(tokenizer, ids[:-1]).read(tokenizer.token_to_id("\u2581a")) == (" a", None)
+    assert TextStream(tokenizer, ids[:-1]).read(ids[-1]) == (prompt[-1], None)
+
+
+def test_a_replacement_character_at_the_end_is_text():
+    for tokenizer in (byte_level(), byte_fallback()):
+        stream = TextStream(tokenizer, tokenizer.encode("x").ids)
+        assert "".join(stream.read(token)[0] for token in tokenizer.encode("a\ufffd").ids) == "a\ufffd"
+
+
+@pytest.mark.parametrize("decoder", [decoders.BPEDecoder(), decoders.CTC()], ids=["BPEDecoder", "CTC"])
+def test_a_decoder_whose_tokens_depend_on_each_other_is_refused(decoder: object):
+    tokenizer = byte_level()
+    tokenizer.decoder = decoder
+    with pytest.raises(PassError, match=r"the tokenizer's decoder \((BPEDecoder|CTC)\) is none that"):
+        Vocabulary(tokenizer)
