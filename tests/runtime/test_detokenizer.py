@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import BYTES, KINDS, byte_fallback, byte_level
-from tokenizers import Tokenizer, decoders
+from tokenizer_kinds import BYTES, KINDS, TOKENIZERS, byte_fallback, byte_level, whole
+from tokenizers import decoders
 
 from pass_runtime.errors import PassError
 from pass_runtime.text.detokenizer import Detokenizer
 from pass_runtime.text.stream import TextStream
 from pass_runtime.text.vocabulary import Vocabulary
 
-TOKENIZERS = {name: make() for name, make in KINDS.items()}
 VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in TOKENIZERS.items()}
-OF_BYTE = re.compile("<0x(..)>")
 
 
 def ids(name: str) -> st.SearchStrategy[list[int]]:
@@ -27,61 +23,6 @@ def ids(name: str) -> st.SearchStrategy[list[int]]:
     of_bytes = [i for byte in BYTES if (i := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None]
     of_bytes = of_bytes or (BYTES if name == "byte-level" else [0])
     return st.lists(st.one_of(st.integers(0, size + 1), st.sampled_from(of_bytes)), max_size=12)
-
-
-def byte_of(name: str, tokenizer: Tokenizer, piece: str) -> bytes | None:
-    """The byte that a token of one byte stands for."""
-    match = OF_BYTE.fullmatch(piece)
-    return bytes([int(match[1], 16)]) if match and name.startswith("byte-fallback") else None
-
-
-def begins_a_character(found: bytes) -> bool:
-    """Whether some bytes would complete `found`."""
-    endings = [bytes([byte]) * count for byte in (0x80, 0xBF) for count in (1, 2, 3)]
-    return bool(found) and any(is_character(found + ending) for ending in endings)
-
-
-def is_character(found: bytes) -> bool:
-    try:
-        return len(found.decode()) == 1
-    except UnicodeDecodeError:
-        return False
-
-
-def whole(name: str, tokens: list[int], *, cut: bool) -> str:
-    """What the tokenizers library makes of all tokens. cut: without a character that is not complete at the end.
-
-    In its decoder for byte fallback one stray byte spoils the whole run of bytes around it. So runs are made shorter: an
-    empty token stands after every character, and after every byte that is part of none.
-    """
-    tokenizer = TOKENIZERS[name]
-    if name == "byte-level":
-        text = tokenizer.decode(tokens)
-        end = b"".join(bytes_of_byte_level(tokenizer, token) for token in tokens)[-3:]
-        incomplete = any(begins_a_character(end[start:]) for start in range(len(end)))
-        return text[:-1] if cut and incomplete else text
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    pieces = [piece for token in tokens if (piece := tokenizer.id_to_token(token)) is not None and piece not in special]
-    if not name.startswith("byte-fallback"):
-        return tokenizer.decode(tokens)
-    parts: list[str] = []
-    while pieces:
-        of_bytes = [byte_of(name, tokenizer, piece) for piece in pieces[:4]]
-        sizes = [size for size in range(1, 1 + len(of_bytes)) if None not in of_bytes[:size]]
-        size = next((size for size in sizes if is_character(b"".join(of_bytes[:size]))), 1)
-        if cut and len(pieces) in sizes and size == 1 and begins_a_character(b"".join(of_bytes)):
-            break
-        parts += [*pieces[:size], ""]
-        pieces = pieces[size:]
-    return tokenizer.decoder.decode(parts)
-
-
-def bytes_of_byte_level(tokenizer: Tokenizer, token: int) -> bytes:
-    piece = tokenizer.id_to_token(token)
-    if piece is None or piece in ("<s>", "</s>"):
-        return b""
-    table = {tokenizer.id_to_token(byte): byte for byte in range(256)}
-    return bytes(table[c] for c in piece) if all(c in table for c in piece) else piece.encode()
 
 
 @pytest.mark.parametrize("name", KINDS)
