@@ -44,8 +44,8 @@ def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], before: Deto
         for other, value in token.logprobs.top:
             top.setdefault(texts.text(other), finite(value))  # of tokens with the same text the likeliest, the first
         found["top_logprobs"].append(top)
-        found["text_offset"].append(before.characters)
         before.push(token.id)
+        found["text_offset"].append(before.place)
     return found
 
 

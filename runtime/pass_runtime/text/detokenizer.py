@@ -34,7 +34,7 @@ class Detokenizer:
     character is held back until the next token completes it or does not; what is left of one at the end is no text. A
     character that begins in the prompt belongs to the text if the text completes it.
 
-    characters: the length of the text so far.
+    place: where in the text that of the newest token begins; a part of a character begins where the character does.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int] = ()) -> None:
@@ -45,16 +45,19 @@ class Detokenizer:
         self._errors = _EACH_BYTE if vocabulary.byte_fallback else "replace"
         self._held = b""
         self._shown_before = self._read_prompt(prompt)
-        self.characters = 0
+        self.place = self._length = 0
 
     def push(self, token: int) -> str:
         """-> the text that is certain with `token`"""
+        self.place = self._length
         if not (found := self._bytes(token)):
             return ""
+        if self._held and len((self._held + found[:1]).decode(errors="replace")) > 1:  # no part of that character
+            self.place += len(self._held.decode(errors=self._errors)) - len(self._shown_before)
         text = self._decode(found)
         if self._shown_before and text:
             text, self._shown_before = text.removeprefix(self._shown_before), ""
-        self.characters += len(text)
+        self._length += len(text)
         return text
 
     def _decode(self, more: bytes) -> str:
