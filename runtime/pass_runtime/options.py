@@ -20,8 +20,10 @@ PLANS = (*MODES, "fused:G0,G1,...", *(f"tree-{size}" for size in TREE_SIZES), "t
 
 LOGPROBS_MODES = ("raw", "processed")
 """The values of `logprobs_mode`."""
-MAX_BAD_WORDS = 1024
-"""The most strings that `bad_words` may have."""
+MAX_BAD_WORDS, MAX_BAD_WORD_BYTES = 1024, 1 << 14
+"""The most strings that `bad_words` may have, and the most bytes of all of them together."""
+MAX_STOPS, MAX_STOP_BYTES = 64, 1 << 12
+"""The most strings that `stop` may have, and the most bytes of all of them together."""
 MAX_SLOTS = 1024
 """The most sequences that a session decodes together."""
 MAX_QUEUE = 1024
@@ -40,15 +42,17 @@ class GenerateOptions:
     lookahead: drafts per step, at most the bundle's L (None: all of them; 0: plain decoding).
     draft: where drafts come from, one of `pass_runtime.decode.draft_policy.DRAFTS` (None: "both" for auto, else
     "lookahead").
-    stop: strings that end the text and are not part of it (one string is one stop). stop_token_ids: tokens that end it
-    besides the model's own, which ignore_eos turns off.
+    stop: strings that end the text and are not part of it (one string is one stop), at most MAX_STOPS of MAX_STOP_BYTES
+    together. stop_token_ids: tokens that end it besides the model's own, which ignore_eos turns off.
     reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
     cache_salt: K/V are shared among requests with the same salt only, whatever their prompts begin with.
     logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
     constraint: what the text must look like.
-    min_tokens: the model's end and the stop tokens are not drawn before this many tokens are written.
-    bad_words: strings that are not written: the token that would end one is not drawn. allowed_token_ids: only these
-    tokens are drawn; empty allows all. A rule of these three that would leave no token is not applied there.
+    min_tokens: before this many tokens are written the model's end and the stop tokens are not drawn, and a stop string
+    that is complete by then ends nothing.
+    bad_words: strings that the text does not contain, in whatever tokens: one is not drawn if the text would contain a
+    word with it. The prompt is no part of the text, and special tokens have none. allowed_token_ids: only these tokens
+    are drawn; empty allows all. A rule of these three that would leave no token is not applied there.
     """
 
     max_new_tokens: int = 128
@@ -101,6 +105,8 @@ class GenerateOptions:
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
             raise PassError("stop must be a string or a list of strings; tokens go into stop_token_ids")
+        if len(stops) > MAX_STOPS or _bytes(stops) > MAX_STOP_BYTES:
+            raise PassError(f"stop must be at most {MAX_STOPS} strings, of {MAX_STOP_BYTES} bytes together")
         keep("stop", tuple(stops))
         keep("stop_token_ids", whole_numbers("stop-token-ids", self.stop_token_ids))
         if not isinstance(self.constraint, Constraint | None):
@@ -111,6 +117,10 @@ class GenerateOptions:
             raise PassError("bad_words must be a list of strings")
         if not all(isinstance(word, str) and word for word in words) or len(words) > MAX_BAD_WORDS:
             raise PassError(f"bad_words must be at most {MAX_BAD_WORDS} strings that are not empty")
+        if _bytes(words) > MAX_BAD_WORD_BYTES:
+            raise PassError(f"bad_words must be at most {MAX_BAD_WORD_BYTES} bytes together, not {_bytes(words)}")
+        if any(word.encode(errors="replace").decode() != word for word in words):
+            raise PassError("bad_words must be Unicode text without lone surrogates")
         keep("bad_words", tuple(words))
         keep("allowed_token_ids", whole_numbers("allowed-token-ids", self.allowed_token_ids))
 
@@ -118,6 +128,10 @@ class GenerateOptions:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop`, without empty strings."""
         return tuple(stop for stop in self.stop if stop)
+
+
+def _bytes(texts: Collection[str]) -> int:
+    return sum(len(each.encode(errors="surrogatepass")) for each in texts)
 
 
 @dataclass(frozen=True)

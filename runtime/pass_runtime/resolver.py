@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property, lru_cache
+from threading import Lock
 
 from tokenizers import Tokenizer
 
@@ -14,14 +16,21 @@ from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
+from pass_runtime.text.bad_words import BadWords, TokenIndex
 from pass_runtime.text.grammar import Grammars
+from pass_runtime.text.vocabulary import Vocabulary
+
+KEPT_WORDS = 8
+"""How many lists of bad words are kept."""
 
 
 class Resolver:
     """Makes the requests of one session. Any thread may call it."""
 
-    def __init__(self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer) -> None:
-        self._manifest, self._backend, self._tokenizer = manifest, backend, tokenizer
+    def __init__(self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+        self._manifest, self._backend, self._vocabulary = manifest, backend, vocabulary
+        self._bad_words = lru_cache(maxsize=KEPT_WORDS)(self._make_bad_words)
+        self._making = Lock()
         self._grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
 
     def resolve(self, options: GenerateOptions) -> Request:
@@ -76,24 +85,29 @@ class Resolver:
     def _processing(self, options: GenerateOptions) -> Processing | None:
         """What `options` do to logits. PassError where a constraint is not valid."""
         stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
-        words = [
-            self._tokenizer.encode(f"{space}{word}", add_special_tokens=False).ids
-            for word in options.bad_words
-            for space in ("", " ")
-        ]
         processing = Processing(
             self._manifest.model.vocab_size,
             options.sampling,
             None if options.constraint is None else self._grammars.start(options.constraint),
             options.min_tokens,
             frozenset((*options.stop_token_ids, *stops)),
-            tuple(dict.fromkeys(tuple(word) for word in words if word)),
+            self._bad_words(tuple(options.bad_words)) if options.bad_words else None,
             tuple(options.allowed_token_ids),
         )
         if not processing.does_something:
             return None
         _ = self._backend.processors  # refused where the bundle has none
         return processing
+
+    def _make_bad_words(self, words: tuple[str, ...]) -> BadWords:
+        with self._making:
+            index = self._token_index
+        return BadWords(index, [word.encode() for word in words])
+
+    @cached_property
+    def _token_index(self) -> TokenIndex:
+        """Made at first use: it takes up to a second, and as much memory as the tokenizer."""
+        return TokenIndex(self._vocabulary.all_bytes(self._manifest.model.vocab_size))
 
     def request(self, prompt_ids: tuple[int, ...], options: GenerateOptions) -> Request:
         """The request for a prompt. PassError where a token is unknown, or the prompt too long."""

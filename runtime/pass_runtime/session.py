@@ -35,6 +35,7 @@ from pass_runtime.resolver import Resolver
 from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template, template_tokens
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
+from pass_runtime.text.vocabulary import Vocabulary
 from pass_runtime.tuning.tuner import PlanTuner
 from pass_runtime.tuning.tuners import Tuners
 
@@ -58,7 +59,8 @@ class Session:
     ) -> None:
         self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
         self.chat_template = chat_template
-        self._resolver = Resolver(manifest, backend, tokenizer)
+        self.vocabulary = Vocabulary(tokenizer)
+        self._resolver = Resolver(manifest, backend, tokenizer, self.vocabulary)
         processed = logprobs_mode == "processed"
         runner = Runner(backend, processed_logprobs=processed, prefix_cache=prefix_cache)
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
@@ -138,10 +140,14 @@ class Session:
     def begin(self, requests: Sequence[Request], max_queue: int | None = None) -> list[Generation]:
         """Decode requests, all of them or none. max_queue: how many may wait then, instead of as many as the session
         was opened with. Raises `QueueFull` where there would be more."""
-        sequences = [Decoding(r, TextStream(self.tokenizer, r.prompt_ids, r.stop)) for r in requests]
+        sequences = [Decoding(r, self._reader(r)) for r in requests]
         generations = [Generation(sequence, self) for sequence in sequences]
         self._worker.submit(sequences, max_queue)
         return generations
+
+    def _reader(self, request: Request) -> TextStream:
+        least = 0 if request.processing is None else request.processing.min_tokens
+        return TextStream(self.vocabulary, request.prompt_ids, request.stop, least)
 
     def reserve(self, count: int, max_queue: int | None = None) -> AbstractContextManager[None]:
         """A context that holds places for `count` requests while their prompts are tokenized. Entering it raises

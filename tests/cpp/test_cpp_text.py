@@ -6,10 +6,12 @@ import json
 import os
 import random
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from cpp_programs import ROOT, program_at
+from tokenizer_kinds import BYTES, TOKENIZERS, whole
 from tokenizers import Tokenizer
 
 from pass_runtime.text.stream import TextStream
@@ -49,9 +51,11 @@ def random_texts(count: int) -> list[str]:
     ]
 
 
-def pieces(tokenizer: Tokenizer, ids: list[int], stop: list[str]) -> dict:
+def pieces(
+    tokenizer: Tokenizer, ids: list[int], stop: list[str], prompt: Sequence[int] = (), min_tokens: int = 0
+) -> dict:
     """As the program answers."""
-    stream, found = TextStream(tokenizer, [], stop), {"pieces": []}
+    stream, found = TextStream(tokenizer, prompt, stop, min_tokens), {"pieces": []}
     for token in ids:
         text, ended = stream.read(token)
         found["pieces"].append(text)
@@ -59,6 +63,61 @@ def pieces(tokenizer: Tokenizer, ids: list[int], stop: list[str]) -> dict:
             found["stop"] = ended
             break
     return found | {"rest": stream.flush(), "text": tokenizer.decode(ids)}
+
+
+@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name.startswith("byte-")])
+def test_text_is_that_of_python_after_any_prompt(program: Path, tmp_path: Path, name: str):
+    """Tokens of every kind and stop strings of every kind, also where the prompt ends within a character."""
+    tokenizer, generator = TOKENIZERS[name], random.Random(4)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    of_bytes = [t for byte in BYTES if (t := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None] or BYTES
+
+    def tokens() -> list[int]:
+        sources = generator.choices([range(tokenizer.get_vocab_size() + 2), of_bytes], k=generator.randint(0, 14))
+        return [generator.choice(source) for source in sources]
+
+    asked = [
+        {
+            "ids": tokens(),
+            "prompt": tokens(),
+            "stop": generator.sample(["a", " a", "ab", "€", "</s>", "aa b", "x\ufffd", "\ufffd\ufffd\ufffd"], k=2),
+            "min_tokens": generator.choice([0, 0, 3]),
+        }
+        for _ in range(3000)
+    ]
+    found = answers(program, tmp_path, asked)
+    for case, answer in zip(asked, found, strict=True):
+        assert answer == pieces(tokenizer, **case) | {"text": whole(name, case["ids"], cut=False)}, case
+    assert len({answer.get("stop") for answer in found}) == 9
+
+
+def test_texts_for_a_tokenizer_with_byte_fallback_are_refused(program: Path, tmp_path: Path):
+    """The library would make other ids of them. Its tokens become text without the library."""
+    TOKENIZERS["byte-fallback"].save(str(tmp_path / "tokenizer.json"))
+    answers(program, tmp_path, [{"ids": [3], "stop": []}], PASS_ONNXRUNTIME_GENAI="/nowhere.so")
+    run = subprocess.run([program, tmp_path], input='"a"\n', capture_output=True, text=True)
+    assert (run.returncode, len(run.stderr.splitlines())) == (2, 1)
+    assert "only the Python runtime turns text into the ids of a tokenizer with byte fallback" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}},
+        {"padding": {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                     "pad_type_id": 0, "pad_token": "<bos>"}},
+    ],
+    ids=lambda saved: next(iter(saved)),
+)  # fmt: skip
+def test_saved_truncation_and_padding_are_ignored(program: Path, tiny_bundle: Path, tmp_path: Path, saved: dict):
+    """As Hugging Face does by default."""
+    document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document | saved), encoding="utf-8")
+    text = "The quick brown fox jumps over the lazy dog"
+    (ids,) = answers(program, tmp_path, [text])
+    assert ids == Tokenizer.from_file(str(tiny_bundle / "tokenizer.json")).encode(text).ids
+    assert len(ids) > 8
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids != ids
 
 
 def compare(program: Path, bundle: Path) -> tuple[list[str], list[str]]:

@@ -50,7 +50,7 @@ def requests(draw: st.DrawFn) -> dict:
         "constraint": constraint,
         "max_new_tokens": draw(st.integers(1, 40)),
         "min_tokens": 1 if draw(st.booleans()) else 0,
-        "bad_words": draw(st.sampled_from([(), ("the",), ("a", "in", "qu")])),
+        "bad_words": draw(st.sampled_from([(), ("the",), ("a", "in", "qu"), ("e", " f", "\n", "(ab", "0")])),
         "ignore_eos": constraint is None and draw(st.booleans()),
         "allowed_token_ids": range(100) if constraint is None and draw(st.booleans()) else (),
     }
@@ -73,6 +73,8 @@ def check(session: Session, request: dict, tokens: list[int], reason: str) -> No
     text = session.tokenizer.decode([token for token in tokens if token not in session.manifest.model.eos_token_ids])
     if request["allowed_token_ids"]:
         assert set(tokens) <= set(request["allowed_token_ids"])
+    if request["constraint"] is None:
+        assert not any(word in text for word in request["bad_words"])
     constraint = request["constraint"]
     if constraint is not None and constraint.kind.startswith("json") and reason == "stop":
         assert isinstance(json.loads(text), dict)

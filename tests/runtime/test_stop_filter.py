@@ -8,6 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pass_runtime.errors import PassError
+from pass_runtime.options import MAX_STOP_BYTES, MAX_STOPS, GenerateOptions
+from pass_runtime.text import stream
+from pass_runtime.text.automaton import Automaton
 from pass_runtime.text.stream import StopFilter
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=300)
@@ -101,3 +105,73 @@ def test_flush_gives_what_was_held_once():
     assert filter_.push("the EN") == ("the ", None)
     assert filter_.flush() == "EN"
     assert filter_.flush() == ""
+
+
+@QUICK
+@given(text=TEXT, stops=STOPS, early=st.integers(0, 24))
+def test_a_stop_that_is_complete_too_early_is_text(text, stops, early):
+    """It neither ends the text nor hides another one that ends later."""
+    filter_, shown, stop = StopFilter(stops), "", None
+    for place, character in enumerate(text):
+        piece, stop = filter_.push(character, may_end=place >= early)
+        shown += piece
+        if stop is not None:
+            break
+    ends = [(end, -len(s), s) for s in stops for end in range(early + 1, len(text) + 1) if text[:end].endswith(s)]
+    if ends:
+        end, size, expected = min(ends)
+        assert (shown, stop) == (text[: end + size], expected)
+    else:
+        assert (shown + filter_.flush(), stop) == (text, None)
+
+
+class CountedLookups(dict):
+    """Transitions of an automaton that count how often one is looked up."""
+
+    lookups = 0
+
+    def get(self, *key):
+        self.lookups += 1
+        return super().get(*key)
+
+
+@pytest.mark.parametrize("count", [1, 16])
+@pytest.mark.parametrize("length", [4, 58_000])
+def test_each_character_costs_the_same_whatever_the_stops(monkeypatch, count, length):
+    """Text that always is the beginning of every stop, and now and then of none."""
+    stops = [" " * length + chr(ord("a") + i) for i in range(count)]
+    automaton = Automaton(stops)
+    automaton._next = counted = CountedLookups(automaton._next)
+    monkeypatch.setattr(stream, "_automaton", lambda _: automaton)
+    filter_, text = StopFilter(stops), (" " * 999 + "x") * 60 + " " * 60_000
+    for start in range(0, len(text), 4):
+        filter_.push(text[start : start + 4])
+    assert counted.lookups <= 2 * len(text)
+    assert filter_.flush() == " " * length
+
+
+def test_making_an_automaton_costs_its_characters(monkeypatch):
+    """Words whose ends begin others again and again."""
+    lookups = []
+    step = Automaton.step
+
+    def counted(self, state, symbol):
+        before = self._next
+        self._next = CountedLookups(before)
+        try:
+            return step(self, state, symbol)
+        finally:
+            lookups.append(self._next.lookups)
+            self._next = before
+
+    monkeypatch.setattr(Automaton, "step", counted)
+    words = ["a" * 50 + "b", "a" * 100 + "c", "ab" * 40, "ba" * 40 + "c", "aab" * 30]
+    Automaton(words)
+    assert 0 < sum(lookups) <= 2 * sum(map(len, words))
+
+
+def test_stops_are_bounded():
+    assert GenerateOptions(stop=["x" * (MAX_STOP_BYTES // MAX_STOPS)] * MAX_STOPS).stop_strings
+    for stops in (["x"] * (MAX_STOPS + 1), ["x" * MAX_STOP_BYTES, "y"], "\u4e16" * MAX_STOP_BYTES):
+        with pytest.raises(PassError, match="stop must be at most 64 strings, of 4096 bytes together"):
+            GenerateOptions(stop=stops)

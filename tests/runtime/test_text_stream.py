@@ -127,6 +127,24 @@ def test_stop_strings(tiny_bundle, tokenizer, text, stops, shown, plan, lookahea
     assert generation.stats.generated_tokens == len(kept)
 
 
+@pytest.mark.parametrize(("plan", "lookahead"), PLANS)
+def test_stop_strings_before_min_tokens_are_text(tiny_bundle, tokenizer, plan, lookahead):
+    """One that is complete by then ends nothing, though a later token reads on; one that ends later does."""
+    ids = tokenizer.encode("x;y;;z<eos>w;;v").ids
+    texts = [tokenizer.decode(ids[:i]) for i in range(len(ids) + 1)]
+    ends = [i for i in range(1, len(ids) + 1) if texts[i].endswith(";;") or ids[i - 1] == EOS]
+    assert len(ends) == 3
+    for least in (0, 1, ends[0] - 1, ends[0], ends[1] - 1, ends[1], ends[2] - 1, ends[2]):
+        generation = say(
+            tiny_bundle, ids, plan=plan, lookahead=lookahead, stop=(";;", "<eos>"), min_tokens=least, ignore_eos=True,
+            max_new_tokens=len(ids),
+        ).result()  # fmt: skip
+        end = next((end for end in ends if end > least), len(ids))
+        assert generation.token_ids == ids[:end]
+        assert generation.text == texts[end].removesuffix(";;")
+        assert generation.finish_reason == ("stop" if end in ends else "length")
+
+
 def test_a_stop_in_the_prompt_is_none(tiny_bundle, tokenizer):
     """Also where the prompt's end and the answer's beginning form it together."""
     generation = say(

@@ -159,6 +159,32 @@ def test_logprobs_of_completions(server, session, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_those_of_the_whole_text(server, stream):
+    """Also where the text waits for a stop string that does not come, or is cut off for one that does."""
+    fields = {"model": server.model, "prompt": PROMPT, "temperature": 0, "max_tokens": 24, "logprobs": 0}
+
+    def offsets(**more):
+        answer = server.client().completions.create(**fields, **more, stream=stream)
+        return [
+            (token, offset)
+            for chunk in (answer if stream else [answer])
+            for c in chunk.choices
+            if c.logprobs
+            for token, offset in zip(c.logprobs.tokens, c.logprobs.text_offset, strict=True)
+        ]
+
+    whole = server.client().completions.create(**fields).choices[0].text
+    found = offsets()
+    assert len(found) == 24
+    for token, offset in found:
+        assert token.startswith(("bytes:", "<")) or whole.startswith(token, offset)  # special tokens have no text
+    assert offsets(stop=[whole[at : at + 3] + "\u4e16" for at in (0, 2, 5, 9)]) == found
+    cut = offsets(stop=[whole[6:9]])
+    assert cut == found[: len(cut)]
+    assert cut[-1][1] >= 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_of_chats(server, session, stream):
     expected = written(session, TURNS, chat=True, new=12, logprobs=2)
     answer = server.client().chat.completions.create(

@@ -40,19 +40,32 @@ Utf8Character utf8_character(std::string_view bytes, std::size_t at) {
     for (std::size_t k = 1; k < lead.size; ++k) {
         const auto byte = static_cast<unsigned char>(at + k < bytes.size() ? bytes[at + k] : '\0');  // '\0': no part
         const bool good = k > 1 ? byte >= 0x80 && byte <= 0xBF : byte >= lead.low && byte <= lead.high;
-        if (!good) return {k, false};
+        if (!good) return {k, false, at + k == bytes.size()};
     }
     return {lead.size, true};
 }
 
-std::string lossy_utf8(std::string_view bytes) {
+std::string lossy_utf8(std::string_view bytes, bool each_byte) {
     std::string text;
     for (std::size_t i = 0; i < bytes.size();) {
         const Utf8Character character = utf8_character(bytes, i);
-        text += character.valid ? bytes.substr(i, character.size) : replacement;
+        if (character.valid) {
+            text += bytes.substr(i, character.size);
+        } else {
+            for (std::size_t k = 0; k < (each_byte ? character.size : 1); ++k) text += replacement;
+        }
         i += character.size;
     }
     return text;
+}
+
+std::size_t whole_characters(std::string_view bytes) {
+    for (std::size_t i = 0; i < bytes.size();) {
+        const Utf8Character character = utf8_character(bytes, i);
+        if (character.begun) return i;
+        i += character.size;
+    }
+    return bytes.size();
 }
 
 std::string one_line(std::string_view text) {

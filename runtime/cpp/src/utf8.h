@@ -11,15 +11,21 @@
 namespace pass {
 
 // The character that begins at a place: its `size` in bytes; where it is not valid, that of the invalid bytes there.
+// begun: whether it is not valid only because the bytes end there.
 struct Utf8Character {
     std::size_t size = 0;
     bool valid = true;
+    bool begun = false;
 };
 
 Utf8Character utf8_character(std::string_view bytes, std::size_t at);
 
 // `bytes` with U+FFFD in place of invalid bytes, as Python's errors="replace" and Rust's from_utf8_lossy have it.
-std::string lossy_utf8(std::string_view bytes);
+// each_byte: one for each of them, rather than one for all bytes of a character that was begun.
+std::string lossy_utf8(std::string_view bytes, bool each_byte = false);
+
+// The number of bytes before the character that is begun at the end of `bytes`; all where none is.
+std::size_t whole_characters(std::string_view bytes);
 
 // `text` on one line, as messages of Error are: control characters and white space become single spaces.
 std::string one_line(std::string_view text);

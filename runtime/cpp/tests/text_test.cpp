@@ -61,6 +61,38 @@ TEST_CASE("the stop that is complete first wins, then the longer one") {
     CHECK(filter.flush().empty());
 }
 
+TEST_CASE("a stop string that is complete within the first tokens ends nothing") {
+    const auto vocabulary = std::make_shared<pass::Vocabulary>(tokenizer);
+    pass::TextStream stream(vocabulary, {"b", "</s>"}, {}, 2);
+    std::optional<std::string> stop;
+    CHECK(stream.read(3, stop) + stream.read(1, stop) + stream.read(2, stop) == "ba");
+    CHECK(!stop);
+    CHECK(stream.read(3, stop).empty());
+    CHECK(stop == "b");
+}
+
+TEST_CASE("a character that begins in the prompt is shown where the text completes it") {
+    const auto vocabulary = std::make_shared<pass::Vocabulary>(tokenizer);
+    std::optional<std::string> stop;
+    CHECK(pass::TextStream(vocabulary, {}, {2, 4}).read(5, stop) == "\xC3\xA9");
+    CHECK(pass::TextStream(vocabulary, {}, {2, 4}).read(2, stop) == "a");
+}
+
+TEST_CASE("with byte fallback every stray byte is shown, and the first space is left out") {
+    const std::string bytes = R"({
+        "model": {"type": "BPE", "vocab": {"<0xE2>": 2, "<0x82>": 3, "<0xaC>": 4, "▁a": 5, "<0x4G>": 6}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "added_tokens": [{"id": 0, "content": "<s>", "special": true, "rstrip": true}]})";
+    const auto vocabulary = std::make_shared<pass::Vocabulary>(bytes);
+    pass::TextStream stream(vocabulary, {}, {0});
+    std::string text;
+    std::optional<std::string> stop;
+    for (const std::int64_t token : {5, 2, 3, 4, 2, 3, 5, 4, 6}) text += stream.read(token, stop) + "|";
+    CHECK(text == "a|||\xE2\x82\xAC|||\xEF\xBF\xBD\xEF\xBF\xBD a|\xEF\xBF\xBD|<0x4G>|");
+}
+
 TEST_CASE("texts are split at added tokens and at digits") {
     const pass::Vocabulary vocabulary(tokenizer);
     std::string parts;

@@ -32,12 +32,19 @@ class Grammar(Protocol):
     def forced(self) -> tuple[int, ...]: ...
 
 
+class Words(Protocol):
+    """Words that are not written (`pass_runtime.text.bad_words.BadWords`). A text's state is a number, at first 0."""
+
+    def follow(self, state: int, token: int) -> int: ...
+    def forbidden(self, state: int) -> Bits: ...
+
+
 @dataclass(frozen=True)
 class Processing:
     """What a request does to logits.
 
     grammar: the state of a text without a token; None where there is no constraint. end_tokens: not drawn before
-    min_tokens tokens. bad_words: sequences of tokens that are not written. allowed_token_ids: empty allows all.
+    min_tokens tokens. bad_words: texts that are not written. allowed_token_ids: empty allows all.
     """
 
     vocab_size: int
@@ -45,7 +52,7 @@ class Processing:
     grammar: Grammar | None = None
     min_tokens: int = 0
     end_tokens: frozenset[int] = frozenset()
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: Words | None = None
     allowed_token_ids: tuple[int, ...] = ()
 
     @property
@@ -63,6 +70,8 @@ class Processors:
         self._written = Counter[int]()
         self._seen = set(prompt) if processing.sampling.repetition_penalty != 1 else set[int]()
         self._read = len(prompt)
+        self._words = 0
+        """The state of the text in the bad words."""
         self._listed = np.zeros_like(_every(processing.vocab_size))
         _set(self._listed, processing.allowed_token_ids)
         self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))
@@ -81,6 +90,7 @@ class Processors:
                 self._touched[token] = None
             if self._processing.sampling.repetition_penalty != 1:
                 self._seen.add(token)
+            self._words = self._follow(self._words, token)
             if self._grammar is not None and token not in self._processing.end_tokens:
                 self._grammar.advance(token)
 
@@ -110,17 +120,25 @@ class Processors:
         if self._processing.allowed_token_ids:
             _keep(allowed, self._listed)
         if self._processing.bad_words or self._processing.min_tokens:
+            words, written = self._words, len(tokens) - self._prompt
             for row in range(len(drafts) + 1):
-                text = [*tokens[self._prompt :], *drafts[:row]]
-                banned = np.zeros_like(self._listed)
-                _set(banned, self._banned(text))
-                _keep(allowed[row : row + 1], ~banned)
+                _keep(allowed[row : row + 1], ~self._banned(words, written + row))
+                if row < len(drafts):
+                    words = self._follow(words, drafts[row])
         return allowed
 
-    def _banned(self, text: list[int]) -> set[int]:
-        """The tokens that may not follow `text`."""
-        banned = {word[-1] for word in self._processing.bad_words if _ends_with(text, word[:-1])}
-        return banned | self._processing.end_tokens if len(text) < self._processing.min_tokens else banned
+    def _follow(self, words: int, token: int) -> int:
+        """The state in the bad words after `token`."""
+        return words if self._processing.bad_words is None else self._processing.bad_words.follow(words, token)
+
+    def _banned(self, words: int, written: int) -> Bits:
+        """[V/32] bits of the tokens that may not follow a text of `written` tokens with this state."""
+        listed = self._processing.bad_words
+        banned = np.zeros_like(self._listed) if listed is None else listed.forbidden(words)
+        if written < self._processing.min_tokens:
+            banned = banned.copy()
+            _set(banned, self._processing.end_tokens)
+        return banned
 
     def _changes(
         self, drafts: Items[int], rows: int, size: int
@@ -176,7 +194,3 @@ def _set(bits: Bits, tokens: Items[int] | set[int] | frozenset[int]) -> None:
 def _as_bytes(allowed: Bits, vocab_size: int) -> npt.NDArray[np.int32]:
     """[P,V/32] words -> [P,V/8] bytes."""
     return allowed.astype("<u4").view(np.uint8)[:, : (vocab_size + 7) // 8].astype(np.int32)
-
-
-def _ends_with(text: list[int], tokens: Items[int]) -> bool:
-    return not tokens or text[-len(tokens) :] == list(tokens)

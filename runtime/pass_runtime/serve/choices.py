@@ -9,19 +9,20 @@ from typing import Any
 from pass_runtime.generation import Generation
 from pass_runtime.serve.chat_answer import ChatAnswer
 from pass_runtime.serve.metrics import Timing
+from pass_runtime.text.detokenizer import Detokenizer
 
 Json = dict[str, Any]
 
 
 @dataclass
 class Choice:
-    """One sequence of a request. offset: how many characters of its text were sent. echo: what its text begins with.
-    answer: puts the message of a chat together where it is more than text."""
+    """One sequence of a request. offsets: has read the tokens whose places in the text were reported, None before them.
+    echo: what its text begins with. answer: puts the message of a chat together where it is more than text."""
 
     index: int
     generation: Generation
     timing: Timing
-    offset: int = 0
+    offsets: Detokenizer | None = None
     echo: str = ""
     answer: ChatAnswer | None = None
 

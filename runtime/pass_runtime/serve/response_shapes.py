@@ -12,6 +12,7 @@ from pass_runtime.serve.answer_shape import AnswerShape, sent
 from pass_runtime.serve.choices import Choice, Json, extension
 from pass_runtime.serve.errors import ApiError
 from pass_runtime.serve.tokens import TokenTexts, chat_logprobs, completion_logprobs
+from pass_runtime.text.detokenizer import Detokenizer
 
 
 class ResponseShape(AnswerShape):
@@ -44,9 +45,7 @@ class ResponseShape(AnswerShape):
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
         if not piece.text and not (self._logprobs and piece.tokens):
             return []
-        shown = self._choice(choice, self._delta(piece.text), self._logprobs_of(piece.tokens, choice.offset), None)
-        choice.offset += len(piece.text)
-        return [shown]
+        return [self._choice(choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens), None)]
 
     def ending(self, choice: Choice) -> list[Json]:
         ended = self._choice(choice, self._delta(""), None, self._reason(choice))
@@ -55,14 +54,15 @@ class ResponseShape(AnswerShape):
     def _finished(self, choice: Choice) -> Json:
         done = choice.generation
         message = self._message(choice)
-        ended = self._choice(choice, message, self._logprobs_of(done.tokens, 0), self._reason(choice))
+        ended = self._choice(choice, message, self._logprobs_of(choice, done.tokens), self._reason(choice))
         return ended | {"pass": extension(done)}
 
     def _reason(self, choice: Choice) -> str | None:
         return choice.generation.finish_reason
 
-    def _logprobs_of(self, tokens: Sequence[Token], offset: int) -> Json | None:
-        return self._logprobs_json(tokens, offset) if self._logprobs else None
+    def _logprobs_of(self, choice: Choice, tokens: Sequence[Token]) -> Json | None:
+        """tokens: those of the choice that come next."""
+        return self._logprobs_json(choice, tokens) if self._logprobs else None
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
@@ -76,7 +76,7 @@ class ResponseShape(AnswerShape):
     @abstractmethod
     def _message(self, choice: Choice) -> Json: ...
     @abstractmethod
-    def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json: ...
+    def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json: ...
 
 
 class CompletionShape(ResponseShape):
@@ -91,8 +91,10 @@ class CompletionShape(ResponseShape):
     def opening(self, choice: Choice) -> list[Json]:
         return [self._choice(choice, {"text": choice.echo}, None, None)] if choice.echo else []
 
-    def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json:
-        return completion_logprobs(self._texts, tokens, offset)
+    def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:
+        if choice.offsets is None:
+            choice.offsets = Detokenizer(self._texts.vocabulary, choice.generation.prompt_ids)
+        return completion_logprobs(self._texts, tokens, choice.offsets)
 
 
 class ChatShape(ResponseShape):
@@ -107,7 +109,7 @@ class ChatShape(ResponseShape):
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
         if choice.answer is None:
             return super().piece(choice, piece)
-        logprobs = self._logprobs_of(piece.tokens, 0)
+        logprobs = self._logprobs_of(choice, piece.tokens)
         deltas = choice.answer.push(piece.tokens, piece.text)
         if not deltas and logprobs is not None and piece.tokens:
             deltas = [{}]
@@ -135,5 +137,5 @@ class ChatShape(ResponseShape):
         reason = choice.generation.finish_reason
         return "tool_calls" if reason == "stop" and choice.answer is not None and choice.answer.calls else reason
 
-    def _logprobs_json(self, tokens: Sequence[Token], offset: int) -> Json:  # noqa: ARG002 - the other shape's
+    def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:  # noqa: ARG002 - the other shape's
         return chat_logprobs(self._texts, tokens)

@@ -40,7 +40,7 @@ class Service:
     def __init__(self, session: Session, options: ServeOptions, model: str, sink: MetricSink) -> None:
         """model: the name that clients use."""
         self.session, self.options, self.model = session, options, model
-        self.texts = TokenTexts(session.tokenizer)
+        self.texts = TokenTexts(session.vocabulary)
         self.metrics = RequestMetrics(sink, model)
         self.draining = False
         self._answers: list[list[Choice]] = []
@@ -48,7 +48,8 @@ class Service:
         self._readers = ThreadPoolExecutor(2, "pass-reader")
         self._long = asyncio.Semaphore(1)  # so that one thread is always left for short texts
         self.prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.backend.capabilities.max_capacity)
-        self._most_bytes = self.prompt_tokens * self.texts.longest() * (SHRINKS if session.tokenizer.normalizer else 1)
+        longest = session.vocabulary.longest() * (SHRINKS if session.tokenizer.normalizer else 1)
+        self._most_bytes = self.prompt_tokens * longest
 
     @property
     def requests(self) -> int:

@@ -15,7 +15,8 @@ namespace pass {
 class TextReader;
 
 // Text -> ids is done by onnxruntime-genai's library, ids -> text here. Byte-level tokenizers (GPT-2's, and those of
-// Llama 3, Qwen and SmolLM2) are understood. Move-only; its methods are for any thread.
+// Llama 3, Qwen and SmolLM2) are understood; those with byte fallback (Llama 2's, Mistral's, Gemma's, Phi-3's) are for
+// ids -> text only, which needs no library. Move-only; its methods are for any thread.
 class PASS_API Tokenizer {
    public:
     // Throws Error where the bundle's tokenizer is of another kind, or a library is missing. library: that of
@@ -27,12 +28,15 @@ class PASS_API Tokenizer {
     ~Tokenizer();
 
     // The ids of `text`, with the special tokens that the tokenizer adds. Throws Error where `text` is not UTF-8 or has
-    // a null character.
+    // a null character, or the tokenizer is for ids -> text only.
     std::vector<std::int64_t> encode(const std::string& text) const;
-    // The text of `ids`. Special tokens are left out; bytes that are no character become U+FFFD.
+    // The text of `ids`. Special tokens are left out; bytes that are no character become U+FFFD, with byte fallback
+    // one for each.
     std::string decode(const std::vector<std::int64_t>& ids) const;
-    // Turns the tokens of one request into text as they come; `stop` strings end it. `Session::submit` calls this.
-    std::unique_ptr<TextReader> reader(const std::vector<std::string>& stop) const;
+    // Turns the tokens of one request into text as they come; `stop` strings end it, but not within the first
+    // `min_tokens` tokens. prompt: what stands before them. `Session::submit` calls this.
+    std::unique_ptr<TextReader> reader(const std::vector<std::string>& stop,
+                                       const std::vector<std::int64_t>& prompt = {}, std::int64_t min_tokens = 0) const;
 
    private:
     struct Data;

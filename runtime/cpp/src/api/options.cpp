@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::int64_t max_candidates = 1024;
 constexpr int max_logprobs = 20;
+constexpr std::size_t max_stops = 64, max_stop_bytes = 4096;
 constexpr std::size_t max_listed = 1024;  // tokens with a bias; sequences that are not written
 
 // The shortest text that reads back as the same number, with a decimal point, as Python writes it.
@@ -76,6 +77,12 @@ void GenerateOptions::check() const {
     }
     require(min_tokens >= 0 && min_tokens <= max_new_tokens, "min-tokens must be 0 to max-new-tokens",
             std::to_string(min_tokens));
+    std::size_t stop_bytes = 0;
+    for (const std::string& text : stop) stop_bytes += text.size();
+    if (stop.size() > max_stops || stop_bytes > max_stop_bytes) {
+        throw Error("stop must be at most " + std::to_string(max_stops) + " strings, of " +
+                    std::to_string(max_stop_bytes) + " bytes together");
+    }
     require(bad_words.size() <= max_listed, "bad-words may be at most 1024", std::to_string(bad_words.size()));
     for (const std::vector<std::int64_t>& word : bad_words) require(!word.empty(), "bad words need a token", "none");
     if (logprobs) {

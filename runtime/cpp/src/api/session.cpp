@@ -115,7 +115,9 @@ Generation Session::submit(Request request, const Tokenizer* tokenizer) {
     if (tokenizer == nullptr && !stop.empty()) {
         throw Error("stop strings need text: give a tokenizer, or use stop_token_ids");
     }
-    std::unique_ptr<TextReader> reader = tokenizer != nullptr ? tokenizer->reader(stop) : nullptr;
+    request.options.check();
+    std::unique_ptr<TextReader> reader;
+    if (tokenizer != nullptr) reader = tokenizer->reader(stop, request.prompt_ids, request.options.min_tokens);
     return Generation(std::make_unique<Generation::Data>(core_, core_->submit(request, std::move(reader))));
 }
 

@@ -1,5 +1,8 @@
 #include <pass/text.hpp>
 
+#include <algorithm>
+#include <optional>
+
 #include "bundle/manifest.h"
 #include "text/genai_tokenizer.h"
 #include "text/text_stream.h"
@@ -12,7 +15,7 @@ struct Tokenizer::Data {
     Data(const std::string& path, const std::filesystem::path& library, const std::filesystem::path& onnxruntime);
 
     std::shared_ptr<const Vocabulary> vocabulary;
-    GenaiTokenizer encoder;
+    std::optional<GenaiTokenizer> encoder;  // none where the vocabulary is for ids -> text only
 };
 
 namespace {
@@ -31,7 +34,9 @@ std::shared_ptr<const Vocabulary> read_vocabulary(const std::string& path) {
 
 Tokenizer::Data::Data(const std::string& path, const std::filesystem::path& library,
                       const std::filesystem::path& onnxruntime)
-    : vocabulary(read_vocabulary(path)), encoder(path, library, onnxruntime) {}
+    : vocabulary(read_vocabulary(path)) {
+    if (!vocabulary->byte_fallback()) encoder.emplace(path, library, onnxruntime);
+}
 
 Tokenizer::Tokenizer(const std::filesystem::path& bundle, const std::filesystem::path& library,
                      const std::filesystem::path& onnxruntime) {
@@ -43,12 +48,15 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 std::vector<std::int64_t> Tokenizer::encode(const std::string& text) const {
+    if (!data_->encoder) {
+        throw Error("only the Python runtime turns text into the ids of a tokenizer with byte fallback; use token ids");
+    }
     if (text.find('\0') != std::string::npos || lossy_utf8(text) != text) {
         throw Error("the text is not UTF-8, or has a null character; use token ids");
     }
     std::vector<std::int64_t> ids = data_->vocabulary->prefix();
     for (const auto& [part, token] : data_->vocabulary->split(text)) {
-        const auto inside = token >= 0 ? std::vector{token} : data_->encoder.encode(part);
+        const auto inside = token >= 0 ? std::vector{token} : data_->encoder->encode(part);
         ids.insert(ids.end(), inside.begin(), inside.end());
     }
     const auto& suffix = data_->vocabulary->suffix();
@@ -59,11 +67,14 @@ std::vector<std::int64_t> Tokenizer::encode(const std::string& text) const {
 std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
     std::string bytes;
     for (const std::int64_t id : ids) bytes += data_->vocabulary->bytes(id);
-    return lossy_utf8(bytes);
+    const std::size_t first = std::min(bytes.find_first_not_of(' '), bytes.size());
+    bytes.erase(0, std::min(first, data_->vocabulary->strip()));
+    return lossy_utf8(bytes, data_->vocabulary->byte_fallback());
 }
 
-std::unique_ptr<TextReader> Tokenizer::reader(const std::vector<std::string>& stop) const {
-    return std::make_unique<TextStream>(data_->vocabulary, stop);
+std::unique_ptr<TextReader> Tokenizer::reader(const std::vector<std::string>& stop,
+                                              const std::vector<std::int64_t>& prompt, std::int64_t min_tokens) const {
+    return std::make_unique<TextStream>(data_->vocabulary, stop, prompt, min_tokens);
 }
 
 }  // namespace pass

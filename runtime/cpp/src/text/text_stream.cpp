@@ -1,6 +1,5 @@
 #include "text/text_stream.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "utf8.h"
@@ -9,67 +8,96 @@ namespace pass {
 
 namespace {
 
-// Bytes of the longest proper prefix of `stop` that `text` ends with.
-std::size_t overlap(std::string_view text, std::string_view stop) {
-    for (std::size_t n = std::min(stop.size() - 1, text.size()); n > 0; --n) {
-        if (text.ends_with(stop.substr(0, n))) return n;
-    }
-    return 0;
+constexpr std::size_t longest_beginning = 3;  // bytes of a character that is not complete
+
+std::vector<std::string> without_empty(std::vector<std::string> stops) {
+    std::erase_if(stops, [](const std::string& stop) { return stop.empty(); });
+    return stops;
 }
 
 }  // namespace
 
-TextStream::TextStream(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<std::string>& stop)
-    : vocabulary_(std::move(vocabulary)), filter_(stop) {
+TextStream::TextStream(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<std::string>& stop,
+                       const std::vector<std::int64_t>& prompt, std::int64_t min_tokens)
+    : vocabulary_(std::move(vocabulary)), filter_(stop), detokenizer_(vocabulary_, prompt), too_early_(min_tokens) {
     for (const std::string& text : stop) {
         if (const std::int64_t token = vocabulary_->special(text); token >= 0) special_.insert(token);
     }
 }
 
 std::string TextStream::read(std::int64_t token, std::optional<std::string>& stop) {
-    if (special_.contains(token)) {
+    const bool may_end = too_early_ == 0;
+    if (!may_end) --too_early_;
+    if (may_end && special_.contains(token)) {
         stop = vocabulary_->special_text(token);
         return filter_.flush();
     }
-    bytes_ += vocabulary_->bytes(token);
-    const std::string text = lossy_utf8(bytes_);
-    if (text.empty() || text.ends_with("\xEF\xBF\xBD"))
-        return filter_.push("", stop);  // the next token may complete it
-    bytes_.clear();
-    return filter_.push(text, stop);
+    return filter_.push(detokenizer_.push(token), stop, may_end);
 }
 
 std::string TextStream::flush() { return filter_.flush(); }
 
-StopFilter::StopFilter(std::vector<std::string> stops) : stops_(std::move(stops)) {
-    std::erase_if(stops_, [](const std::string& stop) { return stop.empty(); });
+Detokenizer::Detokenizer(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<std::int64_t>& prompt)
+    : vocabulary_(std::move(vocabulary)), strips_left_(vocabulary_->strip()), shown_before_(read_prompt(prompt)) {}
+
+std::string Detokenizer::push(std::int64_t token) {
+    std::string text = decode(bytes(token));
+    if (!text.empty()) {
+        if (!shown_before_.empty() && text.starts_with(shown_before_)) text.erase(0, shown_before_.size());
+        shown_before_.clear();
+    }
+    return text;
 }
 
-std::string StopFilter::push(std::string_view text, std::optional<std::string>& stop) {
+std::string Detokenizer::bytes(std::int64_t token) {
+    std::string found = vocabulary_->bytes(token);
+    while (strips_left_ > 0 && found.starts_with(' ')) {
+        found.erase(0, 1);
+        --strips_left_;
+    }
+    if (!found.empty()) strips_left_ = 0;
+    return found;
+}
+
+std::string Detokenizer::decode(std::string_view more) {
+    held_ += more;
+    const std::size_t end = whole_characters(held_);
+    std::string text = lossy_utf8(std::string_view(held_).substr(0, end), vocabulary_->byte_fallback());
+    held_.erase(0, end);
+    return text;
+}
+
+std::string Detokenizer::read_prompt(const std::vector<std::int64_t>& prompt) {
+    for (auto token = prompt.begin(); token != prompt.end() && strips_left_ > 0; ++token) bytes(*token);
+    std::string end;
+    for (auto token = prompt.rbegin(); token != prompt.rend() && end.size() < longest_beginning; ++token)
+        end.insert(0, vocabulary_->bytes(*token));
+    decode(end);
+    return lossy_utf8(held_, vocabulary_->byte_fallback());
+}
+
+StopFilter::StopFilter(std::vector<std::string> stops) : automaton_(without_empty(std::move(stops))) {}
+
+std::string StopFilter::push(std::string_view text, std::optional<std::string>& stop, bool may_end) {
+    const std::size_t before = held_.size();
     held_ += text;
-    std::optional<std::pair<std::size_t, std::size_t>> first;  // (end, begin)
-    for (const std::string& candidate : stops_) {
-        const std::size_t at = held_.find(candidate);
-        if (at == std::string::npos) continue;
-        const std::pair place{at + candidate.size(), at};
-        if (!first || place < *first) {
-            first = place;
-            stop = candidate;
-        }
+    for (std::size_t i = before; i < held_.size(); ++i) {
+        state_ = automaton_.step(state_, held_[i]);
+        const std::size_t size = automaton_.found(state_);
+        if (!may_end || size == 0) continue;
+        const std::string seen = std::exchange(held_, {});
+        state_ = 0;
+        stop = seen.substr(i + 1 - size, size);
+        return seen.substr(0, i + 1 - size);
     }
-    if (first) {
-        std::string shown = held_.substr(0, first->second);
-        held_.clear();
-        return shown;
-    }
-    std::size_t held = 0;
-    for (const std::string& candidate : stops_) held = std::max(held, overlap(held_, candidate));
-    std::string rest = held_.substr(held_.size() - held);
-    std::swap(held_, rest);
-    rest.resize(rest.size() - held);
-    return rest;
+    std::string shown = held_.substr(0, held_.size() - automaton_.depth(state_));
+    held_.erase(0, shown.size());
+    return shown;
 }
 
-std::string StopFilter::flush() { return std::exchange(held_, {}); }
+std::string StopFilter::flush() {
+    state_ = 0;
+    return std::exchange(held_, {});
+}
 
 }  // namespace pass

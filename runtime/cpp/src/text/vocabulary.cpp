@@ -1,8 +1,10 @@
 #include "text/vocabulary.h"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "errors.h"
 #include "utf8.h"
@@ -70,6 +72,47 @@ Json digits_step(const Json& pre_tokenizer) {
     return type_of(first) == "Digits" ? first : Json();
 }
 
+// What turns the tokens of a tokenizer with byte fallback into bytes.
+struct ByteFallback {
+    std::vector<std::pair<std::string, std::string>> replaced;  // texts, and what stands for them
+    std::size_t strip = 0;                                      // the spaces that a text loses at its beginning
+
+    // The bytes of a token's text.
+    std::string bytes(std::string text) const {
+        if (text.size() == 6 && text.starts_with("<0x") && text.back() == '>' && std::isxdigit(text[3]) != 0 &&
+            std::isxdigit(text[4]) != 0) {
+            return {static_cast<char>(std::stoi(text.substr(3, 2), nullptr, 16))};
+        }
+        for (const auto& [from, to] : replaced) {
+            for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+                text.replace(at, from.size(), to);
+        }
+        return text;
+    }
+};
+
+// The decoder of Llama 2, Mistral, Gemma and Phi-3: texts are replaced, then ByteFallback, Fuse and at most one Strip of
+// spaces at the beginning. None where it is another one.
+std::optional<ByteFallback> read_byte_fallback(const Json& decoder) {
+    if (type_of(decoder) != "Sequence") return std::nullopt;
+    ByteFallback found;
+    std::string order;
+    for (const Json& step : decoder.at("decoders")) {
+        const std::string type = type_of(step);
+        order += type.substr(0, 1);
+        if (type == "Replace" && step.at("pattern").contains("String")) {
+            found.replaced.emplace_back(step.at("pattern").at("String"), step.at("content"));
+            if (found.replaced.back().first.empty()) return std::nullopt;
+        } else if (type == "Strip" && step.at("content") == " " && step.at("stop") == 0) {
+            found.strip = step.at("start").get<std::size_t>();
+        } else if (type != "ByteFallback" && type != "Fuse") {
+            return std::nullopt;
+        }
+    }
+    const std::string rest = order.substr(std::min(order.find_first_not_of('R'), order.size()));
+    return rest == "BF" || rest == "BFS" ? std::optional(found) : std::nullopt;
+}
+
 }  // namespace
 
 Vocabulary::Vocabulary(const std::string& text) {
@@ -77,23 +120,29 @@ Vocabulary::Vocabulary(const std::string& text) {
         const Json document = Json::parse(text);
         const Json none, &model = document.at("model");
         if (type_of(model) != "BPE") unknown("a model of type " + type_of(model));
-        const std::string decoder = type_of(document.value("decoder", none));
-        if (decoder != "ByteLevel") unknown("a decoder of type " + decoder);
+        const Json decoder = document.value("decoder", none);
+        const auto fallback = read_byte_fallback(decoder);
+        if (!fallback && type_of(decoder) != "ByteLevel") unknown("a decoder of type " + type_of(decoder));
+        byte_fallback_ = fallback.has_value();
+        if (fallback) strip_ = fallback->strip;
         const auto table = byte_of_character();
-        for (const auto& [token, id] : model.at("vocab").items())
-            bytes_[id.get<std::int64_t>()] = to_bytes(token, table);
+        const auto bytes_of = [&](const std::string& token) {
+            return fallback ? fallback->bytes(token) : to_bytes(token, table);
+        };
+        for (const auto& [token, id] : model.at("vocab").items()) bytes_[id.get<std::int64_t>()] = bytes_of(token);
         for (const Json& added : document.value("added_tokens", Json::array())) {
             const auto id = added.at("id").get<std::int64_t>();
             const auto content = added.at("content").get<std::string>();
-            bytes_[id] = added.at("special").get<bool>() ? "" : to_bytes(content, table);
+            bytes_[id] = added.at("special").get<bool>() ? "" : bytes_of(content);
             if (added.at("special").get<bool>()) special_[id] = content;
-            if (content.empty()) continue;
+            if (content.empty() || fallback) continue;
             added_.emplace_back(content, id);
             const auto strips = {"single_word", "lstrip", "rstrip"};
             if (std::any_of(strips.begin(), strips.end(), [&](auto* flag) { return added.value(flag, false); })) {
                 unknown("an added token that takes in what is beside it");
             }
         }
+        if (fallback) return;
         std::stable_sort(added_.begin(), added_.end(),
                          [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
         if (const Json digits = digits_step(document.value("pre_tokenizer", none)); !digits.is_null()) {

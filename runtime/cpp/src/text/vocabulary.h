@@ -1,4 +1,4 @@
-// The tokens of a byte-level tokenizer.json: the bytes of each, and which are special.
+// The tokens of a tokenizer.json with a token for every byte: the bytes of each, and which are special.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,17 @@ std::vector<std::string> split_digits(std::string_view text, bool one_by_one);
 
 class Vocabulary {
    public:
-    // text: the content of the file. Throws Error, without the file's name, where it is no byte-level tokenizer, or its
-    // post-processor does more than adding special tokens at either end.
+    // text: the content of the file. Throws Error, without the file's name, where it is neither a byte-level tokenizer
+    // whose post-processor does no more than adding special tokens at either end, nor one with byte fallback.
     explicit Vocabulary(const std::string& text);
 
     // The bytes of `token`; empty for a special token, and for an id that has no token.
     const std::string& bytes(std::int64_t token) const;
+    // Whether it has byte fallback: a byte that is part of no character is one U+FFFD by itself, and `split` and what
+    // stands around a prompt are not known.
+    bool byte_fallback() const { return byte_fallback_; }
+    // How many spaces a text loses at its beginning, at most.
+    std::size_t strip() const { return strip_; }
     // The id of the special token with this text; -1 where there is none.
     std::int64_t special(const std::string& text) const;
     // The text of a special token; "" for any other.
@@ -40,6 +45,8 @@ class Vocabulary {
    private:
     enum class Digits { as_letters, in_runs, one_by_one };
 
+    bool byte_fallback_ = false;
+    std::size_t strip_ = 0;
     std::unordered_map<std::int64_t, std::string> bytes_, special_;
     std::vector<std::pair<std::string, std::int64_t>> added_;  // the longest first
     Digits digits_ = Digits::as_letters;

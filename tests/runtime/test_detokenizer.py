@@ -1,0 +1,89 @@
+"""Text token by token is the text of the whole, for every kind of tokenizer, after any prompt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizer_kinds import BYTES, KINDS, TOKENIZERS, byte_fallback, byte_level, whole
+from tokenizers import decoders
+
+from pass_runtime.errors import PassError
+from pass_runtime.text.detokenizer import Detokenizer
+from pass_runtime.text.stream import TextStream
+from pass_runtime.text.vocabulary import Vocabulary
+
+VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+
+
+def ids(name: str) -> st.SearchStrategy[list[int]]:
+    """Any tokens, ids that are none, and many bytes that make characters, or nearly do."""
+    tokenizer = TOKENIZERS[name]
+    size = tokenizer.get_vocab_size()
+    of_bytes = [i for byte in BYTES if (i := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None]
+    of_bytes = of_bytes or (BYTES if name == "byte-level" else [0])
+    return st.lists(st.one_of(st.integers(0, size + 1), st.sampled_from(of_bytes)), max_size=12)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(data=st.data())
+def test_the_pieces_are_the_whole(name: str, data: st.DataObject):
+    prompt, tokens = data.draw(ids(name)), data.draw(ids(name))
+    detokenizer = Detokenizer(VOCABULARIES[name], prompt)
+    pieces, places = [], []
+    for token in tokens:
+        pieces.append(detokenizer.push(token))
+        places.append(detokenizer.place)
+    shown, text = whole(name, prompt, cut=False), whole(name, [*prompt, *tokens], cut=True)
+    if not text.startswith(shown):  # the text completes a character of the prompt, or has nothing
+        shown = whole(name, prompt, cut=True)
+    assert "".join(pieces) == text[len(shown) :]
+    for token, place in zip(tokens, places, strict=True):
+        own = VOCABULARIES[name].bytes(token)
+        if own and "\ufffd" not in own.decode(errors="replace"):
+            assert "".join(pieces).startswith(own.decode(), place) or place == 0  # where a space may be stripped
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(data=st.data())
+def test_nothing_is_held_back_but_the_beginning_of_a_character(name: str, data: st.DataObject):
+    tokens = data.draw(ids(name))
+    stream, seen = TextStream(TOKENIZERS[name], []), ""
+    for i, token in enumerate(tokens, 1):
+        seen += stream.read(token)[0]
+        assert seen == whole(name, tokens[:i], cut=True)
+    assert stream.flush() == ""
+
+
+def test_a_byte_of_no_character_among_bytes():
+    """Where the library's own stream raises "Invalid prefix encountered"."""
+    tokenizer = byte_fallback()
+    stream = TextStream(tokenizer, tokenizer.encode("a").ids)
+    tokens = [tokenizer.token_to_id(piece) for piece in ("<0x41>", "<0xE2>", "x")]
+    assert [stream.read(token)[0] for token in tokens] == ["A", "", "\ufffdx"]
+
+
+@pytest.mark.parametrize("prompt", ["\u3042\u3044", "\u3042\u3044\u3046"])
+def test_the_first_space_after_bytes(prompt: str):
+    """Also where the prompt's last eight tokens begin within a character."""
+    tokenizer = byte_fallback()
+    ids = tokenizer.encode(prompt).ids
+    assert TextStream(tokenizer, ids).read(tokenizer.token_to_id("\u2581a")) == (" a", None)
+    assert TextStream(tokenizer, ids[:-1]).read(tokenizer.token_to_id("\u2581a")) == (" a", None)
+    assert TextStream(tokenizer, ids[:-1]).read(ids[-1]) == (prompt[-1], None)
+
+
+def test_a_replacement_character_at_the_end_is_text():
+    for tokenizer in (byte_level(), byte_fallback()):
+        stream = TextStream(tokenizer, tokenizer.encode("x").ids)
+        assert "".join(stream.read(token)[0] for token in tokenizer.encode("a\ufffd").ids) == "a\ufffd"
+
+
+@pytest.mark.parametrize("decoder", [decoders.BPEDecoder(), decoders.CTC()], ids=["BPEDecoder", "CTC"])
+def test_a_decoder_whose_tokens_depend_on_each_other_is_refused(decoder: object):
+    tokenizer = byte_level()
+    tokenizer.decoder = decoder
+    with pytest.raises(PassError, match=r"the tokenizer's decoder \((BPEDecoder|CTC)\) is none that"):
+        Vocabulary(tokenizer)

@@ -1,0 +1,35 @@
+"""Tokens and log-probabilities in the shapes of the endpoints."""
+
+from __future__ import annotations
+
+from tokenizer_kinds import byte_fallback, byte_level
+
+from pass_runtime.decode.sequence import Token, TokenLogprobs
+from pass_runtime.serve.tokens import TokenTexts, completion_logprobs
+from pass_runtime.text.detokenizer import Detokenizer
+from pass_runtime.text.vocabulary import Vocabulary
+
+
+def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown():
+    tokenizer = byte_fallback()
+    vocabulary = Vocabulary(tokenizer)
+    letter, byte, other = (tokenizer.token_to_id(piece) for piece in ("a", "<0x61>", "b"))
+    top = ((letter, -0.5), (other, -1.0), (byte, -3.0))
+    tokens = [Token(other, "model", TokenLogprobs(-1.0, top))]
+    shown = completion_logprobs(TokenTexts(vocabulary), tokens, Detokenizer(vocabulary))
+    assert shown["top_logprobs"] == [{"a": -0.5, "b": -1.0}]
+
+
+def test_the_tokens_of_a_character_have_its_place():
+    vocabulary = Vocabulary(byte_level())
+    tokens = [Token(id, "model", TokenLogprobs(-1.0, ())) for id in (0x61, 0xE2, 0x82, 0xAC, 0x62, 0xE2, 0x82, 0x63)]
+    shown = completion_logprobs(TokenTexts(vocabulary), tokens, Detokenizer(vocabulary))
+    assert shown["tokens"] == ["a", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "b", "bytes:\\xe2", "bytes:\\x82", "c"]
+    assert shown["text_offset"] == [0, 1, 1, 1, 2, 3, 3, 4]  # the text is "a€b\ufffdc"
+
+
+def test_bytes_of_special_tokens_and_of_ids_that_are_none():
+    tokenizer = byte_level()
+    texts = TokenTexts(Vocabulary(tokenizer))
+    assert texts.text(tokenizer.token_to_id("<s>")) == "<s>"
+    assert texts.bytes(tokenizer.get_vocab_size() + 5) == b""
