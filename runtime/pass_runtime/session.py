@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
@@ -233,48 +234,24 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         raise PassError(f"cannot read {path}: {error}; export the bundle again") from None
 
 
-def load(
-    bundle: str | Path,
-    device: str = "auto",
-    *,
-    threads: int = 0,
-    verify: bool = True,
-    max_batch_size: int | None = 1,
-    max_queue: int = MAX_QUEUE,
-    capacity: int | None = None,
-    weight_cache: bool = True,
-    logprobs_mode: str = "raw",
-    speculative_max_concurrency: int | None = None,
-    acceptance_threshold: float = 0.0,
-    prefix_cache: bool = True,
-) -> Session:
-    """Open a bundle; see `LoadOptions`. verify: compare the hashes of its files with the manifest's; a file that was
-    verified before and has not changed is not read again."""
-    options = LoadOptions(
-        device,
-        threads,
-        max_batch_size,
-        max_queue,
-        capacity,
-        weight_cache,
-        logprobs_mode=logprobs_mode,
-        speculative_max_concurrency=speculative_max_concurrency,
-        acceptance_threshold=acceptance_threshold,
-        prefix_cache=prefix_cache,
-    )
+def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields: Any) -> Session:
+    """Open a bundle with `options`, or with a `LoadOptions` of these fields, of which the device may come first:
+    `load(path, "cpu", threads=2)`."""
+    if isinstance(options, LoadOptions):
+        options = replace(options, **fields)
+    else:
+        options = LoadOptions(**(fields if options is None else {"device": options, **fields}))
     path = Path(bundle)
     manifest = read_manifest(path)
     remembered = Remembered()
-    verify_files(path, manifest, hashes=verify, remembered=remembered)
+    verify_files(path, manifest, hashes=options.verify, remembered=remembered)
     remembered.save()
-    return open_session_of(path, manifest, options, verify=verify)
+    return open_session_of(path, manifest, options)
 
 
-def open_session_of(
-    path: Path, manifest: Manifest, options: LoadOptions, *, verify: bool = False, backend: Backend | None = None
-) -> Session:
-    """`load` where the manifest was read and the bundle's files were verified before. verify: check the hashes of
-    engines. backend: an open backend to use; None opens one."""
+def open_session_of(path: Path, manifest: Manifest, options: LoadOptions, *, backend: Backend | None = None) -> Session:
+    """`load` where the manifest was read and the bundle's files were verified before. backend: an open backend to use;
+    None opens one."""
     tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
     bos, eos = manifest.model.bos_token_id, manifest.model.eos_token_ids
     template = load_chat_template(
@@ -289,7 +266,7 @@ def open_session_of(
         threads=options.threads,
         max_batch_size=options.max_batch_size,
         capacity=options.capacity,
-        verify=verify,
+        verify=options.verify,
         weight_cache=options.weight_cache,
     )
     return Session(
