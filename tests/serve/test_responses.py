@@ -230,7 +230,7 @@ def test_why_nothing_earlier_can_be_named(server):
 def test_half_characters(server):
     headers = {"Content-Type": "application/json"}
     for more, param in (
-        (b'"input": "\\ud800"', None),
+        (b'"input": "\\ud800"', "input"),
         (b'"input": "a", "metadata": {"a": "\\ud800"}', "metadata"),
         (b'"input": "a", "tools": [{"type": "function", "name": "f", "description": "\\udfff"}]', "tools"),
     ):

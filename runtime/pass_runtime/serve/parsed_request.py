@@ -161,12 +161,11 @@ def _prompts(session: Session, limits: ServeOptions, turns: Turns | None, reques
     return prompts
 
 
-def _each(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+def _each(prompt: Any) -> list[str | list[int]]:
     """The prompts of a request that may have one or several."""
     if isinstance(prompt, str):
         return [prompt]
-    ids = [each for each in prompt if isinstance(each, int)]
-    return [ids] if ids else [each for each in prompt if not isinstance(each, int)]
+    return [prompt] if isinstance(prompt[0], int) else prompt
 
 
 def _options(request: Sampled, constraint: Constraint | None) -> GenerateOptions:

@@ -55,12 +55,13 @@ class Service:
         """How many requests have an answer that is not sent to its end."""
         return len(self._answers)
 
-    async def parse(self, request: Sampled) -> ParsedRequest:
+    async def parse(self, request: Sampled, size: int) -> ParsedRequest:
         """`parsed_request.parse` in a thread. ApiError where it refuses the request, and, before any text is tokenized
-        (seconds for long texts), where there is no room for the request or its text cannot fit."""
-        arrived, wanted, size = time.perf_counter(), sequences(request), text_bytes(request)
+        (seconds for long texts), where there is no room for the request or its text cannot fit. size: that of the
+        whole request in bytes."""
+        arrived, wanted = time.perf_counter(), sequences(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
-            self._check_size(request, size)
+            self._check_size(request, text_bytes(request))
             return await self.read(partial(parse, self.session, self.options, request, arrived), size)
 
     async def read(self, work: Callable[[], T], size: int) -> T:

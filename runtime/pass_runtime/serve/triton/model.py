@@ -141,7 +141,7 @@ class Model:
 
     async def _decode(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
         service = self._service
-        parsed = await service.parse(request)
+        parsed = await service.parse(request, len(request.prompt))
         tokens: list[Token] = []
         text = ""
         async with service.decode(parsed) as choices, aclosing(service.events(choices)) as events:
