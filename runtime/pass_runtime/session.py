@@ -33,6 +33,7 @@ from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
 from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template
+from pass_runtime.text.encoding import encode
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning.tuner import PlanTuner
@@ -78,7 +79,7 @@ class Session:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the special tokens that the tokenizer adds. An empty text is the start token."""
-        ids = list(self.tokenizer.encode(_valid(text)).ids)
+        ids = encode(self.tokenizer, _valid(text), add_special_tokens=True)
         if ids:
             return ids
         model = self.manifest.model
@@ -107,7 +108,7 @@ class Session:
             raise PassError("a conversation needs at least one message")
         if allow_special_tokens:
             text = _valid(template.render(messages, **(variables or {})))
-            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            return encode(self.tokenizer, text)
         return self._chat_encoder.encode(
             [list(messages), dict(variables or {})], lambda parts: _valid(template.render(parts[0], **parts[1]))
         )

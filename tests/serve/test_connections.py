@@ -114,9 +114,9 @@ def test_a_client_that_does_not_read(app):
     async def main() -> None:
         begun = asyncio.Event()
 
-        async def marked(*asgi) -> None:
+        async def marked(scope, receive, send) -> None:
             begun.set()
-            await app(*asgi)
+            await app(scope, receive, send)
 
         async with serving(marked) as (server, port):
             with socket.create_connection(("127.0.0.1", port)) as client:

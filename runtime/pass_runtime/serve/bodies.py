@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Coroutine
 from email.message import Message
@@ -12,6 +11,7 @@ from typing import Any, TypeVar, cast
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from pass_runtime.serve.errors import ApiError, of_validation
 from pass_runtime.serve.service import Service
@@ -53,9 +53,9 @@ def parse_body(model: type[M], body: bytes) -> M:
         if bare.count(b"[") + bare.count(b"{") > MAX_CONTAINERS:
             raise ApiError(f"the body has more than {MAX_CONTAINERS} objects and lists", code="body_too_large")
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ApiError("the body is not JSON", code="invalid_json") from None
+        value = from_json(body, allow_inf_nan=False)  # up to five times as fast as `json`, which holds others up less
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
     try:
         return model.model_validate(value)
     except ValidationError as error:

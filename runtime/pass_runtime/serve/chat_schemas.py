@@ -21,7 +21,7 @@ class ContentPart(Object):
 
 Parts = Annotated[list[ContentPart], Field(max_length=4096, fail_fast=True)]
 Content = Text | Parts
-JsonSchema = Annotated[dict[str, Any], MaxKeys(4096)]
+JsonSchema = Annotated[dict[Name, Any], MaxKeys(4096)]
 
 
 class CalledFunction(Fields):

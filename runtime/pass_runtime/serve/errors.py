@@ -93,5 +93,5 @@ def of_validation(error: ValidationError) -> ApiError:
         message = f"unknown field: {param}; this server refuses what it does not know rather than ignore it"
         return ApiError(message, param=param, code="unknown_parameter")
     if not param:
-        return ApiError(f"the body must be a JSON object, sent as application/json: {problem['msg']}")
+        return ApiError(f"the body must be a JSON object: {problem['msg']}")
     return ApiError(f"{param}: {problem['msg']}", param=param, code=problem["type"])

@@ -37,7 +37,7 @@ class MaxKeys:
     def check(self, value: Any) -> Any:
         """The value. PydanticCustomError where it is a dict with more keys."""
         if isinstance(value, dict) and len(value) > self.most:
-            raise PydanticCustomError("too_long", "at most {most} keys", {"most": self.most})
+            raise PydanticCustomError("too_long", "an object may have at most {most} keys here", {"most": self.most})
         return value
 
 

@@ -19,6 +19,7 @@ from pass_runtime.serve.structured import constraint_of
 from pass_runtime.serve.turns import Turn, Turns
 from pass_runtime.session import Session
 from pass_runtime.text.constraint import Constraint
+from pass_runtime.text.encoding import decode
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has no such limit."""
@@ -140,7 +141,7 @@ def _echo(session: Session, request: Sampled) -> tuple[str, ...]:
     if not isinstance(request, CompletionRequest) or not request.echo:
         return ()
     return tuple(
-        each if isinstance(each, str) else session.tokenizer.decode(each, skip_special_tokens=True)
+        each if isinstance(each, str) else decode(session.tokenizer, each, skip_special_tokens=True)
         for each in _each(request.prompt)
     )
 

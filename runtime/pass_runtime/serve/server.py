@@ -63,7 +63,6 @@ def _configured(app: ASGIApp, max_connections: int, client_seconds: float) -> uv
     return uvicorn.Config(
         app,
         http=bounded_protocol(max_connections, client_seconds),
-        interface="asgi3",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -40,6 +41,7 @@ class Service:
     def __init__(self, session: Session, options: ServeOptions, model: str, sink: MetricSink) -> None:
         """model: the name that clients use."""
         self.session, self.options, self.model = session, options, model
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns where a process forks
         self.texts = TokenTexts(session.tokenizer)
         self.metrics = RequestMetrics(sink, model)
         self.draining = False

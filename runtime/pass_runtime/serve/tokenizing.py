@@ -17,6 +17,7 @@ from pass_runtime.serve.fields import Fields, Name, Text, only, unsupported
 from pass_runtime.serve.schemas import ChatRequest, Ids, TemplateVariables
 from pass_runtime.serve.service import Service
 from pass_runtime.serve.turns import Turns
+from pass_runtime.text.encoding import decode, encode
 
 
 class TokenizeRequest(Fields):
@@ -65,7 +66,7 @@ def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
     vocabulary = service.session.manifest.model.vocab_size
     if any(not 0 <= token < vocabulary for token in request.tokens):
         raise ApiError(f"a token id is not in the vocabulary of {vocabulary}", param="tokens")
-    return JSONResponse({"prompt": service.session.tokenizer.decode(request.tokens, skip_special_tokens=False)})
+    return JSONResponse({"prompt": decode(service.session.tokenizer, request.tokens, skip_special_tokens=False)})
 
 
 def _ids(service: Service, request: TokenizeRequest) -> list[int]:
@@ -88,7 +89,7 @@ def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
         if getattr(request, name):
             raise ApiError(f"{name} are for messages", param=name)
     special = request.add_special_tokens is not False
-    return list(service.session.tokenizer.encode(text, add_special_tokens=special).ids)
+    return encode(service.session.tokenizer, text, add_special_tokens=special)
 
 
 def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:

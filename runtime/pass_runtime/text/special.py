@@ -19,6 +19,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models
 
 from pass_runtime.errors import PassError
+from pass_runtime.text.encoding import encode
 
 PRIVATE = 0xE000
 """The first of the 6400 characters of Unicode's private use area, which marks are made of."""
@@ -62,7 +63,7 @@ class ChatEncoder:
             parts = self._parts(render(_mapped(messages, lambda _: next(left))), mark)
             if parts != self._parts(text, mark):
                 return self._encode_parts(parts)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return encode(self._tokenizer, text)
 
     def _marked(self, strings: Sequence[str], mark: str) -> list[str]:
         """The strings with a mark on both sides of every special token, and at an end that may form one with what the
@@ -97,7 +98,7 @@ class ChatEncoder:
         with self._lock:
             plain = self._plain
         text = "".join(part if isinstance(part, str) else plain.stand_ins[part] for part in parts)
-        ids = plain.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encode(plain.tokenizer, text)
         for token in ids:
             if token in self._special and token != plain.unknown:
                 spelled = self._special[token].content
