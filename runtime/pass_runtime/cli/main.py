@@ -59,6 +59,8 @@ def generate(
         raise PassError("--system goes into the model's chat template: add --chat")
     if request.logprobs is not None and not as_json:
         raise PassError("--logprobs are part of the JSON object: add --json")
+    if as_json:
+        opts.refuse_given("JSON has no colours", "show_drafts")
     text = read_prompt(prompt, prompt_file, keep_newline=keep_newline)
     session = opts.open_bundle(bundle, opts.load_options(options))
     if as_chat:
@@ -288,6 +290,8 @@ def bench(bundle: Path, **options: Any) -> None:
         raise PassError("--rows time trunk and tail apart already: leave out --breakdown")
     if rows and (request.plans or request.drafts or request.lookahead):
         raise PassError("--rows times windows, not plans: leave out --plan, --draft and --lookahead")
+    if rows:
+        opts.refuse_given("--rows writes no text", "max_new_tokens")
     by_rows = RowsOptions(request.sampling, rows, batches or (1,), repeat=request.repeat)
     if cached is not None:
         by_rows = replace(by_rows, cached=cached)
@@ -313,6 +317,8 @@ def inspect(bundle: Path, as_json: bool, verify: bool, device: str | None, max_b
     """Show what a bundle holds. Without --device no engine is loaded, and only the manifest is checked."""
     with importing():
         from pass_runtime.cli.inspect_bundle import run_inspect
+    if device is None:
+        opts.refuse_given("without --device nothing is run", "max_batch_size")
     run_inspect(bundle, as_json=as_json, verify=verify, device=device, max_batch_size=max_batch_size)
 
 
