@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,21 @@ from pass_runtime.backends.device_names import gpus_of_replica
 from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
+from pass_runtime.options import LoadOptions
 from pass_runtime.serve.options import ServeOptions, check_exposure, read_keys
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeOptions, scaling: dict[str, int]) -> Any:
-    """Return a Ray Serve deployment. engine: the engine options of the command line. scaling: min_replicas,
-    max_replicas."""
+def deployment(bundle: Path, opened: LoadOptions, slots: int, allowed: ServeOptions, scaling: dict[str, int]) -> Any:
+    """Return a Ray Serve deployment. slots: those of a replica. scaling: min_replicas, max_replicas."""
     from ray import serve
 
     def app() -> Any:
         """Make the app of one replica, in its process."""
         from pass_runtime.serve.app import make_app
 
-        session = opts.open_bundle(bundle, dict(engine), max_batch_size=slots)
+        session = opts.open_bundle(bundle, opened)
         if session.chat_template is not None:
             session.chat_template.check()
         session.warm_up()
@@ -46,7 +47,7 @@ def deployment(bundle: Path, engine: dict[str, Any], slots: int, allowed: ServeO
 
     @serve.deployment(
         name="pass",
-        ray_actor_options={"num_cpus": engine["threads"], "num_gpus": gpus_of_replica(engine["device"])},
+        ray_actor_options={"num_cpus": opened.threads, "num_gpus": gpus_of_replica(opened.device)},
         autoscaling_config={**scaling, "target_ongoing_requests": slots},
         max_ongoing_requests=slots + allowed.max_queue,
         health_check_period_s=5,
@@ -84,7 +85,7 @@ def main(
 ) -> None:
     """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each takes --threads CPUs (1), and a GPU if --device names
     one."""
-    most, slots = options.pop("max_replicas") or replicas, options.pop("max_batch_size")
+    most, slots = options.pop("max_replicas") or replicas, options["max_batch_size"]
     if not 1 <= replicas <= most or slots < 1:
         raise PassError("replicas and max-batch-size must be at least 1, and max-replicas no less than replicas")
     allowed = ServeOptions(
@@ -93,16 +94,17 @@ def main(
         max_queue=options.pop("max_queue"),
         client_plans=not options.pop("no_client_plan"),
     )
-    gpus_of_replica(options["device"])
+    opened = opts.load_options(options)
+    opened = replace(opened, threads=opened.threads or 1)
+    gpus_of_replica(opened.device)
     check_exposure(host, allowed.keys, allow_no_key=allow_no_key)
-    options["threads"] = options["threads"] or 1
     try:
         import ray
         from ray import serve
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
-    opts.open_bundle(bundle, dict(options)).close()  # errors of the bundle appear here, not in the log of a replica
-    made = deployment(bundle.absolute(), options, slots, allowed, {"min_replicas": replicas, "max_replicas": most})
+    opts.open_bundle(bundle, opened).close()  # errors of the bundle appear here, not in the log of a replica
+    made = deployment(bundle.absolute(), opened, slots, allowed, {"min_replicas": replicas, "max_replicas": most})
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": host, "port": port})

@@ -26,6 +26,7 @@ from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
 from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
+from pass_runtime.options import LOGPROBS_MODES
 
 if TYPE_CHECKING:
     from pass_exporter.export import ExportReport
@@ -229,7 +230,9 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 @click.option("--drain-seconds", type=float, help="For answers under way when a signal ends it.  [default: 20]")
 @click.option("--threads", type=int, help="CPU threads of an instance.  [default: the engine's choice]")
 @click.option("--capacity", type=int, help="Longest sequence in tokens.  [default: the model's]")
-@click.option("--reuse-prefix", is_flag=True, help="Keep the K/V that a prompt has in common with an earlier one.")
+@click.option(
+    "--reuse-prefix", is_flag=True, default=None, help="Keep the K/V that a prompt has in common with an earlier one."
+)
 @click.option(
     "--weight-cache/--no-weight-cache", default=None, help="Whether processes share weights on the CPU; they do."
 )
@@ -238,6 +241,7 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 )
 @click.option("--speculative-max-concurrency", type=int, help="With more sequences decoding, none drafts.")
 @click.option("--acceptance-threshold", type=float, help="Nothing drafts while first drafts are accepted less often.")
+@click.option("--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Of the log-probabilities.  [default: raw]")
 @click.option("--force", is_flag=True, help="Replace a model of that name.")
 @one_line_errors
 def triton(text: bool, reference: bool, **options: Any) -> None:

@@ -14,7 +14,7 @@ from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 from pass_runtime.serve.triton.fields import Field, inputs, outputs
-from pass_runtime.serve.triton.settings import make_settings
+from pass_runtime.serve.triton.settings import KINDS, make_settings
 
 COPY = "1/bundle"
 """The place of a copied bundle in its model's directory."""
@@ -65,16 +65,12 @@ class RepositoryConfig:
     prefix_cache: bool | None = None
     speculative_max_concurrency: int | None = None
     acceptance_threshold: float | None = None
+    logprobs_mode: str | None = None
 
     @property
     def chosen(self) -> dict[str, str | int | float | bool]:
         """The parameters that are not None."""
-        names = ("device", "max_batch_size", "threads", "capacity", "max_queue", "max_prompt_tokens")
-        limits = ("max_output_tokens", "request_seconds", "drain_seconds", "weight_cache", "prefix_cache")
-        drafting = ("speculative_max_concurrency", "acceptance_threshold")
-        values = {name: getattr(self, name) for name in (*names, *limits, *drafting)}
-        values["reuse_prefix"] = self.reuse_prefix or None
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name in KINDS if (value := getattr(self, name)) is not None}
 
 
 def write_model(config: RepositoryConfig) -> Path:

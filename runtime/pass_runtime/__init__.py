@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pass_runtime.decode.stats import Stats
     from pass_runtime.errors import PassError
     from pass_runtime.generation import Generation, TokenStream
-    from pass_runtime.options import GenerateOptions
+    from pass_runtime.options import GenerateOptions, LoadOptions
     from pass_runtime.session import Session, load
     from pass_runtime.text.constraint import Constraint
 
@@ -24,6 +24,7 @@ __all__ = [
     "Constraint",
     "GenerateOptions",
     "Generation",
+    "LoadOptions",
     "Manifest",
     "PassError",
     "Piece",
@@ -45,7 +46,7 @@ _MODULES = {
     "decode.stats": ("Stats",),
     "errors": ("PassError",),
     "generation": ("Generation", "TokenStream"),
-    "options": ("GenerateOptions",),
+    "options": ("GenerateOptions", "LoadOptions"),
     "session": ("Session", "load"),
 }
 

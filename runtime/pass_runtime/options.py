@@ -153,6 +153,8 @@ class LoadOptions:
     (`decode.draft_limits`); 0 is no limit.
     prefix_cache: use K/V of earlier requests again for the tokens that prompts begin with, on engines where that
     changes no bit of what follows (ONNX Runtime on the CPU).
+    verify: compare the hashes of the bundle's files with the manifest's; a file that was verified before and has not
+    changed is not read again.
     """
 
     device: str = "auto"
@@ -165,6 +167,7 @@ class LoadOptions:
     speculative_max_concurrency: int | None = None
     acceptance_threshold: float = 0.0
     prefix_cache: bool = True
+    verify: bool = True
 
     def __post_init__(self) -> None:
         text("device", self.device)
@@ -175,7 +178,7 @@ class LoadOptions:
             if value is not None or name in ("threads", "max_queue"):
                 object.__setattr__(self, name, whole(name.replace("_", "-"), value))
         object.__setattr__(self, "acceptance_threshold", number("acceptance-threshold", self.acceptance_threshold))
-        for name in ("weight_cache", "prefix_cache"):
+        for name in ("weight_cache", "prefix_cache", "verify"):
             object.__setattr__(self, name, flag(name.replace("_", "-"), getattr(self, name)))
         if not 0 <= self.threads <= MAX_THREADS:
             raise PassError(f"threads must be 0 (the engine's choice) to {MAX_THREADS}, not {self.threads}")

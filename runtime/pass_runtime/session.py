@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
@@ -33,6 +34,7 @@ from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
 from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template, template_tokens
+from pass_runtime.text.encoding import encode
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
 from pass_runtime.text.vocabulary import Vocabulary
@@ -82,7 +84,7 @@ class Session:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the special tokens that the tokenizer adds. An empty text is the start token."""
-        ids = list(self.tokenizer.encode(_valid(text)).ids)
+        ids = encode(self.tokenizer, _valid(text), add_special_tokens=True)
         if ids:
             return ids
         model = self.manifest.model
@@ -111,7 +113,7 @@ class Session:
             raise PassError("a conversation needs at least one message")
         if allow_special_tokens:
             text = _valid(template.render(messages, **(variables or {})))
-            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            return encode(self.tokenizer, text)
         now = time.time()  # the same in every render of these messages
         return self._chat_encoder.encode(
             [list(messages), dict(variables or {})], lambda parts: _valid(template.render_at(now, parts[0], parts[1]))
@@ -243,48 +245,24 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         raise PassError(f"cannot read {path}: {error}; export the bundle again") from None
 
 
-def load(
-    bundle: str | Path,
-    device: str = "auto",
-    *,
-    threads: int = 0,
-    verify: bool = True,
-    max_batch_size: int | None = 1,
-    max_queue: int = MAX_QUEUE,
-    capacity: int | None = None,
-    weight_cache: bool = True,
-    logprobs_mode: str = "raw",
-    speculative_max_concurrency: int | None = None,
-    acceptance_threshold: float = 0.0,
-    prefix_cache: bool = True,
-) -> Session:
-    """Open a bundle; see `LoadOptions`. verify: compare the hashes of its files with the manifest's; a file that was
-    verified before and has not changed is not read again."""
-    options = LoadOptions(
-        device,
-        threads,
-        max_batch_size,
-        max_queue,
-        capacity,
-        weight_cache,
-        logprobs_mode=logprobs_mode,
-        speculative_max_concurrency=speculative_max_concurrency,
-        acceptance_threshold=acceptance_threshold,
-        prefix_cache=prefix_cache,
-    )
+def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields: Any) -> Session:
+    """Open a bundle with `options`, or with a `LoadOptions` of these fields, of which the device may come first:
+    `load(path, "cpu", threads=2)`."""
+    if isinstance(options, LoadOptions):
+        options = replace(options, **fields)
+    else:
+        options = LoadOptions(**(fields if options is None else {"device": options, **fields}))
     path = Path(bundle)
     manifest = read_manifest(path)
     remembered = Remembered()
-    verify_files(path, manifest, hashes=verify, remembered=remembered)
+    verify_files(path, manifest, hashes=options.verify, remembered=remembered)
     remembered.save()
-    return open_session_of(path, manifest, options, verify=verify)
+    return open_session_of(path, manifest, options)
 
 
-def open_session_of(
-    path: Path, manifest: Manifest, options: LoadOptions, *, verify: bool = False, backend: Backend | None = None
-) -> Session:
-    """`load` where the manifest was read and the bundle's files were verified before. verify: check the hashes of
-    engines. backend: an open backend to use; None opens one."""
+def open_session_of(path: Path, manifest: Manifest, options: LoadOptions, *, backend: Backend | None = None) -> Session:
+    """`load` where the manifest was read and the bundle's files were verified before. backend: an open backend to use;
+    None opens one."""
     tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
     template = load_chat_template(path, template_tokens(manifest.model, tokenizer))
     backend = backend or open_backend(
@@ -294,7 +272,7 @@ def open_session_of(
         threads=options.threads,
         max_batch_size=options.max_batch_size,
         capacity=options.capacity,
-        verify=verify,
+        verify=options.verify,
         weight_cache=options.weight_cache,
     )
     return Session(

@@ -14,6 +14,7 @@ from changed_pass_run import slow_pass_run
 from running import Server, error
 
 from pass_runtime.serve.connections import PROGRESS_BYTES, bounded_protocol
+from pass_runtime.serve.middleware import ConnectionLimit, KeyCheck
 from pass_runtime.serve.server import HttpServer, listen
 
 SECONDS = 0.3
@@ -77,6 +78,7 @@ async def no_connections(server: HttpServer) -> None:
 
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n"
 LAST = HEAD + b"Connection: close\r\n"
+KEYED = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ours\r\n\r\n"
 
 
 @pytest.mark.parametrize(("sent", "answered"), [(b"", False), (LAST, False), (LAST + b"\r\n", True)])
@@ -112,9 +114,9 @@ def test_a_client_that_does_not_read(app):
     async def main() -> None:
         begun = asyncio.Event()
 
-        async def marked(*asgi) -> None:
+        async def marked(scope, receive, send) -> None:
             begun.set()
-            await app(*asgi)
+            await app(scope, receive, send)
 
         async with serving(marked) as (server, port):
             with socket.create_connection(("127.0.0.1", port)) as client:
@@ -166,6 +168,60 @@ def test_whoever_asks_nothing_makes_room():
             assert (await reader.read()).endswith(b"ok")
             assert await asyncio.wait_for(idle[0][0].read(), 10) == b""
             for _, each in (*idle, (reader, writer)):
+                each.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["requests under way", "all idle"])
+def test_who_has_shown_no_key_takes_no_place_from_those_who_have(busy):
+    """Clients with a key keep their connections while others without one come, wait, and go."""
+    release = asyncio.Event()
+
+    async def app(scope, receive, send) -> None:
+        if busy and scope["path"] == "/v1/completions":
+            await release.wait()
+        await quick_app(scope, receive, send)
+
+    async def ask(connection, sent: bytes) -> bytes:
+        connection[1].write(sent)
+        return await asyncio.wait_for(connection[0].readuntil(b"ok"), 20)
+
+    async def main() -> None:
+        async with serving(KeyCheck(ConnectionLimit(app), ("ours",)), most=3, seconds=60) as (server, port):
+            keyed = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            for each in keyed:
+                await ask(each, KEYED)
+            waiting = [
+                asyncio.create_task(ask(each, KEYED.replace(b"GET /v1/models", b"POST /v1/completions")))
+                for each in keyed[1:]
+            ]
+            others = []
+            for _ in range(5):
+                others.append(await asyncio.open_connection("127.0.0.1", port))
+                await asyncio.sleep(0.05)  # until the server has taken it
+                assert b"200 OK" in await ask(keyed[0], KEYED)
+            assert len(server.server_state.connections) <= 4
+            release.set()
+            assert all(b"200 OK" in answer for answer in await asyncio.gather(*waiting))
+            for _, writer in (*keyed, *others):
+                writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_new_client_with_a_key_takes_the_place_of_one_that_is_idle():
+    async def main() -> None:
+        async with serving(KeyCheck(ConnectionLimit(quick_app), ("ours",)), most=2, seconds=60) as (_, port):
+            before = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for reader, writer in before:
+                writer.write(KEYED)
+                await reader.readuntil(b"ok")
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(KEYED)
+            assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"ok"), 20)
+            assert await asyncio.wait_for(before[0][0].read(), 20) == b""  # it was idle for longest
+            for _, each in (*before, (reader, writer)):
                 each.close()
 
     asyncio.run(main())

@@ -11,7 +11,7 @@ import importlib
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ import click
 
 from pass_runtime.backends.device_names import gpus_of_replica
 from pass_runtime.cli.batch_session import LineGeneration
-from pass_runtime.cli.options import open_for_batch
+from pass_runtime.cli.options import open_bundle
 from pass_runtime.errors import PassError
 from pass_runtime.json_lines import Line
-from pass_runtime.options import GenerateOptions
+from pass_runtime.options import GenerateOptions, LoadOptions
 
 UNDER_WAY = 4096
 """The most calls of an actor at a time: more than it is ever given."""
@@ -35,12 +35,10 @@ PATIENCE = 60
 class AnswererActor:
     """The class of the Ray actors: answers lines with a session of its own."""
 
-    def __init__(
-        self, bundle: Path, engine: dict[str, Any], max_batch_size: int | None, defaults: GenerateOptions
-    ) -> None:
+    def __init__(self, bundle: Path, opened: LoadOptions, defaults: GenerateOptions) -> None:
         self._defaults = defaults
         try:
-            self._session = open_for_batch(bundle, dict(engine), max_batch_size)
+            self._session = open_bundle(bundle, opened)
             self._slots = self._session.backend.capabilities.slots
             self._waiting = ThreadPoolExecutor(2 * self._slots)
         except PassError as error:  # kept for `slots`: raised in a constructor it would only be a dead actor
@@ -92,34 +90,32 @@ class PendingCall:
         return self.actors.wait(self)
 
 
-def open_ray(
-    count: int, bundle: Path, engine: dict[str, Any], max_batch_size: int | None, defaults: GenerateOptions
-) -> RayActors:
-    """Start `count` actors with sessions. engine: the engine options of the command line.
+def open_ray(count: int, bundle: Path, opened: LoadOptions, defaults: GenerateOptions) -> RayActors:
+    """Start `count` actors, each with a session that is opened with `opened`.
 
     Each takes as many of Ray's CPUs as --threads says (1 by default), and a GPU where --device names one.
     """
     if count < 1:
         raise PassError(f"--ray must be at least 1, not {count}")
-    gpus = gpus_of_replica(engine["device"])
+    gpus = gpus_of_replica(opened.device)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
-    threads = engine["threads"] = engine["threads"] or 1
+    opened = replace(opened, threads=opened.threads or 1)
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise PassError(f"no Ray cluster: {' '.join(str(error).split())}; see RAY_ADDRESS") from None
     remote = ray.remote(AnswererActor).options(
-        num_cpus=threads,
+        num_cpus=opened.threads,
         num_gpus=gpus,
         max_concurrency=UNDER_WAY,
         max_restarts=LIVES,
         max_task_retries=LIVES,
     )
-    actors = [remote.remote(bundle.absolute(), engine, max_batch_size, defaults) for _ in range(count)]
+    actors = [remote.remote(bundle.absolute(), opened, defaults) for _ in range(count)]
     found = _slots(ray, actors)
     for slots_or_error in found:
         if isinstance(slots_or_error, str):

@@ -12,6 +12,7 @@ from pass_runtime.backends.device_names import GPU_DEVICES, split_device
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.errors import importing
 from pass_runtime.errors import PassError
+from pass_runtime.options import LoadOptions
 
 SAMPLINGS = (SamplingParams(0.0), SamplingParams(1.0), SamplingParams(1.0, 50, 0.9))
 """One for each sampler."""
@@ -25,7 +26,7 @@ def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tupl
         from pass_runtime.session import load
     if split_device(device)[0] == "cpu":
         raise PassError(f"--device {device} has no CUDA graphs; use one of {', '.join(GPU_DEVICES)}")
-    with load(bundle, device, max_batch_size=max_batch_size) as session:
+    with load(bundle, LoadOptions(device, max_batch_size=max_batch_size)) as session:
         limits = session.backend.capabilities
         if limits.device == "cpu":
             raise PassError("no engines fit this machine and ONNX Runtime has no CUDA, so there are no CUDA graphs")

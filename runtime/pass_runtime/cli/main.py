@@ -16,6 +16,7 @@ from pass_runtime.cli.output import print_json, print_pieces, print_summary
 from pass_runtime.cli.prompts import read_prompt
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
+from pass_runtime.options import MAX_SLOTS
 
 
 @click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,8 +59,10 @@ def generate(
         raise PassError("--system goes into the model's chat template: add --chat")
     if request.logprobs is not None and not as_json:
         raise PassError("--logprobs are part of the JSON object: add --json")
+    if as_json:
+        opts.refuse_given("JSON has no colours", "show_drafts")
     text = read_prompt(prompt, prompt_file, keep_newline=keep_newline)
-    session = opts.open_bundle(bundle, options)
+    session = opts.open_bundle(bundle, opts.load_options(options))
     if as_chat:
         opening = [{"role": "system", "content": system}] if system else []
         generation = session.chat([*opening, {"role": "user", "content": text}], request)
@@ -125,7 +128,7 @@ def chat(
         loop: ChatLoop = open_remote(str(server), api_key_file, request, Conversation(system), drop=drop)
     else:
         opts.refuse_given("a bundle asks for no key", "api_key_file")
-        session = opts.open_bundle(bundle, options)
+        session = opts.open_bundle(bundle, opts.load_options(options))
         loop = SessionChat(session, request, Conversation(system), drop=drop, show_drafts=show_drafts)
     failed = loop.run()
     if failed and not sys.stdin.isatty():
@@ -181,15 +184,16 @@ def batch(
         from pass_runtime.bundle.read import read_manifest
         from pass_runtime.cli.batch import Answerer, Batch, model_identity
         from pass_runtime.cli.batch_session import SessionAnswerer
-    request, most = opts.generate_options(options), options.pop("max_batch_size")
+    request = opts.generate_options(options)
+    opened = opts.load_options(options, max_queue=2 * MAX_SLOTS)  # a next line for every slot, however many there are
     model = model_identity(bundle, read_manifest(bundle))
 
     def open_answerer() -> Answerer:
         if processes is None:
-            return SessionAnswerer(lambda: opts.open_for_batch(bundle, dict(options), most), request)
+            return SessionAnswerer(lambda: opts.open_bundle(bundle, opened), request)
         from pass_runtime.cli.batch_ray import open_ray
 
-        return open_ray(processes, bundle, options, most, request)
+        return open_ray(processes, bundle, opened, request)
 
     tally = Batch(requests, results, request, model, open_answerer, retry_failed=retry_failed).run()
     if tally.unexpected or (tally.failed and fail_on_error):
@@ -286,12 +290,14 @@ def bench(bundle: Path, **options: Any) -> None:
         raise PassError("--rows time trunk and tail apart already: leave out --breakdown")
     if rows and (request.plans or request.drafts or request.lookahead):
         raise PassError("--rows times windows, not plans: leave out --plan, --draft and --lookahead")
+    if rows:
+        opts.refuse_given("--rows writes no text", "max_new_tokens")
     by_rows = RowsOptions(request.sampling, rows, batches or (1,), repeat=request.repeat)
     if cached is not None:
         by_rows = replace(by_rows, cached=cached)
     by_rows = replace(by_rows, whole_cache=options["capacity"] is not None)
-    options["no_prefix_cache"] = True  # Every round reads its prompts.
-    session = opts.open_bundle(bundle, options, max_batch_size=max(batches, default=1))
+    opened = opts.load_options(options, max_batch_size=max(batches, default=1), prefix_cache=False)  # reads all prompts
+    session = opts.open_bundle(bundle, opened)
 
     def save(report: dict[str, Any]) -> None:
         write_json(about(session) | report, output)
@@ -311,6 +317,8 @@ def inspect(bundle: Path, as_json: bool, verify: bool, device: str | None, max_b
     """Show what a bundle holds. Without --device no engine is loaded, and only the manifest is checked."""
     with importing():
         from pass_runtime.cli.inspect_bundle import run_inspect
+    if device is None:
+        opts.refuse_given("without --device nothing is run", "max_batch_size")
     run_inspect(bundle, as_json=as_json, verify=verify, device=device, max_batch_size=max_batch_size)
 
 

@@ -20,7 +20,7 @@ from pass_runtime.cli.errors import importing
 from pass_runtime.cli.processor_options import processor_options, take_processing
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
-from pass_runtime.options import LOGPROBS_MODES, MAX_QUEUE, MAX_SLOTS, PLANS, GenerateOptions
+from pass_runtime.options import LOGPROBS_MODES, PLANS, GenerateOptions, LoadOptions
 from pass_runtime.session import Session, load
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,16 +116,21 @@ SHOW_DRAFTS = click.option(
 )
 
 
-def open_bundle(
-    bundle: Path, options: dict[str, Any], *, max_batch_size: int | None = 1, max_queue: int = MAX_QUEUE
-) -> Session:
-    """Open a bundle with the engine options in `options`, which must hold nothing else and is changed."""
-    options["verify"], options["weight_cache"] = not options.pop("trust_bundle"), not options.pop("no_weight_cache")
-    options["prefix_cache"] = not options.pop("no_prefix_cache", False)
+def load_options(options: dict[str, Any], **fields: Any) -> LoadOptions:
+    """The fields of LoadOptions that a command's `options` are, which must hold nothing else, and `fields`."""
+    flags = {"trust_bundle": "verify", "no_weight_cache": "weight_cache", "no_prefix_cache": "prefix_cache"}
+    named: dict[str, Any] = {
+        flags.get(name, name): not value if name in flags else value for name, value in options.items()
+    }
+    return LoadOptions(**named, **fields)
+
+
+def open_bundle(bundle: Path, options: LoadOptions) -> Session:
+    """`load`, which may be interrupted while it imports, and tells a terminal what takes long."""
     with importing():
         import_module("pass_runtime.backends.ort.backend")  # and ONNX Runtime, which `load` imports otherwise
     announce_packing()
-    return load(bundle, **options, max_batch_size=max_batch_size, max_queue=max_queue)
+    return load(bundle, options)
 
 
 def announce_packing() -> None:
@@ -138,11 +143,6 @@ def announce_packing() -> None:
     handler.addFilter(lambda record: record.msg == PACKING)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-
-
-def open_for_batch(bundle: Path, options: dict[str, Any], max_batch_size: int | None) -> Session:
-    """`open_bundle` with a queue that holds a next line for every slot, however many slots there are."""
-    return open_bundle(bundle, options, max_batch_size=max_batch_size, max_queue=2 * MAX_SLOTS)
 
 
 def refuse_given(why: str, *names: str) -> None:

@@ -36,7 +36,7 @@ def run_serve(bundle: Path, options: dict[str, Any]) -> None:
         raise PassError(f"{error.name} is not installed: pip install 'pass-toolkit[serve]'") from None
     own = {key: options.pop(key) for key in ("host", "port", "max_connections", "drain_seconds")}
     where, keys = Listening(**own), options.pop("api_key_file")
-    most, allow_no_key = options.pop("max_batch_size"), options.pop("allow_no_key")
+    allow_no_key = options.pop("allow_no_key")
     limits = ("max_queue", "max_prompt_tokens", "max_output_tokens", "max_body_bytes")
     seconds = ("request_seconds", "client_seconds")
     allowed = ServeOptions(
@@ -49,13 +49,14 @@ def run_serve(bundle: Path, options: dict[str, Any]) -> None:
             for name in ("model_name", *limits, *seconds, "tool_call_parser", "reasoning_parser")
         },
     )
+    opened = opts.load_options(options)
     if where.max_connections < 1 or not 0 <= where.drain_seconds < float("inf"):
         raise PassError("max-connections must be at least 1, and drain-seconds at least 0")
     check_exposure(where.host, allowed.keys, allow_no_key=allow_no_key)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listening = listen(where.host, where.port)
-    with listening, opts.open_bundle(bundle, options, max_batch_size=most) as session:
+    with listening, opts.open_bundle(bundle, opened) as session:
         if session.chat_template is not None:
             session.chat_template.check()
         session.warm_up()

@@ -10,9 +10,10 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import pass_runtime
+from pass_runtime.serve.bodies import BodyRoute
 from pass_runtime.serve.errors import ApiError
 from pass_runtime.serve.handlers import add_handlers
-from pass_runtime.serve.middleware import BodyLimit, KeyCheck, ResponseLog
+from pass_runtime.serve.middleware import BodyLimit, ConnectionLimit, KeyCheck, ResponseLog
 from pass_runtime.serve.options import ServeOptions
 from pass_runtime.serve.prometheus import PrometheusSink
 from pass_runtime.serve.response_shapes import ChatShape, CompletionShape, ResponseShape
@@ -60,12 +61,14 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     service = Service(session, options, model, sink)
     app = FastAPI(title="PaSS", version=pass_runtime.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
+    app.router.route_class = BodyRoute
     add_handlers(app)
     _add_endpoints(app, service)
     add_responses(app, service, RESPONSES)
     add_tokenizing(app, service, ERRORS)
     _add_probes(app, service, sink)
     app.add_middleware(BodyLimit, most=options.max_body_bytes, seconds=options.client_seconds)
+    app.add_middleware(ConnectionLimit)
     app.add_middleware(KeyCheck, keys=options.keys)
     app.add_middleware(ResponseLog, model=model, sink=sink)
     return app
@@ -74,20 +77,20 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
 def _add_endpoints(app: FastAPI, service: Service) -> None:
     card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "pass"}
 
-    async def generate(http: Request, request: Sampled, shape: type[ResponseShape], *, logprobs: bool) -> Response:
+    async def generate(request: Sampled, http: Request, shape: type[ResponseShape], *, logprobs: bool) -> Response:
         service.check_model(request.model)
-        parsed = await service.parse(request, http.state.client)
+        parsed = await service.parse(request, len(await http.body()), http.state.client)
         usage = bool(request.stream_options and request.stream_options.include_usage)
         shaped = shape(service.model, service.texts, logprobs=logprobs, include_usage=usage)
         return GenerationResponse(service, parsed, shaped, stream=bool(request.stream))
 
     @app.post("/v1/completions", response_class=Response, responses=RESPONSES)
-    async def completions(http: Request, request: CompletionRequest) -> Response:
-        return await generate(http, request, CompletionShape, logprobs=request.logprobs is not None)
+    async def completions(request: CompletionRequest, http: Request) -> Response:
+        return await generate(request, http, CompletionShape, logprobs=request.logprobs is not None)
 
     @app.post("/v1/chat/completions", response_class=Response, responses=RESPONSES)
-    async def chat_completions(http: Request, request: ChatRequest) -> Response:
-        return await generate(http, request, ChatShape, logprobs=bool(request.logprobs))
+    async def chat_completions(request: ChatRequest, http: Request) -> Response:
+        return await generate(request, http, ChatShape, logprobs=bool(request.logprobs))
 
     @app.get("/v1/models", responses={401: ERRORS[401]})
     async def models() -> dict[str, Any]:

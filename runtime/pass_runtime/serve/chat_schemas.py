@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from pass_runtime.serve.fields import Fields, only
+from pass_runtime.serve.fields import Fields, MaxKeys, Name, Object, Text, only
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class ContentPart(BaseModel):
+class ContentPart(Object):
     """{"type": "text", "text": ...}; other types are refused by name."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
-    type: str
-    text: str | None = None
+    model_config = ConfigDict(extra="allow")
+    type: Name
+    text: Text | None = None
 
 
-Content = str | list[ContentPart]
+Parts = Annotated[list[ContentPart], Field(max_length=4096, fail_fast=True)]
+Content = Text | Parts
+JsonSchema = Annotated[dict[Name, Any], MaxKeys(4096)]
 
 
 class CalledFunction(Fields):
     name: FunctionName
-    arguments: str = Field(description="JSON.")
+    arguments: Text = Field(description="JSON.")
 
 
 class ToolCall(Fields):
@@ -49,8 +51,8 @@ class AssistantMessage(Fields):
 
     role: Literal["assistant"]
     content: Content | None = Field(None, description="null where there are tool_calls only.")
-    reasoning_content: str | None = Field(None, description="For templates that read it.")
-    tool_calls: list[ToolCall] | None = Field(None, max_length=1024)
+    reasoning_content: Text | None = Field(None, description="For templates that read it.")
+    tool_calls: list[ToolCall] | None = Field(None, max_length=1024, fail_fast=True)
     name: Any = only()
     refusal: Any = only()
     audio: Any = only()
@@ -67,12 +69,13 @@ class ToolMessage(Fields):
 
 
 ChatMessage = Annotated[UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096, fail_fast=True)]
 
 
 class FunctionFields(Fields):
     name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
+    description: Text | None = None
+    parameters: JsonSchema | None = Field(None, description="A JSON schema.")
     strict: bool | None = Field(None, description="Where calls are required, arguments always follow the schema.")
 
 
@@ -81,8 +84,11 @@ class Tool(Fields):
     function: FunctionFields
 
 
+Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
+
+
 class ChosenFunction(Fields):
-    name: str
+    name: Name
 
 
 class NamedChoice(Fields):

@@ -18,8 +18,8 @@ PROGRESS_BYTES = 1 << 14
 
 
 def bounded_protocol(most: int, seconds: float) -> type[asyncio.Protocol]:
-    """most: the number of connections above which an idle one is closed for each new one. seconds: how long a client
-    may take to send a request's head, to send the next request, or to go on reading."""
+    """most: the number of connections above which an idle one is closed for each that asks something. seconds: how long
+    a client may take to send a request's head, to send the next request, or to go on reading."""
 
     class BoundedConnection(Connection):
         limit, patience = most, seconds
@@ -32,14 +32,16 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     limit: int
     patience: float
+    app_state: dict[str, Any]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.idle_since = self.read_at = self.loop.time()
         self.unsent = self.idle_bytes = 0
         self.admitted = False
+        self.app_state = {**self.app_state, "take_place": self.take_place}  # becomes `state` in the scope of requests
         if len(self.connections) > self.limit:
-            self._make_room()
+            self._make_room(admitted=False)
 
     def data_received(self, data: bytes) -> None:
         self.idle_bytes += len(data)
@@ -71,16 +73,24 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if now - waits_since > self.patience:
             self.transport.abort()
 
-    def _make_room(self) -> None:
-        """Close one connection that has no admitted request under way: preferably one that never had any, and of those
-        the one that is idle for longest. Where all have one, none is closed, and `ConnectionLimit` refuses the new
-        one's requests."""
-        others = [other for other in self.connections if other is not self]
+    def take_place(self) -> bool:
+        """Whether there is room for the admitted request that has come. One connection that has none under way is
+        closed where that makes room."""
+        return len(self.connections) <= self.limit or self._make_room(admitted=True)
+
+    def _make_room(self, *, admitted: bool) -> bool:
+        """Close one other connection that has no admitted request under way, and return whether there was one:
+        preferably one that never had any, and of those the one that is idle for longest. admitted: whether those that
+        had one may be closed too. A new connection cannot do that before it has shown a key: until then it is there
+        besides those of the limit."""
+        others = [other for other in self.connections if other is not self and (admitted or not other.admitted)]
         idle = [other for other in others if other.idle or not _admitted(other.cycle)]
-        if idle:
-            leaving = min(idle, key=lambda other: (other.admitted, other.idle_since))
-            self.connections.discard(leaving)
-            leaving.transport.abort()
+        if not idle:
+            return False
+        leaving = min(idle, key=lambda other: (other.admitted, other.idle_since))
+        self.connections.discard(leaving)
+        leaving.transport.abort()
+        return True
 
     def _pipelined(self) -> bool:
         """Whether the next request came before this one was answered."""

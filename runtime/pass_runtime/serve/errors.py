@@ -9,14 +9,28 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from pass_runtime.decode.scheduler import QueueFull
 from pass_runtime.errors import PassError
 
 log = logging.getLogger("pass_runtime.serve")
 
 
+MAX_QUOTED = 600
+"""The most characters of an error's message, and of the field that it names."""
+
+
+def bounded(text: str) -> str:
+    """`text` without its middle where it is long, as texts may be that quote what a client sent."""
+    if len(text) <= MAX_QUOTED:
+        return text
+    return f"{text[: MAX_QUOTED // 2]} ... {text[5 - MAX_QUOTED // 2 :]}"
+
+
 class ApiError(Exception):
-    """Ends a request with the HTTP status `status`. param: the field at fault. code: the kind of error."""
+    """Ends a request with the HTTP status `status`. param: the field at fault. code: the kind of error. Long messages
+    and names of fields are shortened."""
 
     def __init__(
         self,
@@ -28,7 +42,8 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.status, self.param, self.code = message, status, param, code
+        self.message, self.param = bounded(message), None if param is None else bounded(param)
+        self.status, self.code = status, code
         self.headers = dict(headers or {})
 
     @property
@@ -37,6 +52,8 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+_MEMBERS = ("str", "constrained-str", "int", "float", "bool")
+"""What pydantic puts into the path of a field that may have several types, besides names with a bracket."""
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -66,16 +83,15 @@ def shutting_down() -> ApiError:
     return ApiError("the server is shutting down", 503, code="shutting_down", headers={"Retry-After": "5"})
 
 
-def of_validation(problem: dict[str, Any]) -> ApiError:
-    """The error for a problem that pydantic found."""
-    path = [part for part in problem["loc"][1:] if "[" not in str(part) and part not in ("str", "int")]
+def of_validation(error: ValidationError) -> ApiError:
+    """The error for the first problem that pydantic found."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    path = [part for part in problem["loc"] if "[" not in str(part) and part not in _MEMBERS]
     roles = [i for i in range(2, len(path)) if path[i - 2] in ("messages", "input") and isinstance(path[i - 1], int)]
     param = ".".join(str(part) for i, part in enumerate(path) if i not in roles)  # the class of a message or item
-    if problem["type"] == "json_invalid":
-        return ApiError("the body is not JSON", code="invalid_json")
     if problem["type"] == "extra_forbidden":
         message = f"unknown field: {param}; this server refuses what it does not know rather than ignore it"
         return ApiError(message, param=param, code="unknown_parameter")
     if not param:
-        return ApiError(f"the body must be a JSON object, sent as application/json: {problem['msg']}")
+        return ApiError(f"the body must be a JSON object: {problem['msg']}")
     return ApiError(f"{param}: {problem['msg']}", param=param, code=problem["type"])

@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+MAX_TEXT = 1 << 24
+"""The most characters of a text; the limit on bodies is reached before."""
+MAX_NAME = 1024
+"""The most characters of a name or an id."""
+MAX_FIELDS = 256
+"""The most fields of an object, the unknown ones counted."""
+MAX_LIST = 1 << 16
+"""The most elements of a list that has no bound of its own."""
+MAX_IDS = 1 << 24
+"""The most token ids in a list."""
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Name = Annotated[str, Field(max_length=MAX_NAME)]
 
 
-class Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+@dataclass(frozen=True)
+class MaxKeys:
+    """Annotates a dict that may have at most `most` keys. They are counted before any is validated, since pydantic
+    collects an error for each."""
+
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        bounded = cast(CoreSchema, {**handler(source), "max_length": self.most})  # for the OpenAPI document
+        return core_schema.no_info_before_validator_function(self.check, bounded)
+
+    def check(self, value: Any) -> Any:
+        """The value. PydanticCustomError where it is a dict with more keys."""
+        if isinstance(value, dict) and len(value) > self.most:
+            raise PydanticCustomError("too_long", "an object may have at most {most} keys here", {"most": self.most})
+        return value
+
+
+class Object(BaseModel):
+    """An object with at most MAX_FIELDS fields, which are counted before any is validated."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        return MaxKeys(MAX_FIELDS).check(value)
+
+
+class Fields(Object):
+    """An object that has no other fields than those that are listed."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def only(*neutral: Any) -> Any:

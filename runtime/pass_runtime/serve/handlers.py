@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from pass_runtime.serve.errors import ApiError, of_validation
+from pass_runtime.serve.errors import ApiError
 
 
 def as_response(error: ApiError) -> Response:
@@ -22,10 +21,6 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> Response:
         return as_response(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return as_response(of_validation(error.errors()[0]))
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> Response:

@@ -1,4 +1,4 @@
-"""Plain ASGI layers around the app: the limit on connections, the log, the check of keys, the limit on bodies."""
+"""Plain ASGI layers around the app: the log, the check of keys, the limits on connections and bodies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Sized
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,25 +17,27 @@ from pass_runtime.serve.prometheus import HTTP_RESPONSES, PrometheusSink
 log = logging.getLogger("pass_runtime.serve")
 OPEN = ("/health", "/ready", "/metrics", "/openapi.json")
 """Paths that need no key: nothing in them comes from prompts or answers."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT")
+"""Those that are logged by their names."""
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize", *OPEN)
 
 
 class ConnectionLimit:
-    """Refuses requests while there are more than `most` connections. Probes are still answered: a busy server must not
-    be restarted. connections: all that are open, idle ones too."""
+    """Refuses admitted requests whose connection finds no place among those that the server takes (`connections`).
+    Probes are still answered: a busy server must not be restarted."""
 
-    def __init__(self, app: ASGIApp, most: int, connections: Sized) -> None:
-        self._app, self._most, self._connections = app, most, connections
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and len(self._connections) > self._most and _route(scope) not in OPEN:
+        state = scope.get("state", {})
+        if state.get("admitted") and "take_place" in state and not state["take_place"]():
             error = ApiError(
-                f"this server takes {self._most} connections, and has them: try again later",
+                "this server has as many connections as it takes: try again later",
                 503,
                 code="too_many_connections",
                 headers={"Retry-After": "1", "Connection": "close"},
             )
-            log.info("%s %s 503", scope["method"], _known_route(scope))
             await as_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -69,7 +70,8 @@ class ResponseLog:
             path = _known_route(scope)
             self._sink.record(HTTP_RESPONSES, 1, self._model, path, status)
             level = logging.INFO if path.startswith("/v1/") or path == "other" else logging.DEBUG
-            log.log(level, "%s %s %d %.3fs", scope["method"], path, status, time.perf_counter() - started)
+            method = scope["method"] if scope["method"] in METHODS else "OTHER"
+            log.log(level, "%s %s %d %.3fs", method, path, status, time.perf_counter() - started)
 
 
 class KeyCheck:

@@ -19,6 +19,7 @@ from pass_runtime.serve.structured import constraint_of
 from pass_runtime.serve.turns import Turn, Turns
 from pass_runtime.session import Session
 from pass_runtime.text.constraint import Constraint
+from pass_runtime.text.encoding import decode
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has no such limit."""
@@ -143,7 +144,7 @@ def _echo(session: Session, request: Sampled) -> tuple[str, ...]:
     if not isinstance(request, CompletionRequest) or not request.echo:
         return ()
     return tuple(
-        each if isinstance(each, str) else session.tokenizer.decode(each, skip_special_tokens=True)
+        each if isinstance(each, str) else decode(session.tokenizer, each, skip_special_tokens=True)
         for each in _each(request.prompt)
     )
 
@@ -164,12 +165,11 @@ def _prompts(session: Session, limits: ServeOptions, turns: Turns | None, reques
     return prompts
 
 
-def _each(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+def _each(prompt: Any) -> list[str | list[int]]:
     """The prompts of a request that may have one or several."""
     if isinstance(prompt, str):
         return [prompt]
-    ids = [each for each in prompt if isinstance(each, int)]
-    return [ids] if ids else [each for each in prompt if not isinstance(each, int)]
+    return [prompt] if isinstance(prompt[0], int) else prompt
 
 
 def _options(request: Sampled, constraint: Constraint | None, client: str) -> GenerateOptions:

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from pass_runtime.bundle.sampling import MAX_BIASES, MAX_CANDIDATES, MAX_LOGPROBS, MIN_REPETITION
-from pass_runtime.serve.chat_schemas import ChatMessage, NamedChoice, Tool
-from pass_runtime.serve.fields import Fields, only
+from pass_runtime.options import MAX_BAD_WORDS
+from pass_runtime.serve.chat_schemas import Messages, NamedChoice, Tools
+from pass_runtime.serve.fields import MAX_IDS, MAX_NAME, Fields, MaxKeys, Name, Text, only
 from pass_runtime.serve.structured import Structured
 
-Ids = list[int]
-Stop = str | Annotated[list[str], Field(max_length=16)]
+Ids = Annotated[list[int], Field(max_length=MAX_IDS, fail_fast=True)]
+MAX_PROMPTS = 4096
+"""The most prompts of a request, whatever a server's own limit is."""
+Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-NotEmpty = Annotated[str, Field(min_length=1)]
+NotEmpty = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Metadata = Annotated[dict[Name, Name], MaxKeys(64)]
+TemplateVariables = Annotated[dict[Name, Text | int | float | bool | None], MaxKeys(64)]
+
+
+def _kind(prompt: Any) -> str:
+    """The type that a prompt's first element says it is to have, so that it is validated as that one alone."""
+    if not isinstance(prompt, list):
+        return "str"
+    first = prompt[0] if prompt else 0
+    return "list[str]" if isinstance(first, str) else "list[list[int]]" if isinstance(first, list) else "list[int]"
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("str")]
+    | Annotated[list[int], Field(min_length=1, max_length=MAX_IDS, fail_fast=True), Tag("list[int]")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("list[str]")]
+    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("list[list[int]]")],
+    Discriminator(_kind),
+]
 
 
 class StreamOptions(Fields):
@@ -26,22 +48,22 @@ class StreamOptions(Fields):
 class Drawn(Fields):
     """What all endpoints have: how tokens are drawn, and how fast. `null` is the default of each field."""
 
-    model: str
+    model: Name
     temperature: float | None = Field(None, ge=0, le=2, description="Default 1.")
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64, description="Negative ones count from 2^64 down.")
     stop: Stop | None = None
     stream: bool | None = None
-    user: str | None = Field(None, description="Not used.")
-    prompt_cache_key: str | None = Field(None, description="Not used.")
-    safety_identifier: str | None = Field(None, description="Not used.")
+    user: Name | None = Field(None, description="Not used.")
+    prompt_cache_key: Name | None = Field(None, description="Not used.")
+    safety_identifier: Name | None = Field(None, description="Not used.")
 
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=MIN_REPETITION, le=1 / MIN_REPETITION)
-    logit_bias: dict[TokenKey, Bias] | None = Field(None, max_length=MAX_BIASES, description="By token id.")
+    logit_bias: Annotated[dict[TokenKey, Bias], MaxKeys(MAX_BIASES)] | None = Field(None, description="By token id.")
     min_tokens: int | None = Field(None, ge=0)
-    bad_words: list[NotEmpty] | None = Field(None, max_length=1024)
+    bad_words: list[NotEmpty] | None = Field(None, max_length=MAX_BAD_WORDS, fail_fast=True)
     allowed_token_ids: Ids | None = Field(None, min_length=1)
 
     top_k: int | None = Field(None, ge=-1, le=MAX_CANDIDATES, description="0 and -1 are off.")
@@ -65,7 +87,7 @@ class Sampled(Structured, Drawn):
     n: int | None = Field(None, ge=1, le=128, description="Sequences; number i is sampled with seed + i.")
     max_tokens: int | None = Field(None, ge=1)
     stream_options: StreamOptions | None = None
-    metadata: dict[str, str] | None = Field(None, description="Not used.")
+    metadata: Metadata | None = Field(None, description="Not used.")
 
     service_tier: Any = only("auto", "default")
     store: Any = only(False)
@@ -88,29 +110,29 @@ class Sampled(Structured, Drawn):
 class CompletionRequest(Sampled):
     """/v1/completions"""
 
-    prompt: str | Ids | list[str] | list[Ids] = Field(description="Text or token ids, of one prompt or several.")
+    prompt: Prompt = Field(description="Text or token ids, of one prompt or several.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = Field(None, ge=1, le=128, description="Write so many, and return the n likeliest.")
     echo: bool | None = Field(None, description="Begin the text with the prompt.")
-    suffix: str | None = Field(None, description="Only null or empty.")
+    suffix: Text | None = Field(None, description="Only null or empty.")
     add_special_tokens: Any = only(True)
 
 
 class ChatRequest(Sampled):
     """/v1/chat/completions"""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    messages: Messages
     best_of: Any = only(1)
     echo: Any = only(False)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
         None, description="Default auto where there are tools. With none they are not shown to the model."
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most, where calls are required.")
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(
+    chat_template_kwargs: TemplateVariables | None = Field(
         None, description="Variables that the model's chat template reads."
     )
     functions: Any = only([])

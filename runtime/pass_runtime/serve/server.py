@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from pass_runtime.errors import PassError
 from pass_runtime.serve.connections import bounded_protocol
-from pass_runtime.serve.middleware import ConnectionLimit
 from pass_runtime.serve.service import Service
 
 log = logging.getLogger("pass_runtime.serve")
@@ -30,7 +29,6 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, max_connections: int, client_seconds: float) -> None:
         super().__init__(_configured(app, max_connections, client_seconds))
-        self.config.app = ConnectionLimit(app, max_connections, self.server_state.connections)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

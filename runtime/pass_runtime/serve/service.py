@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -40,6 +41,7 @@ class Service:
     def __init__(self, session: Session, options: ServeOptions, model: str, sink: MetricSink) -> None:
         """model: the name that clients use."""
         self.session, self.options, self.model = session, options, model
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns where a process forks
         self.texts = TokenTexts(session.vocabulary)
         self.metrics = RequestMetrics(sink, model)
         self.draining = False
@@ -56,13 +58,13 @@ class Service:
         """How many requests have an answer that is not sent to its end."""
         return len(self._answers)
 
-    async def parse(self, request: Sampled, client: str = "") -> ParsedRequest:
+    async def parse(self, request: Sampled, size: int, client: str = "") -> ParsedRequest:
         """`parsed_request.parse` in a thread. ApiError where it refuses the request, and, before any text is tokenized
-        (seconds for long texts), where there is no room for the request or its text cannot fit. client: the digest of
-        its API key, "" on servers without keys."""
-        arrived, wanted, size = time.perf_counter(), sequences(request), text_bytes(request)
+        (seconds for long texts), where there is no room for the request or its text cannot fit. size: that of the
+        whole request in bytes. client: the digest of its API key, "" on servers without keys."""
+        arrived, wanted = time.perf_counter(), sequences(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
-            self._check_size(request, size)
+            self._check_size(request, text_bytes(request))
             return await self.read(partial(parse, self.session, self.options, request, arrived, client), size)
 
     async def read(self, work: Callable[[], T], size: int) -> T:

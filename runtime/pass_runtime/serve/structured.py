@@ -3,23 +3,24 @@ older `guided_*` fields, all as one `Constraint`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from pass_runtime.errors import PassError
+from pass_runtime.serve.chat_schemas import JsonSchema
 from pass_runtime.serve.errors import ApiError
-from pass_runtime.serve.fields import Fields
+from pass_runtime.serve.fields import MAX_LIST, Fields, Name, Text
 from pass_runtime.text.constraint import Constraint
 
-JsonSchema = dict[str, Any]
+Choices = Annotated[list[Text], Field(max_length=MAX_LIST, fail_fast=True)]
 
 
 class NamedSchema(Fields):
     """`json_schema` of a response format. The schema is enforced whether `strict` is true or not."""
 
-    name: str | None = Field(None, description="Not used.")
-    description: str | None = Field(None, description="Not used.")
+    name: Name | None = Field(None, description="Not used.")
+    description: Text | None = Field(None, description="Not used.")
     json_schema: JsonSchema | None = Field(None, alias="schema")
     strict: bool | None = None
 
@@ -32,11 +33,11 @@ class ResponseFormat(Fields):
 class StructuredOutputs(Fields):
     """vLLM's: exactly one of these."""
 
-    json_schema: JsonSchema | str | None = Field(None, alias="json")
+    json_schema: JsonSchema | Text | None = Field(None, alias="json")
     json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = Field(None, description="llguidance's variant of Lark.")
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = Field(None, description="llguidance's variant of Lark.")
 
 
 class Structured(Fields):
@@ -44,10 +45,10 @@ class Structured(Fields):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonSchema | str | None = Field(None, description="As structured_outputs.json.")
-    guided_regex: str | None = Field(None, description="As structured_outputs.regex.")
-    guided_choice: list[str] | None = Field(None, description="As structured_outputs.choice.")
-    guided_grammar: str | None = Field(None, description="As structured_outputs.grammar.")
+    guided_json: JsonSchema | Text | None = Field(None, description="As structured_outputs.json.")
+    guided_regex: Text | None = Field(None, description="As structured_outputs.regex.")
+    guided_choice: Choices | None = Field(None, description="As structured_outputs.choice.")
+    guided_grammar: Text | None = Field(None, description="As structured_outputs.grammar.")
 
 
 def constraint_of(request: Structured) -> tuple[str, Constraint] | None:

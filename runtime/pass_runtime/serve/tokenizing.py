@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from pass_runtime.errors import PassError
-from pass_runtime.serve.chat_schemas import ChatMessage, Tool
+from pass_runtime.serve.chat_schemas import Messages, Tools
 from pass_runtime.serve.conversation import conversation
 from pass_runtime.serve.errors import ApiError, not_supported
-from pass_runtime.serve.fields import Fields, only, unsupported
-from pass_runtime.serve.schemas import ChatRequest, Ids
+from pass_runtime.serve.fields import Fields, Name, Text, only, unsupported
+from pass_runtime.serve.schemas import ChatRequest, Ids, TemplateVariables
 from pass_runtime.serve.service import Service
 from pass_runtime.serve.turns import Turns
+from pass_runtime.text.encoding import decode, encode
 
 
 class TokenizeRequest(Fields):
     """A prompt or messages."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=4096)
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="Default true for a prompt; only false for messages.")
     return_token_strs: bool | None = None
-    tools: list[Tool] | None = Field(None, max_length=128)
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     add_generation_prompt: Any = only(True)
     continue_final_message: Any = only(False)
     chat_template: Any = only()
@@ -36,7 +37,7 @@ class TokenizeRequest(Fields):
 
 
 class DetokenizeRequest(Fields):
-    model: str | None = None
+    model: Name | None = None
     tokens: Ids
 
 
@@ -44,22 +45,28 @@ def add_tokenizing(app: FastAPI, service: Service, responses: Any) -> None:
     """Add both endpoints. responses: how the OpenAPI document describes their refusals."""
 
     @app.post("/tokenize", responses=responses)
-    async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(request: TokenizeRequest, http: Request) -> Response:
         service.check_model(request.model)
-        size = len(request.prompt or "") + len(json.dumps(request.model_dump(exclude={"prompt"})))
-        ids = await service.read(partial(_ids, service, request), size)
-        texts = [service.session.tokenizer.id_to_token(token) for token in ids] if request.return_token_strs else None
-        most = service.session.backend.capabilities.max_capacity
-        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts}
+        return await service.read(partial(_tokenized, service, request), len(await http.body()))
 
     @app.post("/detokenize", responses=responses)
-    async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(request: DetokenizeRequest, http: Request) -> Response:
         service.check_model(request.model)
-        vocabulary = service.session.manifest.model.vocab_size
-        if any(not 0 <= token < vocabulary for token in request.tokens):
-            raise ApiError(f"a token id is not in the vocabulary of {vocabulary}", param="tokens")
-        decode = partial(service.session.tokenizer.decode, request.tokens, skip_special_tokens=False)
-        return {"prompt": await service.read(decode, len(request.tokens))}
+        return await service.read(partial(_detokenized, service, request), len(await http.body()))
+
+
+def _tokenized(service: Service, request: TokenizeRequest) -> Response:
+    ids = _ids(service, request)
+    texts = [service.session.tokenizer.id_to_token(token) for token in ids] if request.return_token_strs else None
+    most = service.session.backend.capabilities.max_capacity
+    return JSONResponse({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
+
+
+def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
+    vocabulary = service.session.manifest.model.vocab_size
+    if any(not 0 <= token < vocabulary for token in request.tokens):
+        raise ApiError(f"a token id is not in the vocabulary of {vocabulary}", param="tokens")
+    return JSONResponse({"prompt": decode(service.session.tokenizer, request.tokens, skip_special_tokens=False)})
 
 
 def _ids(service: Service, request: TokenizeRequest) -> list[int]:
@@ -82,7 +89,7 @@ def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
         if getattr(request, name):
             raise ApiError(f"{name} are for messages", param=name)
     special = request.add_special_tokens is not False
-    return list(service.session.tokenizer.encode(text, add_special_tokens=special).ids)
+    return encode(service.session.tokenizer, text, add_special_tokens=special)
 
 
 def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:

@@ -28,6 +28,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models
 
 from pass_runtime.errors import PassError
+from pass_runtime.text.encoding import encode
 
 PRIVATE = 0xE000
 """The first of the 6400 characters of Unicode's private use area, which marks are made of."""
@@ -77,7 +78,7 @@ class ChatEncoder:
                 own = self._of_template(text, messages, strings, places, render)
                 if own != spans:
                     return self._encode_parts(_parts(text, own))
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return encode(self._tokenizer, text)
 
     def _of_template(
         self,
@@ -134,7 +135,7 @@ class ChatEncoder:
         with self._lock:
             plain = self._plain
         text = "".join(part if isinstance(part, str) else plain.stand_ins[part] for part in parts)
-        ids = plain.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encode(plain.tokenizer, text)
         for token in ids:
             if token in self._special and token != plain.unknown:
                 spelled = self._special[token].content

@@ -31,8 +31,7 @@ class AsChat:
         try:
             self.chat = ChatRequest.model_validate(_fields(request) | {"messages": self._messages.found})
         except ValidationError as error:
-            problem = error.errors()[0]
-            raise self.own(of_validation({**problem, "loc": ("body", *problem["loc"])})) from None
+            raise self.own(of_validation(error)) from None
 
     def own(self, error: ApiError) -> ApiError:
         """An error about the chat as one about the request."""

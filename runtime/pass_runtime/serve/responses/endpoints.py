@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,11 +19,12 @@ def add_responses(app: FastAPI, service: Service, responses: Any) -> None:
     """responses: how the OpenAPI document describes answers and refusals."""
 
     @app.post("/v1/responses", response_class=Response, responses=responses)
-    async def create_response(http: Request, request: ResponsesRequest) -> Response:
+    async def create_response(request: ResponsesRequest, http: Request) -> Response:
         service.check_model(request.model)
-        as_chat = AsChat(request)
+        size = len(await http.body())
+        as_chat = await service.read(partial(AsChat, request), size)
         try:
-            parsed = await service.parse(as_chat.chat, http.state.client)
+            parsed = await service.parse(as_chat.chat, size, http.state.client)
         except ApiError as error:
             raise as_chat.own(error) from None
         shape = ResponsesShape(service.model, as_chat.echo)

@@ -6,15 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from pass_runtime.serve.chat_schemas import ContentPart, FunctionName
-from pass_runtime.serve.fields import Fields, only
-
-Text = str | list[ContentPart]
+from pass_runtime.serve.chat_schemas import Content, FunctionName, Parts
+from pass_runtime.serve.fields import Fields, Name, Text, only
 
 
 class Item(Fields):
-    id: str | None = Field(None, description="Not used.")
-    status: str | None = Field(None, description="Not used.")
+    id: Name | None = Field(None, description="Not used.")
+    status: Name | None = Field(None, description="Not used.")
 
 
 class MessageItem(Item):
@@ -22,7 +20,7 @@ class MessageItem(Item):
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"] = Field(description="developer is taken as system.")
-    content: Text
+    content: Content
     phase: Any = only()
 
 
@@ -30,7 +28,7 @@ class ReasoningItem(Item):
     """What the model thought before the message or the calls that follow, for templates that read it."""
 
     type: Literal["reasoning"]
-    content: list[ContentPart] | None = None
+    content: Parts | None = None
     summary: Any = only([])
     encrypted_content: Any = only()
 
@@ -41,7 +39,7 @@ class CallItem(Item):
     type: Literal["function_call"]
     call_id: str = Field(max_length=256)
     name: FunctionName
-    arguments: str = Field(description="JSON.")
+    arguments: Text = Field(description="JSON.")
     namespace: Any = only()
     caller: Any = only()
 
@@ -51,7 +49,7 @@ class ResultItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=256, description="The call, in an item before.")
-    output: Text
+    output: Content
     caller: Any = only()
 
 

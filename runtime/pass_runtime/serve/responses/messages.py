@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pass_runtime.serve.chat_schemas import ContentPart
+from pass_runtime.serve.chat_schemas import Content, ContentPart
 from pass_runtime.serve.errors import ApiError, not_supported
 from pass_runtime.serve.fields import unsupported
-from pass_runtime.serve.responses.items import CallItem, InputItem, MessageItem, ReasoningItem, ResultItem, Text
+from pass_runtime.serve.responses.items import CallItem, InputItem, MessageItem, ReasoningItem, ResultItem
 
 Message = dict[str, Any]
 _NAMES = {"tool_call_id": "call_id", "function.arguments": "arguments", "content": "content"}
@@ -88,7 +88,7 @@ class Messages:
         self.found.append(message)
 
 
-def _text(content: Text, where: str) -> Any:
+def _text(content: Content, where: str) -> Any:
     """Content as that of a chat's message."""
     if isinstance(content, str):
         return content

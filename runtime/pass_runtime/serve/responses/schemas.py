@@ -6,15 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from pass_runtime.serve.chat_schemas import FunctionFields
-from pass_runtime.serve.fields import Fields, only
+from pass_runtime.serve.chat_schemas import FunctionFields, JsonSchema
+from pass_runtime.serve.fields import Fields, Name, Text, only
 from pass_runtime.serve.responses.items import InputItem
-from pass_runtime.serve.schemas import Drawn
-from pass_runtime.serve.structured import JsonSchema
+from pass_runtime.serve.schemas import Drawn, Metadata, TemplateVariables
 
-Items = Annotated[list[InputItem], Field(min_length=1, max_length=4096)]
+Items = Annotated[list[InputItem], Field(min_length=1, max_length=4096, fail_fast=True)]
 Input = Annotated[  # by hand, so that a problem within an item is not reported as "should be a string"
-    Annotated[str, Tag("str")] | Annotated[Items, Tag("list[item]")],
+    Annotated[Text, Tag("str")] | Annotated[Items, Tag("list[item]")],
     Discriminator(lambda value: "str" if isinstance(value, str) else "list[item]"),
 ]
 
@@ -28,14 +27,14 @@ class FunctionTool(FunctionFields, OfFunction):
 
 
 class NamedFunction(OfFunction):
-    name: str
+    name: Name
 
 
 class TextFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = Field(None, alias="schema")
-    name: str | None = Field(None, description="Not used.")
-    description: str | None = Field(None, description="Not used.")
+    name: Name | None = Field(None, description="Not used.")
+    description: Text | None = Field(None, description="Not used.")
     strict: bool | None = Field(None, description="The schema is enforced whether it is true or not.")
 
 
@@ -58,14 +57,14 @@ class ResponsesRequest(Drawn):
     """/v1/responses"""
 
     input: Input
-    instructions: str | None = Field(None, description="A system message before the input.")
+    instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: int | None = Field(None, ge=1)
-    metadata: dict[str, str] | None = Field(None, description="Returned.")
+    metadata: Metadata | None = Field(None, description="Returned.")
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = Field(None, max_length=128)
+    tools: list[FunctionTool] | None = Field(None, max_length=128, fail_fast=True)
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = Field(None, description="As in a chat.")
     parallel_tool_calls: bool | None = Field(None, description="As in a chat.")
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(None, description="As in a chat.")
+    chat_template_kwargs: TemplateVariables | None = Field(None, description="As in a chat.")
     stream_options: ResponseStreamOptions | None = None
     reasoning: ReasoningOptions | None = None
 

@@ -44,15 +44,7 @@ class Model:
             directory = Path(args["model_repository"])
             if args.get("model_instance_kind") == "GPU":
                 os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(args["model_instance_device_id"])
-            options = settings.load
-            session = load(
-                settings.path(directory),
-                options.device,
-                threads=options.threads,
-                max_batch_size=options.max_batch_size,
-                capacity=options.capacity,
-                weight_cache=options.weight_cache,
-            )
+            session = load(settings.path(directory), settings.load)
         except PassError as error:
             raise self.pb_utils.TritonModelException(str(error)) from None
         session.warm_up()
@@ -149,7 +141,7 @@ class Model:
 
     async def _decode(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
         service = self._service
-        parsed = await service.parse(request)
+        parsed = await service.parse(request, len(request.prompt))
         tokens: list[Token] = []
         text = ""
         async with service.decode(parsed) as choices, aclosing(service.events(choices)) as events:

@@ -55,8 +55,7 @@ def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonR
     try:
         request = TritonRequest(model=model, prompt=prompt, **fields)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise of_validation({**problem, "loc": ("", *problem["loc"])}) from None
+        raise of_validation(error) from None
     return request, _response_options(flags, tensors, text)
 
 

@@ -13,12 +13,12 @@ from pass_runtime.serve.options import ServeOptions
 
 LIMITS = ("max_queue", "max_prompt_tokens", "max_output_tokens", "request_seconds", "reuse_prefix")
 """The fields of `ServeOptions` that apply to a Triton model."""
-OPENED = tuple(field.name for field in fields(LoadOptions) if field.name != "max_queue")
+OPENED = tuple(field.name for field in fields(LoadOptions) if field.name not in ("max_queue", "verify"))
 KINDS: Mapping[str, type] = {
     **dict.fromkeys(("max_queue", "max_prompt_tokens", "max_output_tokens"), int),
     **dict.fromkeys(("max_batch_size", "threads", "capacity", "speculative_max_concurrency"), int),
     **dict.fromkeys(("request_seconds", "drain_seconds", "acceptance_threshold"), float),
-    "device": str,
+    **dict.fromkeys(("device", "logprobs_mode"), str),
     **dict.fromkeys(("reuse_prefix", "weight_cache", "prefix_cache"), bool),
 }
 DRAIN_SECONDS = 20.0

@@ -1,0 +1,356 @@
+"""Every option of pass-run changes what the command hands on to the calls that do its work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
+
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.cli.batch import Tally
+from pass_runtime.cli.batch_request import CONSTRAINT, BatchRequest
+from pass_runtime.cli.main import main
+from pass_runtime.cli.remote import as_fields
+from pass_runtime.options import GenerateOptions
+from pass_runtime.text.constraint import Constraint
+
+FILES = {"schema": "{}", "lark": 'start: "a"', "prompt": "from a file\n", "prompts": '{"prompt": "b"}\n', "keys": "k\n"}
+BUNDLE = "bundle"
+SAMPLED = {
+    "temperature": Case(["--temperature", 0.5], {"temperature": 0.5}),
+    "top_k": Case(["--top-k", 3], {"top_k": 3}),
+    "top_p": Case(["--top-p", 0.5], {"top_p": 0.5}),
+    "min_p": Case(["--min-p", 0.1], {"min_p": 0.1}),
+    "seed": Case(["--seed", 7], {"seed": 7}),
+}
+PENALIZED = {
+    "presence_penalty": Case(["--presence-penalty", 0.5], {"presence_penalty": 0.5}),
+    "frequency_penalty": Case(["--frequency-penalty", 0.5], {"frequency_penalty": 0.5}),
+    "repetition_penalty": Case(["--repetition-penalty", 1.5], {"repetition_penalty": 1.5}),
+    "logit_bias": Case(["--logit-bias", "5=-2"], {"logit_bias": {5: -2.0}}),
+}
+NO_CONSTRAINT = {"json_schema": None, "json_object": False, "regex": None, "choice": (), "grammar": None}
+CONSTRAINED = {
+    "json_schema": (["--json-schema", "schema"], {"json_schema": "{}"}),
+    "json_object": (["--json-object"], {"json_object": True}),
+    "regex": (["--regex", "a+"], {"regex": "a+"}),
+    "choice": (["--choice", "a", "--choice", "b"], {"choice": ("a", "b")}),
+    "grammar": (["--grammar", "lark"], {"grammar": 'start: "a"'}),
+}
+GENERATED = {
+    "max_new_tokens": Case(["--max-new-tokens", 5], {"max_new_tokens": 5}),
+    "plan": Case(["--plan", "fused"], {"plan": "fused"}),
+    "draft": Case(["--draft", "ngram"], {"draft": "ngram"}),
+    "lookahead": Case(["--lookahead", 1], {"lookahead": 1}),
+    "stop": Case(["--stop", "a", "--stop", "b"], {"stop": ("a", "b")}),
+    "stop_token_ids": Case(["--stop-token-id", 5], {"stop_token_ids": (5,)}),
+    "ignore_eos": Case(["--ignore-eos"], {"ignore_eos": True}),
+    "min_tokens": Case(["--min-tokens", 2], {"min_tokens": 2}),
+    "bad_words": Case(["--bad-word", "a"], {"bad_words": ("a",)}),
+    "allowed_token_ids": Case(["--allowed-token-id", 5], {"allowed_token_ids": (5,)}),
+}
+ENGINE = {
+    "device": Case(["--device", "cpu"], {"device": "cpu"}),
+    "threads": Case(["--threads", 2], {"threads": 2}),
+    "capacity": Case(["--capacity", 64], {"capacity": 64}),
+    "trust_bundle": Case(["--trust-bundle"], {"verify": False}),
+    "no_weight_cache": Case(["--no-weight-cache"], {"weight_cache": False}),
+}
+LIMITS = {
+    "max_batch_size": Case(["--max-batch-size", 3], {"max_batch_size": 3}),
+    "speculative_max_concurrency": Case(["--speculative-max-concurrency", 2], {"speculative_max_concurrency": 2}),
+    "acceptance_threshold": Case(["--acceptance-threshold", 0.3], {"acceptance_threshold": 0.3}),
+}
+NO_PREFIX_CACHE = {"no_prefix_cache": Case(["--no-prefix-cache"], {"prefix_cache": False})}
+LOGPROBS_MODE = {"logprobs_mode": Case(["--logprobs-mode", "processed"], {"logprobs_mode": "processed"})}
+
+
+def under(prefix: str, cases: dict[str, Case]) -> dict[str, Case]:
+    """The same cases, where the fields are those of `prefix`."""
+    return {
+        name: dataclasses.replace(case, expected={f"{prefix}.{key}": value for key, value in case.expected.items()})
+        for name, case in cases.items()
+    }
+
+
+def constrained() -> dict[str, Case]:
+    """Cases of options that make a constraint."""
+    found = {}
+    for name, (given, fields) in CONSTRAINED.items():
+        whole = {f"GenerateOptions.constraint.{key}": value for key, value in (NO_CONSTRAINT | fields).items()}
+        unset = [key for key, value in whole.items() if value is None]
+        found[name] = Case(given, {key: value for key, value in whole.items() if key not in unset})
+    return found
+
+
+GENERATION = {
+    **under("GenerateOptions", GENERATED),
+    **under("GenerateOptions.sampling", SAMPLED | PENALIZED),
+    **constrained(),
+}
+OPENED = under("LoadOptions", ENGINE)
+SERVED = {
+    name: Case([f"--{name.replace('_', '-')}", value], {f"ServeOptions.{name}": value})
+    for name, value in {
+        "max_queue": 5,
+        "max_prompt_tokens": 6,
+        "max_output_tokens": 7,
+        "max_body_bytes": 8,
+        "request_seconds": 9.0,
+        "client_seconds": 10.0,
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "think",
+    }.items()
+}
+PROMPT = [BUNDLE, "-p", "a"]
+ROWS = [BUNDLE, "--rows", "1,2"]
+COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
+    "generate": (
+        PROMPT,
+        {
+            **GENERATION,
+            **OPENED,
+            **under("LoadOptions", LOGPROBS_MODE),
+            "bundle": Case([], {"load.bundle": Path("other")}, ["other", "-p", "a"]),
+            "prompt": Case(["-p", "b"], {"generate.0": "b"}),
+            "prompt_file": Case(["--prompt-file", "prompt"], {"generate.0": "from a file"}, [BUNDLE]),
+            "keep_newline": Case(
+                ["--keep-newline"], {"generate.0": "from a file\n"}, [BUNDLE, "--prompt-file", "prompt"]
+            ),
+            "as_chat": Case(["--chat"], {"chat.0": [{"role": "user", "content": "a"}], "generate.0": None}),
+            "system": Case(
+                ["--system", "s"],
+                {"chat.0": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]},
+                [*PROMPT, "--chat"],
+            ),
+            "logprobs": Case(["--logprobs", 2], {"GenerateOptions.logprobs": 2}, [*PROMPT, "--json"]),
+            "as_json": Case(["--json"], {"print_pieces.show_drafts": None, "print_summary.show_drafts": None}),
+            "show_drafts": Case(
+                ["--show-drafts"], {"print_pieces.show_drafts": True, "print_summary.show_drafts": True}
+            ),
+            "explain": Case(["--explain"], {"SamplingParams.temperature": 0.0, ANYTHING_ELSE: None}),
+        },
+    ),
+    "chat": (
+        [BUNDLE],
+        {
+            **GENERATION,
+            **OPENED,
+            **under("LoadOptions", NO_PREFIX_CACHE),
+            "bundle": Case([], {"load.bundle": Path("other")}, ["other"]),
+            "server": Case(["--server", "http://b"], {"open_remote.url": "http://b"}, ["--server", "http://a"]),
+            "api_key_file": Case(
+                ["--api-key-file", "keys"], {"open_remote.key_file": Path("keys")}, ["--server", "http://a"]
+            ),
+            "system": Case(["--system", "s"], {"Conversation.system": "s"}),
+            "context_overflow": Case(["--context-overflow", "stop"], {"SessionChat.drop": False}),
+            "show_drafts": Case(["--show-drafts"], {"SessionChat.show_drafts": True}),
+        },
+    ),
+    "batch": (
+        [BUNDLE, "requests", "results"],
+        {
+            **GENERATION,
+            **OPENED,
+            **under("LoadOptions", LIMITS | LOGPROBS_MODE | NO_PREFIX_CACHE),
+            "bundle": Case([], {"load.bundle": Path("other"), ANYTHING_ELSE: None}, ["other", "requests", "results"]),
+            "requests": Case([], {"Batch.requests": Path("other")}, [BUNDLE, "other", "results"]),
+            "results": Case([], {"Batch.results": Path("other")}, [BUNDLE, "requests", "other"]),
+            "logprobs": Case(["--logprobs", 2], {"GenerateOptions.logprobs": 2}),
+            "retry_failed": Case(["--retry-failed"], {"Batch.retry_failed": True}),
+            "fail_on_error": Case(["--fail-on-error"], {"exit": 1}),
+            "processes": Case(
+                ["--ray", 2], {"open_ray.count": 2, "open_ray.bundle": Path(BUNDLE), "load.bundle": None}
+            ),
+        },
+    ),
+    "serve": (
+        [BUNDLE],
+        {
+            **OPENED,
+            **under("LoadOptions", LIMITS | LOGPROBS_MODE | NO_PREFIX_CACHE),
+            **SERVED,
+            "bundle": Case([], {"load.bundle": Path("other")}, ["other"]),
+            "host": Case(["--host", "0.0.0.0"], {"listen.host": "0.0.0.0", "check_exposure.host": "0.0.0.0"}),
+            "port": Case(["--port", 5], {"listen.port": 5}),
+            "api_key_file": Case(
+                ["--api-key-file", "keys"], {"ServeOptions.keys": ("k",), "check_exposure.keys": ("k",)}
+            ),
+            "allow_no_key": Case(["--allow-no-key"], {"check_exposure.allow_no_key": True}),
+            "model_name": Case(["--served-model-name", "m"], {"ServeOptions.model_name": "m"}),
+            "max_connections": Case(["--max-connections", 5], {"serve.max_connections": 5}),
+            "drain_seconds": Case(["--drain-seconds", 5], {"serve.drain_seconds": 5.0}),
+            "reuse_prefix": Case(["--reuse-prefix"], {"ServeOptions.reuse_prefix": True}),
+            "no_client_plan": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
+            "allow_special_tokens": Case(["--allow-special-tokens"], {"ServeOptions.special_tokens": True}),
+        },
+    ),
+    "bench": (
+        [BUNDLE],
+        {
+            **OPENED,
+            **under("BenchOptions.sampling", SAMPLED),
+            "bundle": Case([], {"load.bundle": Path("other")}, ["other"]),
+            "prompts": Case(["-p", "a"], {"BenchOptions.prompts": ("a",)}),
+            "prompt_file": Case(["--prompt-file", "prompts"], {"BenchOptions.prompt_file": Path("prompts")}),
+            "max_new_tokens": Case(["--max-new-tokens", 5], {"BenchOptions.max_new_tokens": 5}),
+            "plans": Case(["--plan", "ar"], {"BenchOptions.plans": ("ar",)}),
+            "drafts": Case(["--draft", "ngram"], {"BenchOptions.drafts": ("ngram",)}),
+            "lookahead": Case(["--lookahead", 1], {"BenchOptions.lookahead": (1,)}),
+            "batches": Case(["--batch", "1,2"], {"BenchOptions.batches": (1, 2), "LoadOptions.max_batch_size": 2}),
+            "rows": Case(["--rows", "1,2"], {"RowsOptions.rows": (1, 2), ANYTHING_ELSE: None}),
+            "cached": Case(["--cached", 9], {"RowsOptions.cached": 9}, ROWS),
+            "repeat": Case(["--repeat", 9], {"BenchOptions.repeat": 9}),
+            "breakdown": Case(["--breakdown"], {"BenchOptions.breakdown": True}),
+            "as_json": Case(["--json"], {"show_report.as_json": True}),
+            "output": Case(["-o", "out"], {"show_report.output": Path("out")}),
+        },
+    ),
+    "inspect": (
+        [BUNDLE],
+        {
+            "bundle": Case([], {"run_inspect.bundle": Path("other")}, ["other"]),
+            "as_json": Case(["--json"], {"run_inspect.as_json": True}),
+            "verify": Case(["--verify"], {"run_inspect.verify": True}),
+            "device": Case(["--device", "cuda"], {"run_inspect.device": "cuda"}),
+            "max_batch_size": Case(
+                ["--max-batch-size", 3], {"run_inspect.max_batch_size": 3}, [BUNDLE, "--device", "cuda"]
+            ),
+        },
+    ),
+}
+CASES = [(command, option) for command, (_, cases) in COMMANDS.items() for option in cases]
+
+
+def prepare(calls: Calls) -> None:
+    """Replace what the commands call, but for what parses their options."""
+    session = StandIn(calls)
+    calls.replace("pass_runtime.cli.options.load", session)
+    for name in ("print_json", "print_pieces", "print_summary"):
+        calls.replace(f"pass_runtime.cli.main.{name}")
+    calls.replace("pass_runtime.cli.explain.print_reasoning")
+    chat = StandIn(calls, {"run": lambda: 0})
+    calls.replace("pass_runtime.cli.chat.SessionChat", chat)
+    calls.replace("pass_runtime.cli.remote.open_remote", chat)
+    calls.replace("pass_runtime.bundle.read.read_manifest")
+    calls.replace("pass_runtime.cli.batch.model_identity", "m")
+    calls.replace("pass_runtime.cli.batch_session.SessionAnswerer", lambda given: given["open_session"]())
+    calls.replace("pass_runtime.cli.batch_ray.open_ray")
+    tally = StandIn(calls, {"run": lambda: Tally(results=2, failed=1)})
+    calls.replace("pass_runtime.cli.batch.Batch", lambda given: (given["open_answerer"](), tally)[1])
+    for name in ("bench.run_bench", "bench_rows.measure_rows", "bench.about"):
+        calls.replace(f"pass_runtime.cli.{name}", {})
+    calls.replace("pass_runtime.cli.bench.show_report")
+    calls.replace("pass_runtime.cli.inspect_bundle.run_inspect")
+
+
+def prepare_server(calls: Calls) -> None:
+    prepare(calls)
+    listening = StandIn(calls, {"getsockname": lambda: ("h", 1)})
+    calls.replace("pass_runtime.serve.server.listen", listening)
+    calls.replace("pass_runtime.serve.server.serve")
+    app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(model="m")))
+    calls.replace("pass_runtime.serve.app.make_app", app)
+    calls.replace("pass_runtime.serve.options.check_exposure")
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    for name, content in FILES.items():
+        Path(name).write_text(content)
+
+
+@pytest.mark.parametrize("command", main.commands)
+def test_there_is_a_case_for_every_option(command):
+    assert set(COMMANDS[command][1]) == option_names(main.commands[command])
+
+
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_an_option_changes_what_it_is_for(command, option):
+    if command == "serve":
+        pytest.importorskip("fastapi")
+    base, cases = COMMANDS[command]
+    prepared = prepare_server if command == "serve" else prepare
+    assert changes(main, [command], base, cases[option], prepared) == cases[option].expected
+
+
+WITHOUT_USE = [
+    ["generate", *PROMPT, "--keep-newline"],
+    ["generate", *PROMPT, "--json", "--show-drafts"],
+    ["generate", *PROMPT, "--system", "s"],
+    ["generate", *PROMPT, "--logprobs", 1],
+    ["generate", *PROMPT, "--plan", "ar", "--explain"],
+    ["chat", BUNDLE, "--api-key-file", "keys"],
+    *(["chat", "--server", "http://a", *case.given] for case in (ENGINE | NO_PREFIX_CACHE).values()),
+    ["chat", "--server", "http://a", "--show-drafts"],
+    ["bench", BUNDLE, "--cached", 9],
+    *(["bench", *ROWS, *more] for more in (["--plan", "ar"], ["--lookahead", 1], ["--breakdown"])),
+    ["bench", *ROWS, "--max-new-tokens", 5],
+    ["inspect", BUNDLE, "--max-batch-size", 3],
+]
+
+
+@pytest.mark.parametrize("line", WITHOUT_USE, ids=lambda line: " ".join(map(str, line)))
+def test_an_option_that_would_change_nothing_is_refused(line, monkeypatch):
+    calls = Calls(monkeypatch)
+    prepare(calls)
+    result = CliRunner().invoke(main, [str(word) for word in line])
+    assert result.exit_code == 2
+    assert "--" in result.stderr
+
+
+VALUES = {
+    **{name: case.expected[name] for name, case in {**GENERATED, **SAMPLED, **PENALIZED}.items()},
+    "logprobs": 2,
+    "json_schema": {},
+    "json_object": True,
+    "regex": "a+",
+    "choice": ["a"],
+    "grammar": 'start: "a"',
+}
+"""A value for every field of a request that is not its default."""
+
+
+@pytest.mark.parametrize("name", BatchRequest.model_fields.keys() - {"id", "prompt", "messages"})
+def test_a_field_of_a_batch_changes_its_request(name):
+    value = {"5": -2.0} if name == "logit_bias" else list(found) if isinstance(found := VALUES[name], tuple) else found
+    fields = {"plan": "ar"} | {name: value}
+    options = BatchRequest.model_validate({"prompt": "a", **fields}).options(GenerateOptions(), 1)
+    plain = BatchRequest(prompt="a", plan="ar").options(GenerateOptions(), 1)
+    assert options != plain
+    place = options.constraint if name in CONSTRAINT else options if hasattr(options, name) else options.sampling
+    found = getattr(place, name)
+    assert (json.loads(found) if name == "json_schema" else list(found) if isinstance(found, tuple) else found) == (
+        list(VALUES[name]) if isinstance(VALUES[name], tuple) else VALUES[name]
+    )
+
+
+HELD_BACK = {"reuse_prefix", "logprobs", "sampling", "constraint"}
+"""Fields of GenerateOptions that a chat with a server has not, or that have fields of their own."""
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each in dataclasses.fields(GenerateOptions)] + sorted(SAMPLED | PENALIZED)
+)
+def test_a_chat_with_a_server_sends_every_option(name):
+    if name in HELD_BACK:
+        pytest.skip("no option of a chat")
+    given = {name: VALUES[name]}
+    options = (
+        GenerateOptions(sampling=SamplingParams(**given)) if name in SAMPLED | PENALIZED else GenerateOptions(**given)
+    )
+    assert as_fields(options) != as_fields(GenerateOptions())
+
+
+@pytest.mark.parametrize("name", CONSTRAINT)
+def test_it_sends_every_constraint(name):
+    options = GenerateOptions(constraint=Constraint(**{name: VALUES[name]}))
+    assert as_fields(options)["structured_outputs"] != as_fields(GenerateOptions()).get("structured_outputs")

@@ -1,0 +1,112 @@
+"""What a command hands on to the calls that do its work, as names and values: `LoadOptions.threads`, `listen.port`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import import_module
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+Found = dict[str, Any]
+ANYTHING_ELSE = "*"
+"""Among the expected names: others may change, too."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An option is given to a command. expected: what changes, by name. base: the command line without the option; None
+    for the command's own. Without `given` it is the other way around: `base` is the line that differs."""
+
+    given: list[Any]
+    expected: Found
+    base: list[Any] | None = None
+
+
+class Calls:
+    """Stands in for functions, and notes their arguments."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self.found: Found = {}
+
+    def replace(self, target: str, result: Any = None) -> None:
+        """target: module.function, which is not called. result: what stands in for its result; where it can be called,
+        it gets the arguments by name."""
+        module, _, name = target.rpartition(".")
+        signature = inspect.signature(getattr(import_module(module), name))
+
+        def stand_in(*arguments: Any, **named: Any) -> Any:
+            bound = signature.bind(*arguments, **named).arguments
+            for argument, value in bound.items():
+                self.note(f"{name}.{argument}", value)
+            return result(bound) if callable(result) else result
+
+        self._patch.setattr(target, stand_in)
+
+    def note(self, name: str, value: Any, *, inner: bool = False) -> None:
+        """The fields of a dataclass are noted one by one, by its name, or by `name` in another one's."""
+        if isinstance(value, StandIn) or callable(value):
+            return
+        if is_dataclass(value):
+            above = name if inner else type(value).__name__
+            for each in fields(value):
+                self.note(f"{above}.{each.name}", getattr(value, each.name), inner=True)
+        else:
+            self.found[name] = value
+
+
+@dataclass
+class StandIn:
+    """Stands in for a session, or anything else whose methods are called. Every result is the stand-in itself."""
+
+    calls: Calls
+    attributes: Found = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.attributes:
+            return self.attributes[name]
+
+        def call(*arguments: Any, **named: Any) -> StandIn:
+            for i, value in enumerate(arguments):
+                self.calls.note(f"{name}.{i}", value)
+            for argument, value in named.items():
+                self.calls.note(f"{name}.{argument}", value)
+            return self
+
+        return call
+
+    def __enter__(self) -> StandIn:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def handed_on(main: click.Command, line: list[Any], prepare: Callable[[Calls], None]) -> Found:
+    with pytest.MonkeyPatch.context() as patch:
+        calls = Calls(patch)
+        prepare(calls)
+        result = CliRunner().invoke(main, [str(word) for word in line], catch_exceptions=False)
+        assert result.exit_code in (0, 1), result.output
+        return calls.found | {"exit": result.exit_code}
+
+
+def option_names(command: click.Command) -> set[str]:
+    return {parameter.name for parameter in command.params if parameter.name != "version" and parameter.expose_value}
+
+
+def changes(
+    main: click.Command, words: list[Any], base: list[Any], case: Case, prepare: Callable[[Calls], None]
+) -> Found:
+    """What the option changes. words: those of the command itself. base: its own line."""
+    other = base if case.base is None else case.base
+    lines = (other, other + case.given) if case.given else (base, other)
+    before, after = (handed_on(main, [*words, *line], prepare) for line in lines)
+    changed = {name: after.get(name) for name in before | after if before.get(name) != after.get(name)}
+    if ANYTHING_ELSE in case.expected:
+        changed = {name: changed.get(name) for name in case.expected}
+    return changed

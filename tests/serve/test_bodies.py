@@ -1,0 +1,271 @@
+"""Bodies that are made to cost much: one error ends their validation, off the event loop, and answers are short."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from pass_runtime import LoadOptions, load
+from pass_runtime.serve import bodies
+from pass_runtime.serve.app import make_app
+from pass_runtime.serve.bodies import MAX_CONTAINERS, parse_body
+from pass_runtime.serve.errors import MAX_QUOTED, ApiError
+from pass_runtime.serve.fields import Object
+from pass_runtime.serve.responses.schemas import ResponsesRequest
+from pass_runtime.serve.schemas import ChatRequest, CompletionRequest
+from pass_runtime.serve.tokenizing import DetokenizeRequest, TokenizeRequest
+from pass_runtime.serve.triton.reading import TritonRequest
+
+REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest, TritonRequest)
+SIZE = 1_000_000
+MOST_ERRORS = 2 * 1024 + 256
+"""What pydantic may collect: an error for the key and one for the value of a `logit_bias`, and those of an object."""
+USER = {"role": "user", "content": "a"}
+
+
+def many(item: object) -> list:
+    return [item] * (SIZE // (len(json.dumps(item, separators=(",", ":"))) + 1))
+
+
+def keys(value: object) -> dict:
+    return {f"k{i}": value for i in range(SIZE // 15)}
+
+
+def part(content: object) -> dict:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+ATTACKS = [
+    *((CompletionRequest, {"prompt": many(item)}) for item in ({}, 1.5, "a", [], [1.5], None, True)),
+    (CompletionRequest, {"prompt": many(1)[::2] + ["a"] * 1000}),
+    (CompletionRequest, {"prompt": [many(1), ["a"] * 1000]}),
+    (CompletionRequest, {"prompt": [["a"] * 1000] * 40}),
+    *((CompletionRequest, {"prompt": "a", field: many(1.5)}) for field in ("stop", "bad_words", "stop_token_ids")),
+    *((CompletionRequest, {"prompt": "a", field: many(None)}) for field in ("guided_choice", "allowed_token_ids")),
+    *((CompletionRequest, {"prompt": "a", field: keys([])}) for field in ("logit_bias", "metadata", "guided_json")),
+    (CompletionRequest, {"prompt": "a"} | keys(1)),
+    (CompletionRequest, {"prompt": "a", "structured_outputs": keys(1)}),
+    (ChatRequest, {"messages": many({})}),
+    (ChatRequest, {"messages": [{}] * 4000}),
+    (ChatRequest, {"messages": [USER] * 4095 + [USER | keys(1)]}),
+    *((ChatRequest, part(many(item))) for item in ({}, {"type": 1}, 5)),
+    (ChatRequest, part([{}] * 4000)),
+    (ChatRequest, {"messages": [USER], "tools": many({})}),
+    (ChatRequest, {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"} | keys(1)}]}),
+    (ChatRequest, {"messages": [USER], "chat_template_kwargs": keys([])}),
+    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": many({})}]}),
+    *((ResponsesRequest, {"input": many(item)}) for item in ({}, 5, {"type": "function_call"})),
+    (ResponsesRequest, {"input": [{"role": "user", "content": [{"type": 5}] * 4000}]}),
+    (ResponsesRequest, {"input": "a", "tools": [{"type": "function"}] * 128, "metadata": keys(1)}),
+    (TokenizeRequest, part([{}] * 4000)),
+    (DetokenizeRequest, {"tokens": many(1.5)}),
+]
+
+
+@pytest.mark.parametrize(("model", "fields"), ATTACKS, ids=range(len(ATTACKS)))
+def test_pydantic_collects_few_errors(model, fields):
+    """It makes objects of each, of which 300,000 take seconds, in which nothing else runs."""
+    try:
+        model.model_validate(fields | ({"model": "m"} if "model" in model.model_fields else {}))
+    except ValidationError as error:
+        assert error.error_count() <= MOST_ERRORS
+
+
+@pytest.mark.parametrize("model", REQUESTS)
+def test_everything_that_has_a_size_has_a_bound(model):
+    """A list ends at its first error, and no type with many errors is one of several that are all tried."""
+    unbounded = list(problems(TypeAdapter(model).core_schema, model.__name__))
+    assert unbounded == []
+
+
+def problems(schema: object, path: str):
+    """What is wrong with a core schema, with its place in it."""
+    if isinstance(schema, (list, tuple)):
+        for i, each in enumerate(schema):
+            yield from problems(each, f"{path}.{i}")
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type")
+    if kind == "list" and not (schema.get("fail_fast") and "max_length" in schema):
+        yield f"{path}: a list without an end, or that does not end at an error"
+    if kind == "str" and "max_length" not in schema and "}$" not in str(schema.get("pattern")):
+        yield f"{path}: a string without an end"
+    if kind == "dict" and "max_length" not in schema:
+        yield f"{path}: a dict without an end"
+    if kind == "model" and not issubclass(schema["cls"], Object):
+        yield f"{path}: an object with any number of fields"
+    if kind == "union" and sum(not_scalar(choice) for choice in schema["choices"]) > 1:
+        yield f"{path}: a union of several types, each of which is tried"
+    for name, each in schema.items():
+        if name not in ("metadata", "serialization"):
+            yield from problems(each, f"{path}.{name}")
+
+
+def not_scalar(choice: object) -> bool:
+    """Whether one of a union's choices is a list, a dict or an object."""
+    schema = choice[0] if isinstance(choice, tuple) else choice
+    while "schema" in schema and schema["type"] != "model":
+        schema = schema["schema"]
+    return schema["type"] in ("list", "dict", "model", "tagged-union", "union", "definition-ref")
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+LONG = st.sampled_from(["x" * 5000, '"' * 5000, "\u20ac" * 5000, 10**4000, ["y" * 5000] * 3, {"z" * 5000: 1}])
+VALUES = st.recursive(
+    LEAVES | LONG, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), model=st.sampled_from(REQUESTS))
+def test_errors_quote_little(data, model):
+    """Whatever a field holds, or is called."""
+    names = st.sampled_from([*model.model_fields, "n" * 5000])
+    fields = data.draw(st.dictionaries(names, VALUES, min_size=1, max_size=4))
+    sys.set_int_max_str_digits(5000)
+    try:
+        body = json.dumps({"model": "m", "prompt": "a"} | fields).encode()
+    finally:
+        sys.set_int_max_str_digits(4300)
+    try:
+        parse_body(model, body)
+    except ApiError as error:
+        assert len(error.message) <= MAX_QUOTED
+        assert len(error.param or "") <= MAX_QUOTED
+
+
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        (b"[" * SIZE, "objects and lists"),
+        (b'{"prompt":[' + b"[]," * (MAX_CONTAINERS + 1) + b"1]}", "objects and lists"),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, "recursion limit"),
+        (b'{"prompt":' + b"1" * SIZE + b"}", "out of range"),
+        (b'{"prompt":NaN}', "not JSON"),
+        (b'{"prompt":"' + b"\\\\" * 100_000, "not JSON"),
+        (b'{"model":"m","prompt":"a","temperature":1e400}', "temperature"),
+    ],
+    ids=["[[[", "[],[],", "deep", "digits", "NaN", "half a string", "1e400"],
+)
+def test_json_that_costs_much(body, refused):
+    with pytest.raises(ApiError, match=refused):
+        parse_body(CompletionRequest, body)
+
+
+def test_brackets_in_texts_are_no_lists():
+    text = '[{\\"' * 2 * MAX_CONTAINERS
+    found = parse_body(CompletionRequest, json.dumps({"model": "m", "prompt": text}).encode())
+    assert found.prompt == text
+
+
+@pytest.fixture(scope="module")
+def session(random_bundle):
+    with load(random_bundle, LoadOptions("cpu", threads=1)) as session:
+        yield session
+
+
+def asked(session, *requests: tuple[str, object]) -> list[httpx.Response]:
+    """The answers to requests that are sent together."""
+
+    async def main() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(make_app(session))
+        async with httpx.AsyncClient(transport=transport, base_url="http://a", timeout=60) as client:
+            return await asyncio.gather(*(client.post(path, json=fields) for path, fields in requests))
+
+    return asyncio.run(main())
+
+
+LARGE = {
+    "/v1/completions": {"model": "m", "prompt": "a" * 10_000},
+    "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "a" * 10_000}]},
+    "/v1/responses": {"model": "m", "input": "a" * 10_000},
+    "/tokenize": {"prompt": "a" * 10_000},
+    "/detokenize": {"tokens": [5] * 10_000},
+}
+
+
+@pytest.mark.parametrize("path", LARGE)
+def test_large_bodies_are_read_off_the_event_loop(session, monkeypatch, path):
+    threads = []
+
+    def noted(*arguments):
+        threads.append(threading.current_thread().name)
+        return parse_body(*arguments)
+
+    monkeypatch.setattr(bodies, "parse_body", noted)
+    asked(session, (path, LARGE[path]))
+    assert [name.rpartition("_")[0] for name in threads] == ["pass-reader"]
+
+
+def test_short_requests_do_not_wait_for_long_ones(session, monkeypatch):
+    """Not for bodies of ids, nor for many short prompts, which together are long."""
+    name, release, answered = session.manifest.model.name, threading.Event(), []
+    parse = bodies.parse_body
+
+    def held(model, body):
+        if len(body) > 1 << 15:
+            release.wait(60)
+        return parse(model, body)
+
+    monkeypatch.setattr(bodies, "parse_body", held)
+    long = [
+        ("/v1/completions", {"model": name, "prompt": [5] * 20_000}),
+        ("/v1/completions", {"model": name, "prompt": ["a" * 1000] * 50}),
+        ("/detokenize", {"tokens": [5] * 20_000}),
+    ]
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(make_app(session))
+        async with httpx.AsyncClient(transport=transport, base_url="http://a", timeout=60) as client:
+            waiting = [asyncio.create_task(client.post(path, json=fields)) for path, fields in long]
+            short = {"model": name, "prompt": "a" * 5000, "max_tokens": 1}
+            for _ in range(3):
+                await asyncio.sleep(0)
+                answered.append((await client.post("/tokenize", json={"prompt": short["prompt"]})).status_code)
+            release.set()
+            await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+    assert answered == [200] * 3
+
+
+def test_others_run_while_a_long_text_is_tokenized(session):
+    """Tokenizing a megabyte does not hold Python's lock: a thread that only sleeps goes on meanwhile."""
+    looks, done = 0, threading.Event()
+
+    def look() -> None:
+        nonlocal looks
+        while not done.is_set():
+            time.sleep(0.001)
+            looks += 1
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    begun = time.process_time()
+    session.encode("a b " * 250_000)
+    spent = time.process_time() - begun
+    done.set()
+    watching.join()
+    assert looks > 10 * spent
+
+
+def test_what_is_logged_of_a_request_is_short(server):
+    """An unknown method, or a path."""
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    for head in (b"X" * 60_000 + b" /v1/models", b"GET /" + b"Y" * 60_000, b"Z" * 200_000):
+        with socket.create_connection(address) as client:
+            client.sendall(head + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            client.recv(1000)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert "OTHER /v1/models 405" in server.said
+    assert max(map(len, server.said.splitlines())) < 1000
