@@ -226,11 +226,16 @@ def _valid(text: str) -> str:
     return text
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(bundle: Path) -> Tokenizer:
+    """The tokenizer of a bundle, which neither cuts nor pads: older exports kept what a model's file had saved."""
+    path = bundle / TOKENIZER_FILE
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
         raise PassError(f"cannot read {path}: {error}; export the bundle again") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def load(
@@ -275,7 +280,7 @@ def open_session_of(
 ) -> Session:
     """`load` where the manifest was read and the bundle's files were verified before. verify: check the hashes of
     engines. backend: an open backend to use; None opens one."""
-    tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
+    tokenizer = read_tokenizer(path)
     bos, eos = manifest.model.bos_token_id, manifest.model.eos_token_ids
     template = load_chat_template(
         path,

@@ -22,11 +22,22 @@ from pass_runtime import GenerateOptions, PassError, load
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 TEXT = "The quick brown fox in the lazy café jumps 12 times.\n"
-MESSAGES = [{"role": "user", "content": "the fox in"}, {"role": "assistant", "content": "def"}, {"role": "user", "content": TEXT}]
+MESSAGES = [
+    {"role": "user", "content": "the fox in"},
+    {"role": "assistant", "content": "def"},
+    {"role": "user", "content": TEXT},
+]
 TOKENS = 12
 REFUSALS = (
-    "rope_freqs.weight", "rotary type 'dynamic'", "rope.scaling.type = 'dynamic'", "final_logit_softcapping",
-    "attention.sliding_window", "architecture 'gemma'", "architecture 'olmo2'", "tokenizer 'bert'", "tokenizer.ggml.model = 't5'", "add_space_prefix",
+    "rope_freqs.weight",
+    "rotary type 'dynamic'",
+    "rope.scaling.type = 'dynamic'",
+    "rope.scaling.type = 'yarn'",
+    "final_logit_softcapping",
+    "attention.sliding_window",
+    "tokenizer 'bert'",
+    "tokenizer.ggml.model = 't5'",
+    "add_space_prefix",
 )
 EXAMPLES = int(os.environ.get("LOADING_EXAMPLES", 60))
 OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}

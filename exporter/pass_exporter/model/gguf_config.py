@@ -16,6 +16,9 @@ from transformers import PretrainedConfig
 from pass_exporter.model.sliding import FULL, SLIDING
 from pass_runtime.errors import PassError
 
+ORIGINAL = "take the original checkpoint of this model"
+"""What to do about a file that is refused."""
+
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma3")
 """The values of `general.architecture` that transformers reads, and whose models are supported."""
 
@@ -93,9 +96,7 @@ class _Keys:
         self.arch = str(reader.fields["general.architecture"].contents())
         prefix = f"{self.arch}."
         self._values = {
-            key.removeprefix(prefix): field.contents()
-            for key, field in reader.fields.items()
-            if key.startswith(prefix)
+            key.removeprefix(prefix): field.contents() for key, field in reader.fields.items() if key.startswith(prefix)
         }
         self.tokens = {
             token: field.contents() if (field := reader.fields.get(f"tokenizer.ggml.{key}_token_id")) else None
@@ -111,7 +112,7 @@ class _Keys:
 
     def refuse(self, key: str, why: str = "is not supported") -> PassError:
         """Return the error for a key."""
-        return PassError(f"{self.arch}.{key} = {self.get(key)!r} {why}: take the original checkpoint of this model")
+        return PassError(f"{self.arch}.{key} = {self.get(key)!r} {why}: {ORIGINAL}")
 
 
 def gguf_settings(path: Path) -> dict[str, Any]:
@@ -122,8 +123,7 @@ def gguf_settings(path: Path) -> dict[str, Any]:
     keys = _Keys(path)
     if keys.arch not in ARCHITECTURES:
         raise PassError(
-            f"GGUF files of architecture {keys.arch!r} are not read; supported are {', '.join(ARCHITECTURES)}: "
-            "take the original checkpoint of this model"
+            f"GGUF files of architecture {keys.arch!r} are not read; supported are {', '.join(ARCHITECTURES)}: {ORIGINAL}"
         )
     _refuse_unknown(keys)
     settings: dict[str, Any] = {setting: keys.get(key) for key, setting in SIZES.items()} | keys.tokens
@@ -138,7 +138,7 @@ def gguf_settings(path: Path) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in keys.tensors,
         "rope_parameters": _rotation(keys, rotated or head_dim, head_dim),
     }
-    if keys.arch in ("llama", "qwen3"):
+    if keys.arch in ("llama", "qwen3", "gemma3"):
         settings["attention_bias"] = "blk.0.attn_q.bias" in keys.tensors
     if keys.arch == "llama":
         settings["mlp_bias"] = "blk.0.ffn_up.bias" in keys.tensors
@@ -182,7 +182,9 @@ def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
     """Return `rope_parameters`. rotated: how many dimensions of a head turn with the position."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", ROPE_BASE)}
     if keys.arch == "phi3":
-        found["partial_rotary_factor"] = rotated / head_dim
+        share = rotated / head_dim
+        # transformers rounds their product down
+        found["partial_rotary_factor"] = share if int(head_dim * share) == rotated else math.nextafter(share, 1)
     elif rotated != head_dim:
         raise keys.refuse("rope.dimension_count", f"is not the size of a head, {head_dim}, which is not supported")
     factor, kind = keys.get("rope.scaling.factor", 0.0), keys.get("rope.scaling.type", "linear")

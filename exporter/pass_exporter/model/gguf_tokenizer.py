@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
 from transformers import PreTrainedTokenizerFast
 
+from pass_exporter.model.gguf_config import ORIGINAL
 from pass_runtime.errors import PassError
 
 MODELS = ("gpt2", "llama")
@@ -37,7 +38,7 @@ def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
         return default if field is None else field.contents()
 
     if (model := stated("model", None)) not in MODELS:
-        raise PassError(f"tokenizer.ggml.model = {model!r} is not supported: take the original checkpoint of this model")
+        raise PassError(f"tokenizer.ggml.model = {model!r} is not supported: {ORIGINAL}")
     pre, known = stated("pre", "default"), _pre_tokenizers()
     if model == "llama":
         _prefix_space(tokenizer, wanted=stated("add_space_prefix", True))
@@ -56,8 +57,7 @@ def _prefix_space(tokenizer: PreTrainedTokenizerFast, *, wanted: bool) -> None:
         return
     if wanted:
         raise PassError(
-            "tokenizer.ggml.add_space_prefix is not False, which is not supported for this architecture: take the "
-            "original checkpoint of this model"
+            f"tokenizer.ggml.add_space_prefix is not False, which is not supported for this architecture: {ORIGINAL}"
         )
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     if (content["pre_tokenizer"] or {}).get("type") == "Metaspace":
