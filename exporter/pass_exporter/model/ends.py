@@ -40,7 +40,7 @@ def _listed(place: Any) -> Iterable[Any]:
 
 def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
     """Yield the added token that each chat template writes right after an answer."""
-    templates = tokenizer.chat_template or []
+    templates: Any = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else [templates]:
         if template and (end := _template_end(tokenizer, template)) is not None:
             yield end

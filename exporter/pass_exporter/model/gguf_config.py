@@ -123,7 +123,7 @@ def gguf_settings(path: Path) -> dict[str, Any]:
     keys = _Keys(path)
     if keys.arch not in ARCHITECTURES:
         raise PassError(
-            f"GGUF files of architecture {keys.arch!r} are not read; supported are {', '.join(ARCHITECTURES)}: {ORIGINAL}"
+            f"GGUF files of architecture {keys.arch!r} are not read (but {', '.join(ARCHITECTURES)}): {ORIGINAL}"
         )
     _refuse_unknown(keys)
     settings: dict[str, Any] = {setting: keys.get(key) for key, setting in SIZES.items()} | keys.tokens
