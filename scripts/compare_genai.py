@@ -34,13 +34,13 @@ from contestants import (
     same_tokens,
     start,
 )
-from tokenizers import Tokenizer
 
 from pass_runtime import GenerateOptions
 from pass_runtime.cli.bench import PLANS
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.cli.prompts import read_prompts
 from pass_runtime.measuring.turns import in_turns
+from pass_runtime.session import read_tokenizer
 
 PROMPT = (
     "The Roman Empire was one of the largest in the ancient world. At its height it reached from Britain to the "
@@ -96,7 +96,7 @@ def main(
     """Print tokens per second of each contestant and the ratio to onnxruntime-genai, medians over rounds."""
     for plan in plans.split(","):
         GenerateOptions(plan=plan)  # raises PassError for an unknown one
-    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    tokenizer = read_tokenizer(bundle)
     prompts = [tokenizer.encode(text).ids[:64] for text in (read_prompts(prompt_file) if prompt_file else [PROMPT])]
     bundles = {name: path for name, path in {"fp32": bundle, "int4": int4, "w8a8": w8a8}.items() if path is not None}
     theirs = {name: build_genai(bundle, genai / name, name) for name in bundles if name != "w8a8"}

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from pass_exporter.checks.perplexity import WINDOW, Logits, score, scorer
-from pass_runtime.bundle.manifest import TOKENIZER_FILE
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
+from pass_runtime.session import read_tokenizer
 from pass_trainer.corpus import documents_of
 
 Ids = npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ def windows(path: Path, tokenizer: Tokenizer, count: int) -> Ids:
 @one_line_errors
 def main(bundles: tuple[Path, ...], texts: tuple[Path, ...], genai: tuple[Path, ...], count: int) -> None:
     """Print perplexity, and its ratio to that of the first bundle, of every text."""
-    tokenizer = Tokenizer.from_file(str(bundles[0] / TOKENIZER_FILE))
+    tokenizer = read_tokenizer(bundles[0])
     rows = {path: windows(path, tokenizer, count) for path in texts}
     click.echo(f"{'':28}" + "".join(f"{path.stem} ({len(ids)} windows)".rjust(26) for path, ids in rows.items()))
     baseline: list[float] = []

@@ -238,11 +238,16 @@ def _valid(text: str) -> str:
     return text
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(bundle: Path) -> Tokenizer:
+    """The tokenizer of a bundle, which neither cuts nor pads: older exports kept what a model's file had saved."""
+    path = bundle / TOKENIZER_FILE
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
         raise PassError(f"cannot read {path}: {error}; export the bundle again") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields: Any) -> Session:
@@ -263,7 +268,7 @@ def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields:
 def open_session_of(path: Path, manifest: Manifest, options: LoadOptions, *, backend: Backend | None = None) -> Session:
     """`load` where the manifest was read and the bundle's files were verified before. backend: an open backend to use;
     None opens one."""
-    tokenizer = _load_tokenizer(path / TOKENIZER_FILE)
+    tokenizer = read_tokenizer(path)
     template = load_chat_template(path, template_tokens(manifest.model, tokenizer))
     backend = backend or open_backend(
         path,

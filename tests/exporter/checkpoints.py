@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -68,6 +69,14 @@ def add_tokens(directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
+def add_words(directory: Path) -> None:
+    """Words of the vocabulary that the model has no embeddings for: it was another model's tokenizer."""
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"] |= {f"word{i}": 320 + i for i in range(32)}
+    path.write_text(json.dumps(content))
+
+
 def add_adapter(directory: Path) -> None:
     found = {"peft_type": "LORA", "base_model_name_or_path": "somebody/base"}
     (directory / "adapter_config.json").write_text(json.dumps(found))
@@ -79,8 +88,15 @@ def broken(model: Path, directory: Path, change: Change) -> Path:
     return directory
 
 
-def write_gguf(model: Path, path: Path, *, without: Collection[str] = (), extra: Collection[str] = ()) -> Path:
-    """The tensors of a tiny Llama in float32, under GGUF's names."""
+def write_gguf(
+    model: Path,
+    path: Path,
+    *,
+    without: Collection[str] = (),
+    extra: Collection[str] = (),
+    keys: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """The tensors of a tiny Llama in float32, under GGUF's names. keys: more keys of the file."""
     config, tokenizer = (
         json.loads((model / "config.json").read_text()),
         json.loads((model / "tokenizer.json").read_text()),
@@ -102,11 +118,14 @@ def write_gguf(model: Path, path: Path, *, without: Collection[str] = (), extra:
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
+    for key, value in keys.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(model / WEIGHTS).items():
-        stem = names.get_name(name.removesuffix(".weight"))
+        module, _, part = name.rpartition(".")
+        stem = names.get_name(module)
         if stem not in without:
-            writer.add_tensor(f"{stem}.weight", tensor.numpy())
+            writer.add_tensor(f"{stem}.{part}", tensor.numpy())
     for name in extra:
         writer.add_tensor(name, torch.ones(8).numpy())
     writer.write_header_to_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from checkpoints import (
     Change,
     add_adapter,
     add_tokens,
+    add_words,
     broken,
     cut,
     filled,
@@ -22,10 +24,13 @@ from checkpoints import (
     write_gguf,
 )
 from click.testing import CliRunner
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 import pass_exporter.cli
 import pass_trainer.cli
-from conftest import VOCAB_SIZE, export_bundle, make_model
+from conftest import EOS, VOCAB_SIZE, export_bundle, make_model
+from pass_exporter.bundle import write_tokenizer
 from pass_exporter.model.families import SUPPORTED
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
@@ -72,7 +77,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "a smaller vocabulary in the config": (settings(vocab_size=300), "model.embed_tokens.weight [320, 64], not [300"),
     "NaN": (filled(UP, float("nan")), f"{UP} of model holds NaN"),
     "infinite": (filled(NORM, float("-inf")), f"{NORM} of model holds infinite numbers"),
-    "wrong tokenizer": (add_tokens, "ids up to 351, but the model's vocabulary is 320"),
+    "wrong tokenizer": (add_words, "ids up to 351, but the model's vocabulary is 320"),
     "an end beyond the vocabulary": (
         settings("generation_config.json", eos_token_id=[1, 999]),
         "eos_token_id 999 of model is not in the model's vocabulary of 320",
@@ -165,6 +170,62 @@ def test_every_family_loads(tmp_path: Path):
         assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE, family
 
 
+def test_added_tokens_beyond_the_vocabulary_are_text(tiny_model: Path, tmp_path: Path):
+    """transformers runs such models. Published ones have them: Gemma3's picture token, in its text models."""
+    model = broken(tiny_model, tmp_path / "model", add_tokens)
+    with pytest.warns(UserWarning, match="model has no embeddings for <extra 0>, <extra 1>, .* plain text now"):
+        tokenizer = load_model(resolve(str(model)), "fp32").tokenizer
+    text = "The <extra 0>fox<extra 31>"
+    assert tokenizer.encode(text) == load_model(resolve(str(tiny_model)), "fp32").tokenizer.encode(text)
+    assert max(tokenizer.encode(text)) < VOCAB_SIZE
+
+
+def add_end(directory: Path) -> None:
+    """The end and the start of texts are tokens beyond the vocabulary, and so is what every prompt begins with."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_special_tokens({"eos_token": "<far>", "bos_token": "<far>"})
+    tokenizer.save_pretrained(directory)
+
+
+def test_special_tokens_beyond_the_vocabulary(tiny_model: Path, tmp_path: Path):
+    model = broken(tiny_model, tmp_path / "model", add_end)
+    with pytest.warns(UserWarning, match="no embeddings for <far>"):
+        loaded = load_model(resolve(str(model)), "fp32")
+    assert (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id, loaded.eos_token_ids) == (None, None, (EOS,))
+    path = model / "tokenizer.json"
+    first = {"SpecialToken": {"id": "<far>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    tokens = {"<far>": {"id": "<far>", "ids": [VOCAB_SIZE], "tokens": ["<far>"]}}
+    processor = {"type": "TemplateProcessing", "single": first, "pair": first, "special_tokens": tokens}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": processor}))
+    with pytest.warns(UserWarning), pytest.raises(PassError, match="ids up to 320"):
+        load_model(resolve(str(model)), "fp32")
+
+
+SAVED = {
+    "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+    "padding": {
+        "strategy": {"Fixed": 64},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 1,
+        "pad_type_id": 0,
+        "pad_token": "<eos>",
+    },
+}
+
+
+@pytest.mark.parametrize("saved", SAVED)
+def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: Path, saved: str):
+    """A tokenizer.json keeps those of its last call. transformers, too, leaves a prompt as it is."""
+    model = broken(tiny_model, tmp_path / "model", settings("tokenizer.json", **{saved: SAVED[saved]}))
+    tokenizer = load_model(resolve(str(model)), "fp32").tokenizer
+    text = "The quick brown fox jumps over the lazy dog."
+    expected = AutoTokenizer.from_pretrained(model)(text).input_ids
+    assert tokenizer.backend_tokenizer.encode(text).ids == expected
+    write_tokenizer(tmp_path, tokenizer)
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids == expected
+
+
 def test_gguf(tiny_model: Path, tmp_path: Path):
     loaded = load_model(resolve(str(write_gguf(tiny_model, tmp_path / "sound.gguf"))), "fp32")
     assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE  # transformers adds a token of GPT-2's
@@ -188,11 +249,10 @@ def test_a_bundle_that_the_runtime_refuses_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The last step opens the bundle as a user does: here of a model whose end-of-text token nobody looked at."""
-    monkeypatch.setattr("pass_exporter.model.load.check_tokens", lambda *_: None)
-    model = broken(tiny_model, tmp_path / "model", settings("generation_config.json", eos_token_id=999))
+    monkeypatch.setattr("pass_exporter.model.load.end_tokens", lambda *_: (999,))
     with pytest.raises(
         PassError, match=r"the runtime refuses the bundle .* token 999 is not in the vocabulary"
     ) as refused:
-        export_bundle(model, tmp_path / "bundles" / "bundle", lookahead=2)
+        export_bundle(tiny_model, tmp_path / "bundles" / "bundle", lookahead=2)
     assert "export the bundle again" not in str(refused.value)
     assert list((tmp_path / "bundles").iterdir()) == []

@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import pytest
 from reciting import BOS, assert_idle, reciting_session, words
+from tokenizers import Tokenizer
 
 from pass_runtime import QueueFull
 from pass_runtime.bundle.sampling import SamplingParams
@@ -19,7 +20,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.generation import TokenStream, merged
 from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.options import MAX_THREADS
-from pass_runtime.session import GenerateOptions, load
+from pass_runtime.session import GenerateOptions, load, read_tokenizer
 
 TWO_PASS = GenerateOptions(12, plan="two-pass", ignore_eos=True)
 ENDLESS = GenerateOptions(700, plan="two-pass", ignore_eos=True)
@@ -456,6 +457,17 @@ def test_an_empty_prompt_of_a_model_without_bos(tiny_bundle):
         else:
             with pytest.raises(PassError, match="no start token"):
                 session.encode("")
+
+
+def test_a_tokenizer_of_an_older_export_neither_cuts_nor_pads(tiny_bundle, tmp_path):
+    tokenizer = Tokenizer.from_file(str(tiny_bundle / "tokenizer.json"))
+    text = "The quick brown fox jumps over the lazy dog."
+    expected = tokenizer.encode(text).ids
+    for change in (lambda: tokenizer.enable_truncation(4), lambda: tokenizer.enable_padding(length=64)):
+        change()
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids != expected
+        assert read_tokenizer(tmp_path).encode(text).ids == expected
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [320], [5, 326]])

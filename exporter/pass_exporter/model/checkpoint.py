@@ -60,8 +60,9 @@ def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
     field = reader.fields["general.architecture"]
     arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == field.contents())
     names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
-    stems = {names.get_name(key.rpartition(".")[0]) for key in model.state_dict()}
-    return {tensor.name for tensor in reader.tensors if tensor.name.rpartition(".")[0] not in stems}
+    split = (key.rpartition(".") for key in model.state_dict())
+    known = {f"{names.get_name(stem)}.{part}" for stem, _, part in split}
+    return {tensor.name for tensor in reader.tensors if tensor.name not in known}
 
 
 def check_finite(name: str, model: PreTrainedModel) -> None:
@@ -80,7 +81,8 @@ def check_finite(name: str, model: PreTrainedModel) -> None:
 def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise PassError if an id of the tokenizer, or an end-of-text token, is not in the model's vocabulary."""
     vocabulary = int(model.config.vocab_size)
-    largest = max(tokenizer.get_vocab().values(), default=0)
+    added = tokenizer.backend_tokenizer.encode("").ids  # what every prompt begins or ends with
+    largest = max((*tokenizer.get_vocab().values(), *added), default=0)
     if largest >= vocabulary:
         raise PassError(
             f"the tokenizer of {name} has ids up to {largest}, but the model's vocabulary is {vocabulary}: "

@@ -15,7 +15,6 @@ import gguf
 import torch
 import transformers
 from tokenizers import Tokenizer
-from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
@@ -25,10 +24,12 @@ from pass_exporter.model.checkpoint import (
     check_not_quantized,
     check_tokens,
     damaged_file,
-    end_of_text,
     unknown_gguf_tensors,
 )
+from pass_exporter.model.ends import end_tokens
 from pass_exporter.model.families import Geometry, geometry
+from pass_exporter.model.gguf_config import check_settings, gguf_settings
+from pass_exporter.model.gguf_tokenizer import fix_gguf_tokenizer
 from pass_exporter.model.hub import look_up
 from pass_exporter.model.registry import NO_REMOTE_CODE, ModelSource
 from pass_runtime.errors import PassError
@@ -44,13 +45,8 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     geometry: Geometry
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The end-of-sequence ids: the generation config's, or else the tokenizer's."""
-        ids = end_of_text(self.model)
-        own = self.tokenizer.eos_token_id
-        return ids if ids is not None else () if own is None else (int(own),)
+    eos_token_ids: tuple[int, ...]
+    """The tokens that end a text or a turn (`ends.py`)."""
 
 
 def stored_dtype(source: ModelSource) -> LoadDtype:
@@ -71,13 +67,16 @@ def load_model(source: ModelSource, dtype: LoadDtype) -> LoadedModel:
     """
     location, kwargs = _place(source)
     with _refusing(source), _parse_gguf_once():
+        settings = gguf_settings(Path(source.location)) if source.is_gguf else {}
         config = AutoConfig.from_pretrained(location, **kwargs)
+        config = type(config).from_dict(config.to_dict() | settings) if settings else config
         sizes = geometry(config)
         if not source.is_gguf:
             check_not_quantized(source.name, config)
         tokenizer = _load_tokenizer(source, location, kwargs, sizes.vocab_size)
         model, report = AutoModelForCausalLM.from_pretrained(
             location,
+            config=config,
             dtype=TORCH_DTYPES[dtype],
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # check_complete refuses them, by name
@@ -86,11 +85,14 @@ def load_model(source: ModelSource, dtype: LoadDtype) -> LoadedModel:
         )
         if source.is_gguf:
             report["unexpected_keys"] |= unknown_gguf_tensors(Path(source.location), model)
+            check_settings(source.name, settings, model.config)
     check_complete(source.name, report)
     check_finite(source.name, model)
     check_tokens(source.name, model, tokenizer)
+    with _refusing(source), _parse_gguf_once():
+        ends = end_tokens(model, tokenizer, location, kwargs)
     model.eval().requires_grad_(False)
-    return LoadedModel(model, tokenizer, sizes)
+    return LoadedModel(model, tokenizer, sizes, ends)
 
 
 def _place(source: ModelSource) -> tuple[str, dict[str, Any]]:
@@ -136,10 +138,16 @@ def _load_tokenizer(
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise PassError(f"{source.name} has no fast tokenizer (tokenizer.json), which the runtime needs")
     own = _own_tokens(source, location, kwargs)
-    if own is not None:
-        _drop_added_tokens(tokenizer, max(own, vocabulary))
+    dropped = _drop_added_tokens(tokenizer, vocabulary)
+    if noted := [text for text, token in dropped.items() if own is None or token < own]:
+        warnings.warn(
+            f"{source.name} has no embeddings for {', '.join(noted)}, which its tokenizer adds: that is plain text now",
+            stacklevel=2,
+        )
     if source.is_gguf:
-        _fix_gguf_tokenizer(tokenizer, Path(location) / kwargs["gguf_file"])
+        fix_gguf_tokenizer(tokenizer, Path(location) / kwargs["gguf_file"])
+    tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may have been saved with either;
+    tokenizer.backend_tokenizer.no_padding()  # transformers uses them for calls that ask for them only
     return tokenizer
 
 
@@ -152,41 +160,23 @@ def _own_tokens(source: ModelSource, location: str, kwargs: dict[str, Any]) -> i
     return None if path is None else 1 + max(Tokenizer.from_file(path).get_vocab().values(), default=-1)
 
 
-RESTORED = ("default", "qwen2")
-"""The values of `tokenizer.ggml.pre` for which transformers restores the tokenizer: that of qwen2 gave the tokens of
-llama.cpp for 1,233 texts (HumanEval, Wikipedia, Python, documentation)."""
+def _drop_added_tokens(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> dict[str, int]:
+    """Remove the added tokens that the model has no embeddings for; return their texts and ids.
 
-
-def _gguf_pre_tokenizers() -> dict[str, PreTokenizer]:
-    """Return pre-tokenizers by `tokenizer.ggml.pre`: transformers does not restore these from a GGUF file."""
-    return {"smollm": Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)])}
-
-
-def _fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    fields = gguf.GGUFReader(path).fields
-    field = fields.get("tokenizer.ggml.pre")
-    pre = field.contents() if field is not None else "default"
-    known = _gguf_pre_tokenizers()
-    if pre in known:
-        tokenizer.backend_tokenizer.pre_tokenizer = known[pre]
-    elif pre not in RESTORED:
-        warnings.warn(
-            f"the tokenizer was rebuilt from {path.name} ({pre}); compare it with the original before trusting it",
-            stacklevel=2,
-        )
-
-
-def _drop_added_tokens(tokenizer: PreTrainedTokenizerFast, count: int) -> None:
-    """Remove the added tokens whose id is `count` or more.
-
-    transformers appends tokens of its own, such as <|endoftext|>, to vocabularies without them. A prompt that contains
-    their text would read an embedding that does not exist.
+    Published models have some (Gemma3's picture token in its text models), and transformers appends tokens of its own,
+    such as <|endoftext|>. Their text is plain text from now on.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    kept = [token for token in content["added_tokens"] if token["id"] < count]
-    if len(kept) < len(content["added_tokens"]):
-        content["added_tokens"] = kept
+    dropped = {token["content"]: token["id"] for token in content["added_tokens"] if token["id"] >= vocabulary}
+    if dropped:
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocabulary]
+        if isinstance(words := content["model"]["vocab"], dict):
+            content["model"]["vocab"] = {word: token for word, token in words.items() if word not in dropped}
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
+        for name, text in tokenizer.special_tokens_map.items():
+            if isinstance(text, str) and text in dropped:
+                setattr(tokenizer, name, None)
+    return dropped
 
 
 @contextmanager

@@ -1,0 +1,227 @@
+"""The configuration that a .gguf file states. transformers reads some of its keys and ignores the others silently.
+
+Every key below the architecture's name is known here: it becomes a setting of the configuration, has a value that
+changes nothing, or is refused by name. Meanings and defaults are llama.cpp's, which defines the format.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+from transformers import PretrainedConfig
+
+from pass_exporter.model.sliding import FULL, SLIDING
+from pass_runtime.errors import PassError
+
+ORIGINAL = "take the original checkpoint of this model"
+"""What to do about a file that is refused."""
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma3")
+"""The values of `general.architecture` that transformers reads, and whose models are supported."""
+
+SIZES = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+"""Keys that every file has -> settings."""
+
+TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+"""Settings -> keys of the tokenizer. A class of configurations has ids of its own if a file states none."""
+
+READ = (
+    *SIZES,
+    "vocab_size",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.scale",
+    "attention.sliding_window",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+)
+READ_FOR_GEMMA3 = ("attention.sliding_window_pattern", "rope.freq_base_swa")
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.shared_kv_layers": (0,),
+    "attn_logit_softcapping": (0.0,),
+    "embedding_scale": (0.0, 1.0),
+    "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "final_logit_softcapping": (0.0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0,),
+    "residual_scale": (0.0, 1.0),
+    "rope.scaling.alpha": (0.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.finetuned": (True, False),
+    "rope.scaling.yarn_ext_factor": (1.0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+    "swin_norm": (False,),
+    "tensor_data_layout": ("Meta AI original pth",),
+    "use_parallel_residual": (False,),
+}
+"""Keys that no supported model uses, and their values that change nothing. With another value the file is refused."""
+
+GEMMA3_LOCAL_BASE, GEMMA3_PATTERN = 10000.0, 6
+GEMMA3_27B_LAYERS = 62
+"""Gemma 3 27B alone scales attention by the hidden size for each head. No key says so: llama.cpp counts its layers."""
+ROPE_BASE = 10000.0
+"""`rope.freq_base` of a file that has none."""
+
+
+class _Keys:
+    """The keys below the architecture's name."""
+
+    def __init__(self, path: Path) -> None:
+        reader = gguf.GGUFReader(str(path))
+        self.arch = str(reader.fields["general.architecture"].contents())
+        prefix = f"{self.arch}."
+        self._values = {
+            key.removeprefix(prefix): field.contents() for key, field in reader.fields.items() if key.startswith(prefix)
+        }
+        self.tokens = {
+            token: field.contents() if (field := reader.fields.get(f"tokenizer.ggml.{key}_token_id")) else None
+            for token, key in TOKENS.items()
+        }
+        self.tensors = {tensor.name for tensor in reader.tensors}
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._values.get(key, default)
+
+    def refuse(self, key: str, why: str = "is not supported") -> PassError:
+        """Return the error for a key."""
+        return PassError(f"{self.arch}.{key} = {self.get(key)!r} {why}: {ORIGINAL}")
+
+
+def gguf_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of the configuration that a .gguf file states, by transformers' names.
+
+    Raises PassError if a key that changes what the model computes is missing, unknown or not supported.
+    """
+    keys = _Keys(path)
+    if keys.arch not in ARCHITECTURES:
+        raise PassError(
+            f"GGUF files of architecture {keys.arch!r} are not read (but {', '.join(ARCHITECTURES)}): {ORIGINAL}"
+        )
+    _refuse_unknown(keys)
+    settings: dict[str, Any] = {setting: keys.get(key) for key, setting in SIZES.items()} | keys.tokens
+    hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
+    rotated = keys.get("rope.dimension_count")
+    head_dim = keys.get("attention.key_length") or (rotated if keys.arch == "llama" else None) or hidden // heads
+    if keys.get("attention.value_length", head_dim) != head_dim:
+        raise keys.refuse("attention.value_length", f"is not the length of a key, {head_dim}")
+    settings |= {
+        "num_key_value_heads": keys.get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "tie_word_embeddings": "output.weight" not in keys.tensors,
+        "rope_parameters": _rotation(keys, rotated or head_dim, head_dim),
+    }
+    if keys.arch in ("llama", "qwen3", "gemma3"):
+        settings["attention_bias"] = "blk.0.attn_q.bias" in keys.tensors
+    if keys.arch == "llama":
+        settings["mlp_bias"] = "blk.0.ffn_up.bias" in keys.tensors
+    return settings | _attention(keys, settings)
+
+
+def check_settings(name: str, settings: dict[str, Any], config: PretrainedConfig) -> None:
+    """Raise PassError if the configuration in use is not what the file states."""
+    for setting, value in settings.items():
+        used = getattr(config, setting, None)
+        if used != value and not (isinstance(value, dict) and _within(value, used)):
+            raise PassError(f"{setting} of {name} is {value!r} in the file, but transformers would use {used!r}")
+
+
+def _within(stated: dict[str, Any], used: Any) -> bool:
+    """Whether `used` has all values of `stated`; transformers adds some of its own."""
+    return isinstance(used, dict) and all(
+        _within(value, used.get(key)) if isinstance(value, dict) else used.get(key) == value
+        for key, value in stated.items()
+    )
+
+
+def _refuse_unknown(keys: _Keys) -> None:
+    read = (*READ, *READ_FOR_GEMMA3) if keys.arch == "gemma3" else READ
+    for key in keys:
+        value = keys.get(key)
+        if key in NEUTRAL:
+            if value not in NEUTRAL[key]:
+                raise keys.refuse(key)
+        elif key not in read:
+            raise keys.refuse(key, "is not known")
+        elif isinstance(value, list) and key != "attention.sliding_window_pattern":
+            raise keys.refuse(key, "has a value for each layer, which is not supported")
+    required = (*SIZES, "rope.freq_base") if keys.arch == "gemma3" else SIZES
+    for key in required:
+        if keys.get(key) is None:
+            raise PassError(f"the file has no {keys.arch}.{key}: it is damaged or very old, get it again")
+
+
+def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
+    """Return `rope_parameters`. rotated: how many dimensions of a head turn with the position."""
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", ROPE_BASE)}
+    if keys.arch == "phi3":
+        share = rotated / head_dim
+        # transformers rounds their product down
+        found["partial_rotary_factor"] = share if int(head_dim * share) == rotated else math.nextafter(share, 1)
+    elif rotated != head_dim:
+        raise keys.refuse("rope.dimension_count", f"is not the size of a head, {head_dim}, which is not supported")
+    factor, kind = keys.get("rope.scaling.factor", 0.0), keys.get("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn") or (kind == "yarn" and keys.arch == "gemma3"):
+        raise keys.refuse("rope.scaling.type")
+    if factor and kind != "none":
+        if keys.arch == "phi3":
+            raise keys.refuse("rope.scaling.factor", "is not supported by transformers for this architecture")
+        found |= {"rope_type": kind, "factor": factor}
+        if kind == "yarn":
+            length = keys.get("rope.scaling.original_context_length", keys.get("context_length"))
+            found["original_max_position_embeddings"] = length
+            for key in ("attn_factor", "beta_fast", "beta_slow"):
+                if (value := keys.get(f"rope.scaling.yarn_{key}")) is not None:
+                    found["attention_factor" if key == "attn_factor" else key] = value
+    if keys.arch != "gemma3":
+        return found
+    local = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", GEMMA3_LOCAL_BASE)}
+    return {FULL: found, SLIDING: local}
+
+
+def _attention(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of attention's scale and of sliding windows."""
+    window = keys.get("attention.sliding_window") or None
+    layers, head_dim = settings["num_hidden_layers"], settings["head_dim"]
+    scale = keys.get("attention.scale") or head_dim**-0.5
+    if keys.arch == "gemma3":
+        if not keys.get("attention.scale") and layers == GEMMA3_27B_LAYERS:
+            scale = (settings["hidden_size"] // settings["num_attention_heads"]) ** -0.5
+        pattern = keys.get("attention.sliding_window_pattern", GEMMA3_PATTERN)
+        slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
+        kinds = [SLIDING if slide and window else FULL for slide in slides]
+        return {"query_pre_attn_scalar": round(scale**-2), "sliding_window": window, "layer_types": kinds}
+    if not math.isclose(scale, head_dim**-0.5, rel_tol=1e-5):
+        raise keys.refuse("attention.scale", f"is not the one of heads of {head_dim}, which is not supported")
+    if keys.arch == "phi3":
+        return {"sliding_window": window}
+    if window is not None and window < settings["max_position_embeddings"]:
+        raise keys.refuse("attention.sliding_window", "is not supported for this architecture")
+    return {"sliding_window": None}

@@ -1,0 +1,226 @@
+"""The keys of a .gguf file: each becomes a setting, has a value that changes nothing, or is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import write_gguf
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from conftest import make_model
+from pass_exporter.model.gguf_config import ARCHITECTURES, GEMMA3_27B_LAYERS, check_settings, gguf_settings
+from pass_exporter.model.load import load_model
+from pass_exporter.model.registry import resolve
+from pass_runtime import PassError
+
+KEYS: dict[str, Any] = {
+    "block_count": 6,
+    "context_length": 512,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 5000.0,
+}
+
+
+@pytest.fixture
+def stated(tmp_path: Path):
+    """A function: architecture, keys -> what a file with these keys states. None leaves a key out."""
+
+    def settings(arch: str, changes: dict[str, Any]) -> dict[str, Any]:
+        path = tmp_path / "model.gguf"
+        writer = gguf.GGUFWriter(path, arch)
+        for key, value in (KEYS | changes).items():
+            if value is not None:
+                writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
+        writer.add_tensor("token_embd.weight", np.ones(4, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return gguf_settings(path)
+
+    return settings
+
+
+def default_rope(theta: float = 5000.0) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+YARN_KEYS = ("attn_factor", "beta_fast", "beta_slow")
+LINEAR = default_rope() | {"rope_type": "linear", "factor": 4.0}
+YARN = LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 512}
+TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "nothing else": ("llama", {}, {"head_dim": 16, "num_key_value_heads": 4, "rope_parameters": default_rope()}),
+    "no base": ("llama", {"rope.freq_base": None}, {"rope_parameters": default_rope(10000.0)}),
+    "size of heads": ("qwen3", {"attention.key_length": 24, "attention.value_length": 24}, {"head_dim": 24}),
+    "kv heads": ("qwen2", {"attention.head_count_kv": 2}, {"num_key_value_heads": 2}),
+    "linear by its factor": ("llama", {"rope.scaling.factor": 4.0}, {"rope_parameters": LINEAR}),
+    "no scaling": (
+        "llama",
+        {"rope.scaling.factor": 4.0, "rope.scaling.type": "none"},
+        {"rope_parameters": default_rope()},
+    ),
+    "yarn": ("qwen2", {"rope.scaling.factor": 4.0, "rope.scaling.type": "yarn"}, {"rope_parameters": YARN}),
+    "all of yarn": (
+        "qwen3",
+        {
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.yarn_attn_factor": 1.5,
+            "rope.scaling.yarn_beta_fast": 16.0,
+            "rope.scaling.yarn_beta_slow": 2.0,
+            "rope.scaling.yarn_ext_factor": 1.0,
+        },
+        {
+            "rope_parameters": YARN
+            | {"original_max_position_embeddings": 128, "attention_factor": 1.5, "beta_fast": 16.0, "beta_slow": 2.0}
+        },
+    ),
+    "phi3": (
+        "phi3",
+        {"rope.dimension_count": 12, "attention.sliding_window": 64},
+        {"rope_parameters": default_rope() | {"partial_rotary_factor": 0.75}, "sliding_window": 64},
+    ),
+    "gemma3": (
+        "gemma3",
+        {"attention.sliding_window": 64, "rope.scaling.factor": 4.0, "attention.key_length": 32},
+        {
+            "rope_parameters": {"full_attention": LINEAR, "sliding_attention": default_rope(10000.0)},
+            "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+            "sliding_window": 64,
+            "query_pre_attn_scalar": 32,
+        },
+    ),
+    "gemma3 in full": (
+        "gemma3",
+        {
+            "attention.sliding_window": 64,
+            "attention.sliding_window_pattern": 2,
+            "attention.scale": 20**-0.5,
+            "rope.freq_base_swa": 100.0,
+        },
+        {
+            "rope_parameters": {"full_attention": default_rope(), "sliding_attention": default_rope(100.0)},
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "query_pre_attn_scalar": 20,
+        },
+    ),
+    "gemma3 without windows": ("gemma3", {}, {"layer_types": ["full_attention"] * 6, "sliding_window": None}),
+    "gemma3 27b": (
+        "gemma3",
+        {"block_count": GEMMA3_27B_LAYERS, "attention.key_length": 32},
+        {"query_pre_attn_scalar": 16, "head_dim": 32},
+    ),
+    "a window that holds the longest text": ("llama", {"attention.sliding_window": 512}, {"sliding_window": None}),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_a_file_states(stated, case: str):
+    arch, keys, expected = TAKEN[case]
+    found = stated(arch, keys)
+    assert {name: found[name] for name in expected} == expected
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "attention.head_count = [4, 4, 4, 4, 4, 4] has a value for each layer": (
+        "llama",
+        {"attention.head_count": [4] * 6},
+    ),
+    "attention.scale = 0.5 is not the one of heads of 16": ("llama", {"attention.scale": 0.5}),
+    "attention.sliding_window = 64": ("qwen2", {"attention.sliding_window": 64}),
+    "attention.value_length = 8 is not the length of a key, 16": ("llama", {"attention.value_length": 8}),
+    "expert_count = 8 is not supported": ("llama", {"expert_count": 8}),
+    "final_logit_softcapping = 30.0": ("gemma3", {"final_logit_softcapping": 30.0}),
+    "logit_scale = 0.5": ("llama", {"logit_scale": 0.5}),
+    "rope.dimension_count = 8 is not the size of a head, 16": ("qwen2", {"rope.dimension_count": 8}),
+    "rope.scaling.factor = 4.0": ("phi3", {"rope.scaling.factor": 4.0}),
+    "rope.scaling.type = 'longrope'": ("phi3", {"rope.scaling.type": "longrope"}),
+    "rope.scaling.type = 'yarn'": ("gemma3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}),
+    "something.new = 3 is not known": ("qwen3", {"something.new": 3}),
+    "the file has no llama.context_length": ("llama", {"context_length": None}),
+    "the file has no gemma3.rope.freq_base": ("gemma3", {"rope.freq_base": None}),
+    "architecture 'mamba'": ("mamba", {}),
+    "architecture 'olmo2'": ("olmo2", {}),
+}
+
+
+@pytest.mark.parametrize("expected", REFUSED)
+def test_what_is_refused_by_name(stated, expected: str):
+    with pytest.raises(PassError) as refused:
+        stated(*REFUSED[expected])
+    assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+OF_YARN = {f"rope.scaling.{key}" for key in ("original_context_length", *(f"yarn_{k}" for k in YARN_KEYS))}
+"""Keys that mean something beside yarn scaling only, which is refused for Phi3 and Gemma3."""
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_key_of_the_format_is_ignored(stated, arch: str):
+    """Every key that the gguf package knows changes the settings, or is refused by name, with some odd value."""
+    with_yarn = arch not in ("phi3", "gemma3")
+    yarn, window = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, {"attention.sliding_window": 64}
+    beside = yarn if with_yarn else window
+    kinds = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.SSM)
+    names = {str(name).removeprefix("{arch}.") for kind in kinds for name in vars(kind).values()}
+    plain = stated(arch, beside)
+
+    def does_something(key: str, value: object) -> bool:
+        try:
+            return stated(arch, beside | {key: value}) != plain
+        except (PassError, TypeError, ValueError, ZeroDivisionError):
+            return True
+
+    known = [name for name in names if set(name) <= set(ascii_lowercase + "._")]
+    assert len(known) > 80
+    ignored = {name for name in known if not any(does_something(name, value) for value in (3, 3.5, True, "odd"))}
+    assert ignored == {"vocab_size"} | (set() if with_yarn else OF_YARN)  # transformers reads the former
+
+
+def test_the_configuration_in_use_is_compared(stated):
+    config = AutoConfig.for_model("llama", num_hidden_layers=6, rope_parameters=LINEAR)
+    check_settings("m", {"num_hidden_layers": 6, "rope_parameters": LINEAR}, config)
+    with pytest.raises(PassError, match="num_hidden_layers of m is 5 in the file, but transformers would use 6"):
+        check_settings("m", {"num_hidden_layers": 5}, config)
+    with pytest.raises(PassError, match="rope_parameters of m"):
+        check_settings("m", {"rope_parameters": YARN}, config)
+
+
+def test_biases_of_a_file_are_used(tmp_path: Path):
+    """transformers reads them if its configuration says so, and no key of the file does."""
+    model = make_model(tmp_path / "model", attention_bias=True, mlp_bias=True)
+    weights = load_file(model / "model.safetensors")
+    for name, tensor in weights.items():
+        if name.endswith(".bias"):
+            tensor.fill_(0.5)  # the same in any order of the rows
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_model(resolve(str(write_gguf(model, tmp_path / "model.gguf"))), "fp32").model
+    biases = [tensor for name, tensor in loaded.named_parameters() if name.endswith(".bias")]
+    assert len(biases) == 14 and all(bool((tensor == 0.5).all()) for tensor in biases)
+
+
+@pytest.mark.parametrize("key", ["eot", "eom"])
+def test_the_ends_of_turns_and_messages_are_ends(tiny_model: Path, tmp_path: Path, key: str):
+    path = write_gguf(tiny_model, tmp_path / "model.gguf", keys={f"tokenizer.ggml.{key}_token_id": 7})
+    assert load_model(resolve(str(path)), "fp32").eos_token_ids == (1, 7)
+
+
+KIND = "tokenizer.ggml.model"
+
+
+def test_tokenizers_of_other_kinds_are_refused(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_model", lambda self, _: self.add_string(KIND, "t5"))
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", lambda self, _: self.add_token_scores([0.0] * 320))
+    path = write_gguf(tiny_model, tmp_path / "model.gguf")
+    with pytest.raises(PassError, match=r"tokenizer.ggml.model = 't5' is not supported"):
+        load_model(resolve(str(path)), "fp32")
