@@ -21,7 +21,7 @@ class Resolver:
 
     def __init__(self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer) -> None:
         self._manifest, self._backend, self._tokenizer = manifest, backend, tokenizer
-        self._grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
+        self.grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
 
     def resolve(self, options: GenerateOptions) -> Request:
         """What `options` mean on this bundle: a request without a prompt. PassError where the bundle cannot run it."""
@@ -71,7 +71,7 @@ class Resolver:
         processing = Processing(
             self._manifest.model.vocab_size,
             options.sampling,
-            None if options.constraint is None else self._grammars.start(options.constraint),
+            None if options.constraint is None else self.grammars.start(options.constraint),
             options.min_tokens,
             frozenset((*options.stop_token_ids, *stops)),
             tuple(dict.fromkeys(tuple(word) for word in words if word)),
