@@ -225,6 +225,7 @@ class Grammars:
     def _compile(self, job: _Job, size: int) -> None:
         """Compile in this process what a child has compiled."""
         matcher, usage = self._compiler.result().compile(job.constraint), Usage()
+        matcher.compute_ff_tokens()  # what is forced at the beginning is found here, for all copies
         with suppress(InvalidStateError):  # closed meanwhile
             job.future.set_result(GrammarState(matcher, self._end_tokens, usage))
         with self._lock:

@@ -16,6 +16,9 @@ from tokenizers import Tokenizer
 from pass_runtime.text.token_bytes import token_bytes
 
 
+MOST_CHARACTERS = 1024
+
+
 class PlainTokenizer:
     """Has the attributes that `llguidance.LLTokenizer` takes: the bytes of all tokens, and which of them are no text.
 
@@ -40,7 +43,9 @@ class PlainTokenizer:
 
     def __call__(self, text: str) -> list[int]:
         """The tokens whose bytes are those of `text`: the tokenizer's own if it has such, else the longest ones from
-        left to right. They end before the first byte that no token has."""
+        left to right. They end before the first byte that no token has, and after MOST_CHARACTERS: what is forced is
+        tokenized with every token of a text."""
+        text = text[:MOST_CHARACTERS]
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         if self._no_text.isdisjoint(ids) and b"".join([self.tokens[i] for i in ids]) == text.encode():
             return ids
