@@ -31,7 +31,7 @@ class Resolver:
         self._manifest, self._backend, self._vocabulary = manifest, backend, vocabulary
         self._bad_words = lru_cache(maxsize=KEPT_WORDS)(self._make_bad_words)
         self._making = Lock()
-        self._grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
+        self.grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
 
     def resolve(self, options: GenerateOptions) -> Request:
         """What `options` mean on this bundle: a request without a prompt. PassError where the bundle cannot run it."""
@@ -88,7 +88,7 @@ class Resolver:
         processing = Processing(
             self._manifest.model.vocab_size,
             options.sampling,
-            None if options.constraint is None else self._grammars.start(options.constraint),
+            None if options.constraint is None else self.grammars.start(options.constraint),
             options.min_tokens,
             frozenset((*options.stop_token_ids, *stops)),
             self._bad_words(tuple(options.bad_words)) if options.bad_words else None,

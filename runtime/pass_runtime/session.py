@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -34,7 +35,9 @@ from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
 from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template, template_tokens
+from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.encoding import encode
+from pass_runtime.text.grammar_state import GrammarState
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
 from pass_runtime.text.vocabulary import Vocabulary
@@ -73,6 +76,7 @@ class Session:
     def close(self) -> None:
         """Cancel all requests and free the device's memory. The session cannot be used afterwards."""
         self._finalizer()
+        self._resolver.grammars.close()
         if self.chat_template is not None:
             self.chat_template.close()
 
@@ -179,6 +183,10 @@ class Session:
     def resolve(self, options: GenerateOptions) -> Request:
         """What `options` mean on this bundle: a request without a prompt. PassError where the bundle cannot run it."""
         return self._resolver.resolve(options)
+
+    def prepare(self, constraint: Constraint) -> Future[GrammarState]:
+        """Begin to compile a constraint, which `resolve` and `request` otherwise wait for; see `Grammars.prepare`."""
+        return self._resolver.grammars.prepare(constraint)
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
         """The request that `generate` would begin; several that hold the very same tuple of ids share its K/V."""

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from pass_runtime.decode.scheduler import QueueFull
 from pass_runtime.errors import PassError
+from pass_runtime.text.grammar import TooManyConstraints
+from pass_runtime.text.grammar_state import ConstraintStopped
 
 log = logging.getLogger("pass_runtime.serve")
 
@@ -65,6 +67,10 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError("the request took longer than this server allows", 504, code="timeout")
     if isinstance(error, QueueFull):
         return ApiError(f"{error.reason}; try again later", 429, code="queue_full", headers={"Retry-After": "1"})
+    if isinstance(error, TooManyConstraints):
+        return ApiError(str(error), 429, code="queue_full", headers={"Retry-After": "1"})
+    if isinstance(error, ConstraintStopped):
+        return ApiError(str(error), param=None, code="constraint_too_complex")
     if isinstance(error, PassError):
         return ApiError(str(error), 500)
     log.error("a request failed", exc_info=error)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +14,7 @@ from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.serve.conversation import conversation, other_texts, texts
-from pass_runtime.serve.errors import ApiError, not_supported
+from pass_runtime.serve.errors import ApiError, as_api_error, not_supported
 from pass_runtime.serve.fields import unsupported
 from pass_runtime.serve.options import ServeOptions
 from pass_runtime.serve.schemas import ChatRequest, CompletionRequest, Sampled
@@ -20,6 +23,8 @@ from pass_runtime.serve.turns import Turn, Turns
 from pass_runtime.session import Session
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.encoding import decode
+from pass_runtime.text.grammar import TooManyConstraints
+from pass_runtime.text.grammar_state import GrammarState
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has no such limit."""
@@ -48,11 +53,42 @@ class ParsedRequest:
         return sum(len(request.prompt_ids) for request in self.requests[:: self.written])
 
 
+@dataclass(frozen=True)
+class ReadRequest:
+    """A request that was read, but for its constraints. compiling: they, with the fields that they come from. finish:
+    makes the parsed request of it, once all of these are done."""
+
+    compiling: tuple[tuple[Future[GrammarState], str], ...]
+    finish: Callable[[], ParsedRequest]
+
+
 def parse(
     session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None, client: str = ""
 ) -> ParsedRequest:
     """Tokenize the prompts and check everything that can be wrong with a request. ApiError says what is. client: what
     tells its cached prompts from those of other clients, as long for each of them."""
+    found = read(session, limits, request, arrived, client)
+    for future, param in found.compiling:
+        with constraint_errors(param):
+            future.result()
+    return found.finish()
+
+
+@contextmanager
+def constraint_errors(param: str) -> Iterator[None]:
+    """For a block that compiles the constraint of the field `param`: its errors become ApiErrors."""
+    try:
+        yield
+    except TooManyConstraints as error:
+        raise as_api_error(error) from None
+    except PassError as error:
+        raise ApiError(str(error), param=param) from None
+
+
+def read(
+    session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None, client: str = ""
+) -> ReadRequest:
+    """`parse` without waiting for constraints, which may take seconds."""
     arrived = time.perf_counter() if arrived is None else arrived
     if (name := unsupported(request)) is not None:
         raise not_supported(name, getattr(request, name))
@@ -73,28 +109,46 @@ def parse(
                 "sequences that a request may have",
                 param="n",
             )
-        constraint, form = _constraint(session, turns, turn, request)
+        compiling, constraint, form = _constraint(session, turns, turn, request)
         options = _options(request, constraint, client)
-        if session.resolve(options).cycle is not None and not limits.client_plans:
-            raise ApiError(
-                "this server decides how to decode: leave out plan, speculative, lookahead and draft",
-                param="plan" if request.plan else "speculative" if request.speculative is False else "lookahead",
-                code="unsupported_parameter",
-            )
-        requests: list[Request] = []
-        for ids in prompts:
-            most = _max_new_tokens(session, limits, request, len(ids))
-            least = request.min_tokens or 0
-            if least > most:
-                raise ApiError(f"min_tokens is {least}, and at most {most} are written", param="min_tokens")
-            each = replace(options, max_new_tokens=most, min_tokens=least, reuse_prefix=limits.reuse_prefix)
-            prompt = tuple(ids)  # one for all of them, which so share its K/V
-            requests += [
-                session.request(prompt, replace(each, sampling=s)) for s in _samplings(options.sampling, written)
-            ]
     except PassError as error:
         raise ApiError(str(error)) from None
-    return ParsedRequest(tuple(requests), n, arrived, written, _echo(session, request), turn, form)
+
+    def finish() -> ParsedRequest:
+        try:
+            requests = _requests(session, limits, request, prompts, options, written)
+        except PassError as error:
+            raise ApiError(str(error)) from None
+        return ParsedRequest(requests, n, arrived, written, _echo(session, request), turn, form)
+
+    return ReadRequest(compiling, finish)
+
+
+def _requests(
+    session: Session,
+    limits: ServeOptions,
+    request: Sampled,
+    prompts: list[list[int]],
+    options: GenerateOptions,
+    written: int,
+) -> tuple[Request, ...]:
+    """`written` requests for each prompt."""
+    if session.resolve(options).cycle is not None and not limits.client_plans:
+        raise ApiError(
+            "this server decides how to decode: leave out plan, speculative, lookahead and draft",
+            param="plan" if request.plan else "speculative" if request.speculative is False else "lookahead",
+            code="unsupported_parameter",
+        )
+    requests: list[Request] = []
+    for ids in prompts:
+        most = _max_new_tokens(session, limits, request, len(ids))
+        least = request.min_tokens or 0
+        if least > most:
+            raise ApiError(f"min_tokens is {least}, and at most {most} are written", param="min_tokens")
+        each = replace(options, max_new_tokens=most, min_tokens=least, reuse_prefix=limits.reuse_prefix)
+        prompt = tuple(ids)  # one for all of them, which so share its K/V
+        requests += [session.request(prompt, replace(each, sampling=s)) for s in _samplings(options.sampling, written)]
+    return tuple(requests)
 
 
 def sequences(request: Sampled) -> int:
@@ -211,22 +265,23 @@ def _options(request: Sampled, constraint: Constraint | None, client: str) -> Ge
 
 def _constraint(
     session: Session, turns: Turns | None, turn: Turn | None, request: Sampled
-) -> tuple[Constraint | None, str | None]:
-    """What the text must look like, and what kind of constraint that counts as. ApiError where it is not valid, or
-    cannot be followed here."""
+) -> tuple[tuple[tuple[Future[GrammarState], str], ...], Constraint | None, str | None]:
+    """What must be compiled, what the text must look like, and what kind of constraint that counts as. ApiError where
+    it cannot be followed here."""
     param, form = constraint_of(request) or ("tools", None)
     found = form
     if turns is not None and isinstance(request, ChatRequest):
         found = turns.constraint(request, turn, form)
     if found is not None and request.ignore_eos:
         raise ApiError(f"{param} ends the text: leave out ignore_eos", param="ignore_eos")
+    compiling: list[tuple[Future[GrammarState], str]] = []
     for constraint in dict.fromkeys((form, found)):
         if constraint is not None:
-            try:
-                session.resolve(GenerateOptions(constraint=constraint))
-            except PassError as error:
-                raise ApiError(str(error), param=param if constraint is form else "tools") from None
-    return found, None if found is None else "tools" if form is None else form.kind
+            of = param if constraint is form else "tools"
+            with constraint_errors(of):
+                _ = session.backend.processors  # refused where the bundle has none
+                compiling.append((session.prepare(constraint), of))
+    return tuple(compiling), found, None if found is None else "tools" if form is None else form.kind
 
 
 def _logprobs(request: Sampled) -> int | None:

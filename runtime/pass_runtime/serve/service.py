@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TypeVar
@@ -21,10 +21,11 @@ from pass_runtime.serve.choices import Choice
 from pass_runtime.serve.errors import ApiError, as_api_error, shutting_down
 from pass_runtime.serve.metrics import MetricSink, RequestMetrics, Timing
 from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.parsed_request import ParsedRequest, parse, sequences, text_bytes
+from pass_runtime.serve.parsed_request import ParsedRequest, constraint_errors, read, sequences, text_bytes
 from pass_runtime.serve.schemas import ChatRequest, Sampled
 from pass_runtime.serve.tokens import TokenTexts
 from pass_runtime.session import Session
+from pass_runtime.text.grammar_state import GrammarState
 
 T = TypeVar("T")
 Event = tuple[Choice, Piece | None]
@@ -59,13 +60,19 @@ class Service:
         return len(self._answers)
 
     async def parse(self, request: Sampled, size: int, client: str = "") -> ParsedRequest:
-        """`parsed_request.parse` in a thread. ApiError where it refuses the request, and, before any text is tokenized
-        (seconds for long texts), where there is no room for the request or its text cannot fit. size: that of the
-        whole request in bytes. client: the digest of its API key, "" on servers without keys."""
+        """`parsed_request.parse` in threads, none of which waits for a constraint. ApiError where it refuses the request,
+        and, before any text is tokenized (seconds for long texts), where there is no room for the request or its text
+        cannot fit. size: that of the whole request in bytes. client: the digest of its API key, "" on servers without
+        keys."""
         arrived, wanted = time.perf_counter(), sequences(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
             self._check_size(request, text_bytes(request))
-            return await self.read(partial(parse, self.session, self.options, request, arrived, client), size)
+            found = await self.read(partial(read, self.session, self.options, request, arrived, client), size)
+            for future, param in found.compiling:
+                await self._wait(future)
+                with constraint_errors(param):
+                    future.result()
+            return await self.read(found.finish, 0)
 
     async def read(self, work: Callable[[], T], size: int) -> T:
         """What `work`, which reads `size` bytes of text, returns in a thread. ApiError where it takes too long."""
@@ -73,6 +80,21 @@ class Service:
             async with asyncio.timeout(self.options.request_seconds):
                 async with self._long if size > LONG_TEXT else nullcontext():
                     return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        except TimeoutError as error:
+            raise as_api_error(error) from None
+
+    async def _wait(self, future: Future[GrammarState]) -> None:
+        """Wait for a future that others may wait for, too. ApiError where it takes too long."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: object) -> None:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(done.set)
+
+        future.add_done_callback(wake)
+        try:
+            async with asyncio.timeout(self.options.request_seconds):
+                await done.wait()
         except TimeoutError as error:
             raise as_api_error(error) from None
 

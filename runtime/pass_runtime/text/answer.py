@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from pass_runtime.text.calls.formats import JSON_FORM
 from pass_runtime.text.calls.reader import CallReader
+from pass_runtime.text.compiler import choice_rules
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.parts import Part, Said
 from pass_runtime.text.reasoning import CLOSING, OPENING, ThoughtReader
@@ -54,7 +55,7 @@ def form_rules(constraint: Constraint) -> str:
     if constraint.regex is not None:
         return f"form: {_lark_regex(constraint.regex)}"
     if constraint.choice:
-        return "form: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in constraint.choice)
+        return choice_rules("form", constraint.choice)
     return f"form: %lark {{\n{constraint.grammar}\n}}"
 
 

@@ -4,7 +4,8 @@ Chat templates are programs that come with a model, and constraints are programs
 for ever, take all memory, or recurse until the stack ends, which no exception handler survives. So a function that
 reads one runs in a child process: if it goes too far, the child ends and the caller gets `ChildStopped`.
 
-Messages are JSON, each behind its length in 8 bytes. A child serves one call at a time, and ends with its parent.
+Messages are JSON, each behind its length in 8 bytes. A child serves one call at a time, and ends with its parent. With
+`forks`, a fork of the child does so: what ends it does not cost the next call a new set-up.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ class ChildStopped(PassError):
 class ChildPool:
     """Child processes with the same function, started when they are needed. Any thread may call it."""
 
-    def __init__(self, target: str, setup: object, limits: Limits, size: int = 1) -> None:
+    def __init__(self, target: str, setup: object, limits: Limits, size: int = 1, *, forks: bool = False) -> None:
         """target: "module:name" of a function that takes `setup` and returns the function to call, which takes one
-        value. These values and results are what JSON can hold. size: the most processes; more callers wait."""
-        self._target, self._setup, self._limits = target, setup, limits
+        value. These values and results are what JSON can hold. size: the most processes; more callers wait. forks:
+        every call runs in a fork of the process; `target` must then start no threads."""
+        self._target, self._setup, self._limits, self._forks = target, setup, limits, forks
         self._free: queue.LifoQueue[_Child | None] = queue.LifoQueue()
         for _ in range(size):
             self._free.put(None)
@@ -80,7 +82,7 @@ class ChildPool:
                 child.kill()
                 child = None
             if child is None:
-                child = _Child(self._target, self._setup, self._limits)
+                child = _Child(self._target, self._setup, self._limits, forks=self._forks)
                 self._children.add(child)
             return child.call(value)
         finally:
@@ -97,7 +99,7 @@ def _end_all(children: weakref.WeakSet[_Child], owner: int) -> None:
 
 
 class _Child:
-    def __init__(self, target: str, setup: object, limits: Limits) -> None:
+    def __init__(self, target: str, setup: object, limits: Limits, *, forks: bool) -> None:
         self._limits = limits
         package = str(Path(__file__).parents[2])  # an editable install may have it in no entry of sys.path
         self._process = subprocess.Popen(
@@ -112,7 +114,7 @@ class _Child:
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
         try:
-            _unwrapped(self._exchange([setup, limits.seconds, limits.memory, limits.stack], START_SECONDS))
+            _unwrapped(self._exchange([setup, limits.seconds, limits.memory, limits.stack, forks], START_SECONDS))
         except BaseException:
             self.kill()
             raise
@@ -127,10 +129,13 @@ class _Child:
         except BaseException:  # an interrupt, too: the child is not ready for another call
             self.kill()
             raise
+        if "signal" in answer:
+            raise ChildStopped(self._why_ended(answer["signal"]))
         return _unwrapped(answer)
 
     def kill(self) -> None:
-        self._process.kill()
+        if self.alive:
+            os.killpg(self._process.pid, signal.SIGKILL)  # its fork, too
         self._process.wait()
         for pipe in (self._to, self._from):
             with suppress(OSError):
@@ -142,7 +147,7 @@ class _Child:
             _write(self._to, message)
             return self._read(time.monotonic() + seconds)
         except (BrokenPipeError, EOFError):
-            raise ChildStopped(self._why_ended()) from None
+            raise ChildStopped(self._why_ended(-self._process.wait())) from None
 
     def _read(self, deadline: float) -> Any:
         """The next message. Raises EOFError if the child ends before it is complete."""
@@ -159,8 +164,7 @@ class _Child:
                     size = HEADER.size + HEADER.unpack_from(read)[0]
         return json.loads(read[HEADER.size :])
 
-    def _why_ended(self) -> str:
-        signal_number = -self._process.wait()
+    def _why_ended(self, signal_number: int) -> str:
         if signal_number == signal.SIGPROF:
             return f"it takes more than {self._limits.seconds:g} seconds"
         if signal_number == signal.SIGSEGV:
@@ -202,7 +206,7 @@ def serve(target: str) -> None:
     """What a child runs: calls of `target` until its parent closes standard input."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # so that nothing that a library prints comes between messages
-    setup, seconds, memory, stack = _next_message(source)
+    setup, seconds, memory, stack, forks = _next_message(source)
     try:
         module, _, name = target.partition(":")
         function: Callable[[Any], Any] = getattr(import_module(module), name)(setup)
@@ -214,10 +218,16 @@ def serve(target: str) -> None:
     _set_limit(resource.RLIMIT_AS, _address_space() + memory)
     _write(sink, {"result": None})
     while message := _next_message(source):
+        if forks and (fork := os.fork()):
+            if exit_code := os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]):
+                _write(sink, {"signal": -exit_code})
+            continue
         signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time, after which SIGPROF ends the process
         answer = _answer(function, message[0])
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(sink, answer)
+        if forks:
+            os._exit(0)
 
 
 def _answer(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:

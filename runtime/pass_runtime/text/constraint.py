@@ -22,8 +22,8 @@ class Constraint:
     regular expression in the syntax of Rust's crate regex, which the whole text matches. choice: the text is one of
     these. grammar: a context-free grammar in llguidance's variant of Lark's EBNF.
 
-    Raises PassError where none or several are set, or one has the wrong type or more than MAX_GRAMMAR_BYTES; whether a
-    grammar is valid is found when a request begins.
+    Raises PassError where none or several are set, or one has the wrong type, more than MAX_GRAMMAR_BYTES, or a lone
+    surrogate; whether a grammar is valid is found when a request begins.
     """
 
     json_schema: str | Mapping[str, Any] | bool | None = None
@@ -49,7 +49,11 @@ class Constraint:
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
             raise PassError(f"a constraint has exactly one of {', '.join(self._set)}; this one has {found}")
-        size = sum(len(part.encode()) for part in (self.regex or "", self.grammar or "", *self.choice, self.schema))
+        parts = (self.regex or "", self.grammar or "", *self.choice, self.schema)
+        try:
+            size = sum(len(part.encode()) for part in parts)
+        except UnicodeEncodeError:  # a lone surrogate
+            raise PassError(f"{given[0]} is not valid Unicode text") from None
         if size > MAX_GRAMMAR_BYTES:
             raise PassError(f"{given[0]} has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed")
 

@@ -1,127 +1,239 @@
-"""Grammars: which tokens may follow, by llguidance. A grammar is compiled once, and every text has a state of its own.
+"""Grammars: constraints are checked and compiled one after the other, and every text has a state of its own.
 
-JSON is written in one form: on one line, with ", " and ": " between values. Otherwise the model could write white space
-for ever, and nothing between two values would be certain.
+A constraint goes through three queues. It is compiled in a child process with a short limit of time; if that is not
+enough, in another child with a long one; and if that ends well, in a thread of this process. So constraints that are
+compiled in no time, as nearly all are, do not wait for those that take long, and nothing waits that needs none.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from threading import Lock
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
-import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from pass_runtime.errors import PassError
+from pass_runtime.text.child import ChildPool, ChildStopped, Limits
+from pass_runtime.text.compiler import Compiler, fields_of
 from pass_runtime.text.constraint import Constraint
+from pass_runtime.text.grammar_state import GrammarState, Usage
 
-JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-KEPT = 64
-"""How many compiled grammars are kept."""
+MIB = 1 << 20
+CHECKER = "pass_runtime.text.compiler:checker"
+QUICK_SECONDS, MOST_SECONDS = 0.25, 2.0
+"""CPU time that a child may take for a constraint."""
+MEMORY, STACK = 256 * MIB, 2 * MIB
+"""Bytes that a child may take for it."""
+THREAD_STACK = 8 * STACK
+"""Of the thread that compiles what a child has compiled."""
+MOST_WAITING, MOST_WAITING_LONG = 128, 16
+"""Constraints in the queues of the two children."""
+KEPT, KEPT_BYTES = 64, 128 * MIB
+"""How many compiled grammars are kept, and how much memory they may take by estimate."""
+LEAST_BYTES = MIB // 4
+BYTES_PER_SECOND = 128 * MIB
+"""By how much a grammar grows at most while masks are computed with it."""
+KEPT_REFUSALS = 256
+"""How many refused constraints are remembered."""
+
+
+class TooManyConstraints(PassError):
+    """There is no place in the queues of constraints."""
+
+    def __init__(self) -> None:
+        super().__init__("too many constraints are being compiled; try again later")
+
+
+@dataclass(eq=False)
+class _Job:
+    """A constraint that is being compiled."""
+
+    key: bytes
+    constraint: Constraint
+    future: Future[GrammarState]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A compiled grammar, as a future that is done. size: the bytes that compiling it took."""
+
+    future: Future[GrammarState]
+    size: int
+    usage: Usage
+
+    @property
+    def bytes(self) -> int:
+        """An estimate of the memory that it takes now."""
+        return self.size + int(BYTES_PER_SECOND * self.usage.seconds)
+
+
+class _Queue:
+    """Jobs for one thread. waiting: how many there are, with the one under way; most: how many there may be."""
+
+    def __init__(self, most: int, stack: int = 0) -> None:
+        """stack: the bytes of the thread's stack, 0 for the usual size."""
+        self.most, self.waiting = most, 0
+        self.thread = ThreadPoolExecutor(1, "pass-constraints")
+        with _STACK_SIZE:
+            before = threading.stack_size(stack)
+            try:
+                self.thread.submit(int).result()  # starts the thread
+            finally:
+                threading.stack_size(before)
+
+
+_STACK_SIZE = threading.Lock()
+"""Held while the size of new threads' stacks, which is the process's, is not the usual one."""
 
 
 class Grammars:
-    """Compiles the constraints of one model's texts. Any thread may call it."""
+    """Compiles the constraints of one model's texts. Any thread may call it. Processes and threads are started with the
+    first constraint."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
         """end_tokens: they end a text, and are allowed where the grammar is complete."""
         self._tokenizer, self._vocab_size, self._end_tokens = tokenizer, vocab_size, list(end_tokens)
-        self._lock = Lock()
-        self._library_tokenizer: Any = None
-        self._compiled: dict[Constraint | tuple[object, ...], GrammarState] = {}
+        self._lock = threading.Lock()  # never held while something is compiled
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._refused: OrderedDict[bytes, str] = OrderedDict()
+        self._known = WeakValueDictionary[bytes, Future[GrammarState]]()
+        """What is being compiled, is kept, or is held by somebody who has called `prepare`."""
+        self._started = False
+        self._closed, self._owner = False, os.getpid()
 
     def start(self, constraint: Constraint) -> GrammarState:
-        """The state of a text that has no token yet. PassError where the constraint is not valid or too complex."""
-        with self._lock:
-            if constraint not in self._compiled:
-                self._compiled[constraint] = self._compile(constraint)
-                if len(self._compiled) > KEPT:
-                    del self._compiled[next(iter(self._compiled))]
-            else:
-                self._compiled[constraint] = self._compiled.pop(constraint)  # the newest one is last
-            return self._compiled[constraint].copy()
+        """The state of a text that has no token yet. Raises PassError as `prepare` and its future do."""
+        return self.prepare(constraint).result().copy()
 
-    def _compile(self, constraint: Constraint) -> GrammarState:
-        from llguidance import LLMatcher, LLTokenizer
+    def prepare(self, constraint: Constraint) -> Future[GrammarState]:
+        """What `start` copies, once it is compiled. Do not cancel it: calls with equal constraints share one future.
 
+        It has a PassError if the constraint is not valid or too complex. Raises TooManyConstraints if too many others
+        wait, and PassError if the session is closed or belongs to another process.
+        """
+        if os.getpid() != self._owner:
+            raise PassError("this session belongs to the process that this one was forked from; load the bundle here")
         if not self._end_tokens:
             raise PassError("the model has no token that ends a text, which a constraint needs")
-        if self._library_tokenizer is None:
-            self._library_tokenizer = LLTokenizer(
-                self._tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._end_tokens
-            )
+        key = _key(constraint)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)  # the newest one is last
+            if (future := self._known.get(key)) is None:
+                future = Future()
+                if key in self._refused:
+                    self._refused.move_to_end(key)
+                    future.set_exception(PassError(self._refused[key]))
+                else:
+                    self._begin(_Job(key, constraint, future))
+        return future
+
+    def close(self) -> None:
+        """End the child processes. Constraints under way get an error."""
+        with self._lock:
+            self._closed = True
+            futures = [*self._known.values()]
+        if self._started and os.getpid() == self._owner:
+            for queue in (self._quick, self._long, self._compiling):
+                queue.thread.shutdown(wait=False, cancel_futures=True)
+            self._quick_child.close()
+            self._long_child.close()
+        for future in futures:
+            with suppress(InvalidStateError):  # it is done
+                future.set_exception(PassError("the session is closed"))
+
+    def _begin(self, job: _Job) -> None:
+        """Put a new job into the first queue. The lock is held."""
+        if self._closed:
+            raise PassError("the session is closed")
+        if not self._started:
+            self._start_queues()
+        self._add(self._quick, job, self._check_quickly)
+        self._known[job.key] = job.future
+
+    def _start_queues(self) -> None:
+        setup: dict[str, Any] = {
+            "tokenizer": self._tokenizer.to_str(),
+            "vocab_size": self._vocab_size,
+            "end_tokens": self._end_tokens,
+        }
+        self._quick_child = ChildPool(CHECKER, setup, Limits(QUICK_SECONDS, MEMORY, STACK), forks=True)
+        self._long_child = ChildPool(CHECKER, setup, Limits(MOST_SECONDS, MEMORY, STACK), forks=True)
+        self._quick, self._long = _Queue(MOST_WAITING), _Queue(MOST_WAITING_LONG)
+        self._compiling = _Queue(MOST_WAITING, THREAD_STACK)
+        self._compiler = self._compiling.thread.submit(Compiler, **setup)  # while the child starts
+        self._started = True
+
+    def _add(self, queue: _Queue, job: _Job, step: Callable[[_Job], None]) -> None:
+        """Put a job into a queue for its next step. The lock is held."""
+        if queue.waiting >= queue.most:
+            raise TooManyConstraints
+        queue.thread.submit(self._run, queue, job, step)
+        queue.waiting += 1
+
+    def _run(self, queue: _Queue, job: _Job, step: Callable[[_Job], None]) -> None:
+        """Run one step of a job. What it raises ends the job."""
         try:
-            matcher = LLMatcher(self._library_tokenizer, _grammar(constraint), log_level=0)
-        except (RuntimeError, ValueError) as error:
-            raise _refused(constraint, str(error)) from None
-        if matcher.is_error():
-            raise _refused(constraint, matcher.get_error())
-        return GrammarState(matcher, self._end_tokens)
-
-
-class GrammarState:
-    """Where a text stands in its grammar."""
-
-    def __init__(self, matcher: Any, end_tokens: Sequence[int]) -> None:
-        self._matcher, self._end_tokens = matcher, end_tokens
-
-    def copy(self) -> GrammarState:
-        return GrammarState(self._matcher.deep_copy(), self._end_tokens)
-
-    def advance(self, token: int) -> None:
-        """Take the next token of the text. PassError where the grammar is too complex to go on."""
-        if not self._matcher.consume_token(token):
-            raise PassError(f"the constraint cannot be followed further: {_in_one_line(self._matcher.get_error())}")
-
-    def fill(self, allowed: npt.NDArray[np.uint32], drafts: Sequence[int]) -> None:
-        """allowed [P,V/32]: set the bits of the tokens that may follow the text, and the drafts before each row. Rows
-        after a draft that the grammar forbids, or that ends the text, are left as they are."""
-        taken = 0
-        try:
-            for row in range(len(allowed)):
-                self._matcher.unsafe_compute_mask_ptr(allowed[row].ctypes.data, allowed[row].nbytes)
-                if self._matcher.is_error():
-                    raise PassError(f"the constraint is too complex: {_in_one_line(self._matcher.get_error())}")
-                if row == len(drafts) or drafts[row] in self._end_tokens:
-                    return
-                if not self._matcher.try_consume_tokens([drafts[row]]):
-                    return
-                taken += 1
+            step(job)
+        except BaseException as error:  # those who wait for it raise it
+            with self._lock:
+                self._known.pop(job.key, None)
+            with suppress(InvalidStateError):  # closed meanwhile
+                job.future.set_exception(error)
         finally:
-            if taken:
-                self._matcher.rollback(taken)
+            with self._lock:
+                queue.waiting -= 1
 
-    def forced(self) -> tuple[int, ...]:
-        """The only tokens that may follow now, () where there is a choice."""
-        return tuple(self._matcher.compute_ff_tokens())
+    def _check_quickly(self, job: _Job) -> None:
+        try:
+            answer = self._quick_child.call(fields_of(job.constraint))
+        except ChildStopped:
+            with self._lock:
+                self._add(self._long, job, self._check_long)
+        else:
+            self._go_on(job, answer)
+
+    def _check_long(self, job: _Job) -> None:
+        try:
+            answer = self._long_child.call(fields_of(job.constraint))
+        except ChildStopped as error:
+            if self._closed:
+                raise
+            answer = {"refused": f"the {job.constraint.kind} is too complex to compile: {error}; simplify it"}
+        self._go_on(job, answer)
+
+    def _go_on(self, job: _Job, answer: dict[str, Any]) -> None:
+        """Act on what a child answered."""
+        with self._lock:
+            if "refused" not in answer:
+                self._add(self._compiling, job, partial(self._compile, size=answer["bytes"]))
+                return
+            self._refused[job.key] = answer["refused"]
+            if len(self._refused) > KEPT_REFUSALS:
+                self._refused.popitem(last=False)
+        raise PassError(answer["refused"])
+
+    def _compile(self, job: _Job, size: int) -> None:
+        """Compile in this process what a child has compiled."""
+        matcher, usage = self._compiler.result().compile(job.constraint), Usage()
+        matcher.compute_ff_tokens()  # what is forced at the beginning is found here, for all copies
+        with suppress(InvalidStateError):  # closed meanwhile
+            job.future.set_result(GrammarState(matcher, self._end_tokens, usage))
+        with self._lock:
+            self._kept[job.key] = _Kept(job.future, max(size, LEAST_BYTES), usage)
+            while len(self._kept) > KEPT or sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
 
 
-def _grammar(constraint: Constraint) -> str:
-    """The grammar in llguidance's form."""
-    from llguidance import LLMatcher
-
-    if constraint.json_object:
-        return str(LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_FORM))
-    if constraint.schema:
-        return str(LLMatcher.grammar_from_json_schema(constraint.schema, overrides=JSON_FORM))
-    if constraint.regex is not None:
-        return str(LLMatcher.grammar_from_regex(constraint.regex))
-    if constraint.choice:
-        return str(
-            LLMatcher.grammar_from_lark(
-                "start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in constraint.choice)
-            )
-        )
-    return str(LLMatcher.grammar_from_lark(constraint.grammar or ""))
-
-
-def _refused(constraint: Constraint, why: str) -> PassError:
-    return PassError(f"the {constraint.kind} is not valid: {_in_one_line(why)}")
-
-
-def _in_one_line(message: str, most: int = 300) -> str:
-    line = " ".join(message.split())
-    return line if len(line) <= most else line[: most - 3] + "..."
+def _key(constraint: Constraint) -> bytes:
+    """What is equal for equal constraints, and small."""
+    return hashlib.blake2b(repr(constraint).encode(), digest_size=16).digest()

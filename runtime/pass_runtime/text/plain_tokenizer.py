@@ -1,0 +1,95 @@
+"""Tokens of plain text: what llguidance knows of a tokenizer.
+
+Its own reading of a tokenizer finds added tokens in what a grammar forces, so that `{"const": "<|im_end|>"}` ends the
+text, and refuses tokenizers that are not byte-level or byte-fallback.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from pass_runtime.text.token_bytes import token_bytes
+
+
+MOST_CHARACTERS = 1024
+
+
+class PlainTokenizer:
+    """Has the attributes that `llguidance.LLTokenizer` takes: the bytes of all tokens, and which of them are no text.
+
+    Added tokens are no text: a grammar has them by their ids only (`<[7]>`), and text that spells one is written with
+    other tokens. Added tokens that have no meaning of their own stay text: those of white space, and those whose text
+    the other tokens cannot write.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
+        """end_tokens: at least one."""
+        self.eos_token_id = end_tokens[0]
+        self.tokens = token_bytes(tokenizer, vocab_size)
+        self._encoder = _without_added_tokens(tokenizer)
+        added = {n: token for n, token in tokenizer.get_added_tokens_decoder().items() if n < vocab_size}
+        self._no_text = {*added, *end_tokens}
+        kept = [n for n, token in added.items() if not token.special and self._is_text(token.content)]
+        self._no_text -= {*kept} - {*end_tokens}
+        self.special_token_ids = sorted(self._no_text)
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens whose bytes are those of `text`: the tokenizer's own if it has such, else the longest ones from
+        left to right. They end before the first byte that no token has, and after MOST_CHARACTERS: what is forced is
+        tokenized with every token of a text."""
+        text = text[:MOST_CHARACTERS]
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        if self._no_text.isdisjoint(ids) and b"".join([self.tokens[i] for i in ids]) == text.encode():
+            return ids
+        return self._longest(text.encode())
+
+    def _is_text(self, content: str) -> bool:
+        return content.isspace() or not self(content)
+
+    def _longest(self, text: bytes) -> list[int]:
+        ids: list[int] = []
+        place, (by_bytes, longest) = 0, self._by_bytes
+        while place < len(text):
+            for end in range(min(place + longest, len(text)), place, -1):
+                if (token := by_bytes.get(text[place:end])) is not None:
+                    ids.append(token)
+                    place = end
+                    break
+            else:
+                break
+        return ids
+
+    @cached_property
+    def _by_bytes(self) -> tuple[dict[bytes, int], int]:
+        """The tokens by their bytes, and the most bytes that one has."""
+        found = {each: n for n, each in reversed([*enumerate(self.tokens)]) if each and n not in self._no_text}
+        return found, max(map(len, found), default=0)
+
+
+def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """Encodes text as it is in the middle of other text, and added tokens as what they are made of."""
+    written = json.loads(tokenizer.to_str())
+    written |= {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
+    for name in ("normalizer", "pre_tokenizer"):
+        written[name] = _without_prefix(written[name])
+    return Tokenizer.from_str(json.dumps(written))
+
+
+def _without_prefix(step: Any) -> Any:
+    """A normalizer or pre-tokenizer that puts no space before a text; None if nothing is left of it."""
+    if step is None or step["type"] == "Prepend":
+        return None
+    if step["type"] == "Sequence":
+        name = "normalizers" if "normalizers" in step else "pretokenizers"
+        return step | {name: [left for each in step[name] if (left := _without_prefix(each)) is not None]}
+    if step["type"] == "Metaspace":
+        return step | {"prepend_scheme": "never"}
+    return step | {"add_prefix_space": False} if "add_prefix_space" in step else step
