@@ -115,13 +115,14 @@ class Session:
             raise PassError(f"{self.manifest.model.name} has no chat template; use plain prompts")
         if not messages:
             raise PassError("a conversation needs at least one message")
+        given, now = [list(messages), dict(variables or {})], time.time()  # the same in every render of these messages
+
+        def render(parts: Sequence[Any]) -> str:
+            return _valid(template.render_at(now, *parts))
+
         if allow_special_tokens:
-            text = _valid(template.render(messages, **(variables or {})))
-            return encode(self.tokenizer, text)
-        now = time.time()  # the same in every render of these messages
-        return self._chat_encoder.encode(
-            [list(messages), dict(variables or {})], lambda parts: _valid(template.render_at(now, parts[0], parts[1]))
-        )
+            return encode(self.tokenizer, render(given))
+        return self._chat_encoder.encode(given, render)
 
     @cached_property
     def _chat_encoder(self) -> ChatEncoder:
