@@ -80,7 +80,7 @@ def test_text_is_that_of_python_after_any_prompt(program: Path, tmp_path: Path, 
         {
             "ids": tokens(),
             "prompt": tokens(),
-            "stop": generator.sample(["a", " a", "ab", "€", "</s>", "aa b", "x\ufffd", "\ufffd\ufffd\ufffd"], k=2),
+            "stop": generator.sample(["a", " a", "aa", "</s>", "x\ufffd", "\ufffd\ufffd\ufffd"], k=2),
             "min_tokens": generator.choice([0, 0, 3]),
         }
         for _ in range(3000)
@@ -88,7 +88,7 @@ def test_text_is_that_of_python_after_any_prompt(program: Path, tmp_path: Path, 
     found = answers(program, tmp_path, asked)
     for case, answer in zip(asked, found, strict=True):
         assert answer == pieces(tokenizer, **case) | {"text": whole(name, case["ids"], cut=False)}, case
-    assert len({answer.get("stop") for answer in found}) == 9
+    assert len({answer.get("stop") for answer in found}) == 7  # each ended some text
 
 
 def test_texts_for_a_tokenizer_with_byte_fallback_are_refused(program: Path, tmp_path: Path):

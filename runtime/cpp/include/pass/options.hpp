@@ -54,8 +54,8 @@ struct PASS_API GenerateOptions {
     SamplingParams sampling;
     // "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": the fastest on this machine.
     std::string plan = "auto";
-    std::optional<int> lookahead;              // drafts per step, at most the bundle's, which is the default; 0: plain
-    std::optional<std::string> draft;          // "lookahead", "ngram" or "both"; default: both for auto, else lookahead
+    std::optional<int> lookahead;      // drafts per step, at most the bundle's, which is the default; 0: plain
+    std::optional<std::string> draft;  // "lookahead", "ngram" or "both"; default: both for auto, else lookahead
     // Strings that end the text and are not part of it: at most 64, of 4096 bytes together.
     std::vector<std::string> stop;
     std::vector<std::int64_t> stop_token_ids;  // tokens that end it besides the model's own
@@ -63,8 +63,8 @@ struct PASS_API GenerateOptions {
     bool reuse_prefix = false;    // reuse the K/V of a prompt prefix that an earlier request of this session had, too
     std::string cache_salt;       // K/V are shared among requests with the same one only, whatever their prompts are
     std::optional<int> logprobs;  // report every token's log-probability and those of the 0 to 20 most likely tokens
-    // The model's end and the stop tokens are not drawn before so many are written, and stop strings that are complete by
-    // then end nothing.
+    // The model's end and the stop tokens are not drawn before so many are written, and stop strings that are complete
+    // by then end nothing.
     std::int64_t min_tokens = 0;
     std::vector<std::vector<std::int64_t>> bad_words;  // token sequences that are not written; at most 1024
     std::vector<std::int64_t> allowed_token_ids;       // no other tokens are drawn; empty: all

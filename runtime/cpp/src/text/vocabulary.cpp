@@ -91,8 +91,8 @@ struct ByteFallback {
     }
 };
 
-// The decoder of Llama 2, Mistral, Gemma and Phi-3: texts are replaced, then ByteFallback, Fuse and at most one Strip of
-// spaces at the beginning. None where it is another one.
+// The decoder of Llama 2, Mistral, Gemma and Phi-3: texts are replaced, then ByteFallback, Fuse and at most one Strip
+// of spaces at the beginning. None where it is another one.
 std::optional<ByteFallback> read_byte_fallback(const Json& decoder) {
     if (type_of(decoder) != "Sequence") return std::nullopt;
     ByteFallback found;
