@@ -136,6 +136,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     for name in ("model", "output"):
         if not options[name]:
             raise PassError(f"missing --{name}; pass-train --help lists the options")
+    _refuse_what_has_no_use(options)
     _quiet_libraries()
     # torch takes seconds to import, which --help and wrong options need not wait for.
     with importing():
@@ -221,6 +222,17 @@ def _print_evaluation(report: dict[str, Any]) -> None:
     console = Console(stderr=True)
     console.width = console.width if console.is_terminal else WIDTH
     show_table(console, table)
+
+
+def _refuse_what_has_no_use(options: dict[str, Any]) -> None:
+    from pass_runtime.cli.options import refuse_given
+
+    if options["adapter"] == "none":
+        refuse_given("there is no adapter without --adapter lora", "rank", "adapter_from")
+    if not options["head"]:
+        refuse_given("there is no draft head without --head", "head_rank", "head_width")
+    if set(options["data"]) <= {Path("self")}:
+        refuse_given("prompts that the model writes are whole, see --data", "prompt_tokens", "chat_share")
 
 
 def _quiet_libraries() -> None:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 Found = dict[str, Any]
+PLAIN = (bool, int, float, str, tuple, list, dict, Path)
 ANYTHING_ELSE = "*"
 """Among the expected names: others may change, too."""
 
@@ -34,15 +36,15 @@ class Calls:
         self._patch = patch
         self.found: Found = {}
 
-    def replace(self, target: str, result: Any = None) -> None:
+    def replace(self, target: str, result: Any = None, *, noted: bool = True) -> None:
         """target: module.function, which is not called. result: what stands in for its result; where it can be called,
-        it gets the arguments by name."""
+        it gets the arguments by name. noted: whether its arguments are."""
         module, _, name = target.rpartition(".")
         signature = inspect.signature(getattr(import_module(module), name))
 
         def stand_in(*arguments: Any, **named: Any) -> Any:
             bound = signature.bind(*arguments, **named).arguments
-            for argument, value in bound.items():
+            for argument, value in bound.items() if noted else ():
                 self.note(f"{name}.{argument}", value)
             return result(bound) if callable(result) else result
 
@@ -50,13 +52,11 @@ class Calls:
 
     def note(self, name: str, value: Any, *, inner: bool = False) -> None:
         """The fields of a dataclass are noted one by one, by its name, or by `name` in another one's."""
-        if isinstance(value, StandIn) or callable(value):
-            return
-        if is_dataclass(value):
+        if is_dataclass(value) and not isinstance(value, StandIn):
             above = name if inner else type(value).__name__
             for each in fields(value):
                 self.note(f"{above}.{each.name}", getattr(value, each.name), inner=True)
-        else:
+        elif value is None or isinstance(value, PLAIN):
             self.found[name] = value
 
 

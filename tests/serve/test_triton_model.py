@@ -8,11 +8,12 @@ import time
 
 import numpy as np
 import pytest
-from fake_triton import Metric, Request, model_of, wait_until
+from fake_triton import Metric, ModelException, Request, model_of, wait_until
 
-from pass_runtime import GenerateOptions
+from pass_runtime import GenerateOptions, LoadOptions, PassError
 from pass_runtime.backends.base import Backend
 from pass_runtime.serve.triton.model import Model, visible_device
+from pass_runtime.serve.triton.settings import OPENED
 
 ASKED = {"text_input": [b"The quick"], "temperature": np.array([0.0], np.float32), "stream": [True]}
 
@@ -139,3 +140,20 @@ def test_a_model_on_a_gpu_sees_no_other(random_bundle, tmp_path, monkeypatch: py
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     with model_of(random_bundle, tmp_path / "model", model_instance_kind="GPU", model_instance_device_id="1"):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_all_parameters_reach_the_session(tmp_path, monkeypatch):
+    """`LoadOptions` are handed on whole."""
+    chosen = {"speculative_max_concurrency": 3, "acceptance_threshold": 0.5, "prefix_cache": False, "capacity": 64}
+    chosen |= {"logprobs_mode": "processed", "weight_cache": False, "max_batch_size": 2, "threads": 2, "device": "cpu"}
+    opened = []
+
+    def load(_path, options):
+        opened.append(options)
+        raise PassError("enough")
+
+    monkeypatch.setattr("pass_runtime.serve.triton.model.load", load)
+    with pytest.raises(ModelException, match="enough"), model_of(tmp_path, tmp_path / "model", **chosen):
+        pass
+    assert opened == [LoadOptions(**chosen)]
+    assert chosen.keys() == set(OPENED)
