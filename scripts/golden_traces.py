@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime.backends.ort.backend import ROUNDING
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.cli.errors import one_line_errors
@@ -59,7 +60,10 @@ TREES: Sequence[Mapping[str, Any]] = (
     {"plan": "tree:2,1,0,1"},
     {"plan": "tree-8", "draft": "both"},
 )
-"""Of bundles that have trees of drafts."""
+"""Of bundles that have trees of drafts, which may run."""
+
+MOVING = (("ar", 3), ("two-pass", 16), ("fused", 16))
+"""Plans and tokens: the second request, which is then the oldest, decides the plan."""
 
 PROCESSED: Sequence[Mapping[str, Any]] = (
     {"presence_penalty": 1.5, "frequency_penalty": 0.7},
@@ -103,7 +107,7 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         """Return a scene whose requests run one after another."""
         return {"name": name, "slots": 1, "requests": list(requests), **more}
 
-    trees = TREES if manifest.tree_sizes() else ()
+    trees = TREES if manifest.tree_sizes() and model.weights not in ROUNDING["cpu"] else ()
     for plan in (*PLANS, *trees):
         name = " ".join(str(value) for value in plan.values())
         yield alone(f"{name}: every sampler", *(request(11 + i, **plan, **s) for i, s in enumerate(SAMPLERS)))
@@ -130,6 +134,8 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         mixed[3]["max_new_tokens"] = 3
         mixed[5]["logprobs"] = 2
         yield {"name": name, "slots": 4, "requests": mixed}
+    third = [request(5 + i, i, plan=plan, max_new_tokens=count) for i, (plan, count) in enumerate(MOVING)]
+    yield {"name": "the third moves to the first one's slot", "slots": 4, "requests": third}
     different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate((*PLANS, *trees))]
     yield {"name": "many plans in one batch", "slots": 3, "requests": different}
     limited = [request(9 + i, i, round=2 * i, **plan) for i, plan in enumerate((*PLANS[2:], {"plan": "auto"}))]
@@ -168,6 +174,8 @@ def shared_prefixes(request: Callable[..., Request], plans: Sequence[Mapping[str
     yield {"name": "one prompt in a batch", "slots": 4, "requests": [request(6, 7, plan="ar"), *several]}
     alike = [request(70 + 9 * i, 2, **plans[i % len(plans)], round=3 * i) for i in range(5)]
     yield {"name": "prompts that begin alike", "slots": 2, "requests": alike}
+    salted = [request(70, 2, plan="ar", cache_salt=salt, round=5 * i) for i, salt in enumerate(("", "a", "", "a", "b"))]
+    yield {"name": "salts", "slots": 2, "requests": salted}
     given_up = [request(length, seed, **plans[0]) for length, seed in ((150, 2), (5, 4), (100, 2), (40, 6), (170, 2))]
     yield {"name": "what a slot gave up", "slots": 1, "requests": given_up}
     for plan in plans:

@@ -78,8 +78,8 @@ class Resolver:
             )
         if plan.drafts not in limits.exact_trees:
             raise PassError(
-                f"the plan {plan.name} could change texts: {self._manifest.model.weights} rounds activations to 8 bits "
-                "here, and a tree's second choices round differently; use --plan fused"
+                f"the plan {plan.name} could change texts: activations are rounded to 8 bits here, and a tree's second "
+                "choices round differently; use --plan fused"
             )
 
     def _processing(self, options: GenerateOptions) -> Processing | None:

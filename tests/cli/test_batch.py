@@ -74,6 +74,13 @@ def test_characters_may_be_escaped(tiny_bundle: Path, tmp_path: Path):
     assert found["prompt_ids"] == load(tiny_bundle, "cpu", threads=1).encode(text)
 
 
+def test_lines_of_one_salt_share_their_prompt(tiny_bundle: Path, tmp_path: Path):
+    line = {"prompt": "The quick brown fox jumps over the lazy dog. " * 3, "max_new_tokens": 1}
+    found = answers(tiny_bundle, tmp_path, *({**line, "cache_salt": salt} for salt in ("a", "b", "a")))
+    first, second, third = (each["stats"]["cached_tokens"] for each in found)
+    assert first == second == 0 < third
+
+
 def test_stop_and_eos_overrides(tiny_bundle: Path, tmp_path: Path):
     text = answers(tiny_bundle, tmp_path, {"prompt": "fox", "max_new_tokens": 20})[0]["text"]
     (tmp_path / "out.jsonl").unlink()

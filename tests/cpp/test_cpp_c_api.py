@@ -66,6 +66,7 @@ class Options(ctypes.Structure):
         ("bad_word_count", c_size_t),
         ("allowed_tokens", ALLOWED),
         ("allowed_tokens_user", c_void_p),
+        ("cache_salt", c_char_p),
     )
 
 
@@ -136,7 +137,8 @@ def test_a_session_shares_prompts_and_drafts_as_it_was_opened(
     library.pass_init_generate_options(byref(options), c_size_t(ctypes.sizeof(options)))
     options.max_new_tokens, options.ignore_eos, options.plan = 20, 1, b"fused"
     counts = []
-    for _ in range(2):
+    for salt in (None, None, b"another", b"another"):
+        options.cache_salt = salt
         arguments = (c_void_p(session), prompt, c_size_t(40), byref(options), error, c_size_t(500))
         generation, stats = c_void_p(library.pass_submit(*arguments)), Stats()
         assert generation.value is not None, error.value
@@ -146,8 +148,8 @@ def test_a_session_shares_prompts_and_drafts_as_it_was_opened(
         library.pass_free(generation)
         counts.append(stats)
     library.pass_close(c_void_p(session))
-    assert [stats.cached_tokens for stats in counts] == [0, 32 * prefix_cache]
-    assert [stats.drafted > 0 for stats in counts] == [most_drafting != 0] * 2
+    assert [stats.cached_tokens for stats in counts] == [0, 32 * prefix_cache] * 2
+    assert [stats.drafted > 0 for stats in counts] == [most_drafting != 0] * 4
 
 
 def test_penalties_and_a_grammar_of_the_callers(random_bundle: Path):

@@ -118,6 +118,14 @@ def test_hashes_that_were_read_are_kept(program: Path, random_bundle: Path, tmp_
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["hashes.txt"]
 
 
+def test_trees_that_could_change_texts_are_refused(program: Path, rounding_bundle: Path):
+    with load(rounding_bundle, "cpu", threads=1) as session, pytest.raises(PassError, match="could change") as caught:
+        session.generate_ids([5, 6, 7], GenerateOptions(plan="tree-5"))
+    flags = ("--prompt-ids", IDS, "--max-new-tokens", 2)
+    assert refusal(program, "generate", rounding_bundle, *flags, "--plan", "tree-5") == str(caught.value)
+    assert run(program, "generate", rounding_bundle, *flags, "--plan", "fused").returncode == 0
+
+
 def complaint(prompt: str | None, file: Path | None, *, keep_newline: bool = False) -> str:
     """The Python runtime's."""
     with pytest.raises(PassError) as caught:

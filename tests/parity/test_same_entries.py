@@ -190,16 +190,18 @@ def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
         assert again.stats.cached_tokens == 96  # of 99: the last token was never a root
 
 
-def test_second_choices_are_read_again(subset_bundle: Path):
+@pytest.mark.parametrize("reuse_prefix", [False, True])
+def test_second_choices_are_read_again(subset_bundle: Path, reuse_prefix: bool):
     """The K/V of a tree's second choice have other last bits, so a prompt that goes on after it does not use them."""
+    after = GenerateOptions(1, plan="ar", reuse_prefix=reuse_prefix)
     with load(subset_bundle, "cpu", threads=1) as session:
         prompt = session.encode("The quick brown fox jumps over")
         options = GenerateOptions(160, SamplingParams(0.8, seed=7), plan="tree-16", ignore_eos=True)
         text = session.generate_ids(prompt, options).result().token_ids
-        again = session.generate_ids([*prompt, *text], GenerateOptions(1, plan="ar")).result()
+        again = session.generate_ids([*prompt, *text], after).result()
         whole = (len(prompt) + 159) // 16 * 16
         assert again.stats.cached_tokens < whole
         plain = session.generate_ids(prompt, replace(options, plan="ar")).result()
         assert plain.token_ids == text
-        again = session.generate_ids([*prompt, *text], GenerateOptions(1, plan="ar")).result()
+        again = session.generate_ids([*prompt, *text], after).result()
         assert again.stats.cached_tokens == whole

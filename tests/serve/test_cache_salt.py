@@ -123,7 +123,7 @@ def test_triton(random_bundle: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("plan", ["tree-5", "tree:2,0,1,1"])
 def test_trees_that_could_change_texts_are_refused(rounding_bundle: Path, tmp_path: Path, plan: str):
-    said = f"the plan {plan} could change texts: w8a8 rounds activations to 8 bits here"
+    said = f"the plan {plan} could change texts: activations are rounded to 8 bits here"
     with load(rounding_bundle, "cpu", threads=1, max_batch_size=2) as session:
         client = Client(session)
         for path, fields in (("completions", {"prompt": "A"}), ("responses", {"input": "A"})):

@@ -202,6 +202,19 @@ TEST_CASE("the K/V after a tree's second choice are read again", "[prefix]") {
     }
 }
 
+TEST_CASE("a tree runs only if all requests of the pass take one", "[trees]") {
+    Machine machine(2);
+    const auto tree = machine.submit({1, 2, 3}, 30, "tree-5"), beside = machine.submit({4, 5, 6}, 4);
+    bool tried = false;
+    while (machine.step()) {
+        const std::optional<Plan>& window = machine.runner.window();
+        if (tree->finished || !window) continue;
+        CHECK(window->is_tree() == beside->finished);
+        tried = tried || window->is_tree();
+    }
+    CHECK(tried);
+}
+
 TEST_CASE("other engines, and sessions without it, share only what is asked for", "[prefix]") {
     for (const auto& [prefix_cache, same_entries] : {std::pair(true, false), {false, true}}) {
         Machine machine(2, prefix_cache, same_entries);
@@ -214,21 +227,22 @@ TEST_CASE("other engines, and sessions without it, share only what is asked for"
 }
 
 TEST_CASE("K/V are shared among requests of one salt only", "[prefix]") {
-    for (const bool prefix_cache : {true, false}) {  // without it, where requests ask for it
-        Machine machine(2, prefix_cache);
-        const auto cached = [&](const Tokens& prompt, const std::string& salt) {
-            return machine.cached(machine.submit(prompt, 3, "ar", !prefix_cache, salt));
+    for (const int slots : {1, 2}) {
+        Machine machine(slots);
+        const auto cached = [&](std::int64_t last, const std::string& salt) {
+            return machine.cached(machine.submit(text(0, 100, {last}), 3, "ar", false, salt));
         };
-        CHECK(cached(text(0, 100, {5}), "a") == 0);
-        CHECK(cached(text(0, 100, {5}), "b") == 0);  // beside what the first one left
-        CHECK(cached(text(0, 100, {5}), "") == 0);   // in the place of it
-        CHECK(cached(text(0, 100, {6}), "b") == 96);
-        CHECK(cached(text(0, 100, {6}), "") == 96);
-        CHECK(cached(text(0, 100, {6}), "a") == (prefix_cache ? 96 : 0));  // what a slot gave up
-        const auto first = machine.submit(text(1, 80), 3, "ar", !prefix_cache, "a"),
-                   beside = machine.submit(text(1, 80), 3, "ar", !prefix_cache, "b");
+        for (const char* salt : {"a", "b", ""}) CHECK(cached(5, salt) == 0);
+        for (const char* salt : {"a", "b", ""}) CHECK(cached(6, salt) == 96);  // also what a slot gave up
+        const auto first = machine.submit(text(1, 80), 3, "ar", false, "a"), beside = machine.submit(text(1, 80), 3);
         CHECK(machine.cached(first) + machine.cached(beside) == 0);
     }
+    Machine machine(1, false);  // where requests ask for it
+    std::vector<std::int64_t> found;
+    for (const char* salt : {"a", "b", "b", "a"}) {
+        found.push_back(machine.cached(machine.submit(text(0, 100, {5}), 3, "ar", true, salt)));
+    }
+    CHECK(found == Tokens{0, 0, 96, 0});
 }
 
 TEST_CASE("the text used last stays, within the budget", "[prefix]") {

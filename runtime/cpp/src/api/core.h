@@ -40,8 +40,6 @@ class Core {
     void warm_up(const std::vector<SamplingParams>& samplings);
     std::map<std::string, std::string> uncaptured();
     Mode mode(const GenerateOptions& options) const;
-    // Throws Error where this tree of drafts cannot run here.
-    void check_tree(const Plan& plan) const;
     const Bundle& bundle() const { return bundle_; }
     const Capabilities& capabilities() const { return capabilities_; }
     const std::shared_ptr<Signals>& signals() const { return signals_; }
@@ -49,6 +47,8 @@ class Core {
    private:
     // Throws where the session takes no more requests.
     void check_open() const;
+    // Throws Error where this tree of drafts cannot run here.
+    void check_tree(const Plan& plan) const;
     ResolvedRequest resolve(const Request& request) const;
     // One step of the scheduler. No other thread may be in one; `lock` holds the mutex of `signals_`.
     bool take_turn(std::unique_lock<std::mutex>& lock);

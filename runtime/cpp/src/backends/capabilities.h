@@ -37,9 +37,9 @@ struct Capabilities {
     std::int64_t max_capacity() const { return capacities.back(); }
     // N, the positions that tails may read random numbers for.
     std::int64_t positions() const { return listed > 0 ? listed : listed_positions(max_capacity()); }
-    // The numbers of drafts of the trees that may run: none where activations are rounded. The last bits of a row depend
-    // on its place in the window, and would decide what is rounded up: a tree, whose accepted drafts may stand elsewhere
-    // than in plain decoding, could write another text, for neighbours in the batch too.
+    // The numbers of drafts of the trees that may run: none where activations are rounded. The last bits of a row
+    // depend on its place in the window, and would decide what is rounded up: a tree, whose accepted drafts may stand
+    // elsewhere than in plain decoding, could write another text, for neighbours in the batch too.
     std::vector<int> exact_trees() const { return rounds_activations ? std::vector<int>{} : trees; }
     // The smallest batch that covers the first `slots` slots.
     int batch_size(int slots) const;

@@ -19,8 +19,9 @@ namespace pass {
 // How many tokens two sequences have in common at their beginnings.
 std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std::int64_t> b);
 
-// The tokens of `count` that are in whole blocks. Only those are shared: how many a prompt found in the KV cache, and so
-// how long it took to read, tells whether others began with a whole block, and never one token of theirs after another.
+// The tokens of `count` that are in whole blocks. Only those are shared: how many a prompt found in the KV cache, and
+// so how long it took to read, tells whether others began with a whole block, and never one token of theirs after
+// another.
 constexpr std::int64_t block_tokens = 16;
 constexpr std::int64_t whole_blocks(std::int64_t count) { return count - count % block_tokens; }
 

@@ -23,8 +23,8 @@ End failed() {
     }
 }
 
-// Whether drafts may be trees: the last bits of second choices are not those of a chain. The graphs of log-probabilities
-// and of processors read the rows of a chain.
+// Whether drafts may be trees: the last bits of second choices are not those of a chain. The graphs of
+// log-probabilities and of processors read the rows of a chain.
 bool takes_a_tree(const ResolvedRequest& request) {
     return (!request.cycle || request.cycle->is_tree()) && !request.logprobs && !request.processing;
 }
@@ -146,9 +146,8 @@ void Scheduler::prefill() {
     for (Slot* slot : slots_.busy()) {
         if (!slot->sequence->prefilled()) reading.push_back(slot);
     }
-    std::sort(reading.begin(), reading.end(), [](const Slot* a, const Slot* b) {
-        return a->sequence->admitted < b->sequence->admitted;
-    });
+    std::sort(reading.begin(), reading.end(),
+              [](const Slot* a, const Slot* b) { return a->sequence->admitted < b->sequence->admitted; });
     const bool alone = slots_.decoding().empty();
     const std::optional<std::int64_t> most = alone ? std::nullopt : std::optional(prompt_tokens);
     std::int64_t read = 0;
@@ -224,8 +223,8 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
     const auto allowed = [&](const Cycle& cycle) { return cycle.is_tree() && !take_trees ? cycle.narrower() : cycle; };
     if (oldest != nullptr && may_draft) {
         AlwaysDraft policy;
-        return next_pass(allowed(*oldest->request.cycle), window, slots_.room(),
-                         runner_.backend().capabilities(), states, policy);
+        return next_pass(allowed(*oldest->request.cycle), window, slots_.room(), runner_.backend().capabilities(),
+                         states, policy);
     }
     if (known == nullptr) {
         AlwaysDraft policy;
