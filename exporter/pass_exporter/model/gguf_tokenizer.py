@@ -31,7 +31,7 @@ def _pre_tokenizers() -> dict[str, PreTokenizer]:
 
 def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
     """Make `tokenizer` the one that the file describes. Raises PassError for kinds that cannot be restored."""
-    fields = gguf.GGUFReader(path).fields
+    fields = gguf.GGUFReader(str(path)).fields
 
     def stated(key: str, default: Any) -> Any:
         field = fields.get(f"tokenizer.ggml.{key}")

@@ -86,11 +86,10 @@ def load_model(source: ModelSource, dtype: LoadDtype) -> LoadedModel:
         if source.is_gguf:
             report["unexpected_keys"] |= unknown_gguf_tensors(Path(source.location), model)
             check_settings(source.name, settings, model.config)
+        ends = end_tokens(model, tokenizer, location, kwargs)
     check_complete(source.name, report)
     check_finite(source.name, model)
     check_tokens(source.name, model, tokenizer)
-    with _refusing(source), _parse_gguf_once():
-        ends = end_tokens(model, tokenizer, location, kwargs)
     model.eval().requires_grad_(False)
     return LoadedModel(model, tokenizer, sizes, ends)
 
@@ -145,7 +144,7 @@ def _load_tokenizer(
             stacklevel=2,
         )
     if source.is_gguf:
-        fix_gguf_tokenizer(tokenizer, Path(location) / kwargs["gguf_file"])
+        fix_gguf_tokenizer(tokenizer, Path(source.location))
     tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may have been saved with either;
     tokenizer.backend_tokenizer.no_padding()  # transformers uses them for calls that ask for them only
     return tokenizer
@@ -154,7 +153,7 @@ def _load_tokenizer(
 def _own_tokens(source: ModelSource, location: str, kwargs: dict[str, Any]) -> int | None:
     """Return the number of ids in the checkpoint's own files, or None without a tokenizer.json."""
     if source.is_gguf:
-        return len(gguf.GGUFReader(Path(location) / kwargs["gguf_file"]).fields["tokenizer.ggml.tokens"].data)
+        return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)
     place = {name: kwargs[name] for name in ("revision", "local_files_only") if name in kwargs}
     path = cached_file(location, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **place)
     return None if path is None else 1 + max(Tokenizer.from_file(path).get_vocab().values(), default=-1)
