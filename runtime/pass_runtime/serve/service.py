@@ -57,9 +57,9 @@ class Service:
         return len(self._answers)
 
     async def parse(self, request: Sampled) -> ParsedRequest:
-        """`parsed_request.parse` in threads, none of which waits for a constraint. ApiError where it refuses the request,
-        and, before any text is tokenized (seconds for long texts), where there is no room for the request or its text
-        cannot fit."""
+        """`parsed_request.parse` in threads, none of which waits for a constraint. ApiError where it refuses the
+        request, and, before any text is tokenized (seconds for long texts), where there is no room for the request or
+        its text cannot fit."""
         arrived, wanted, size = time.perf_counter(), sequences(request), text_bytes(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
             self._check_size(request, size)
