@@ -58,7 +58,7 @@ def test_an_ambiguous_grammar_is_a_400_of_its_own(server):
     grammar = 'start: a\na: a a a | a a | "x" | "xx" | "xxx"'
     body = completion(model=server.model, guided_grammar=grammar, max_tokens=400, min_tokens=400)
     answer = httpx.post(server.url + "/v1/completions", json=body, timeout=120)
-    assert answer.status_code == 400
+    assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["code"] == "constraint_too_complex"
     events = httpx.post(server.url + "/v1/completions", json=body | {"stream": True}, timeout=120).text
     assert "constraint_too_complex" in events
