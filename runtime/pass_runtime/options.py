@@ -44,7 +44,8 @@ class GenerateOptions:
     besides the model's own, which ignore_eos turns off.
     reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
     logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
-    constraint: what the text must look like.
+    constraint: what the text must look like. The request is refused if it takes too long to compile, and its text ends
+    with an error if it takes too long to follow (`text.grammar`, `text.grammar_state`).
     min_tokens: the model's end and the stop tokens are not drawn before this many tokens are written.
     bad_words: strings that are not written: the token that would end one is not drawn. allowed_token_ids: only these
     tokens are drawn; empty allows all. A rule of these three that would leave no token is not applied there.
