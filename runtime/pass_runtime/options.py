@@ -47,7 +47,8 @@ class GenerateOptions:
     reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
     cache_salt: K/V are shared among requests with the same salt only, whatever their prompts begin with.
     logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
-    constraint: what the text must look like.
+    constraint: what the text must look like. The request is refused if it takes too long to compile, and its text ends
+    with an error if it takes too long to follow (`text.grammar`, `text.grammar_state`).
     min_tokens: before this many tokens are written the model's end and the stop tokens are not drawn, and a stop string
     that is complete by then ends nothing.
     bad_words: strings that the text does not contain, in whatever tokens: one is not drawn if the text would contain a

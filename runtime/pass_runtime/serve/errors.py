@@ -69,8 +69,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(f"{error.reason}; try again later", 429, code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, TooManyConstraints):
         return ApiError(str(error), 429, code="queue_full", headers={"Retry-After": "1"})
-    if isinstance(error, ConstraintStopped):
-        return ApiError(str(error), param=None, code="constraint_too_complex")
+    if isinstance(error, ConstraintStopped) or isinstance(error.__cause__, ConstraintStopped):
+        return ApiError(str(error), code="constraint_too_complex")
     if isinstance(error, PassError):
         return ApiError(str(error), 500)
     log.error("a request failed", exc_info=error)

@@ -60,10 +60,10 @@ class Service:
         return len(self._answers)
 
     async def parse(self, request: Sampled, size: int, client: str = "") -> ParsedRequest:
-        """`parsed_request.parse` in threads, none of which waits for a constraint. ApiError where it refuses the request,
-        and, before any text is tokenized (seconds for long texts), where there is no room for the request or its text
-        cannot fit. size: that of the whole request in bytes. client: the digest of its API key, "" on servers without
-        keys."""
+        """`parsed_request.parse` in threads, none of which waits for a constraint. ApiError where it refuses the
+        request, and, before any text is tokenized (seconds for long texts), where there is no room for the request or
+        its text cannot fit. size: that of the whole request in bytes. client: the digest of its API key, "" on servers
+        without keys."""
         arrived, wanted = time.perf_counter(), sequences(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
             self._check_size(request, text_bytes(request))

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from pass_runtime.text.token_bytes import token_bytes
-
 
 MOST_CHARACTERS = 1024
 
@@ -37,8 +35,13 @@ class PlainTokenizer:
         self._encoder = _without_added_tokens(tokenizer)
         added = {n: token for n, token in tokenizer.get_added_tokens_decoder().items() if n < vocab_size}
         self._no_text = {*added, *end_tokens}
-        kept = [n for n, token in added.items() if not token.special and self._is_text(token.content)]
-        self._no_text -= {*kept} - {*end_tokens}
+        self._by_bytes = {each: n for n, each in reversed([*enumerate(self.tokens)]) if each and n not in self._no_text}
+        self._longest = max(map(len, self._by_bytes), default=0)
+        for n in [n for n, token in added.items() if not token.special and n not in end_tokens]:
+            if self.tokens[n].isspace() or not self._is_written(self.tokens[n].decode()):
+                self._no_text.remove(n)
+                self._by_bytes.setdefault(self.tokens[n], n)
+                self._longest = max(self._longest, len(self.tokens[n]))
         self.special_token_ids = sorted(self._no_text)
 
     def __call__(self, text: str) -> list[int]:
@@ -49,29 +52,24 @@ class PlainTokenizer:
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         if self._no_text.isdisjoint(ids) and b"".join([self.tokens[i] for i in ids]) == text.encode():
             return ids
-        return self._longest(text.encode())
+        return self._longest_tokens(text.encode())
 
-    def _is_text(self, content: str) -> bool:
-        return content.isspace() or not self(content)
+    def _is_written(self, text: str) -> bool:
+        """Whether other tokens can write all of a text."""
+        return b"".join(self.tokens[i] for i in self._longest_tokens(text.encode())) == text.encode()
 
-    def _longest(self, text: bytes) -> list[int]:
+    def _longest_tokens(self, text: bytes) -> list[int]:
         ids: list[int] = []
-        place, (by_bytes, longest) = 0, self._by_bytes
+        place = 0
         while place < len(text):
-            for end in range(min(place + longest, len(text)), place, -1):
-                if (token := by_bytes.get(text[place:end])) is not None:
+            for end in range(min(place + self._longest, len(text)), place, -1):
+                if (token := self._by_bytes.get(text[place:end])) is not None:
                     ids.append(token)
                     place = end
                     break
             else:
                 break
         return ids
-
-    @cached_property
-    def _by_bytes(self) -> tuple[dict[bytes, int], int]:
-        """The tokens by their bytes, and the most bytes that one has."""
-        found = {each: n for n, each in reversed([*enumerate(self.tokens)]) if each and n not in self._no_text}
-        return found, max(map(len, found), default=0)
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:

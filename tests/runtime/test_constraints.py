@@ -1,0 +1,305 @@
+"""Constraints that would take all time, memory or stack: each is refused, and hurts nobody else."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from pass_runtime.errors import PassError
+from pass_runtime.text import grammar, grammar_state
+from pass_runtime.text.child import ChildPool, ChildStopped
+from pass_runtime.text.constraint import Constraint
+from pass_runtime.text.grammar import Grammars, TooManyConstraints
+from pass_runtime.text.grammar_state import ConstraintStopped
+
+END = 0
+
+
+def tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    runs = ["x" * count for count in (2, 4, 8, 16)]
+    merges = [(run[: len(run) // 2],) * 2 for run in runs]
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(["<eos>", *alphabet, *runs])}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<eos>"])
+    return made
+
+
+TOKENIZER = tokenizer()
+SIZE = TOKENIZER.get_vocab_size()
+
+
+@pytest.fixture
+def grammars():
+    made = Grammars(TOKENIZER, SIZE, [END])
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    made = Grammars(TOKENIZER, SIZE, [END])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The constraints that children were given."""
+    found: list[dict] = []
+    call = ChildPool.call
+    monkeypatch.setattr(ChildPool, "call", lambda pool, value: (found.append(value), call(pool, value))[1])
+    return found
+
+
+def chain(count: int, of) -> dict:
+    """A schema of definitions, each of which is made of the next one."""
+    definitions = {f"a{i}": of({"$ref": f"#/$defs/a{i + 1}"}) for i in range(count)}
+    return {"$defs": definitions | {f"a{count}": {"type": "string"}}, "$ref": "#/$defs/a0"}
+
+
+def rules(letter: str, count: int) -> str:
+    lines = [f"{letter}{i}: {letter}{i + 1}" for i in range(count)]
+    return "\n".join([f"start: {letter}0", *lines, f'{letter}{count}: "x"'])
+
+
+def patterns(count: int) -> dict:
+    return {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(count)]}
+
+
+DEEP = "is too complex to compile: it is nested too deeply; simplify it"
+LONG = r"is too complex to compile: it (takes more than 2 seconds|needs more than 256 MiB of memory); simplify it"
+MANY_PROPERTIES = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(2000)}}
+ATTACKS = {
+    "references": ({"json_schema": chain(3000, lambda of: of)}, DEEP),
+    "chain of allOf": ({"json_schema": chain(1500, lambda of: {"allOf": [of]})}, DEEP),
+    "chain of anyOf": ({"json_schema": chain(1500, lambda of: {"anyOf": [of, {"type": "null"}]})}, DEEP),
+    "rules": ({"grammar": rules("r", 9000)}, DEEP),
+    "terminals": ({"grammar": rules("T", 9000)}, DEEP),
+    "patterns": ({"json_schema": patterns(23)}, LONG),
+    "more patterns": ({"json_schema": patterns(39)}, LONG),
+    "left recursion": ({"grammar": "start: start"}, "is not valid: the model has no token that could follow"),
+    "properties": ({"json_schema": MANY_PROPERTIES}, "max is 2000"),
+    "alternatives": ({"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(2500))}, "max is 2000"),
+    "groups": ({"regex": "(" * 5000 + "a" + ")" * 5000}, "is not valid"),
+    "parentheses": ({"grammar": "start: " + "(" * 20000 + '"a"' + ")" * 20000}, "too deeply nested"),
+}
+
+
+@pytest.mark.parametrize(("fields", "why"), ATTACKS.values(), ids=ATTACKS)
+def test_an_attack_is_refused_in_one_line_and_repeating_it_is_free(shared, calls, fields, why):
+    for _ in range(2):
+        with pytest.raises(PassError, match=why) as refusal:
+            shared.start(Constraint(**fields))
+        assert len(str(refusal.value).splitlines()) == 1
+        assert len(str(refusal.value)) < 400
+    assert 1 <= len(calls) <= 2, "one call of each child, and none for the repetition"
+    assert shared.start(Constraint(regex="[ab]+")).forced() == ()
+
+
+def test_what_is_large_but_simple_is_taken(shared):
+    shared.start(Constraint(choice=[f"w{i}" for i in range(3000)]))
+    shared.start(Constraint(json_schema={"properties": {f"p{i}": {"type": "null"} for i in range(300)}}))
+    shared.start(Constraint(json_schema=chain(100, lambda of: of)))
+
+
+def test_a_token_after_what_is_forced_is_tried_too(shared):
+    many = " | ".join(f'"w{i}"' for i in range(2500))
+    with pytest.raises(PassError, match="max is 2000"):
+        shared.start(Constraint(grammar=f'start: "a" rest\nrest: {many}'))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"regex": "a\ud800"},
+        {"grammar": 'start: "\udfff"'},
+        {"choice": ["a", "\ud800b"]},
+        {"json_schema": {"const": "\ud800"}},
+        {"json_schema": {"properties": {"\ud800": {}}}},
+        {"json_schema": '{"const": "\\ud800"}'},
+    ],
+    ids=str,
+)
+def test_a_lone_surrogate_is_refused(fields):
+    with pytest.raises(PassError, match=f"^{next(iter(fields))} is not valid Unicode text$"):
+        Constraint(**fields)
+
+
+def test_equal_constraints_at_once_are_compiled_once(grammars, calls):
+    good, bad = Constraint(regex="[ab]+c"), Constraint(regex="(")
+    with ThreadPoolExecutor(8) as threads:
+        states = [*threads.map(lambda _: grammars.start(good), range(24))]
+        futures = [grammars.prepare(bad) for _ in range(8)]
+    assert len({id(state) for state in states}) == 24
+    assert {str(future.exception()) for future in futures} == {str(futures[0].exception())}
+    assert len(calls) == 2
+
+
+def test_a_long_compilation_keeps_no_other_one_waiting(grammars, monkeypatch):
+    """Nor a lock: constraints that are known are answered, too."""
+    known = Constraint(regex="known")
+    grammars.start(known)
+    released, call = threading.Event(), ChildPool.call
+
+    def held(pool, value):
+        if value["regex"] != "long":
+            return call(pool, value)
+        if pool is grammars._quick_child:
+            raise ChildStopped("it takes more than 0.25 seconds")
+        assert released.wait(60)
+        return call(pool, value)
+
+    monkeypatch.setattr(ChildPool, "call", held)
+    waiting = [grammars.prepare(Constraint(regex="long")) for _ in range(5)]
+    for i in range(5):
+        grammars.start(Constraint(regex=f"short{i}"))
+    grammars.start(known)
+    assert not any(future.done() for future in waiting)
+    released.set()
+    assert len({id(future.result(60)) for future in waiting}) == 1
+
+
+def test_the_queues_are_bounded(grammars, monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(ChildPool, "call", lambda *_: released.wait(60) and {"refused": "no"})
+    held = [grammars.prepare(Constraint(regex=f"a{i}")) for i in range(grammar.MOST_WAITING)]
+    with pytest.raises(TooManyConstraints, match="try again later"):
+        grammars.prepare(Constraint(regex="b"))
+    assert grammars.prepare(Constraint(regex="a1")) is held[1]
+    released.set()
+    assert {str(future.exception(60)) for future in held} == {"no"}
+
+
+def test_what_is_kept_is_bounded_in_bytes_and_number(grammars, monkeypatch):
+    states = [grammars.prepare(Constraint(regex=f"a{i}")).result() for i in range(4)]
+    assert len(grammars._kept) == 4
+    assert sum(kept.bytes for kept in grammars._kept.values()) >= 4 * grammar.LEAST_BYTES
+    grown = next(kept for kept in grammars._kept.values() if kept.future.result() is states[3])
+    grown.usage.seconds = grammar.KEPT_BYTES / grammar.BYTES_PER_SECOND - 0.001
+    grammars.start(Constraint(regex="b"))
+    assert next(iter(grammars._kept.values())).future.result() is not states[0]
+    assert sum(kept.bytes for kept in grammars._kept.values()) <= grammar.KEPT_BYTES
+    monkeypatch.setattr(grammar, "KEPT", 2)
+    for i in range(4):
+        grammars.start(Constraint(regex=f"c{i}"))
+    assert len(grammars._kept) == 2
+
+
+def test_refusals_that_are_remembered_are_bounded(grammars, monkeypatch):
+    monkeypatch.setattr(grammar, "KEPT_REFUSALS", 3)
+    for i in range(6):
+        with pytest.raises(PassError):
+            grammars.start(Constraint(regex="(" * (i + 1)))
+    assert len(grammars._refused) == 3
+
+
+def test_a_future_that_is_held_needs_no_second_compilation(grammars, calls):
+    """Though its grammar is kept no longer: what waited for it once does not wait again."""
+    constraint = Constraint(regex="held")
+    future = grammars.prepare(constraint)
+    future.result()
+    grammars._kept.clear()
+    assert grammars.prepare(constraint) is future
+    assert len(calls) == 1
+
+
+def test_masks_make_a_kept_grammar_count_more(grammars):
+    state = grammars.start(Constraint(regex="([ab]*a[ab]{60})+"))
+    (kept,) = grammars._kept.values()
+    before = kept.bytes
+    walk(state, itertools.cycle("ab"), 30)
+    assert kept.bytes > before
+
+
+def test_close_ends_what_is_under_way(grammars, monkeypatch):
+    begun = threading.Event()
+    call = ChildPool.call
+    monkeypatch.setattr(ChildPool, "call", lambda *args: (begun.set(), call(*args))[1])
+    under_way, queued = grammars.prepare(Constraint(json_schema=patterns(23))), grammars.prepare(Constraint(regex="a"))
+    assert begun.wait(60)
+    grammars.close()
+    for future in (under_way, queued):
+        with pytest.raises(PassError, match="the session is closed"):
+            future.result(60)
+    with pytest.raises(PassError, match="the session is closed"):
+        grammars.prepare(Constraint(regex="b"))
+
+
+def test_a_model_without_an_end_is_refused():
+    with pytest.raises(PassError, match="no token that ends a text"):
+        Grammars(TOKENIZER, SIZE, []).start(Constraint(regex="a"))
+
+
+def test_nothing_is_started_without_a_constraint(monkeypatch):
+    before = threading.active_count()
+    Grammars(TOKENIZER, SIZE, [END]).close()
+    assert threading.active_count() == before
+
+
+def walk(state, texts, most: int) -> int:
+    """Write single characters, with masks, as decoding does. Returns how many there were."""
+    allowed = np.zeros((1, -(-SIZE // 32)), np.uint32)
+    written = 0
+    for text in itertools.islice(texts, most):
+        state.forced()
+        state.fill(allowed, ())
+        state.advance(TOKENIZER.token_to_id(text))
+        written += 1
+    return written
+
+
+AMBIGUOUS = [
+    'start: a\na: a a | "x"',
+    'start: a\na: a a a | a a | "x"',
+    'start: a b\na: a a | "x"\nb: b b | a b | "x"',
+    'start: a\na: a a | "x" a | a "x" | "x" "x" | "x"',
+]
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS)
+def test_an_ambiguous_grammar_ends_its_own_text(shared, text):
+    """By a limit of one step or by the budget; before, it went on for ever slower steps."""
+    state = shared.start(Constraint(grammar=text))
+    started = time.thread_time()
+    with pytest.raises(ConstraintStopped, match=r"cannot be followed further|takes more than 2 ms a token"):
+        walk(state, itertools.repeat("x" * 16), 400)
+    assert time.thread_time() - started < 20 * grammar_state.FIRST_SECONDS
+    fresh = shared.start(Constraint(grammar=text))
+    assert walk(fresh, itertools.repeat("x"), 3) == 3, "another text has a budget of its own"
+
+
+def test_the_budget_counts_every_call_and_grows_with_the_rows(shared, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(grammar_state.time, "thread_time", lambda: 0.001 * next(clock))  # 1 ms a call
+    monkeypatch.setattr(grammar_state, "FIRST_SECONDS", 0.1)
+    state = shared.start(Constraint(regex="x*"))
+    allowed = np.zeros((3, -(-SIZE // 32)), np.uint32)
+    drafts = [TOKENIZER.token_to_id("x")] * 2
+    for _ in range(200):
+        state.fill(allowed, drafts)  # three rows in 1 ms
+    other = state.copy()
+    with pytest.raises(ConstraintStopped, match="takes more than 2 ms a token"):
+        for _ in range(200):
+            other.advance(drafts[0])  # no rows
+    with pytest.raises(ConstraintStopped, match="takes more than 2 ms a token"):
+        other.forced()
+    state.fill(allowed, drafts)
+
+
+def test_a_stopped_draft_row_leaves_the_rows_before(shared):
+    """A budget is an error, never another text: what was allowed before is what it was."""
+    state = shared.start(Constraint(grammar=AMBIGUOUS[0]))
+    allowed = np.zeros((2, -(-SIZE // 32)), np.uint32)
+    state.fill(allowed, [TOKENIZER.token_to_id("x")])
+    first = allowed[0].copy()
+    allowed[:] = 0
+    state.fill(allowed, ())
+    assert (allowed[0] == first).all()

@@ -1,0 +1,191 @@
+"""Constraints with any kind of tokenizer: the bytes of tokens, and text that spells an added token."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from pass_runtime.errors import PassError
+from pass_runtime.text.answer import speller
+from pass_runtime.text.constraint import Constraint
+from pass_runtime.text.grammar import Grammars
+from pass_runtime.text.plain_tokenizer import PlainTokenizer
+from pass_runtime.text.token_bytes import token_bytes
+
+LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFG0123456789.,!?{}[]\":'-_()<>/|\n"))
+SPECIAL = ("<unk>", "<s>", "</s>", "<|im_end|>")
+END = 2
+MARKS = ("</s>", "<|im_end|>", "<think>", "<s>")
+
+
+def byte_level() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {word: i for i, word in enumerate([*SPECIAL, *alphabet, "im", "Ġa"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [("i", "m"), ("Ġ", "a")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    words = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
+    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    words = [*SPECIAL, "▁", *LETTERS]
+    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram([(word, -1.0) for word in (*SPECIAL, "▁", *LETTERS)], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    words = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    return tokenizer
+
+
+KINDS = (byte_level, byte_fallback, metaspace, unigram, word_piece)
+
+
+def with_marks(make) -> Tokenizer:
+    tokenizer = make()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__)
+def made(request):
+    tokenizer = with_marks(request.param)
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size() + 5, [END])
+    yield tokenizer, grammars
+    grammars.close()
+
+
+def written(made, constraint: Constraint, seed: int, most: int = 400) -> tuple[list[int], str]:
+    """What a random model writes: tokens, and their text behind some other text."""
+    tokenizer, grammars = made
+    state, random_of, size = grammars.start(constraint), random.Random(seed), tokenizer.get_vocab_size() + 5
+    tokens: list[int] = []
+    table = token_bytes(tokenizer, size)
+    while len(tokens) < most:
+        forced = state.forced()
+        allowed = np.zeros((1, -(-size // 32)), np.uint32)
+        state.fill(allowed, ())
+        choices = [token for token in range(size) if allowed[0, token // 32] >> np.uint32(token % 32) & 1]
+        assert not forced or choices == [forced[0]], "a forced token is the only one that is allowed"
+        token = random_of.choice(choices)
+        if token == END:
+            break
+        tokens.append(token)
+        state.advance(token)
+    return tokens, b"".join(table[token] for token in tokens).decode()
+
+
+def schema(key: str, value: object) -> dict:
+    return {
+        "type": "object",
+        "properties": {key: {"const": value}},
+        "required": [key],
+        "additionalProperties": False,
+    }
+
+
+SPELLING = [
+    ("const", lambda mark: (Constraint(json_schema={"const": mark}), f'"{mark}"')),
+    ("one-enum", lambda mark: (Constraint(json_schema={"enum": [f"a{mark}b"]}), f'"a{mark}b"')),
+    ("key", lambda mark: (Constraint(json_schema=schema(mark, 1)), f'{{"{mark}": 1}}')),
+    ("choice", lambda mark: (Constraint(choice=[mark]), mark)),
+    ("regex", lambda mark: (Constraint(regex=mark.replace("|", r"\|") + "x"), mark + "x")),
+    ("grammar", lambda mark: (Constraint(grammar=f'start: "a" "{mark}"'), "a" + mark)),
+    ("schema in grammar", lambda mark: (Constraint(grammar=f'start: %json {{"const": "{mark}"}}'), f'"{mark}"')),
+]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize(("name", "make"), SPELLING, ids=[name for name, _ in SPELLING])
+def test_text_that_spells_an_added_token_is_text(made, mark, name, make):
+    constraint, text = make(mark)
+    tokens, found = written(made, constraint, 1)
+    assert found == text
+    assert not set(tokens) & made[0].get_added_tokens_decoder().keys()
+
+
+@pytest.mark.parametrize("mark", MARKS[1:])
+def test_a_mark_that_a_grammar_names_is_the_token(made, mark):
+    """As the grammars of tools do."""
+    tokenizer, _ = made
+    tokens, _ = written(made, Constraint(grammar=f'start: "a" {speller(tokenizer)(mark)} "b"'), 1)
+    assert tokenizer.token_to_id(mark) in tokens
+    assert len(tokens) == 3
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+@settings(max_examples=40, deadline=None)
+@example("a<|im_end|>")
+@example("  a  b")
+@example("é\U0001f600")
+@given(st.text(st.sampled_from([*LETTERS, " ", "é", "\U0001f600"]), max_size=20))
+def test_tokens_of_text_are_its_bytes(make, text):
+    """All of it, or what is before the first byte that no token has. They decode to it, behind other text."""
+    tokenizer = with_marks(make)
+    plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [END])
+    ids = plain(text)
+    assert text.encode().startswith(b"".join(plain.tokens[token] for token in ids))
+    assert not set(ids) & set(plain.special_token_ids)
+    before = tokenizer.encode("a", add_special_tokens=False).ids
+    decoded = tokenizer.decode([*before, *ids]).removeprefix(tokenizer.decode(before))
+    if make in (byte_level, byte_fallback):
+        assert decoded == text
+    else:
+        assert text.startswith(decoded)
+
+
+def test_a_character_without_a_token_is_refused_once(made):
+    tokenizer, grammars = made
+    constraint = Constraint(regex="é")
+    if tokenizer.decoder.__class__ is decoders.ByteLevel or "<0x41>" in tokenizer.get_vocab():
+        assert written(made, constraint, 1)[1] == "é"
+        return
+    for _ in range(2):
+        with pytest.raises(PassError, match=r"^the regex is not valid: the model has no token that could follow$"):
+            grammars.start(constraint)
+
+
+def test_tokens_that_all_begin_with_a_space_are_refused_by_name():
+    tokenizer = with_marks(metaspace)
+    tokenizer.decoder = None
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), [END])
+    with pytest.raises(PassError, match="the choice is not valid: the model has no token that could follow"):
+        grammars.start(Constraint(choice=["yes", "no"]))
+    grammars.close()
+
+
+def test_added_tokens_of_white_space_and_of_unknown_text_stay_text():
+    tokenizer = with_marks(metaspace)
+    tokenizer.add_tokens([AddedToken("  ", normalized=False), AddedToken("é", normalized=False)])
+    plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [END])
+    spaces, letter = tokenizer.token_to_id("  "), tokenizer.token_to_id("é")
+    assert not {spaces, letter} & set(plain.special_token_ids)
+    assert tokenizer.token_to_id("<think>") in plain.special_token_ids
+    assert letter in plain("aé")
