@@ -15,7 +15,6 @@ from pass_runtime.text.answer import speller
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.grammar import Grammars
 from pass_runtime.text.plain_tokenizer import PlainTokenizer
-from pass_runtime.text.token_bytes import token_bytes
 
 LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFG0123456789.,!?{}[]\":'-_()<>/|\n"))
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_end|>")
@@ -87,7 +86,7 @@ def written(made, constraint: Constraint, seed: int, most: int = 400) -> tuple[l
     tokenizer, grammars = made
     state, random_of, size = grammars.start(constraint), random.Random(seed), tokenizer.get_vocab_size() + 5
     tokens: list[int] = []
-    table = token_bytes(tokenizer, size)
+    table = PlainTokenizer(tokenizer, size, [END]).tokens
     while len(tokens) < most:
         forced = state.forced()
         allowed = np.zeros((1, -(-size // 32)), np.uint32)

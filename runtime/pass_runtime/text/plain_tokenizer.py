@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from pass_runtime.text.token_bytes import token_bytes
+from pass_runtime.text.vocabulary import Vocabulary
 
 MOST_CHARACTERS = 1024
 
@@ -31,9 +31,11 @@ class PlainTokenizer:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
         """end_tokens: at least one."""
         self.eos_token_id = end_tokens[0]
-        self.tokens = token_bytes(tokenizer, vocab_size)
+        self.tokens = Vocabulary(tokenizer).all_bytes(vocab_size)
         self._encoder = _without_added_tokens(tokenizer)
         added = {n: token for n, token in tokenizer.get_added_tokens_decoder().items() if n < vocab_size}
+        for n, token in added.items():  # also of special ones, which have no bytes in a text
+            self.tokens[n] = token.content.encode()
         self._no_text = {*added, *end_tokens}
         self._by_bytes = {each: n for n, each in reversed([*enumerate(self.tokens)]) if each and n not in self._no_text}
         self._longest = max(map(len, self._by_bytes), default=0)
