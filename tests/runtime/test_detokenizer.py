@@ -81,9 +81,9 @@ def test_a_replacement_character_at_the_end_is_text():
         assert "".join(stream.read(token)[0] for token in tokenizer.encode("a\ufffd").ids) == "a\ufffd"
 
 
-@pytest.mark.parametrize("decoder", [decoders.BPEDecoder(), decoders.CTC()], ids=["BPEDecoder", "CTC"])
+@pytest.mark.parametrize("decoder", [decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 0, 1)], ids=repr)
 def test_a_decoder_whose_tokens_depend_on_each_other_is_refused(decoder: object):
     tokenizer = byte_level()
     tokenizer.decoder = decoder
-    with pytest.raises(PassError, match=r"the tokenizer's decoder \((BPEDecoder|CTC)\) is none that"):
+    with pytest.raises(PassError, match=r"the tokenizer's decoder \((BPEDecoder|CTC|Strip)\) is none that"):
         Vocabulary(tokenizer)

@@ -70,11 +70,13 @@ class TextStream:
         self._special = {token for string in stop if (token := self._vocabulary.special(string)) is not None}
         self._detokenizer = Detokenizer(self._vocabulary, prompt_ids)
         self._too_early = min_tokens
+        """How many more tokens end nothing."""
 
     def read(self, token: int) -> tuple[str, str | None]:
         """-> (text that is final now, the stop string that ended it)"""
         may_end = self._too_early == 0
-        self._too_early -= not may_end
+        if not may_end:
+            self._too_early -= 1
         if may_end and token in self._special:
             return self._filter.flush(), self._vocabulary.special_text(token)
         return self._filter.push(self._detokenizer.push(token), may_end=may_end)

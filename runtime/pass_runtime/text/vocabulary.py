@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -49,7 +50,8 @@ class Vocabulary:
         steps = _steps(None if self._decoder is None else json.loads(self._decoder.__getstate__()))
         kinds = [step["type"] for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
-        if not self._byte_level and not _STEPS.issuperset(kinds):
+        at_the_end = any(step["type"] == "Strip" and step["stop"] for step in steps)  # a stream does not know its end
+        if at_the_end or not (self._byte_level or _STEPS.issuperset(kinds)):
             raise PassError(f"the tokenizer's decoder ({', '.join(kinds)}) is none that this runtime turns into text")
         self.strip: tuple[bytes, int] = (b"", 0)
         self.byte_fallback = "ByteFallback" in kinds
@@ -77,8 +79,8 @@ class Vocabulary:
 
     def longest(self) -> int:
         """The number of bytes of the longest token, special ones too."""
-        regular = (len(self._bytes(token)) for token in self._tokenizer.get_vocab(with_added_tokens=True).values())
-        return max(*regular, *(len(text.encode()) for text in self._special), 0)
+        regular = (self._bytes(token) for token in self._tokenizer.get_vocab().values())
+        return max(map(len, chain(regular, (text.encode() for text in self._special))), default=0)
 
     def all_bytes(self, count: int) -> list[bytes]:
         """`bytes` of the ids below `count`."""
