@@ -57,14 +57,15 @@ class Service:
         """How many requests have an answer that is not sent to its end."""
         return len(self._answers)
 
-    async def parse(self, request: Sampled, size: int) -> ParsedRequest:
+    async def parse(self, request: Sampled, size: int | None = None) -> ParsedRequest:
         """`parsed_request.parse` in a thread. ApiError where it refuses the request, and, before any text is tokenized
-        (seconds for long texts), where there is no room for the request or its text cannot fit. size: that of the
-        whole request in bytes."""
-        arrived, wanted = time.perf_counter(), sequences(request)
+        (seconds for long texts), where there is no room for the request or its text cannot fit. size: of the
+        whole request in bytes; None for that of its longest prompt."""
+        arrived, wanted, longest = time.perf_counter(), sequences(request), text_bytes(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
-            self._check_size(request, text_bytes(request))
-            return await self.read(partial(parse, self.session, self.options, request, arrived), size)
+            self._check_size(request, longest)
+            work = partial(parse, self.session, self.options, request, arrived)
+            return await self.read(work, longest if size is None else size)
 
     async def read(self, work: Callable[[], T], size: int) -> T:
         """What `work`, which reads `size` bytes of text, returns in a thread. ApiError where it takes too long."""
