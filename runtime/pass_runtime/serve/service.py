@@ -59,15 +59,16 @@ class Service:
         """How many requests have an answer that is not sent to its end."""
         return len(self._answers)
 
-    async def parse(self, request: Sampled, size: int, client: str = "") -> ParsedRequest:
+    async def parse(self, request: Sampled, size: int | None = None, client: str = "") -> ParsedRequest:
         """`parsed_request.parse` in threads, none of which waits for a constraint. ApiError where it refuses the
         request, and, before any text is tokenized (seconds for long texts), where there is no room for the request or
-        its text cannot fit. size: that of the whole request in bytes. client: the digest of its API key, "" on servers
-        without keys."""
-        arrived, wanted = time.perf_counter(), sequences(request)
+        its text cannot fit. size: of the whole request in bytes; None for that of its longest prompt. client: the
+        digest of its API key, "" on servers without keys."""
+        arrived, wanted, longest = time.perf_counter(), sequences(request), text_bytes(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
-            self._check_size(request, text_bytes(request))
-            found = await self.read(partial(read, self.session, self.options, request, arrived, client), size)
+            self._check_size(request, longest)
+            reading = partial(read, self.session, self.options, request, arrived, client)
+            found = await self.read(reading, longest if size is None else size)
             for future, param in found.compiling:
                 await self._wait(future)
                 with constraint_errors(param):
