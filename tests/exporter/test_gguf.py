@@ -114,7 +114,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "query_pre_attn_scalar": 20,
         },
     ),
-    "gemma3 without windows": ("gemma3", {}, {"layer_types": ["full_attention"] * 6, "sliding_window": None}),
+    "gemma3 without windows": ("gemma3", {}, {"layer_types": ["full_attention"] * 6, "sliding_window": 512}),
     "gemma3 27b": (
         "gemma3",
         {"block_count": GEMMA3_27B_LAYERS, "attention.key_length": 32},

@@ -111,8 +111,9 @@ def rotations(draw: st.DrawFn, family: str, positions: int) -> dict[str, Any]:
     return {"full_attention": found, "sliding_attention": local}
 
 
-def tokenizer_of(kind: str, prefix_space: bool) -> Any:
+def tokenizer_of(case: Case) -> Any:
     """A tokenizer with the ids of SPECIAL, which begins a text with <s>, and a chat template."""
+    kind = case.tokenizer
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import LlamaTokenizer, PreTrainedTokenizerFast
     from transformers.tokenization_utils_base import generate_merges
@@ -130,8 +131,11 @@ def tokenizer_of(kind: str, prefix_space: bool) -> Any:
         words += SPECIAL[3:]
         vocab = {word: token for token, word in enumerate(words)}
         merges = generate_merges(vocab, {word: -float(token) for word, token in vocab.items()})
-        tokenizer = LlamaTokenizer(vocab=vocab, merges=merges, add_prefix_space=prefix_space).backend_tokenizer
+        tokenizer = LlamaTokenizer(vocab=vocab, merges=merges, add_prefix_space=case.prefix_space).backend_tokenizer
         tokenizer.add_special_tokens(list(SPECIAL))
+        if case.family == "phi3" and case.prefix_space:  # the published ones put it behind special tokens, too
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+            tokenizer.pre_tokenizer = None
     elif kind == "metaspace":
         tokenizer = Tokenizer(models.Unigram())
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -151,7 +155,7 @@ def tokenizer_of(kind: str, prefix_space: bool) -> Any:
 
 def save(case: Case, directory: Path) -> Path:
     """Save the model as transformers does; return its directory."""
-    tokenizer = tokenizer_of(case.tokenizer, case.prefix_space)
+    tokenizer = tokenizer_of(case)
     given = {name: value for name, value in case.config.items() if value is not None or name == "sliding_window"}
     sizes = {"vocab_size": len(tokenizer), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
     if "head_dim" not in given:

@@ -60,7 +60,7 @@ def refused(error: PassError) -> str:
 
 def reference(case: Case, directory: Path) -> PreTrainedTokenizerFast:
     """The tokenizer that the file was made from; of a directory, the one that transformers chooses for its family."""
-    made = tokenizer_of(case.tokenizer, case.prefix_space)
+    made = tokenizer_of(case)
     return made if case.as_gguf else AutoTokenizer.from_pretrained(directory)
 
 

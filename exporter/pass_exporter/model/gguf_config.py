@@ -217,6 +217,7 @@ def _attention(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
         pattern = keys.get("attention.sliding_window_pattern", GEMMA3_PATTERN)
         slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
         kinds = [SLIDING if slide and window else FULL for slide in slides]
+        window = window or settings["max_position_embeddings"]  # transformers wants a number
         return {"query_pre_attn_scalar": round(scale**-2), "sliding_window": window, "layer_types": kinds}
     if not math.isclose(scale, head_dim**-0.5, rel_tol=1e-5):
         raise keys.refuse("attention.scale", f"is not the one of heads of {head_dim}, which is not supported")
