@@ -57,6 +57,7 @@ def overflow():
 ACTIONS = {
     "echo": lambda value: value,
     "pid": os.getpid,
+    "parent": os.getppid,
     "print": lambda: print("noise", flush=True),
     "spin": spin,
     "sleep": time.sleep,
@@ -107,6 +108,43 @@ def test_a_call_beyond_its_limits_ends_its_child_only(pool, action, why):
     with pytest.raises(ChildStopped, match=why):
         pool.call(action)
     assert pool.call(["pid"]) != first  # the next call has a child of its own
+
+
+def test_with_forks_a_call_beyond_its_limits_costs_no_set_up():
+    pool = ChildPool("test_child:make", None, Limits(0.5, 256 * MIB), forks=True)
+    children = {pool.call(["parent"])}
+    for action, why in ((["spin"], "0.5 seconds"), (["take", 300 * MIB], "256 MiB"), (["overflow"], "too deeply")):
+        with pytest.raises(ChildStopped, match=why):
+            pool.call(action)
+        children.add(pool.call(["parent"]))
+    with pytest.raises(PassError, match=r"^refused$"):
+        pool.call(["refuse"])
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        pool.call(["fail"])
+    assert len(children | {pool.call(["parent"])}) == 1
+    assert pool.call(["pid"]) != pool.call(["pid"])
+    fork = pool.call(["pid"])
+    pool.close()
+    assert not _runs(*children)
+    assert not _runs(fork)
+
+
+def test_close_ends_a_fork_too():
+    pool = ChildPool("test_child:make", None, Limits(5, 256 * MIB), forks=True)
+    child_pid, forks = pool.call(["parent"]), []
+
+    def wait():
+        with pytest.raises(ChildStopped):
+            pool.call(["sleep", 1000])
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not forks:
+        forks = Path(f"/proc/{child_pid}/task/{child_pid}/children").read_text().split()
+    pool.close()
+    waiting.join()
+    while _runs(int(forks[0])):
+        time.sleep(0.01)
 
 
 def test_errors_end_no_child(pool):

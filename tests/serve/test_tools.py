@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import openai
 import pytest
 from openai import pydantic_function_tool
@@ -198,3 +199,43 @@ def test_a_template_without_tools_takes_none(server):
     assert problem["param"] == "tools"
     assert "chat template" in problem["message"]
     assert server.chat(tools=[WEATHER], tool_choice="none", max_tokens=2).status_code == 200
+
+
+def one_tool(parameters: dict, name: str = "f", **more: object) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+MARK = "<eos>"
+SPELLING = {
+    "type": "object",
+    "properties": {MARK: {"const": f"a{MARK}"}, "</tool_call>": {"enum": ["<think>"]}},
+    "required": [MARK, "</tool_call>"],
+    "additionalProperties": False,
+}
+
+
+def test_arguments_that_spell_added_tokens_are_text(tool_server):
+    own = fields(tool_server, seed=1, tools=[one_tool(SPELLING)], parallel_tool_calls=False)
+    (choice,) = tool_server.client().chat.completions.create(**own).choices
+    assert choice.finish_reason == "tool_calls"
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {MARK: f"a{MARK}", "</tool_call>": "<think>"}
+
+
+LONE = [
+    one_tool({"properties": {"\ud800": {}}}),
+    one_tool({"properties": {"a": {"const": "\ud800"}}}),
+    one_tool({}, description="\ud800"),
+    one_tool({}, name="\ud800"),
+]
+
+
+@pytest.mark.parametrize("tool", LONE, ids=["key", "const", "description", "name"])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_lone_surrogate_in_a_tool_is_no_failure(tool_server, tool, choice):
+    """It is refused where it comes into the prompt or into a grammar. Templates may write it as an escape."""
+    body = json.dumps(fields(tool_server, tools=[tool], tool_choice=choice))
+    answer = httpx.post(
+        tool_server.url + "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}, timeout=60
+    )
+    in_grammar = choice == "required" and tool in LONE[:2]
+    assert answer.status_code in ((400,) if in_grammar or tool is LONE[3] else (200, 400)), answer.text

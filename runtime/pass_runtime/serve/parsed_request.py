@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -172,7 +173,8 @@ def text_bytes(request: Sampled) -> int:
     """The size in UTF-8 of the longest text that becomes one prompt: a conversation, or one of several prompts."""
     if isinstance(request, ChatRequest):
         in_messages = [text for each in request.messages for text in (*texts(each), *other_texts(each))]
-        return sum(map(_bytes, (*in_messages, *(tool.model_dump_json() for tool in request.tools or ()))))
+        in_tools = [json.dumps(tool.model_dump(), ensure_ascii=False) for tool in request.tools or ()]
+        return sum(map(_bytes, (*in_messages, *in_tools)))
     assert isinstance(request, CompletionRequest)
     return max((_bytes(each) for each in _each(request.prompt) if isinstance(each, str)), default=0)
 
