@@ -319,7 +319,7 @@ VALUES = {
 """A value for every field of a request that is not its default."""
 
 
-@pytest.mark.parametrize("name", BatchRequest.model_fields.keys() - {"id", "prompt", "messages"})
+@pytest.mark.parametrize("name", sorted(BatchRequest.model_fields.keys() - {"id", "prompt", "messages"}))
 def test_a_field_of_a_batch_changes_its_request(name):
     value = {"5": -2.0} if name == "logit_bias" else listed(VALUES[name])
     fields = {"plan": "ar"} | {name: value}
