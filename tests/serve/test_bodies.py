@@ -75,10 +75,12 @@ ATTACKS = [
 @pytest.mark.parametrize(("model", "fields"), ATTACKS, ids=range(len(ATTACKS)))
 def test_pydantic_collects_few_errors(model, fields):
     """It makes objects of each, of which 300,000 take seconds, in which nothing else runs."""
+    found = 0
     try:
         model.model_validate(fields | ({"model": "m"} if "model" in model.model_fields else {}))
     except ValidationError as error:
-        assert error.error_count() <= MOST_ERRORS
+        found = error.error_count()
+    assert found <= MOST_ERRORS
 
 
 @pytest.mark.parametrize("model", REQUESTS)
