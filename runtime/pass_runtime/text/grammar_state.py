@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pass_runtime.errors import PassError
 from pass_runtime.text.compiler import problem
 
-FIRST_SECONDS = 0.25
+FIRST_SECONDS = 0.1
 ROW_SECONDS = 0.002
 """The CPU time that a text may take for its masks: at first, and with every row of a window. Step limits bound each
 mask; this bounds their sum, since the thread that computes them decodes all other texts, too."""
