@@ -99,12 +99,12 @@ def test_breakdown_in_the_table(tiny_bundle: Path):
         assert word in table
 
 
-@pytest.mark.parametrize("flags", [("--plan", "ar"), ("--rows", "2", "--cached", "20")])
+@pytest.mark.parametrize("flags", [("--plan", "ar", "--max-new-tokens", "4"), ("--rows", "2", "--cached", "20")])
 def test_the_report_is_written_after_every_round(tiny_bundle: Path, tmp_path: Path, monkeypatch, flags):
     """What an interrupted run has measured is not lost."""
     written: list[int] = []
     monkeypatch.setattr(bench, "write_whole", lambda _path, text: written.append(json.loads(text)["repeat"]))
-    command = ["bench", str(tiny_bundle), "--repeat", "3", "--max-new-tokens", "4", *flags, "-o", str(tmp_path / "out")]
+    command = ["bench", str(tiny_bundle), "--repeat", "3", *flags, "-o", str(tmp_path / "out")]
     assert CliRunner().invoke(main, command).exit_code == 0
     assert written == [1, 2, 3]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,9 +229,14 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
 CASES = [(command, option) for command, (_, cases) in COMMANDS.items() for option in cases]
 
 
+for module in ("batch_ray", "batch_session", "bench_rows", "chat", "explain", "inspect_bundle", "remote"):
+    import_module(f"pass_runtime.cli.{module}")  # before anything that they import is replaced
+
+
 def prepare(calls: Calls) -> None:
     """Replace what the commands call, but for what parses their options."""
     session = StandIn(calls)
+    session.chat_template = None
     calls.replace("pass_runtime.cli.options.load", session)
     for name in ("print_json", "print_pieces", "print_summary"):
         calls.replace(f"pass_runtime.cli.main.{name}")
@@ -251,6 +257,8 @@ def prepare(calls: Calls) -> None:
 
 
 def prepare_server(calls: Calls) -> None:
+    for module in ("server", "app", "options"):
+        import_module(f"pass_runtime.serve.{module}")
     prepare(calls)
     listening = StandIn(calls, {"getsockname": lambda: ("h", 1)})
     calls.replace("pass_runtime.serve.server.listen", listening)
@@ -310,6 +318,7 @@ def test_an_option_that_would_change_nothing_is_refused(line, monkeypatch):
 VALUES = {
     **{name: case.expected[name] for name, case in {**GENERATED, **SAMPLED, **PENALIZED}.items()},
     "logprobs": 2,
+    "cache_salt": "s",
     "json_schema": {},
     "json_object": True,
     "regex": "a+",

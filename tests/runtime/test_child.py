@@ -125,8 +125,8 @@ def test_with_forks_a_call_beyond_its_limits_costs_no_set_up():
     assert pool.call(["pid"]) != pool.call(["pid"])
     fork = pool.call(["pid"])
     pool.close()
-    assert not _runs(*children)
-    assert not _runs(fork)
+    while _runs(*children) or _runs(fork):
+        time.sleep(0.01)
 
 
 def test_close_ends_a_fork_too():

@@ -86,9 +86,9 @@ def test_no_request_fails_where_the_prefix_store_has_no_memory(
     assert store
     save = store.save
 
-    def save_without_memory(slot: int, tokens: list[int]) -> None:
+    def save_without_memory(slot: int, tokens: list[int], salt: str) -> None:
         fuse.at, fuse.blown = fuse.calls + 1, False
-        save(slot, tokens)
+        save(slot, tokens, salt)
         fuse.at = 0
         failed.append(fuse.blown)
 

@@ -44,6 +44,7 @@ REQUESTED = {
     "stop_token_ids": (5,),
     "ignore_eos": True,
     "reuse_prefix": True,
+    "cache_salt": "s",
     "logprobs": 2,
     "constraint": Constraint(regex="a+"),
     "min_tokens": 2,

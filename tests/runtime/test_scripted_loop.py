@@ -16,7 +16,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
-from pass_runtime.session import Session
+from pass_runtime.session import Session, read_tokenizer
 from pass_runtime.text.stream import TextStream
 
 LENGTHS = range(1, 7)
@@ -167,7 +167,7 @@ def test_sampled_drafts_are_accepted_and_the_text_is_that_of_plain_decoding(tiny
     for plan, blur in [("ar", 0.0), ("two-pass", 0.0), ("two-pass", 0.3), ("two-pass", 5.0)]:
         backend = BlurredBackend(tiny_bundle, manifest, words, words)
         backend.blur = blur
-        session = Session(manifest, backend, None)
+        session = Session(manifest, backend, read_tokenizer(tiny_bundle))
         stream = run(session, [2, 3], GenerateOptions(90, params, plan=plan, ignore_eos=True))
         texts.append(stream.token_ids)
         rates.append(stream.stats.draft_acceptance_rate)

@@ -46,6 +46,7 @@ DRAWN: dict[str, Any] = {
     "plan": "fused",
     "lookahead": 1,
     "draft": "lookahead",
+    "cache_salt": "s",
 }
 SAMPLED_TEXT = DRAWN | {
     "n": 2,

@@ -151,6 +151,7 @@ def as_fields(options: GenerateOptions) -> dict[str, Any]:
         "plan": options.plan,
         "lookahead": options.lookahead,
         "draft": options.draft,
+        "cache_salt": options.cache_salt or None,
         **server_fields(options),
     }
     return {name: value for name, value in fields.items() if value is not None}

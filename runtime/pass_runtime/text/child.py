@@ -79,18 +79,27 @@ class ChildPool:
         child = self._free.get()
         try:
             if child is not None and not child.alive:
-                child.kill()
+                child.close_pipes()
                 child = None
             if child is None:
                 child = _Child(self._target, self._setup, self._limits, forks=self._forks)
                 self._children.add(child)
             return child.call(value)
         finally:
-            self._free.put(child if child is not None and child.alive else None)
+            if child is not None and not child.alive:
+                child.close_pipes()
+                child = None
+            self._free.put(child)
 
     def close(self) -> None:
-        """End all children."""
+        """End all children, and so the calls under way."""
         self._finalizer()
+        for _ in range(self._free.qsize()):
+            with suppress(queue.Empty):
+                child = self._free.get_nowait()
+                self._free.put(None)
+                if child is not None:
+                    child.close_pipes()
 
 
 def _end_all(children: weakref.WeakSet[_Child], owner: int) -> None:
@@ -117,6 +126,7 @@ class _Child:
             _unwrapped(self._exchange([setup, limits.seconds, limits.memory, limits.stack, forks], START_SECONDS))
         except BaseException:
             self.kill()
+            self.close_pipes()
             raise
 
     @property
@@ -137,6 +147,9 @@ class _Child:
         if self.alive:
             os.killpg(self._process.pid, signal.SIGKILL)  # its fork, too
         self._process.wait()
+
+    def close_pipes(self) -> None:
+        """For the thread that has the child: another one may be reading from them while it is killed."""
         for pipe in (self._to, self._from):
             with suppress(OSError):
                 pipe.close()
