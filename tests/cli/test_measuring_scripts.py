@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from test_step_time import ROOT, load_script
 
@@ -56,6 +58,32 @@ def test_host_time(tiny_bundle: Path, tmp_path: Path):
     found = json.loads((tmp_path / "out.json").read_text())["host_us"]
     assert set(found) == set(module.KINDS) and all(name in done.stdout for name in found)
     assert all(set(by_batch) == {"1", "2"} and min(by_batch.values()) > 0 for by_batch in found.values())
+
+
+def test_attacks(tiny_bundle: Path):
+    """Each attack has a row, with how the server answered it."""
+    pytest.importorskip("fastapi")
+    command = [sys.executable, ROOT / "scripts" / "attacks.py", tiny_bundle, "--threads", "1"]
+    flags = [
+        "--tokens",
+        "8",
+        "--rounds",
+        "1",
+        "--attack",
+        "1,000 chained $ref",
+        "--attack",
+        "a prompt of 300,000 objects",
+    ]
+    wide = os.environ | {"COLUMNS": "200"}
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=240, check=False, env=wide)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.stdout.splitlines() if "│" in line]
+    assert [row[0] for row in rows] == ["1,000 chained $ref", "a prompt of 300,000 objects"]
+    for _, answers, median, beside, worst, worst_beside, memory in rows:
+        assert "x 400" in answers or "x 413" in answers
+        assert 0 <= float(median) <= float(worst) and 0 <= float(beside) <= float(worst_beside)
+        assert float(worst) > 0 and float(worst_beside) > 0
+        assert int(memory) > 0
 
 
 def test_clients_speed(tiny_bundle: Path, tmp_path: Path):

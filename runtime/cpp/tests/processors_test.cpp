@@ -136,8 +136,9 @@ TEST_CASE("processing that cannot be is refused in one line", "[processors]") {
     CHECK(refused([](GenerateOptions& o) { o.bad_words.emplace_back(); }) == "bad words need a token, not none");
     CHECK(refused([](GenerateOptions& o) { o.stop.assign(65, "x"); }) ==
           "stop must be at most 64 strings, of 4096 bytes together");
-    CHECK(refused([](GenerateOptions& o) { o.stop = {std::string(4096, ' '), "x"}; }) ==
-          "stop must be at most 64 strings, of 4096 bytes together");
+    CHECK(refused([](GenerateOptions& o) {
+              o.stop = {std::string(4096, ' '), "x"};
+          }) == "stop must be at most 64 strings, of 4096 bytes together");
     const auto core = reciting_core(1);
     Request sent = request(3, 5);
     sent.options.bad_words = {{vocab}};

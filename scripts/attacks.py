@@ -1,0 +1,229 @@
+"""What a client's stream of tokens feels of another client's hostile requests.
+
+    python scripts/attacks.py build/smollm2-135m-w8a8 --threads 2
+
+Starts `pass-run serve` on a free loopback port. A neighbour streams completions all the time; beside it each attack is
+sent again and again from a process of its own. The table has the gaps between the neighbour's tokens in milliseconds,
+without an attack and beside it, how the attack was answered, and the memory of the server and its child processes. The
+neighbour alone is measured before every attack, so that both figures of a row are of the same minute.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import psutil
+
+from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.tables import show_rows
+from pass_runtime.errors import PassError
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = "Once upon a time"
+
+
+def schema_of(schema: Any) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return {"prompt": "x", "max_tokens": 64, "response_format": form}
+
+
+def chained_refs(count: int) -> dict[str, Any]:
+    links = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{count}": {"type": "string"}}}
+
+
+def chained_all_of(count: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(count):
+        schema = {"allOf": [schema]}
+    return schema
+
+
+def lark(*lines: str, tokens: int = 64) -> dict[str, Any]:
+    return {"prompt": "x", "max_tokens": tokens, "structured_outputs": {"grammar": "\n".join(lines)}}
+
+
+def patterns(count: int) -> dict[str, Any]:
+    return schema_of({"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, count + 1)]})
+
+
+def stops(count: int, size: int) -> dict[str, Any]:
+    return {
+        "prompt": " " * 64,
+        "max_tokens": 64,
+        "ignore_eos": True,
+        "stop": [" " * (size - i) + "x" for i in range(count)],
+    }
+
+
+ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
+    "1,000 chained $ref": lambda: (COMPLETIONS, schema_of(chained_refs(1000))),
+    "400 nested allOf": lambda: (COMPLETIONS, schema_of(chained_all_of(400))),
+    "5,000 chained Lark rules": lambda: (
+        COMPLETIONS,
+        lark("start: r0", *(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"'),
+    ),
+    "allOf of 23 patterns": lambda: (COMPLETIONS, patterns(23)),
+    "allOf of 39 patterns": lambda: (COMPLETIONS, patterns(39)),
+    "2,500 choices": lambda: (
+        COMPLETIONS,
+        {
+            "prompt": "x",
+            "max_tokens": 64,
+            "structured_outputs": {"choice": [f"choice number {i}" for i in range(2500)]},
+        },
+    ),
+    "an ambiguous grammar": lambda: (COMPLETIONS, lark("start: a", 'a: a a | a a a | "x" | "y"')),
+    "an ambiguous grammar of all text": lambda: (
+        COMPLETIONS,
+        lark("start: a*", "a: b | c | b c", "b: /(.|\\n)+/", "c: /(.|\\n)+/"),
+    ),
+    "16 stops of 58,000 spaces": lambda: (COMPLETIONS, stops(16, 58_000)),
+    "4 stops of 256 spaces": lambda: (COMPLETIONS, stops(4, 256)),
+    "a prompt of 300,000 objects": lambda: (COMPLETIONS, {"prompt": [{}] * 300_000}),
+    "a prompt of 200,000 floats": lambda: (COMPLETIONS, {"prompt": [0.5] * 200_000}),
+    "a prompt of 200,000 ids and a text": lambda: (COMPLETIONS, {"prompt": [*[5] * 200_000, "x"]}),
+    "a prompt of 300,000 ids": lambda: (COMPLETIONS, {"prompt": [5] * 300_000}),
+    "50,000 wrong messages": lambda: (CHAT, {"messages": [{"role": 1}] * 50_000}),
+    "100,000 biases": lambda: (COMPLETIONS, {"prompt": "x", "logit_bias": {f"x{i}": 1 for i in range(100_000)}}),
+    "/detokenize of 200,000 objects": lambda: ("/detokenize", {"tokens": [{}] * 200_000}),
+    "/tokenize of 1 MB": lambda: ("/tokenize", {"prompt": "x " * 500_000}),
+    "a nested body": lambda: (COMPLETIONS, {"prompt": "x", "metadata": json.loads("[" * 400 + "]" * 400)}),
+    "unknown fields": lambda: (COMPLETIONS, {f"field{i}": i for i in range(60_000)}),
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    model: str
+    process: psutil.Process
+
+    @property
+    def resident(self) -> int:
+        """Bytes that the server and its children have in memory."""
+        found = 0
+        for process in (self.process, *self.process.children(recursive=True)):
+            try:
+                found += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+
+@contextmanager
+def serving(bundle: Path, threads: int) -> Iterator[Server]:
+    arguments = ["serve", str(bundle), "--port", "0", "--threads", str(threads), "--max-batch-size", "4"]
+    with tempfile.NamedTemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pass_runtime.cli.main", *arguments],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            while not (found := re.search(r"(?m)^(.+) is served at (\S+)/v1$", Path(log.name).read_text())):
+                if process.poll() is not None:
+                    raise PassError(f"the server ended: {Path(log.name).read_text().strip()}")
+                time.sleep(0.1)
+            yield Server(found[2], found[1], psutil.Process(process.pid))
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def stream_gaps(server: Server, tokens: int) -> list[float]:
+    """Seconds between the pieces of one streamed completion."""
+    body = {
+        "model": server.model,
+        "prompt": PROMPT,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "temperature": 0,
+        "plan": "ar",
+    }
+    times = []
+    with httpx.stream("POST", f"{server.url}{COMPLETIONS}", json=body, timeout=600) as response:
+        if response.status_code != 200:
+            raise PassError(f"the neighbour's request was refused: {response.read().decode()[:300]}")
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                times.append(time.perf_counter())
+    return [after - before for before, after in pairwise(times)]
+
+
+def attack_again_and_again(url: str, path: str, body: bytes, answers: Any, stop: Any) -> None:
+    """In a process of its own, so that making requests takes no time from the neighbour's clock."""
+    while not stop.is_set():
+        try:
+            headers = {"Content-Type": "application/json"}
+            response = httpx.post(f"{url}{path}", content=body, headers=headers, timeout=600)
+            answers.put(str(response.status_code))
+        except httpx.HTTPError as error:
+            answers.put(type(error).__name__)
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--threads", default=0, help="[default: the engine's choice]")
+@click.option("--tokens", default=96, show_default=True, help="Of the neighbour's stream.")
+@click.option("--rounds", default=2, show_default=True, help="Streams without and with each attack, in alternation.")
+@click.option("--attack", "chosen", multiple=True, type=click.Choice(list(ATTACKS)), help="[default: all]")
+@one_line_errors
+def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str, ...]) -> None:
+    rows = []
+    with serving(bundle, threads) as server:
+        stream_gaps(server, tokens)
+        for name in chosen or ATTACKS:
+            path, body = ATTACKS[name]()
+            body["model"] = server.model
+            alone, beside, answers, most = [], [], Counter[str](), 0
+            for _ in range(rounds):
+                alone += stream_gaps(server, tokens)
+                queue: Any = multiprocessing.Queue()
+                stop = multiprocessing.Event()
+                attacker = multiprocessing.Process(
+                    target=attack_again_and_again, args=(server.url, path, json.dumps(body).encode(), queue, stop)
+                )
+                attacker.start()
+                time.sleep(0.3)
+                beside += stream_gaps(server, tokens)
+                most = max(most, server.resident)
+                stop.set()
+                attacker.join()
+                while not queue.empty():
+                    answers[queue.get()] += 1
+            rows.append(
+                {
+                    "attack": name,
+                    "answers": ", ".join(f"{count} x {status}" for status, count in answers.items()),
+                    "median": f"{1e3 * statistics.median(alone):.1f}",
+                    "beside": f"{1e3 * statistics.median(beside):.1f}",
+                    "worst": f"{1e3 * max(alone):.1f}",
+                    "worst beside": f"{1e3 * max(beside):.1f}",
+                    "MiB": f"{most >> 20}",
+                }
+            )
+            click.echo("  ".join(rows[-1].values()), err=True)
+    show_rows(f"a neighbour's gaps between tokens, ms: {bundle.name}", rows)
+
+
+if __name__ == "__main__":
+    main()
