@@ -12,6 +12,8 @@ import gguf
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from pass_exporter.model.checkpoint import end_of_text
+from pass_runtime.errors import PassError
+from pass_runtime.text.chat import ChatTemplate
 
 GGUF_ENDS = ("eos", "eot", "eom")
 """A .gguf file's `tokenizer.ggml.{}_token_id`: the ends of a text, of a turn and of a message."""
@@ -53,18 +55,18 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
     added = re.compile("|".join(re.escape(text) for text in sorted(ids, key=len, reverse=True)))
     asked, answered = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}
 
+    chat = ChatTemplate(template, dict(tokenizer.special_tokens_map))  # in a child process, within limits
+
     def written(*messages: dict[str, str], opened: bool = False) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages), chat_template=template, tokenize=False, add_generation_prompt=opened
-            )
-        )
+        return chat.render(messages, add_generation_prompt=opened)
 
     try:
         before, found, after = written(asked, answered).rpartition(ANSWER)
         opening = set(added.findall(written(asked, opened=True))) - set(added.findall(written(asked)))
-    except Exception:  # a template may refuse such a conversation, in any way
+    except PassError:  # a template may refuse such a conversation
         return None
+    finally:
+        chat.close()
     end = added.match(after.lstrip()) if found else None
     # Some templates open the next turn behind every message: what opens an answer does not end it.
     opening.update(added.findall(before)[-1:])
