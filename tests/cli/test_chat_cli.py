@@ -112,8 +112,14 @@ def test_a_broken_template(tiny_bundle: Path, tmp_path: Path):
     write_listed(copy, "chat_template.jinja", "{% for %}")
     assert refusal("chat", copy, stdin="hello\n").startswith("error: chat_template.jinja: ")
     assert refusal("generate", copy, "--chat", "-p", "hello").startswith("error: chat_template.jinja: ")
-    assert refusal("serve", copy, "--port", "0").startswith("error: chat_template.jinja: ")
     assert pass_run("generate", copy, "-p", "hello", "--max-new-tokens", "2").exit_code == 0
+
+
+def test_a_server_does_not_start_with_a_broken_template(tiny_bundle: Path, tmp_path: Path):
+    pytest.importorskip("fastapi")
+    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="chat_template.jinja")
+    write_listed(copy, "chat_template.jinja", "{% for %}")
+    assert refusal("serve", copy, "--port", "0").startswith("error: chat_template.jinja: ")
 
 
 def write_listed(bundle: Path, name: str, text: str) -> None:

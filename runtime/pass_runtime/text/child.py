@@ -148,6 +148,10 @@ class _Child:
             os.killpg(self._process.pid, signal.SIGKILL)  # its fork, too
         self._process.wait()
 
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # the process did not start
+            self.close_pipes()
+
     def close_pipes(self) -> None:
         """For the thread that has the child: another one may be reading from them while it is killed."""
         for pipe in (self._to, self._from):
