@@ -34,6 +34,8 @@ from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
 
+BUSY = "no request: a process that computes"
+"""What any other process on the machine costs the neighbour, for comparison."""
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "Once upon a time"
 
@@ -73,6 +75,8 @@ def stops(count: int, size: int) -> dict[str, Any]:
 
 
 ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
+    BUSY: lambda: ("", {}),
+    "one short request after another": lambda: (COMPLETIONS, {"prompt": "x", "max_tokens": 8}),
     "1,000 chained $ref": lambda: (COMPLETIONS, schema_of(chained_refs(1000))),
     "400 nested allOf": lambda: (COMPLETIONS, schema_of(chained_all_of(400))),
     "5,000 chained Lark rules": lambda: (
@@ -172,6 +176,9 @@ def stream_gaps(server: Server, tokens: int) -> list[float]:
 def attack_again_and_again(url: str, path: str, body: bytes, answers: Any, stop: Any) -> None:
     """In a process of its own, so that making requests takes no time from the neighbour's clock."""
     while not stop.is_set():
+        if not path:
+            sum(range(100_000))
+            continue
         try:
             headers = {"Content-Type": "application/json"}
             response = httpx.post(f"{url}{path}", content=body, headers=headers, timeout=600)
