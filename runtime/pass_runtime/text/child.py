@@ -78,28 +78,16 @@ class ChildPool:
             raise PassError("this session belongs to the process that this one was forked from; load the bundle here")
         child = self._free.get()
         try:
-            if child is not None and not child.alive:
-                child.close_pipes()
-                child = None
-            if child is None:
+            if child is None or not child.alive:
                 child = _Child(self._target, self._setup, self._limits, forks=self._forks)
                 self._children.add(child)
             return child.call(value)
         finally:
-            if child is not None and not child.alive:
-                child.close_pipes()
-                child = None
-            self._free.put(child)
+            self._free.put(child if child is not None and child.alive else None)
 
     def close(self) -> None:
         """End all children, and so the calls under way."""
         self._finalizer()
-        for _ in range(self._free.qsize()):
-            with suppress(queue.Empty):
-                child = self._free.get_nowait()
-                self._free.put(None)
-                if child is not None:
-                    child.close_pipes()
 
 
 def _end_all(children: weakref.WeakSet[_Child], owner: int) -> None:
@@ -126,7 +114,6 @@ class _Child:
             _unwrapped(self._exchange([setup, limits.seconds, limits.memory, limits.stack, forks], START_SECONDS))
         except BaseException:
             self.kill()
-            self.close_pipes()
             raise
 
     @property
@@ -149,14 +136,11 @@ class _Child:
         self._process.wait()
 
     def __del__(self) -> None:
+        """Close the pipes. `kill` leaves them open: another thread may be reading from them."""
         with suppress(AttributeError):  # the process did not start
-            self.close_pipes()
-
-    def close_pipes(self) -> None:
-        """For the thread that has the child: another one may be reading from them while it is killed."""
-        for pipe in (self._to, self._from):
-            with suppress(OSError):
-                pipe.close()
+            for pipe in (self._to, self._from):
+                with suppress(OSError):
+                    pipe.close()
 
     def _exchange(self, message: object, seconds: float) -> Any:
         """Send a message and return the answer. Raises ChildStopped if there is none in so many seconds."""
