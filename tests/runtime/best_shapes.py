@@ -7,10 +7,9 @@ cumulative[0] = 1. Drafts of different passes are taken as independent.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -39,17 +38,6 @@ class RatedShape:
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
-
-
-def cumulative_of(rates: Sequence[float]) -> Floats:
-    """[L] conditional acceptance -> [L+1] cumulative acceptance."""
-    cumulative: Floats = np.cumprod(np.array([1.0, *rates]))
-    return cumulative
-
-
-def conditional_of(cumulative: Floats) -> list[float]:
-    """[L+1] cumulative acceptance -> [L] conditional acceptance."""
-    return [float(after / before) if before else 0.0 for before, after in pairwise(cumulative)]
 
 
 def count_probabilities(drafts: int, cumulative: Floats) -> Floats:
