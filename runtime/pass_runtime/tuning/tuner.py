@@ -72,8 +72,9 @@ class PlanTuner:
         self.lookahead_drafts = ConditionalAcceptance(prior)
         self.ngrams: dict[int, ConditionalAcceptance] = {}
         self.decided = self._candidate(make_cycle("ar", 0), 1.0, 1)
-        self._by_request: dict[tuple[int, int], tuple[Candidate, Candidate]] = {}  # by look-ahead and batch
-        self._ran: dict[tuple[Plan, int], int] = {}  # how many passes there had been after the last one of this kind
+        # By look-ahead and batch: what is decided, what is tried before, and after how many passes in all that ends.
+        self._by_request: dict[tuple[int, int], tuple[Candidate, Candidate, int]] = {}
+        self._ran: dict[tuple[Plan, int], int] = {}  # the number of its last pass
         self._passes, self._decided_at = 0, 0  # in all; when it decided last
         self._decoding, self._due = 0.0, 0.0  # seconds in all; before the next decision
 
@@ -133,14 +134,15 @@ class PlanTuner:
         """The candidate for the next pass. It is decided anew from time to time, and at once for a new look-ahead or
         batch size. Decisions take at most the share BUDGET of decoding time."""
         key, started = (lookahead, batch), time.perf_counter()
-        self.decided, _ = self._by_request.get(key, (self.decided, None))
+        self.decided, *_ = self._by_request.get(key, (self.decided,))
         rested = self._passes - self._decided_at >= EVERY and self._decoding >= self._due
         if key not in self._by_request or rested:
-            self._by_request[key] = self.decide(lookahead, batch, acceptances), self._trial
+            decided = self.decide(lookahead, batch, acceptances)
+            self._by_request[key] = decided, self._trial, self._passes + TRIAL_PASSES
             took = time.perf_counter() - started
             self._decided_at, self._due = self._passes, max(self._due, self._decoding) + took / BUDGET
-        self.decided, trial = self._by_request[key]
-        return trial if self._passes - self._decided_at < TRIAL_PASSES else self.decided
+        self.decided, trial, ends = self._by_request[key]
+        return trial if self._passes < ends else self.decided
 
     def decide(self, lookahead: int, batch: int = 1, acceptances: Sequence[ConditionalAcceptance] = ()) -> Candidate:
         """The best candidate if it is clearly better than plain decoding and the present one, else one of those."""
@@ -155,6 +157,7 @@ class PlanTuner:
         self.decided = best if best.rate >= ADVANTAGE * present.rate else present
         reached = (c for c in candidates if c is plain or c.rate >= self.decided.rate)
         self._trial = next((c for c in reached if self._passes and self._idle(c.cycle, batch)), self.decided)
+        self._ran[self._trial.cycle.plans[0], batch] = self._passes  # also if a request runs another in its place
         return self.decided
 
     def _idle(self, cycle: Cycle, batch: int) -> bool:
