@@ -70,8 +70,8 @@ def _head_maxima(model: PreTrainedModel) -> Iterator[torch.Tensor]:
 def _calibration_ids(loaded: LoadedModel, text: str | None, progress: Progress) -> torch.Tensor:
     if text is not None:
         return file_ids(loaded.tokenizer, text)
-    progress.phase("writing text to calibrate on")
-    return own_ids(loaded.model, loaded.tokenizer, loaded.geometry.max_capacity)
+    step = progress.phase("writing text to calibrate on")
+    return own_ids(loaded.model, loaded.tokenizer, loaded.geometry.max_capacity, step)
 
 
 def _calibrate(
