@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
-from best_shapes import best_shape, two_pass_tokens
+from best_shapes import best_shape
 
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cycle
@@ -146,26 +146,24 @@ def plainly(machine: Machine, tokens: int, seed: int = 1, **more) -> float:
 
 
 def fastest(machine: Machine, rates: Items[float], tokens: int, seed: int = 1, **more) -> float:
-    """The same by the cycle that a noiseless machine and the true rates recommend: nobody can know it beforehand."""
+    """The same by the fastest cycle on average, without noise: nobody can know it beforehand."""
     return decode(machine, None, rates, tokens, seed, cycle=best_cycle(machine, rates), **more)
 
 
 def best_cycle(machine: Machine, rates: Items[float]) -> Cycle:
-    """The cycle with the most tokens per second, of all there are, if drafts are accepted at these conditional rates."""
+    """The fastest of all cycles, if drafts are accepted at these conditional rates: no menu, no estimates."""
     cumulative = cumulative_of(rates)
     found = [(1 / machine.seconds(ar_plan()), make_cycle("ar", 0))]
     for drafts in range(1, len(rates) + 1):
         cycle = make_cycle("two-pass", drafts)
-        seconds = sum(map(machine.seconds, cycle.plans)) / 2
-        found.append((two_pass_tokens(drafts, cumulative) / seconds, cycle))
+        tokens = 1 + float(cumulative[1 : drafts + 1].sum()) / 2
+        found.append((2 * tokens / sum(map(machine.seconds, cycle.plans)), cycle))
 
-    def seconds_of(width: int, drafts: int) -> float:
+    def seconds(width: int, drafts: int) -> float:
         return sum(machine.parts(PassShape(width, 1 + drafts, drafts)))
 
-    shape = best_shape(cumulative, seconds_of, 100)
-    assert shape is not None
-    found.append((shape.rate, fused_cycle(shape.groups)))
-    return max(found, key=lambda one: one[0])[1]
+    rate, groups = best_shape(cumulative, seconds)
+    return max([*found, (rate, fused_cycle(groups))], key=lambda one: one[0])[1]
 
 
 @dataclass(frozen=True)

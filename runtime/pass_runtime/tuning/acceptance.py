@@ -19,7 +19,7 @@ FORCED = -1
 
 
 def cumulative_of(rates: Sequence[float]) -> Floats:
-    """[L] conditional acceptance -> [L+1]: the probabilities that drafts 1..i of a pass are all accepted, from i = 0."""
+    """[L] conditional acceptance -> [L+1] cumulative: the probabilities that the first i drafts are all accepted."""
     cumulative: Floats = np.cumprod(np.array([1.0, *rates]))
     return cumulative
 

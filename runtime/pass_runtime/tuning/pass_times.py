@@ -21,7 +21,7 @@ TILES = ((2, 2, 1), (3, 3, 3, 3))
 takes another tile."""
 
 LATEST_PASSES, SHAPE_PASSES = 4, 32
-"""Moving averages: over the latest passes of all shapes, and over the passes of one shape relative to those of others."""
+"""Moving averages: over passes of all shapes, and over those of one shape, relative to the others."""
 MAX_RATIO = 1.2
 """A pass counts as this many times slower or faster than expected at most: a pause says nothing about later ones."""
 LEAST_SECONDS, FAR = 1e-9, 1_000_000
@@ -68,15 +68,18 @@ class PassTimes:
         plain = {shape: seconds for shape, seconds in timed.items() if not shape.drafts}
         drafting = {shape: seconds for shape, seconds in timed.items() if shape.drafts}
         self.slowness, self._ratios, self._expected = 1.0, dict[PassShape, float](), dict[PassShape, float]()
-        self._passes: dict[PassShape, int] = {}
+        self.passes: dict[PassShape, int] = {}  # that ran
         if like is None:
             self.rows = sorted({shape.rows for shape in timed})
-            self._trunk, self._adapter = _trunk_lines(
-                {shape.rows: trunk for shape, (trunk, _) in plain.items()},
-                {shape.rows: trunk for shape, (trunk, _) in drafting.items()},
-            )
+            rows = {shape.rows: trunk for shape, (trunk, _) in plain.items()}
+            more = {s.rows: max(t - rows[s.rows], 0.0) for s, (t, _) in drafting.items() if s.rows in rows}
+            self._adapter = _line(more or {0: 0.0}, flat=True)
+            rows = {shape.rows: trunk - self._adapter(shape.rows) for shape, (trunk, _) in drafting.items()} | rows
+            # If one width alone was timed, half of it is taken to be due to the rows, so that none looks free.
+            self._trunk = _line(rows if len(rows) > 1 else {0: sum(rows.values()) / 2, **rows})
         else:
-            self.rows, self._trunk, self._adapter, self._ratios = like.rows, like._trunk, like._adapter, {**like._ratios}
+            self.rows, self._trunk, self._adapter = like.rows, like._trunk, like._adapter
+            self._ratios = dict(like._ratios)
             self.slowness = sum(trunk for trunk, _ in timed.values()) / sum(map(self._trunk_seconds, timed))
         self._tail = _line({shape.sampled: tail / self.slowness for shape, (_, tail) in plain.items()})
         more = {shape.drafts: tail / self.slowness - self._tail(shape.sampled) for shape, (_, tail) in drafting.items()}
@@ -96,34 +99,23 @@ class PassTimes:
         """Correct the estimate by a pass that took so long: at first the ratio of its shape, relative to those of the
         shapes that ran, and later the slowness of all."""
         deviation = min(max(seconds / self.seconds(shape), 1 / MAX_RATIO), MAX_RATIO) - 1.0
-        self._passes[shape] = self._passes.get(shape, 0) + 1
-        change = 1.0 + deviation / min(self._passes[shape] + LATEST_PASSES - 1, SHAPE_PASSES)
+        self.passes[shape] = self.passes.get(shape, 0) + 1
+        change = 1.0 + deviation / min(self.passes[shape] + LATEST_PASSES - 1, SHAPE_PASSES)
         self._ratios[shape] = self._ratios.get(shape, 1.0) * change
         mean = change ** (1 / len(self._ratios))
         self._ratios = {ran: ratio / mean for ran, ratio in self._ratios.items()}  # their product is 1
         self.slowness *= (1.0 + deviation / LATEST_PASSES) / change * mean
 
 
-def _trunk_lines(
-    plain: dict[int, float], drafting: Mapping[int, float]
-) -> tuple[Callable[[int], float], Callable[[int], float]]:
-    """The trunk's seconds by rows, and what it takes more with look-ahead rows, which is known for as many rows as were
-    timed with and without them."""
-    adapter = _line({n: max(drafting[n] - plain[n], 0.0) for n in plain if n in drafting} or {0: 0.0}, flat=True)
-    points = {rows: seconds - adapter(rows) for rows, seconds in drafting.items()} | plain
-    if len(points) == 1:  # half of the time is taken to be due to the rows, so that none looks free
-        points[0] = sum(points.values()) / 2
-    return _line(points), adapter
-
-
 def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
     """The plans to time: few of them, from the narrowest to the widest that a bundle with `lookahead` look-ahead rows
     has, since pass times are nearly linear in between."""
-    lengths = [1, lookahead]
+    lengths, tiles = ([1, 4, lookahead], TILES[1:]) if lookahead > 5 else ([1, lookahead], TILES)
     fused = [fused_plan([length] * (length + 1)) for length in range(1, lookahead + 1)]
-    tiles = [fused_plan(groups) for groups in TILES if len(groups) <= lookahead + 1]
     widest = [plan for plan in fused if plan.width * batch <= WIDEST][-1:]
-    plans = [ar_plan(), *map(verify_plan, lengths), *map(draft_plan, lengths), *tiles, *widest]
+    shapes = [fused_plan(groups) for groups in tiles if len(groups) <= lookahead + 1]
+    drafts = map(draft_plan, (1, lookahead))
+    plans = [ar_plan(), *map(verify_plan, lengths), *drafts, *shapes, *widest]
     return [plan for plan in dict.fromkeys(plans) if plan.width * batch <= WIDEST or plan.width == 1]
 
 
@@ -135,13 +127,8 @@ def measure(time: Timer, plans: Sequence[Plan]) -> dict[Plan, tuple[float, float
     """
     seconds: dict[Plan, list[tuple[float, float]]] = {plan: [] for plan in plans}
     for number in range(REPEATS):
-        for plan in plans:
-            if number < (WIDE_REPEATS if plan.width > WIDE else REPEATS) and not _agree(seconds[plan]):
+        for plan in plans if number < WIDE_REPEATS else [plan for plan in plans if plan.width <= WIDE]:
+            least = sorted(map(sum, seconds[plan]))[:2]
+            if len(least) < 2 or least[1] > AGREE * least[0]:
                 seconds[plan].append(time(plan))
     return {plan: (min(t for t, _ in passes), min(t for _, t in passes)) for plan, passes in seconds.items()}
-
-
-def _agree(passes: Sequence[tuple[float, float]]) -> bool:
-    """Whether the two shortest times of a pass, trunk and tail together, are within AGREE of each other."""
-    least = sorted(trunk + tail for trunk, tail in passes)[:2]
-    return len(least) == 2 and least[1] <= AGREE * least[0]

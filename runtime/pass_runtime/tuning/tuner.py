@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pass_runtime.bundle.plan import Cycle, Plan, make_cycle
+from pass_runtime.backends.base import Capabilities
+from pass_runtime.bundle.plan import Cycle, Plan
 from pass_runtime.tuning.acceptance import FORCED, ConditionalAcceptance, Floats, cumulative_of
 from pass_runtime.tuning.menu import menu, tokens_of
 from pass_runtime.tuning.pass_times import PassTimes, shape_of
@@ -53,35 +54,21 @@ class PlanTuner:
     """Pass times and acceptance of drafts for one sampler. All requests of a session with that sampler share it."""
 
     def __init__(
-        self,
-        times: PassTimes,
-        lookahead: int,
-        acceptance: Sequence[float],
-        exactly: int | None = None,
-        trees: Sequence[int] = (),
+        self, times: PassTimes, lookahead: int, acceptance: Sequence[float], able: Capabilities | None = None
     ) -> None:
         """acceptance: the cumulative acceptance by position that the bundle states for this sampler (`LookaheadInfo`);
-        empty where it states none.
-
-        exactly: the only number of drafts that engines have plans for, with full groups (`Capabilities.lookahead`).
-        trees: the sizes of the trees of drafts that there are.
-        """
+        empty where it states none. able: as for `menu`."""
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
         prior = [*rates, *[UNKNOWN] * lookahead][:lookahead]
-        self.by_batch, self.lookahead, self._exactly, self._trees = {1: times}, lookahead, exactly, tuple(trees)
+        self.by_batch, self.lookahead, self._able = {1: times}, lookahead, able
         self.lookahead_drafts = ConditionalAcceptance(prior)
         self.ngrams: dict[int, ConditionalAcceptance] = {}
-        self.decided = self._candidate(make_cycle("ar", 0), 1.0, 1)
+        [self.decided] = self.candidates(0)
         # By look-ahead and batch: what is decided, what is tried before, and after how many passes in all that ends.
         self._by_request: dict[tuple[int, int], tuple[Candidate, Candidate, int]] = {}
         self._ran: dict[tuple[Plan, int], int] = {}  # the number of its last pass
         self._passes, self._decided_at = 0, 0  # in all; when it decided last
         self._decoding, self._due = 0.0, 0.0  # seconds in all; before the next decision
-
-    @property
-    def chosen(self) -> Cycle:
-        """The cycle in use."""
-        return self.decided.cycle
 
     def times(self, batch: int = 1) -> PassTimes:
         """The times of passes over `batch` slots. A batch size that was not timed counts as one window with as many
@@ -121,14 +108,13 @@ class PlanTuner:
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
         """
         cumulative = cumulative_of(self.lookahead_drafts.rates) if cumulative is None else cumulative
-        cycles = menu(lookahead, self._exactly, self._trees)
         widest = self.by_batch[1].rows[-1]
-        fitting = [cycle for cycle in cycles if max(plan.width for plan in cycle.plans) <= widest]
-        found = [self._candidate(cycle, tokens_of(cycle, self.lookahead, cumulative), batch) for cycle in fitting]
+        found = []
+        for cycle in menu(lookahead, self._able):
+            if cycle.plans[0].width <= widest:
+                seconds = sum(self.plan_seconds(plan, batch) for plan in cycle.plans) / len(cycle.plans)
+                found.append(Candidate(cycle, tokens_of(cycle, cumulative), seconds))
         return sorted(found, key=lambda candidate: -candidate.rate)
-
-    def _candidate(self, cycle: Cycle, tokens: float, batch: int) -> Candidate:
-        return Candidate(cycle, tokens, sum(self.plan_seconds(plan, batch) for plan in cycle.plans) / len(cycle.plans))
 
     def mode(self, lookahead: int, batch: int, acceptances: Sequence[ConditionalAcceptance]) -> Candidate:
         """The candidate for the next pass. It is decided anew from time to time, and at once for a new look-ahead or
@@ -155,11 +141,12 @@ class PlanTuner:
         if present.rate < ADVANTAGE * plain.rate:
             present = plain
         self.decided = best if best.rate >= ADVANTAGE * present.rate else present
-        reached = (c for c in candidates if c is plain or c.rate >= self.decided.rate)
-        self._trial = next((c for c in reached if self._passes and self._idle(c.cycle, batch)), self.decided)
+        self._trial = self.decided
+        for candidate in candidates if self._passes else []:
+            last = self._ran.get((candidate.cycle.plans[0], batch), -IDLE_PASSES)
+            promising = candidate is plain or candidate.rate >= self.decided.rate
+            if promising and self._passes - last >= IDLE_PASSES:
+                self._trial = candidate
+                break
         self._ran[self._trial.cycle.plans[0], batch] = self._passes  # also if a request runs another in its place
         return self.decided
-
-    def _idle(self, cycle: Cycle, batch: int) -> bool:
-        """Whether none of its passes ran lately."""
-        return self._passes - self._ran.get((cycle.plans[0], batch), -IDLE_PASSES) >= IDLE_PASSES
