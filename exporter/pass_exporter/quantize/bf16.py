@@ -24,10 +24,10 @@ def has_bf16_products(model: PreTrainedModel) -> bool:
 
 def bf16_products(model: PreTrainedModel) -> AbstractContextManager[object]:
     """Within the block, the model's products are in bf16, if `has_bf16_products`."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=True) if has_bf16_products(model) else nullcontext()
+    return torch.autocast("cpu", torch.bfloat16) if has_bf16_products(model) else nullcontext()
 
 
 def bf16_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A copy with parameters in bf16, for many small passes, in each of which `bf16_products` would convert them."""
-    converted = {id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False) for weight in model.parameters()}
-    return copy.deepcopy(model, converted)
+    weights = {id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False) for weight in model.parameters()}
+    return copy.deepcopy(model, weights)

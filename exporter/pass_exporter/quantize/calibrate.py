@@ -100,7 +100,7 @@ def _likelihood_gradient(model: PreTrainedModel, hidden: torch.Tensor, ids: torc
 
 def _batches(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The sequences [N,T] in groups of about BATCH_TOKENS tokens, or of one."""
-    return ids.split(max(1, BATCH_TOKENS // ids.shape[1]))
+    return torch.split(ids, max(1, BATCH_TOKENS // ids.shape[1]))
 
 
 class _Losses:
@@ -172,7 +172,7 @@ def _clip_losses(x: torch.Tensor, gradient: torch.Tensor, covering: float) -> to
     Works on parts that stay in a core's cache, in place.
     """
     losses = torch.zeros(len(CLIPS), dtype=torch.float64)
-    for part, slope in zip(x.flatten().split(CHUNK), gradient.flatten().split(CHUNK), strict=True):
+    for part, slope in zip(torch.split(x.flatten(), CHUNK), torch.split(gradient.flatten(), CHUNK), strict=True):
         values, weight = part.float(), _fisher(slope)
         for index, clip in enumerate(CLIPS):
             moved = round_activations(values, covering * clip).sub_(values)

@@ -11,9 +11,9 @@ from pass_runtime.errors import PassError
 
 LENGTH = 256
 SEQUENCES = 24
-OWN_SEQUENCES, OWN_LENGTH = 64, 48
-JOINED = 4
-"""The text that the model writes: many short sequences, because a pass over one more costs little."""
+OWN_SEQUENCES, OWN_LENGTH, JOINED = 32, 96, 2
+"""What the model writes: many short sequences at once, because one more costs little, and several behind one another in
+a row, because the first token of a row is unlike all others."""
 SEED = 0
 PROMPTS = (
     "The history of",
@@ -46,9 +46,7 @@ def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
 
 
 @torch.no_grad()
-def own_ids(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_length: int, step: Step
-) -> torch.Tensor:
+def own_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_length: int, step: Step) -> torch.Tensor:
     """[OWN_SEQUENCES,OWN_LENGTH]: the model continues PROMPTS at temperature 1, the same on every call."""
     prompts = [tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in PROMPTS]
     shortest, length = min(len(prompt) for prompt in prompts), min(OWN_LENGTH, max_length)
