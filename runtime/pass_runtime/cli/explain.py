@@ -15,8 +15,8 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
     console = Console(stderr=True, highlight=False)
     candidates, times = tuner.candidates(tuner.lookahead if lookahead is None else lookahead), tuner.times()
     plain = next(c for c in candidates if c.cycle.name == "ar")
-    table = Table(title="plan auto: expected tokens per second", title_justify="left")
-    for heading in ("plan", "rows", "ms/pass", "passes run", "tokens/pass", "tokens/s", "against ar"):
+    table = Table(title="plan auto: expected tokens per second", title_justify="left", padding=(0, 1, 0, 0))
+    for heading in ("plan", "rows", "ms/pass", "ran", "tokens/pass", "tokens/s", "against ar"):
         table.add_column(heading, justify="left" if heading == "plan" else "right")
     for candidate in candidates:
         plans = candidate.cycle.plans
