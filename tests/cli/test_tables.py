@@ -52,8 +52,8 @@ def test_the_menu_of_auto_fits_80_columns(capsys: pytest.CaptureFixture[str], mo
     assert max(map(len, table)) <= 80 and len(table) == len(tuner.candidates(8))
     names = [line.split("│")[1].strip() for line in table]
     assert {"ar", "draft-8 + verify-8", "fused:8,7,6,5,4,3,2,1,1", "fused:2,2,1"} < set(names)
-    ran = {name: int(line.split("│")[4]) for name, line in zip(names, table, strict=True)}
-    assert [name for name, passes in ran.items() if passes] == [tuner.decided.cycle.plans[0].name]
+    ran = [name for name, line in zip(names, table, strict=True) if "~" not in line]
+    assert ran == [tuner.decided.cycle.plans[0].name]
 
 
 WIDE = ("--batch", "1,2", "--plan", "ar", "--plan", "fused:6,5,4,3,2,1,1", "--draft", "both")

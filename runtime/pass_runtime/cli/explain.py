@@ -15,8 +15,8 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
     console = Console(stderr=True, highlight=False)
     candidates, times = tuner.candidates(tuner.lookahead if lookahead is None else lookahead), tuner.times()
     plain = next(c for c in candidates if c.cycle.name == "ar")
-    table = Table(title="plan auto: expected tokens per second", title_justify="left", padding=(0, 1, 0, 0))
-    for heading in ("plan", "rows", "ms/pass", "ran", "tokens/pass", "tokens/s", "against ar"):
+    table = Table(title="plan auto: expected tokens per second", title_justify="left")
+    for heading in ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against ar"):
         table.add_column(heading, justify="left" if heading == "plan" else "right")
     for candidate in candidates:
         plans = candidate.cycle.plans
@@ -24,16 +24,16 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
         table.add_row(
             mark + " + ".join(plan.name for plan in plans),
             "+".join(str(plan.width) for plan in plans),
-            f"{1e3 * candidate.seconds:.1f}",
-            str(sum(times.passes.get(shape_of(plan), 0) for plan in plans)),
+            f"{'' if all(shape_of(plan) in times.passes for plan in plans) else '~'}{1e3 * candidate.seconds:.1f}",
             f"{candidate.tokens:.2f}",
             f"{candidate.rate:.1f}",
             f"{candidate.rate / plain.rate:.2f}",
         )
     show_table(console, table)
     lines = [
+        "~ has not run yet: its time follows from those of passes that were timed at the start",
         f"in use now: {tuner.decided.cycle.plans[0].name}; another must promise {ADVANTAGE:.2f} times that",
-        f"passes take {times.slowness:.2f} times as long as when they were timed, at the start",
+        f"passes take {times.slowness:.2f} times as long as they did then",
         "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_drafts.rates),
     ]
     for matched, acceptance in sorted(tuner.ngrams.items()):
