@@ -27,9 +27,11 @@ from pass_runtime.measuring.real_use import (
     CORE_KINDS,
     KINDS,
     MARGIN,
+    PROMPTS,
     Passes,
     Prompt,
     count_passes,
+    encode,
     parse_kinds,
     parse_temperatures,
     read_use,
@@ -38,18 +40,10 @@ from pass_runtime.measuring.real_use import (
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
-PROMPTS = Path(__file__).parents[1] / "exporter" / "pass_trainer" / "prompts" / "evaluation.jsonl"
 PLANS = ("two-pass", "fused")
 """Those that `pass-train evaluate` predicts."""
 Taus = dict[str, dict[str, Passes]]
 """By kind of prompt and plan."""
-
-
-def encode(session: Session, prompt: Prompt) -> list[int]:
-    """Tokenize a prompt as the trainer does."""
-    if prompt.is_message and session.chat_template is not None:
-        return session.encode_chat([{"role": "user", "content": prompt.text}])
-    return session.encode(prompt.text)
 
 
 def passes_of(session: Session, prompt: Prompt, options: GenerateOptions, tokens: int) -> tuple[Passes, Passes]:
