@@ -27,7 +27,6 @@ from pass_runtime.measuring.real_use import (
     CORE_KINDS,
     KINDS,
     MARGIN,
-    PROMPTS,
     Passes,
     Prompt,
     count_passes,
@@ -40,6 +39,7 @@ from pass_runtime.measuring.real_use import (
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
+PROMPTS = Path(__file__).parents[1] / "exporter" / "pass_trainer" / "prompts" / "evaluation.jsonl"
 PLANS = ("two-pass", "fused")
 """Those that `pass-train evaluate` predicts."""
 Taus = dict[str, dict[str, Passes]]

@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from rich.console import Console
-from siblings import Scores
+from siblings import PROMPTS, Scores
 
 from pass_exporter.terminal import Terminal
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.measuring.real_use import KINDS, PROMPTS, parse_temperatures, read_use, stretches
+from pass_runtime.measuring.real_use import KINDS, parse_temperatures, read_use, stretches
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation.evaluate import EvaluateConfig, Text, answered
 

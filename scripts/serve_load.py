@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from acceptance import PROMPTS
 
 from pass_runtime import GenerateOptions, load
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.real_use import PROMPTS, read_use
+from pass_runtime.measuring.real_use import read_use
 
 AIPERF = "aiperf==0.13.0"
 HOME = Path(__file__).parents[1] / "build" / "aiperf"

@@ -36,19 +36,11 @@ from pass_runtime.bundle.reference import log_exponentials, two_level_scores
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.real_use import (
-    KINDS,
-    PROMPTS,
-    Passes,
-    count_passes,
-    parse_temperatures,
-    read_use,
-    stretches,
-)
+from pass_runtime.measuring.real_use import KINDS, Passes, count_passes, parse_temperatures, read_use, stretches
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation.counts import fused_sizes
 from pass_trainer.evaluation.drafts import group_states
-from pass_trainer.evaluation.evaluate import EvaluateConfig, Text, answered
+from pass_trainer.evaluation.evaluate import PROMPTS, EvaluateConfig, Text, answered
 
 SIBLINGS = (1, 2)
 TREES = (4, 8, 16, 32)

@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 
 import click
-from acceptance import PROMPTS, encode
+from acceptance import PROMPTS
 from contestants import Write, Written, open_genai, open_pass, rate, ratio, start
 
 from pass_runtime import load
 from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.measuring.real_use import CORE_KINDS, read_use
+from pass_runtime.measuring.real_use import CORE_KINDS, encode, read_use
 
 OURS = {
     "ar": {"plan": "ar"},

@@ -17,7 +17,7 @@ from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.cli.tables import show_table
 from pass_runtime.errors import PassError
 from pass_runtime.json_lines import to_json
-from pass_runtime.measuring.real_use import KINDS, PROMPTS, parse_kinds, parse_temperatures
+from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatures
 
 PATH = click.Path(path_type=Path)
 
@@ -197,7 +197,7 @@ def evaluate(as_json: bool, record: bool, prompts: Path | None, kinds: str, temp
         from pass_trainer.evaluation import evaluate as evaluation
         from pass_trainer.evaluation.counts import report_as_json
         from pass_trainer.evaluation.record import check_recordable, record_acceptance_of
-    config = evaluation.EvaluateConfig(**options, prompts=prompts or PROMPTS)
+    config = evaluation.EvaluateConfig(**options, prompts=prompts or evaluation.PROMPTS)
     if record:
         check_recordable(config)
     with Terminal(Console(stderr=True)) as progress:

@@ -17,13 +17,16 @@ from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.remembered import cache_directory
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.real_use import KINDS, MARGIN, PROMPTS, Prompt, read_use
+from pass_runtime.measuring.real_use import KINDS, MARGIN, Prompt, read_use
 from pass_trainer.config import TrainDtype
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation.answers import Answer, AnswerWriter, SeededPrompt, encode
 from pass_trainer.evaluation.counts import Report, SplitCounts, by_kind, count_drafts
 from pass_trainer.evaluation.drafts import drafts_of
 from pass_trainer.run import TrainProgress, fingerprint, make_accelerator
+
+PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
+"""Prompts of every kind in `real_use.KINDS`, which were written for this: most are messages, as people type them."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.json_lines import to_json
 from pass_runtime.measuring.lossless import first_difference, run_tokens
-from pass_runtime.measuring.real_use import encode, first_look
+from pass_runtime.measuring.real_use import FIRST_LOOK, encode, read_use
 from pass_runtime.measuring.turns import in_turns
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
@@ -60,11 +60,11 @@ class BenchOptions:
     breakdown: bool = False
 
     def encoded(self, session: Session) -> dict[str, list[int]]:
-        """Return the tokens of the prompts of flags and file, or else of `first_look`, by a label."""
+        """Return the tokens of the prompts of flags and file, or else of FIRST_LOOK, by a label."""
         if self.prompts or self.prompt_file:
             texts = (*self.prompts, *(read_prompts(self.prompt_file) if self.prompt_file else ()))
             return {_label(str(number), text): session.encode(text) for number, text in enumerate(texts, 1)}
-        return {_label(prompt.id, prompt.text): encode(session, prompt) for prompt in first_look()}
+        return {_label(prompt.id, prompt.text): encode(session, prompt) for prompt in read_use(FIRST_LOOK)}
 
 
 def _label(name: str, text: str) -> str:

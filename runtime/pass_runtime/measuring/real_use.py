@@ -21,10 +21,9 @@ from pass_runtime.measuring.loops import loop_start
 if TYPE_CHECKING:
     from pass_runtime.session import Session
 
-PROMPTS = Path(__file__).with_name("evaluation.jsonl")
-"""Prompts of every kind in KINDS, which were written for this: most are messages, as people type them."""
-FIRST_LOOK = ("chat-01", "text-01", "code-01")
-"""XXX"""
+FIRST_LOOK = Path(__file__).with_name("first_look.jsonl")
+"""Three prompts of each of CORE_KINDS, which were written for this: no weights were trained on them, and the texts that
+SmolLM2-135M and Qwen2.5-Coder-0.5B write greedily neither end nor repeat themselves in the first 64 tokens."""
 CORE_KINDS = ("chat", "text", "code")
 """The kinds that the runtime's scripts measure unless they are told otherwise."""
 KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
@@ -102,11 +101,6 @@ def encode(session: Session, prompt: Prompt) -> list[int]:
     if prompt.is_message and session.chat_template is not None:
         return session.encode_chat([{"role": "user", "content": prompt.text}])
     return session.encode(prompt.text)
-
-
-def first_look() -> list[Prompt]:
-    """Read the prompts of FIRST_LOOK."""
-    return [prompt for prompt in read_use(PROMPTS) if prompt.id in FIRST_LOOK]
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
