@@ -9,11 +9,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from machines import timed
 from pass_run import PASS_RUN, Terminal
 from rich.console import Console
 from rich.table import Table
 
+from pass_runtime.cli.explain import print_reasoning
 from pass_runtime.cli.tables import show_table
+from pass_runtime.tuning.tuner import PlanTuner
 
 
 def shown(table: Table, width: int) -> str:
@@ -35,6 +38,22 @@ def test_no_word_is_cut(width: int, boxed: bool):
     assert row[0] in text and "…" not in text
     assert {word.replace("[bold]", "") for text in (*headings, *row) for word in text.split()} <= set(text.split())
     assert max(map(len, text.splitlines())) <= max(width, 93)
+
+
+def test_the_menu_of_auto_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """With the longest names of plans that are on it, and what ran is told apart."""
+    monkeypatch.setenv("COLUMNS", "80")
+    tuner = PlanTuner(timed({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
+    for plan in tuner.decide(8).cycle.plans:
+        tuner.observe(plan, 1, 0.1)
+    print_reasoning(tuner, None)
+    lines = capsys.readouterr().err.splitlines()
+    table = [line for line in lines if line.startswith("│")]
+    assert max(map(len, table)) <= 80 and len(table) == len(tuner.candidates(8))
+    names = [line.split("│")[1].strip() for line in table]
+    assert {"ar", "draft-8 + verify-8", "fused:8,7,6,5,4,3,2,1,1", "fused:2,2,1"} < set(names)
+    ran = [name for name, line in zip(names, table, strict=True) if "~" not in line]
+    assert ran == [tuner.decided.cycle.plans[0].name]
 
 
 WIDE = ("--batch", "1,2", "--plan", "ar", "--plan", "fused:6,5,4,3,2,1,1", "--draft", "both")

@@ -13,12 +13,18 @@ from pass_runtime.bundle.plan import ar_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import tuner as tuner_module
-from pass_runtime.tuning.group_sizes import cumulative_of
+from pass_runtime.tuning.acceptance import cumulative_of
 from pass_runtime.tuning.pass_times import PassTimes, shape_of
 from pass_runtime.tuning.tuner import PlanTuner
 from pass_runtime.tuning.tuners import Tuners, stated_acceptance
 
 GOOD = (0.7, 0.45, 0.2, 0.06)
+
+
+@pytest.fixture
+def slow_passes(monkeypatch):
+    """As if a pass took as long as in a real model: its decisions then take no noticeable part of it."""
+    monkeypatch.setattr(tuner_module, "BUDGET", 100.0)
 
 
 def test_dear_rows_mean_plain_decoding():
@@ -97,6 +103,37 @@ def test_it_stays_with_its_choice_until_another_is_clearly_better():
     assert tuner.decide(4).cycle.plans[0].is_fused
 
 
+def test_what_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
+    """If it promises as much as the plan in use; and plain decoding, whatever it promises."""
+    tuner, names = PlanTuner(FREE, 4, GOOD), []
+
+    def run(lookahead, passes):
+        for _ in range(passes):
+            plan = tuner.mode(lookahead, 1, []).cycle.plans[0]
+            names.append(plan.name)
+            tuner.observe(plan, 1, 1.0)
+
+    run(3, 1)
+    run(4, 40)  # four drafts promise 2 % more than three, which is not enough to take them up
+    expected = ["fused-3"] + ["fused-4"] * 4 + ["fused-3"] * 8 + ["ar"] * 4 + ["fused-3"] * 24
+    assert names == expected
+    run(4, 1955)
+    assert set(names[41:]) == {"fused-3"}
+    run(4, 60)
+    assert (names[1996:].count("fused-4"), names[1996:].count("ar")) == (4, 4)
+
+
+def test_a_plan_that_does_better_than_expected_is_found(slow_passes):
+    """Its time was estimated from those of other windows. Nothing is known of it until it is tried."""
+    times, truth = timed({1: 1.0, 25: 1.0}), times_of({1: 1.0, 25: 1.0})
+    tuner = PlanTuner(times, 4, GOOD)
+    tuner.mode(3, 1, [])
+    for _ in range(200):
+        plan = tuner.mode(4, 1, []).cycle.plans[0]
+        tuner.observe(plan, 1, truth.seconds(shape_of(plan)) * (0.8 if plan.name == "fused-4" else 1.0))
+    assert tuner.decided.cycle == make_cycle("fused", 4)
+
+
 def test_observed_rates_come_to_be_the_true_ones():
     drafts = PlanTuner(FREE, 4, GOOD).lookahead_drafts
     for step in range(3000):
@@ -159,12 +196,6 @@ def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
 def test_it_never_changes_the_text(tiny_bundle, drafter, times):
     stream, _, _ = auto_run(reciting_session(tiny_bundle, drafter=drafter), times, 200, GOOD)
     assert stream.token_ids == [words(position) for position in range(2, 202)]
-
-
-@pytest.fixture
-def slow_passes(monkeypatch):
-    """As if a pass took as long as in a real model: its decisions then take no noticeable part of it."""
-    monkeypatch.setattr(tuner_module, "BUDGET", 100.0)
 
 
 def test_it_gives_up_drafts_that_are_always_wrong(tiny_bundle, slow_passes):

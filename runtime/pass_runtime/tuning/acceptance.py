@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
 MEMORY = 200.0
 """The number of passes that an acceptance rate is averaged over."""
 PRIOR_WEIGHT = 10.0
@@ -11,6 +16,12 @@ PRIOR_WEIGHT = 10.0
 
 FORCED = -1
 """What stands for the length of an n-gram's match where a grammar leaves no choice of drafts."""
+
+
+def cumulative_of(rates: Sequence[float]) -> Floats:
+    """[L] conditional acceptance -> [L+1] cumulative: the probabilities that the first i drafts are all accepted."""
+    cumulative: Floats = np.cumprod(np.array([1.0, *rates]))
+    return cumulative
 
 
 class ConditionalAcceptance:

@@ -55,20 +55,16 @@ class Tuners:
         None where passes must be timed first, but their windows do not fit into the cache after the running sequences.
         Where they do not fit into the whole capacity, it is always None.
         """
-        if not self.known(sampler, batch) and not self._fits(batch):
-            return None
-        if sampler not in self._tuners:
-            self._tuners[sampler] = self._new(sampler)
-        tuner = self._tuners[sampler]
         if not self.known(sampler, batch):
-            tuner.by_batch[batch] = self._times(sampler, batch)
-        return tuner
-
-    def _new(self, sampler: Sampler) -> PlanTuner:
-        lookahead = self._manifest.lookahead
-        stated = stated_acceptance(lookahead, sampler)
-        limits = self._capabilities
-        return PlanTuner(self._times(sampler), lookahead.length, stated, limits.lookahead, limits.exact_trees)
+            widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
+            if not self._plans[1] or self._capabilities.padded_width(widest) > self._room():
+                return None
+            if sampler not in self._tuners:
+                stated, length = stated_acceptance(self._manifest.lookahead, sampler), self._manifest.lookahead.length
+                self._tuners[sampler] = PlanTuner(self._times(sampler), length, stated, self._capabilities)
+            if not self.known(sampler, batch):
+                self._tuners[sampler].by_batch[batch] = self._times(sampler, batch)
+        return self._tuners[sampler]
 
     def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
         """Time passes; few of them where the times of this batch size are known for another sampler."""
@@ -87,15 +83,6 @@ class Tuners:
         Empty where only one width would be left, from which no other can be estimated: the batch then counts as one
         window with as many rows.
         """
-        sizes = self._capabilities
-        plans = [
-            plan
-            for plan in probe_plans(self._manifest.lookahead.length, batch)
-            if sizes.allows([plan]) and 2 * sizes.padded_width(plan.width) <= sizes.max_capacity
-        ]
+        able, every = self._capabilities, probe_plans(self._manifest.lookahead.length, batch)
+        plans = [p for p in every if able.allows([p]) and 2 * able.padded_width(p.width) <= able.max_capacity]
         return plans if len({plan.width for plan in plans}) > 1 else []
-
-    def _fits(self, batch: int) -> bool:
-        """Whether there is room now for the windows that are timed with one slot and with `batch` slots."""
-        widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
-        return bool(self._plans[1]) and self._capabilities.padded_width(widest) <= self._room()

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "backends/memory.h"
+#include "decode/expected_rate.h"
 #include "errors.h"
 
 namespace pass {

@@ -50,12 +50,4 @@ std::vector<double> cumulative_acceptance(const std::vector<double>& rates) {
     return cumulative;
 }
 
-std::vector<double> conditional_acceptance(const std::vector<double>& cumulative) {
-    std::vector<double> rates;
-    for (std::size_t i = 1; i < cumulative.size(); ++i) {
-        rates.push_back(cumulative[i - 1] != 0 ? cumulative[i] / cumulative[i - 1] : 0.0);
-    }
-    return rates;
-}
-
 }  // namespace pass

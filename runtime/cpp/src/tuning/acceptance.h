@@ -26,7 +26,5 @@ class Acceptance {
 // Conditional acceptance rates [L] -> cumulative acceptance [L+1]: entry i is the probability that drafts 1..i are all
 // accepted.
 std::vector<double> cumulative_acceptance(const std::vector<double>& rates);
-// Cumulative acceptance [L+1] -> conditional acceptance rates [L].
-std::vector<double> conditional_acceptance(const std::vector<double>& cumulative);
 
 }  // namespace pass

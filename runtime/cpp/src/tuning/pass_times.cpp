@@ -1,9 +1,11 @@
 #include "tuning/pass_times.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <iterator>
 #include <set>
+
+#include "tuning/menu.h"
 
 namespace pass {
 
@@ -12,166 +14,115 @@ namespace {
 constexpr double agree = 1.1;  // once the two least times differ by less than this factor, no more are taken
 constexpr int repeats = 4, wide_repeats = 2, wide = 8;  // how often a pass is timed, and one of more than `wide` rows
 constexpr int widest = 64;                              // passes with more rows, of all slots together, are not timed
-
-// Terms: a pass, a row, the adapter (of passes that make drafts), what a look-ahead row takes more than another; and of
-// the tail: a pass, a sampled row or draft, and what a draft takes more. Before any pass was timed, their standard
-// deviations are these times a plain pass, and those of steps are a share of trunks as wide.
-constexpr std::array<double, 7> spreads{10.0, 1.0, 1.0, 0.1, 1.0, 0.3, 0.3};
-constexpr double step_spread = 0.2;
-constexpr std::size_t count = spreads.size(), tail = 4;
-// How far passes are from what is expected of them, relative to that: at first; at least; an average over so many. A
-// pass that is further away than `outlier` times that counts as one that is so far away.
-constexpr double least_noise = 0.01, noise_memory = 16, outlier = 3;
+// Moving averages: over the latest passes of all shapes, and over the passes of one shape relative to those of others.
+constexpr int latest_passes = 4, shape_passes = 32;
+constexpr double max_ratio = 1.2;  // a pass counts as this many times slower or faster than expected at most
 constexpr double least_seconds = 1e-9;
-// How much may change from pass to pass, in times of the noise: the speed of all passes, and the step of one width.
-constexpr double drift = 1.0 / 8, step_drift = 1.0 / 48;
-
-double dot(const std::valarray<double>& a, const std::valarray<double>& b) { return (a * b).sum(); }
 
 // Whether the two least times of a pass (trunk and tail together) nearly agree.
 bool settled(const std::vector<PassSeconds>& passes) {
-    if (passes.size() < 2) return false;
-    std::vector<double> sums;
-    for (const PassSeconds& one : passes) sums.push_back(one.trunk + one.tail);
-    std::sort(sums.begin(), sums.end());
-    return sums[1] <= agree * sums[0];
+    std::multiset<double> sums;
+    for (const PassSeconds& one : passes) sums.insert(one.trunk + one.tail);
+    return sums.size() > 1 && *std::next(sums.begin()) <= agree * *sums.begin();
 }
 
 }  // namespace
 
+Line::Line(std::map<int, double> points, bool flat) : points_(std::move(points)) {
+    double most = points_.begin()->second;
+    for (auto& [x, y] : points_) y = most = std::max(most, y);
+    if (flat || points_.size() < 2) return;
+    const auto [end, last] = *points_.rbegin();
+    for (const auto& [x, y] : {*points_.begin(), *std::next(points_.rbegin())}) {
+        rise_ = std::max(rise_, (last - y) / (end - x));
+    }
+}
+
+double Line::operator()(int x) const {
+    const auto above = points_.lower_bound(x);
+    if (above == points_.begin()) return above->second;
+    const auto& [from, low] = *std::prev(above);
+    const double rise = above == points_.end() ? rise_ : (above->second - low) / (above->first - from);
+    return low + rise * (x - from);
+}
+
 PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* like) {
-    const auto& [narrowest, first] = *timed.begin();
-    const double plain = first.trunk + first.tail;
+    TimedPasses plain = timed, drafting = timed;
+    std::erase_if(plain, [](const auto& one) { return one.first.drafts > 0; });
+    std::erase_if(drafting, [](const auto& one) { return one.first.drafts == 0; });
     if (like != nullptr) {
-        rows_ = like->rows_;
-        values_ = like->values_;
-        covariance_ = like->covariance_;
-        add_outer(1 / noise_);
-        for (std::size_t i = tail; i < count; ++i) covariance_[i][i] += std::pow(plain / noise_, 2);
-    } else {
-        std::vector<double> spread;
-        for (const double share : spreads) spread.push_back(share * plain);
+        *this = *like;
+        passes_.clear();
+        double took = 0, expected = 0;
         for (const auto& [shape, seconds] : timed) {
-            if (!rows_.empty() && rows_.back() == shape.rows) continue;
-            rows_.push_back(shape.rows);
-            spread.push_back(step_spread * seconds.trunk);
+            took += seconds.trunk;
+            expected += trunk_seconds(shape);
         }
-        values_.resize(spread.size());
-        // Half of a plain pass is taken to be due to its rows: none looks free where one width alone was timed.
-        values_[0] = plain / 2;
-        values_[1] = plain / 2 / narrowest.rows;
-        covariance_.assign(spread.size(), Values(spread.size()));
-        for (std::size_t i = 0; i < spread.size(); ++i) covariance_[i][i] = std::pow(spread[i] / noise_, 2);
+        slowness_ = took / expected;
+    } else {
+        max_rows_ = timed.rbegin()->first.rows;
+        std::map<int, double> rows, more;
+        for (const auto& [shape, seconds] : plain) rows[shape.rows] = seconds.trunk;
+        for (const auto& [shape, seconds] : drafting) {
+            if (rows.contains(shape.rows)) more[shape.rows] = std::max(seconds.trunk - rows[shape.rows], 0.0);
+        }
+        if (!more.empty()) adapter_ = Line(more, true);
+        std::map<int, double> bare;
+        for (const auto& [shape, seconds] : drafting) bare[shape.rows] = seconds.trunk - adapter_(shape.rows);
+        rows.merge(bare);
+        // If one width alone was timed, half of it is taken to be due to the rows, so that none looks free.
+        if (rows.size() == 1) rows.emplace(0, rows.begin()->second / 2);
+        trunk_ = Line(rows);
     }
-    fit(timed);
+    std::map<int, double> tail, drafts{{0, 0.0}};
+    for (const auto& [shape, seconds] : plain) tail[shape.sampled] = seconds.tail / slowness_;
+    tail_ = Line(tail);
+    for (const auto& [shape, seconds] : drafting) {
+        drafts[shape.drafts] = seconds.tail / slowness_ - tail_(shape.sampled);
+    }
+    drafts_ = Line(drafts);
 }
 
-void PassTimes::fit(const TimedPasses& timed) {
-    const PassTimes before = *this;
-    for (const auto& [shape, seconds] : timed) {
-        const double total = seconds.trunk + seconds.tail;
-        Values trunk = terms(shape) / total, sampling = trunk;
-        for (std::size_t i = 0; i < trunk.size(); ++i) (i >= tail && i < count ? trunk : sampling)[i] = 0;
-        correct(trunk, seconds.trunk / total - dot(trunk, values_));
-        correct(sampling, seconds.tail / total - dot(sampling, values_));
-    }
-    const Values fitted = values_[std::slice(0, count, 1)];
-    if (fitted.min() >= 0) return bound();
-    *this = before;
-    for (std::size_t i = 0; i < count; ++i) {
-        if (fitted[i] >= 0) continue;
-        values_[i] = 0;
-        covariance_[i] = 0;
-        for (Values& row : covariance_) row[i] = 0;
-    }
-    fit(timed);
+double PassTimes::trunk_seconds(const PassShape& shape) const {
+    return trunk_(shape.rows) + (shape.drafts > 0 ? adapter_(shape.rows) : 0.0);
 }
 
-double PassTimes::seconds(const PassShape& shape) const { return std::max(dot(terms(shape), bounded_), least_seconds); }
-
-double PassTimes::doubt(const std::vector<PassShape>& shapes, const PassShape& other) const {
-    Values first(values_.size());
-    for (const PassShape& shape : shapes) first += terms(shape);
-    const Values second = terms(other);
-    const Values apart = first / dot(first, bounded_) - second / dot(second, bounded_);
-    double variance = 0;
-    for (std::size_t i = 0; i < apart.size(); ++i) variance += apart[i] * dot(covariance_[i], apart);
-    return noise_ * std::sqrt(std::max(0.0, variance));
+double PassTimes::seconds(const PassShape& shape) const {
+    const double expected = trunk_seconds(shape) + (tail_(shape.sampled) + drafts_(shape.drafts));
+    const auto ratio = ratios_.find(shape);
+    return std::max(expected, least_seconds) * (ratio == ratios_.end() ? 1.0 : ratio->second) * slowness_;
 }
 
 void PassTimes::record(const PassShape& shape, double seconds) {
-    const Values all = terms(shape);
-    const double expected = std::max(dot(all, values_), least_seconds), most = outlier * noise_;
-    const double deviation = std::clamp(seconds / expected - 1, -most / (1 + most), most);
-    const double variance = noise_ * noise_ + (deviation * deviation - noise_ * noise_) / noise_memory;
-    noise_ = std::max(std::sqrt(variance), least_noise);
-    add_outer(drift);
-    for (std::size_t i = count; i < all.size(); ++i) covariance_[i][i] += std::pow(step_drift * expected * all[i], 2);
-    correct(all / expected, deviation);
-    bound();
-}
-
-PassTimes::Values PassTimes::terms(const PassShape& shape) const {
-    const int drafting = shape.drafts > 0 ? 1 : 0, lookahead = drafting * (shape.rows - shape.sampled);
-    const std::array<int, count> first{1,           shape.rows, drafting, lookahead, 1, shape.sampled + shape.drafts,
-                                       shape.drafts};
-    Values found(values_.size());
-    std::copy(first.begin(), first.end(), std::begin(found));
-    const auto above = std::lower_bound(rows_.begin(), rows_.end() - 1, shape.rows);
-    const std::size_t at = count + static_cast<std::size_t>(above - rows_.begin());
-    const bool between = above != rows_.begin() && shape.rows < *above;
-    found[at] = between ? static_cast<double>(shape.rows - above[-1]) / (above[0] - above[-1]) : 1.0;
-    if (between) found[at - 1] = 1 - found[at];
-    return found;
-}
-
-void PassTimes::add_outer(double share) {
-    for (std::size_t i = 0; i < values_.size(); ++i) covariance_[i] += share * share * values_[i] * values_;
-}
-
-void PassTimes::correct(const Values& terms, double deviation) {
-    Values covariance(terms.size());
-    for (std::size_t i = 0; i < terms.size(); ++i) covariance[i] = dot(covariance_[i], terms);
-    const Values gain = covariance / (1 + dot(terms, covariance));
-    values_ += gain * deviation;
-    for (std::size_t i = 0; i < terms.size(); ++i) covariance_[i] -= gain[i] * covariance;
-}
-
-void PassTimes::bound() {
-    for (std::size_t i = 0; i < count; ++i) values_[i] = std::max(values_[i], 0.0);
-    bounded_ = values_;
-    double trunk = 0;
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-        const double line = values_[0] + values_[1] * rows_[i];
-        trunk = std::max({trunk, line + values_[count + i], line / 2});
-        bounded_[count + i] = trunk - line;
-    }
+    const double deviation = std::clamp(seconds / this->seconds(shape), 1 / max_ratio, max_ratio) - 1;
+    const double change = 1 + deviation / std::min(++passes_[shape] + latest_passes - 1, shape_passes);
+    ratios_.try_emplace(shape, 1.0).first->second *= change;
+    const double mean = std::pow(change, 1.0 / static_cast<double>(ratios_.size()));
+    for (auto& [ran, ratio] : ratios_) ratio /= mean;  // their product is 1
+    slowness_ *= (1 + deviation / latest_passes) / change * mean;
 }
 
 std::vector<Plan> probe_plans(int lookahead, int batch) {
-    std::vector<Plan> plans{ar_plan()};
-    const auto narrow = [&](const Plan& plan) { return plan.width() * batch <= widest || plan.width() == 1; };
-    std::set<int> lengths;
-    for (int length : {1, 4, lookahead}) {
-        if (length <= lookahead) lengths.insert(length);
+    std::vector<Plan> found;
+    const auto add = [&](const Plan& plan) {
+        const bool narrow = plan.width() * batch <= widest || plan.width() == 1;
+        if (narrow && std::find(found.begin(), found.end(), plan) == found.end()) found.push_back(plan);
+    };
+    add(ar_plan());
+    for (const int length : lookahead > 5 ? std::set{1, 4, lookahead} : std::set{1, lookahead})
+        add(verify_plan(length));
+    for (const int length : {1, lookahead}) add(draft_plan(length));
+    for (const std::vector<int>& groups : tiles) {
+        const bool few = lookahead > 5 && groups != tiles.back();
+        if (!few && static_cast<int>(groups.size()) <= lookahead + 1) add(fused_plan(groups));
     }
-    for (int length : lengths) {
-        if (Plan plan = verify_plan(length); narrow(plan)) plans.push_back(std::move(plan));
+    for (int length = lookahead; length > 0; --length) {
+        const Plan full = fused_plan(std::vector<int>(static_cast<std::size_t>(length) + 1, length));
+        if (full.width() * batch > widest) continue;
+        add(full);
+        break;
     }
-    for (int length : std::set{1, lookahead}) {
-        if (Plan plan = draft_plan(length); narrow(plan)) plans.push_back(std::move(plan));
-    }
-    std::vector<Plan> fused;
-    for (int length = 1; length <= lookahead; ++length) {
-        Plan plan = fused_plan(std::vector<int>(static_cast<std::size_t>(length) + 1, length));
-        if (plan.width() * batch <= widest) fused.push_back(std::move(plan));
-    }
-    if (!fused.empty()) {
-        const Plan& middle = fused[(fused.size() - 1) / 2];
-        plans.push_back(middle);
-        if (!(middle == fused.back())) plans.push_back(fused.back());
-    }
-    return plans;
+    return found;
 }
 
 std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans) {

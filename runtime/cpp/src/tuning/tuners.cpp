@@ -38,9 +38,8 @@ PlanTuner* Tuners::get(Sampler sampler, int batch) {
     auto found = tuners_.find(sampler);
     if (found == tuners_.end()) {
         const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
-        const Capabilities& limits = runner_.backend().capabilities();
         PlanTuner fresh(times(sampler, 1), static_cast<int>(lookahead.length), stated_acceptance(lookahead, sampler),
-                        limits.lookahead, limits.exact_trees());
+                        runner_.backend().capabilities());
         found = tuners_.emplace(sampler, std::move(fresh)).first;
     }
     PlanTuner& tuner = found->second;

@@ -9,8 +9,8 @@
 
 namespace pass {
 
-// The first request with plan `auto` times passes of all widths. The first one of another sampler times only two
-// widths, because only the tail differs and its time is linear in the rows. The first batch of a new size is timed,
+// The first request with plan `auto` times passes of all widths. The first one of another sampler times only the
+// passes that show how its tail differs. The first batch of a new size is timed,
 // too.
 //
 // Which passes are timed depends on the bundle, the engine and the KV capacity alone. While the sequences of the moment

@@ -1,0 +1,58 @@
+#include "decode/expected_rate.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace pass {
+
+namespace {
+
+constexpr double clearly = 1.10;  // the least advantage of n-gram drafts where a pass verifies some of them anyway
+
+double sum(const std::vector<double>& cumulative, int from, int to) {
+    const int end = std::min(to, static_cast<int>(cumulative.size()));
+    return from >= end ? 0.0 : std::accumulate(cumulative.begin() + from, cumulative.begin() + end, 0.0);
+}
+
+}  // namespace
+
+bool ExpectedRate::prefers(const DraftState& state, const Plan& plan) {
+    const double text =
+        sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngrams).rates()), 1, plan.depth() + 1);
+    return text > sum(cumulative_acceptance(tuner_.drafts().rates()), 1, state.left + 1);
+}
+
+int ExpectedRate::count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) {
+    const auto [rate, drafts] = best(states, plans);
+    const double decided = decided_.rate() * static_cast<double>(states.size());
+    if (window != nullptr) return drafts > window->depth() && rate >= clearly * decided ? drafts : 0;
+    if (rate >= advantage * decided) return drafts;
+    for (const DraftState& state : states) {
+        if (state.ngram.empty()) continue;
+        tuner_.ngram(state.matched, state.ngrams).forget();
+        tuner_.ngram(state.matched).forget();
+    }
+    return 0;
+}
+
+std::pair<double, int> ExpectedRate::best(const std::vector<DraftState>& states, const std::vector<Plan>& plans) {
+    std::pair<double, int> found(0.0, 0);
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+        const int drafts = static_cast<int>(i) + 1;
+        double tokens = 0;
+        for (const DraftState& state : states) {
+            const int length = std::min(drafts, static_cast<int>(state.ngram.size()));
+            if (length == 0) {
+                tokens += 1;
+            } else {
+                const std::vector<double> rates = tuner_.ngram(state.matched, state.ngrams).rates();
+                tokens += sum(cumulative_acceptance(rates), 0, length + 1);
+            }
+        }
+        const double rate = tokens / tuner_.plan_seconds(plans[i], batch_);
+        if (found.second == 0 || rate > found.first) found = {rate, drafts};
+    }
+    return found;
+}
+
+}  // namespace pass

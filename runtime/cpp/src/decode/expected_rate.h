@@ -1,0 +1,30 @@
+// When n-gram drafts are tried under --plan auto.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "decode/draft_policy.h"
+#include "tuning/tuner.h"
+
+namespace pass {
+
+// Verifies n-gram drafts where they promise more tokens per second than the cycle `decided` does without them.
+class ExpectedRate : public DraftPolicy {
+   public:
+    ExpectedRate(PlanTuner& tuner, const Candidate& decided, int batch)
+        : tuner_(tuner), decided_(decided), batch_(batch) {}
+    bool prefers(const DraftState& state, const Plan& plan) override;
+    int count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) override;
+
+   private:
+    // The highest expected tokens per second of `plans`, which verify 1, 2, ... n-gram drafts, and the drafts of that
+    // plan.
+    std::pair<double, int> best(const std::vector<DraftState>& states, const std::vector<Plan>& plans);
+
+    PlanTuner& tuner_;
+    const Candidate& decided_;
+    int batch_;
+};
+
+}  // namespace pass

@@ -1,0 +1,126 @@
+#include "tuning/menu.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <set>
+
+#include "bundle/tree.h"
+
+namespace pass {
+
+namespace {
+
+// The drafts of two-pass cycles and of fused plans, besides as many as there are look-ahead rows.
+constexpr std::array<int, 5> draft_counts{1, 2, 3, 4, 6};
+// Of the places where the first choice is wrong, the shares where the second, third, ... is right.
+constexpr std::array<double, 5> later_choices{0.30, 0.12, 0.07, 0.048, 0.036};
+// How often the first choice after a later one is right, relative to the first choice after a first one.
+constexpr double after_later = 0.75;
+constexpr int squarings = 9;  // after 2^9 windows it is forgotten how the first one began
+
+using Matrix = std::vector<std::vector<double>>;
+
+Matrix squared(const Matrix& steps) {
+    Matrix found(steps.size(), std::vector<double>(steps.size(), 0.0));
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        for (std::size_t k = 0; k < steps.size(); ++k) {
+            for (std::size_t j = 0; j < steps.size(); ++j) found[i][j] += steps[i][k] * steps[k][j];
+        }
+    }
+    return found;
+}
+
+// How likely each draft of a tree is accepted, in the order of its rows.
+std::vector<double> tree_acceptance(const Plan& plan, const std::vector<double>& cumulative) {
+    std::vector<double> found;
+    for (const std::vector<int>& node : tree_nodes(plan.drafts, plan.depth())) {
+        double chance = 1.0, usual = 1.0;
+        for (std::size_t depth = 0; depth < node.size(); ++depth) {
+            const double first = usual * (cumulative[depth + 1] / std::max(cumulative[depth], 1e-9));
+            const bool later = node[depth] > 0;
+            chance *= later ? later_choices[static_cast<std::size_t>(node[depth]) - 1] * (1 - first) : first;
+            usual *= later ? after_later : 1.0;
+        }
+        found.push_back(chance);
+    }
+    return found;
+}
+
+// Groups that get smaller with the depth of the row that they follow; one row after a later choice.
+std::vector<int> smaller_groups(int size, int lookahead) {
+    const int depth = tree_depth(size);
+    std::vector<int> groups{depth};
+    for (const std::vector<int>& node : tree_nodes(size, lookahead)) {
+        const bool first = std::all_of(node.begin(), node.end(), [](int rank) { return rank == 0; });
+        groups.push_back(first ? std::max(depth - static_cast<int>(node.size()), 1) : 1);
+    }
+    return groups;
+}
+
+}  // namespace
+
+std::vector<Cycle> menu(int lookahead, const Capabilities* able) {
+    if (able != nullptr) lookahead = std::min(lookahead, able->lookahead.value_or(lookahead));
+    std::set<int> counts(draft_counts.begin(), draft_counts.end());
+    counts.insert(lookahead);
+    std::erase_if(counts, [&](int count) { return count < 1 || count > lookahead; });
+    std::vector<Cycle> found{make_cycle("ar", 0)};
+    const auto add = [&](Cycle cycle) {
+        if (std::find(found.begin(), found.end(), cycle) == found.end()) found.push_back(std::move(cycle));
+    };
+    for (const int count : counts) add(make_cycle("two-pass", count));
+    for (const int count : counts) {
+        std::vector<int> groups(static_cast<std::size_t>(count) + 1, 1);
+        std::iota(groups.rbegin() + 1, groups.rend(), 1);
+        add(fused_cycle(groups));
+        add(fused_cycle(std::vector<int>(groups.size(), count)));
+    }
+    for (const std::vector<int>& groups : tiles) {
+        if (static_cast<int>(groups.size()) <= lookahead + 1) add(fused_cycle(groups));
+    }
+    if (able == nullptr) return found;
+    for (const int size : able->exact_trees()) {
+        if (tree_depth(size) > lookahead) continue;
+        add(tree_cycle(smaller_groups(size, lookahead), lookahead));
+        add(tree_cycle(full_tree(size, lookahead).groups, lookahead));
+    }
+    std::erase_if(found, [&](const Cycle& cycle) { return !able->allows(cycle.plans); });
+    return found;
+}
+
+double tokens_of(const Cycle& cycle, const std::vector<double>& cumulative) {
+    const Plan& plan = cycle.plans.front();
+    if (!plan.is_fused()) {
+        return 1 + std::accumulate(cumulative.begin() + 1, cumulative.begin() + 1 + cycle.lookahead(), 0.0) / 2;
+    }
+    std::vector<double> accepted = plan.is_tree() ? tree_acceptance(plan, cumulative) : cumulative;
+    if (plan.is_tree()) accepted.insert(accepted.begin(), 1.0);
+    std::vector<int> parents = plan.parents;
+    for (int row = 0; !plan.is_tree() && row < plan.drafts; ++row) parents.push_back(row);
+    std::vector<int> depths{0};
+    for (const int parent : parents) depths.push_back(depths[static_cast<std::size_t>(parent)] + 1);
+
+    // How deep a window's drafts are is a Markov chain: after row a, the last accepted one, they are groups[a] deep. A
+    // chain that stays where it is in half of its steps has the same distribution in the end, and no period.
+    const auto states = static_cast<std::size_t>(plan.depth()) + 1;
+    Matrix steps(states, std::vector<double>(states, 0.0));
+    std::vector<double> drafts(states, 0.0);  // accepted in a window with drafts so deep
+    for (std::size_t deep = 0; deep < states; ++deep) {
+        std::vector<double> last(depths.size());
+        for (std::size_t row = 0; row < depths.size(); ++row) {
+            last[row] = depths[row] <= static_cast<int>(deep) ? accepted[row] : 0.0;
+            if (row == 0) continue;
+            drafts[deep] += last[row];
+            last[static_cast<std::size_t>(parents[row - 1])] -= last[row];
+        }
+        for (std::size_t row = 0; row < last.size(); ++row) {
+            steps[deep][static_cast<std::size_t>(plan.groups[row])] += std::max(last[row], 0.0) / 2;
+        }
+        steps[deep][deep] += 0.5;
+    }
+    for (int i = 0; i < squarings; ++i) steps = squared(steps);
+    return 1 + std::inner_product(drafts.begin(), drafts.end(), steps[0].begin(), 0.0);
+}
+
+}  // namespace pass

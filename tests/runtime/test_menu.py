@@ -1,0 +1,146 @@
+"""The menu of `auto`: what is on it, expected tokens per pass against simulation, and against every possible shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from best_shapes import best_shape, fused_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pass_runtime.backends.base import Capabilities
+from pass_runtime.bundle.plan import Plan, ar_plan, fused_cycle, make_cycle, tree_cycle
+from pass_runtime.bundle.tree import TREE_SIZES, tree_nodes
+from pass_runtime.tuning.acceptance import cumulative_of
+from pass_runtime.tuning.menu import AFTER_LATER, LATER_CHOICES, menu, tokens_of
+
+RATES = st.lists(st.floats(0.0, 0.95), min_size=1, max_size=8)
+TREES = Capabilities("test", 100, (4096,), (64, 1), trees=TREE_SIZES)
+
+
+def simulate(plan: Plan, rates: list[float], passes: int = 40_000) -> float:
+    """Tokens per pass, played pass by pass: in each row the first, second, ... choice or none of them is right."""
+    nodes = list(tree_nodes(plan.drafts, plan.depth)) if plan.parents else [(0,) * n for n in range(1, plan.drafts + 1)]
+    left, tokens = 0, 0
+    for draws in np.random.default_rng(0).random((passes, len(rates))):
+        path: tuple[int, ...] = ()
+        usual = 1.0
+        while len(path) < left:
+            first = usual * rates[len(path)]
+            ends = np.cumsum([first, *(share * (1 - first) for share in LATER_CHOICES)])
+            rank = int(np.searchsorted(ends, draws[len(path)], side="right"))
+            if (*path, rank) not in nodes:
+                break
+            path, usual = (*path, rank), usual * (1.0 if rank == 0 else AFTER_LATER)
+        tokens += 1 + len(path)
+        left = plan.groups[nodes.index(path) + 1 if path else 0]
+    return tokens / passes
+
+
+@pytest.mark.parametrize(
+    ("groups", "rates"),
+    [((3, 3, 3, 3), [0.7, 0.5, 0.3]), ((3, 1, 2, 0), [0.6, 0.6, 0.6]), ((2, 0, 1), [0.9, 0.2]), ((1, 0), [0.5])],
+)
+def test_chains_against_simulation(groups, rates):
+    cycle = fused_cycle(groups)
+    assert tokens_of(cycle, cumulative_of(rates)) == pytest.approx(simulate(cycle.plans[0], rates), rel=0.01)
+
+
+@pytest.mark.parametrize("rates", [[0.6, 0.5, 0.4, 0.4], [0.3, 0.7, 0.5, 0.2]], ids=str)
+@pytest.mark.parametrize(
+    "groups", [(2, 2, 2, 2), (2, 1, 0, 1), (3, 3, 2, 1, 0, 2), (4,) * 9, (4, 3, 2, 1, 0, 1, 0, 2, 0)]
+)
+def test_trees_against_simulation(groups, rates):
+    cycle = tree_cycle(groups, 4)
+    assert tokens_of(cycle, cumulative_of(rates)) == pytest.approx(simulate(cycle.plans[0], rates), rel=0.01)
+
+
+def test_by_hand():
+    halves = cumulative_of([0.5, 0.5, 0.9])
+    assert tokens_of(make_cycle("ar", 0), halves) == 1
+    assert tokens_of(make_cycle("two-pass", 2), halves) == pytest.approx(1 + (0.5 + 0.25) / 2)
+    assert tokens_of(make_cycle("fused", 2), halves) == pytest.approx(1 + 0.5 + 0.25)
+    # One draft after nothing accepted, none after one: half the passes that have a draft accept it. From "none
+    # accepted" the next is "accepted" with 1/2, from "accepted" never: a third of the passes accept one.
+    assert tokens_of(fused_cycle((1, 0)), halves) == pytest.approx(1 + 1 / 3)
+
+
+def test_certain_drafts():
+    """Where it is certain what follows, windows may take turns for ever; the mean of them counts."""
+    certain = cumulative_of([1.0] * 4)
+    assert tokens_of(make_cycle("fused", 2), certain) == pytest.approx(3)
+    assert tokens_of(fused_cycle((1, 0)), certain) == pytest.approx(1.5)
+    assert tokens_of(tree_cycle((4,) * 9, 4), certain) == pytest.approx(5)
+
+
+def test_figures_that_cpp_has_too():
+    """runtime/cpp/tests/parts_test.cpp: both runtimes expect the same of the same cycles, in the same order."""
+    expected = {
+        **{"ar": 1.0, "two-pass 1": 1.35, "two-pass 2": 1.575, "two-pass 3": 1.665, "two-pass 4": 1.692},
+        **{"fused-1": 1.7, "fused:2,1,1": 1.835, "fused-2": 2.15, "fused:3,2,1,1": 2.0643448276, "fused-3": 2.33},
+        **{"fused:4,3,2,1,1": 2.2254491839, "fused-4": 2.384, "fused:2,2,1": 2.0103448276, "tree:2,1,1,1": 1.8845},
+        **{"tree-3": 2.24, "tree:3,2,1,1,1,1": 2.1410786885, "tree-5": 2.495, "tree:4,3,2,1,1,1,1,1,1": 2.3391000213},
+        "tree-8": 2.6283928571,
+    }
+    found = {}
+    for cycle in menu(4, replace(TREES, trees=(3, 5, 8))):
+        name = f"two-pass {cycle.lookahead}" if len(cycle.plans) == 2 else cycle.plans[0].name
+        found[name] = tokens_of(cycle, np.array([1, 0.7, 0.45, 0.18, 0.054]))
+    assert list(found) == list(expected) and found == pytest.approx(expected)
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(rates=RATES)
+def test_tokens_are_those_of_the_stationary_distribution(rates):
+    """Which is another way to compute them: here the chain is followed, there equations are solved."""
+    cumulative = cumulative_of(rates)
+    for cycle in menu(len(rates)):
+        tokens = tokens_of(cycle, cumulative)
+        assert 1 <= tokens <= 1 + cumulative[1 : cycle.lookahead + 1].sum() + 1e-9
+        if cycle.plans[0].is_fused:
+            assert tokens == pytest.approx(fused_tokens(np.array([cycle.plans[0].groups]), cumulative)[0])
+
+
+@settings(derandomize=True, deadline=None)
+@given(rates=st.lists(st.floats(0.0, 0.95), min_size=4, max_size=4))
+def test_a_tree_writes_more_than_its_chain(rates):
+    cumulative = cumulative_of(rates)
+    assert tokens_of(make_cycle("tree-8", 4), cumulative) >= tokens_of(make_cycle("fused", 4), cumulative) - 1e-9
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(rates=st.lists(st.floats(0.05, 0.95), min_size=4, max_size=4), row=st.floats(0.0, 0.3))
+def test_little_is_lost_by_a_short_menu(rates, row):
+    """Of the tokens per second of the best of all shapes, where a pass takes 1 and `row` for each row."""
+    cumulative = cumulative_of(rates)
+    best, _ = best_shape(cumulative, lambda width, _drafts: 1 + row * width)
+    found = []
+    for cycle in menu(4):
+        seconds = sum(1 + row * plan.width for plan in cycle.plans) / len(cycle.plans)
+        found.append(tokens_of(cycle, cumulative) / seconds)
+    assert max(found) > 0.88 * best
+
+
+@pytest.mark.parametrize("lookahead", range(17))
+def test_it_is_short_and_has_every_kind(lookahead):
+    found = menu(lookahead, TREES)
+    assert found[0].plans == (ar_plan(),) and len(found) == len(set(found)) <= 27 and len(menu(lookahead)) <= 19
+    assert {len(cycle.plans) for cycle in found} == ({1, 2} if lookahead else {1})
+    assert all(cycle.lookahead <= lookahead for cycle in found)
+    for mode in ("two-pass", "fused"):
+        assert make_cycle(mode, lookahead) in found
+    assert {len(cycle.plans[0].parents) for cycle in found} >= {size for size in (3, 5, 8) if lookahead >= 4}
+    assert not any(cycle.is_tree for cycle in menu(lookahead))
+    assert not any(cycle.is_tree for cycle in menu(lookahead, replace(TREES, rounds_activations=True)))
+
+
+@pytest.mark.parametrize("exactly", [1, 2, 5, 7])
+def test_engines_have_few_plans(exactly):
+    """Those with one number of drafts, and full groups."""
+    able = replace(TREES, lookahead=exactly, trees=(3,) if exactly > 1 else ())
+    modes = ("ar", "two-pass", "fused", *(["tree-3"] if exactly > 1 else []))
+    for lookahead in (exactly, 8):
+        assert set(menu(lookahead, able)) == {make_cycle(mode, exactly) for mode in modes}
+    assert [cycle.name for cycle in menu(exactly - 1, able) if not cycle.is_tree] == ["ar"]
