@@ -27,6 +27,7 @@ from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.json_lines import to_json
+from pass_runtime.measuring.loops import loop_start
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 from pass_runtime.measuring.real_use import FIRST_LOOK, encode, read_use
 from pass_runtime.measuring.turns import in_turns
@@ -177,6 +178,7 @@ def run_bench(session: Session, request: BenchOptions, save: Save = lambda _repo
         return {
             "lookahead_source": session.manifest.lookahead.source,
             "prompts": len(prompts),
+            "looping": sum(loop_start(text) is not None for text in contenders[0].texts),
             "max_new_tokens": request.max_new_tokens,
             "sampling": asdict(contenders[0].options.sampling),
             "repeat": len(contenders[0].rounds),

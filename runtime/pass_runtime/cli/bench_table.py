@@ -36,6 +36,8 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
         yield Text(f"{name} ran without a CUDA graph: {reason}", style="yellow")
     if report["device"] != "cpu" and not report["uncaptured"]:
         yield Text("passes were captured as CUDA graphs")
+    if report["looping"]:
+        yield Text(f"{report['looping']} of the {report['prompts']} texts run into a loop, which is easy to draft")
     if report["differences"]:
         return
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
@@ -44,7 +46,7 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
         same = "every plan wrote the same text, up to near-ties: " + "; ".join(report["near_ties"])
     else:
         same = "every plan wrote the same text, token for token"
-    first, *_, last = report["plans"]
+    first, last = report["plans"][0], report["plans"][-1]
     if (first["plan"], last["plan"]) == ("ar", "auto"):
         yield Text(f"auto is {last['ratio']:.2f} times as fast as plain decoding (ar) here; {same}", style="bold")
     else:
