@@ -30,6 +30,7 @@ from pass_runtime.measuring.real_use import (
     Passes,
     Prompt,
     count_passes,
+    encode,
     parse_kinds,
     parse_temperatures,
     read_use,
@@ -43,13 +44,6 @@ PLANS = ("two-pass", "fused")
 """Those that `pass-train evaluate` predicts."""
 Taus = dict[str, dict[str, Passes]]
 """By kind of prompt and plan."""
-
-
-def encode(session: Session, prompt: Prompt) -> list[int]:
-    """Tokenize a prompt as the trainer does."""
-    if prompt.is_message and session.chat_template is not None:
-        return session.encode_chat([{"role": "user", "content": prompt.text}])
-    return session.encode(prompt.text)
 
 
 def passes_of(session: Session, prompt: Prompt, options: GenerateOptions, tokens: int) -> tuple[Passes, Passes]:

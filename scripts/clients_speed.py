@@ -18,13 +18,13 @@ from pathlib import Path
 from time import perf_counter
 
 import click
-from acceptance import PROMPTS, encode
+from acceptance import PROMPTS
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.cli.bench import write_json
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
-from pass_runtime.measuring.real_use import CORE_KINDS, read_use
+from pass_runtime.measuring.real_use import CORE_KINDS, encode, read_use
 
 PLANS = {"off": "ar", "on": "auto"}
 

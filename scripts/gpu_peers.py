@@ -19,11 +19,12 @@ from typing import Any
 import click
 from contestants import Write, Written, rate, ratio, same_tokens
 
-from pass_runtime.cli.bench import PROMPTS, write_json
+from pass_runtime.cli.bench import write_json
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.cli.prompts import read_prompts
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
+from pass_runtime.measuring.real_use import FIRST_LOOK, read_use
 from pass_runtime.measuring.turns import in_turns
 
 try:
@@ -153,9 +154,13 @@ def main(
         raise PassError(f"torch {torch.__version__} sees no CUDA device; install a CUDA build of it, or --device cpu")
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
+    from pass_trainer.evaluation.answers import encode
 
     loaded = load_model(resolve(model), dtype)
-    prompts = [loaded.tokenizer(text).input_ids for text in (read_prompts(prompt_file) if prompt_file else PROMPTS)]
+    if prompt_file is None:
+        prompts = [encode(loaded.tokenizer, prompt) for prompt in read_use(FIRST_LOOK)]
+    else:
+        prompts = [loaded.tokenizer(text).input_ids for text in read_prompts(prompt_file)]
     network: Any = loaded.model.to(device)
     capacity = -(-(max(map(len, prompts)) + tokens) // 64) * 64
     peers = [Peer("generate", generate(network)), Peer("compiled", compiled(network, capacity))]

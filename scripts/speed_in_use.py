@@ -18,18 +18,14 @@ from functools import partial
 from pathlib import Path
 
 import click
-from acceptance import PROMPTS, encode
+from acceptance import PROMPTS
 from contestants import Write, Written, open_genai, open_pass, rate, ratio, start
 
 from pass_runtime import load
+from pass_runtime.cli.bench import CONTESTANTS
 from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.measuring.real_use import CORE_KINDS, read_use
+from pass_runtime.measuring.real_use import CORE_KINDS, encode, read_use
 
-OURS = {
-    "ar": {"plan": "ar"},
-    "auto": {"plan": "auto"},
-    "auto, look-ahead only": {"plan": "auto", "draft": "lookahead"},
-}
 THEIRS = {"genai int4": {"ngram": False}, "genai int4, n-gram": {"ngram": True}}
 
 
@@ -55,7 +51,7 @@ def main(
     with load(bundle, "cpu") as session:
         texts = [(prompt.kind, encode(session, prompt)) for prompt in read_use(PROMPTS, CORE_KINDS)]
     write = start(open_pass, bundle, threads)
-    ours = {name: partial(write, **options) for name, options in OURS.items()}
+    ours = {name: partial(write, **options) for name, options in CONTESTANTS.items()}
     theirs: dict[str, Write] = {}
     if genai is not None:
         write = start(open_genai, genai, threads)

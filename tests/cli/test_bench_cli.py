@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
@@ -10,22 +13,29 @@ from click.testing import CliRunner
 from pass_run import output, process, refusal
 
 from pass_runtime import SamplingParams, load
+from pass_runtime.backends.ort.bound import BoundSessions
 from pass_runtime.cli import bench
-from pass_runtime.cli.bench import BenchOptions, Contender, run_bench
-from pass_runtime.cli.bench_rows import windows
+from pass_runtime.cli.bench import CONTESTANTS, BenchOptions, Contender, contender_name, run_bench
+from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, windows
 from pass_runtime.cli.main import main
+from pass_runtime.decode.runner import Runner
+from pass_runtime.measuring.lossless import Difference
+from pass_runtime.measuring.real_use import CORE_KINDS, FIRST_LOOK, encode, read_use
+from pass_runtime.measuring.turns import PASSES, SETTLING
+from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning.tuners import Tuners
 
 QUICK = ("--max-new-tokens", "8", "--repeat", "2")
+MODES = ("--plan", "ar", "--plan", "two-pass", "--plan", "fused", "--plan", "auto")
 
 
 def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
     file = tmp_path / "bench.json"
     file.write_text("of an earlier run")
-    report = json.loads(output("bench", tiny_bundle, *QUICK, "--json", "-o", file))
+    report = json.loads(output("bench", tiny_bundle, *QUICK, *MODES, "--json", "-o", file))
     assert json.loads(file.read_text()) == report
     assert list(tmp_path.iterdir()) == [file]
-    assert report["prompts"] == 4 and report["repeat"] == 2 and report["max_new_tokens"] == 8
+    assert report["prompts"] == 9 and report["repeat"] == 2 and report["max_new_tokens"] == 8
     assert "untrained" in report["lookahead_source"]
     plain, fast, *_ = report["plans"]
     assert [plan["plan"] for plan in report["plans"]] == ["ar", "two-pass L=6", "fused L=6", "auto"]
@@ -35,11 +45,99 @@ def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
     assert all(0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"] for plan in report["plans"])
 
 
+def test_what_is_compared_unless_something_else_is_asked_for(tiny_bundle: Path):
+    """Nine prompts by name and three contestants by theirs, in 80 columns, and the result in words at the end."""
+    named = read_use(FIRST_LOOK)
+    assert [prompt.kind for prompt in named] == [kind for kind in CORE_KINDS for _ in range(3)]
+    text = output("bench", tiny_bundle, "--max-new-tokens", "8", "--repeat", "1")
+    assert all(prompt.id in text for prompt in named) and max(map(len, text.splitlines()[:-2])) <= 80
+    assert text.splitlines()[-1].startswith("auto is ")
+    assert text.endswith(
+        " times as fast as plain decoding (ar) here; every plan wrote the same text, token for token\n"
+    )
+    with load(tiny_bundle, threads=1, prefix_cache=False) as session:
+        assert [contender_name(session, GenerateOptions(**fields)) for fields in CONTESTANTS.values()] == [*CONTESTANTS]
+        options = BenchOptions(SamplingParams(0.0), max_new_tokens=4, repeat=1)
+        assert [*options.encoded(session).values()] == [encode(session, prompt) for prompt in named]
+        assert [plan["plan"] for plan in run_bench(session, options)["plans"]] == [*CONTESTANTS]
+        chat, *_, code = named
+        assert encode(session, chat) == session.encode_chat([{"role": "user", "content": chat.text}])
+        assert encode(session, code) == session.encode(code.text)
+
+
+def test_figures_by_prompt(tiny_bundle: Path):
+    """In the order of the prompts; tokens over seconds of decoding, and the ratio in the same round."""
+    flags = ("-p", "one", "-p", "another", "--plan", "ar", "--plan", "fused", "--max-new-tokens", "8", "--repeat", "1")
+    report = json.loads(output("bench", tiny_bundle, *flags, "--json"))
+    plain, fused = (plan["by_prompt"] for plan in report["plans"])
+    assert [each["prompt"] for each in fused] == ["1: one", "2: another"]
+    for mine, base in zip(fused, plain, strict=True):
+        assert mine["ratio"] == mine["tokens_per_second"] / base["tokens_per_second"] and base["ratio"] == 1.0
+        assert mine["tau"] >= base["tau"] == 1.0
+    rates = [each["tokens_per_second"] for each in fused]
+    assert min(rates) < report["plans"][1]["tokens_per_second"] < max(rates)
+    assert "by_prompt" not in json.loads(output("bench", tiny_bundle, *flags, "--batch", "2", "--json"))["plans"][0]
+
+
+@pytest.mark.parametrize("batches", [(), (2, 3)])
+def test_contestants_take_turns_at_every_prompt(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, batches):
+    """In each round, of which the first warms up; groups of several prompts begin together."""
+    done, run = [], Contender.run
+
+    def recorded(self, session, prompts):
+        done.append((self.name, [session.tokenizer.decode(ids) for ids in prompts]))
+        return run(self, session, prompts)
+
+    monkeypatch.setattr(Contender, "run", recorded)
+    prompts = ("a", "b", "c", "d")
+    options = {"prompts": prompts, "max_new_tokens": 4, "plans": ("ar", "fused"), "repeat": 2, "batches": batches}
+    with load(tiny_bundle, threads=1, max_batch_size=max(batches, default=1), prefix_cache=False) as session:
+        report = run_bench(session, BenchOptions(SamplingParams(0.0), **options))
+    names = [plan["plan"] for plan in report["plans"]]
+    one_round = [(name, [prompt]) for prompt in prompts for name in names]
+    if batches:
+        assert names == ["ar x2", "fused L=6 x2", "ar x3", "fused L=6 x3"]
+        both, more = names[:2], names[2:]
+        one_round = [(name, ["a", "b"]) for name in both] + [(name, ["a", "b", "c"]) for name in more]
+        one_round += [(name, ["c", "d"]) for name in both] + [(name, ["d"]) for name in more]
+    assert done == one_round * 3
+
+
+def test_another_text_is_told_loudly(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """The status is 1, the table is there all the same, and nothing claims that the texts are the same."""
+    run = Contender.run
+
+    def wrong(self, session, prompts):
+        turn = run(self, session, prompts)
+        return replace(turn, texts=[[*text[:-1], text[-1] ^ 1] for text in turn.texts]) if self.name == "auto" else turn
+
+    monkeypatch.setattr(Contender, "run", wrong)
+    done = CliRunner().invoke(main, ["bench", str(tiny_bundle), "-p", "hello", *QUICK])
+    assert done.exit_code == 1 and "tokens/s" in done.stdout and "same text" not in done.output
+    assert "ANOTHER TEXT: auto: token 7: " in done.stderr and "lookahead" not in done.stderr
+    done = CliRunner().invoke(main, ["bench", str(tiny_bundle), "-p", "hello", *QUICK, "--json"])
+    report = json.loads(done.stdout)
+    assert done.exit_code == 1 and report["near_ties"] == [] and report["differences"][0].startswith("auto: token 7")
+
+
+@pytest.mark.parametrize(("margin", "same_entries"), [*product([1e-4, 0.5], [True, False])])
+def test_a_near_tie_is_excused_only_where_rows_may_round_differently(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, margin: float, same_entries: bool
+):
+    monkeypatch.setattr(bench, "first_difference", lambda *_: Difference(2, (3, 4), margin, 1e-3))
+    with load(tiny_bundle, threads=1, prefix_cache=False) as session:
+        session.backend.capabilities = replace(session.backend.capabilities, same_entries=same_entries)
+        options = {"prompts": ("a",), "max_new_tokens": 4, "plans": ("ar", "fused"), "repeat": 1}
+        report = run_bench(session, BenchOptions(SamplingParams(0.0), **options))
+    excused = margin < 1e-3 and not same_entries
+    assert (len(report["near_ties"]), len(report["differences"])) == (int(excused), int(not excused))
+
+
 def test_table(tiny_bundle: Path):
     table = output("bench", tiny_bundle, *QUICK, "-p", "hello", "--lookahead", "2", "--lookahead", "4")
-    for word in ("plan", "tokens/s", "ratio", "host", "tau", "ar", "two-pass L=2", "two-pass L=4", "same text"):
+    for word in ("plan", "tokens/s", "ratio", "tau", "ar", "two-pass L=2", "two-pass L=4", "same text"):
         assert word in table
-    assert table.count("two-pass L=") == 2
+    assert table.count("two-pass L=") == 2  # there is no table by prompt of so many plans
 
 
 def test_draft_sources(tiny_bundle: Path):
@@ -70,7 +168,7 @@ def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Contender, "run", lambda *arguments: (done.append("round"), run(*arguments))[1])
     sampling = SamplingParams(temperature=0.8, top_k=5, seed=1)
     with load(tiny_bundle, threads=1, max_batch_size=4) as session:
-        options = {"max_new_tokens": 8, "plans": ("ar", "auto"), "batches": (4,), "repeat": 1}
+        options = {"max_new_tokens": 8, "plans": ("ar", "auto"), "batches": (4,), "repeat": 1, "prompts": ("a",)}
         run_bench(session, BenchOptions(sampling, **options))
     assert done == [("truncated", 1), ("truncated", 2), ("truncated", 4), *["round"] * 4]
 
@@ -95,7 +193,7 @@ def test_breakdown(tiny_bundle: Path, batch: int | None, sampling: tuple[str, ..
 
 def test_breakdown_in_the_table(tiny_bundle: Path):
     table = output("bench", tiny_bundle, *QUICK, "--plan", "ar", "--draft", "ngram", "--plan", "fused", "--breakdown")
-    for word in ("trunk", "tail", "cost", "measured", "predicted"):
+    for word in ("host", "trunk", "tail", "cost", "measured", "predicted"):
         assert word in table
 
 
@@ -182,11 +280,64 @@ def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
         (2, "draft-1", 1),
         (7, "verify-6", 0),
         (7, "draft-6", 6),
+        (7, "fused:2,1,1", 4),
+        (9, "prefill-9", 0),
         (9, "fused-2", 6),
+        (49, "prefill-49", 0),
         (49, "fused-6", 42),
     ]
     assert report["rows"][0]["ratio"] == 1.0 and report["cached"] == 20 and report["capacity"] == 128
-    assert all(row["trunk_milliseconds"] > 0 and row["tail_milliseconds"] > 0 for row in report["rows"])
+    assert all(row["trunk_milliseconds"] > 0 for row in report["rows"])
+    for row in report["rows"]:  # prompts have no tail
+        assert row["tail_milliseconds"] is None if "prefill" in row["window"] else row["tail_milliseconds"] > 0
+
+
+def test_passes_of_a_kind_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """By one thread, as they are run while decoding; the kinds take turns, and the first round warms up."""
+    done, idle_pass = [], Runner.idle_pass
+
+    def recorded(self, kind, **options):
+        done.append((kind.plan.name, threading.get_ident()))
+        return idle_pass(self, kind, **options)
+
+    monkeypatch.setattr(Runner, "idle_pass", recorded)
+    with load(tiny_bundle, threads=1, prefix_cache=False) as session:
+        report = measure_rows(session, RowsOptions(SamplingParams(0.0), (2,), cached=20, repeat=2), [[5, 6, 7]])
+        in_rows, done[:] = list(done), []
+        flags = {"prompts": ("a",), "plans": ("two-pass",), "lookahead": (1,), "max_new_tokens": 4, "repeat": 2}
+        run_bench(session, BenchOptions(SamplingParams(0.0), breakdown=True, **flags))
+    names = [row["window"] for row in report["rows"]]
+    assert names == ["ar", "verify-1", "draft-1"] and report["repeat"] == 2
+    for found, order in ((in_rows, names * 3), (done, ["ar", "draft-1", "verify-1"] * 2)):
+        runs = [(name, len({*threads}), len(threads)) for name, threads in _runs(found)]
+        assert runs == [(name, 1, SETTLING + PASSES) for name in order]
+
+
+def _runs(passes):
+    """The threads of the passes of one name that follow one another."""
+    return [(name, [thread for _, thread in run]) for name, run in groupby(passes, key=lambda each: each[0])]
+
+
+def test_what_is_timed_is_what_decoding_runs(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """The same sessions, bound to windows of the same plan."""
+    run: list = []
+    get = BoundSessions.get
+    monkeypatch.setattr(
+        BoundSessions, "get", lambda self, key, make: (run.append((key, found := get(self, key, make))), found)[1]
+    )
+    with load(adapter_bundle, threads=1, prefix_cache=False) as session:
+        lookahead = session.manifest.lookahead.length
+        for plan, rows in (("ar", "ar"), ("fused:1,1", "fused-1"), ("two-pass", f"verify-{lookahead}")):
+            run.clear()
+            options = GenerateOptions(max_new_tokens=12, plan=plan, ignore_eos=True, sampling=SamplingParams(0.0))
+            session.generate_ids([5, 6, 7], options).result()
+            decoded = {(key, id(bound._session)) for key, bound in run if key[0] == rows}
+            run.clear()
+            widths = {"ar": 1, "fused-1": 4, f"verify-{lookahead}": 1 + lookahead}
+            options = RowsOptions(SamplingParams(0.0), (widths[rows],), cached=20, repeat=1)
+            measure_rows(session, options, [[5, 6, 7]])
+            timed = {(key, id(bound._session)) for key, bound in run if key[0] == rows}
+            assert timed == decoded and len(timed) == 2  # a trunk and a tail
 
 
 def test_rows_in_batches_over_a_given_capacity(random_bundle: Path, tmp_path: Path):
@@ -209,7 +360,10 @@ def test_windows_have_the_rows_that_were_asked_for():
     for lookahead in (1, 2, 4, 16):
         for rows in range(1, 1 + lookahead * (lookahead + 2) + 1):
             found = windows(rows, lookahead)
-            assert found and all(plan.width == rows and plan.drafts <= lookahead for plan in found), (rows, lookahead)
+            assert found and all(plan.width == rows for plan in found), (rows, lookahead)
+            without, *drafting = found
+            assert not without.groups and all(plan.groups for plan in drafting) and bool(drafting) == (rows > 1)
+            assert all(plan.drafts <= lookahead for plan in drafting)
         assert windows(rows + 1, lookahead) == []
 
 

@@ -58,7 +58,7 @@ def test_the_menu_of_auto_fits_80_columns(capsys: pytest.CaptureFixture[str], mo
 
 WIDE = ("--batch", "1,2", "--plan", "ar", "--plan", "fused:6,5,4,3,2,1,1", "--draft", "both")
 WORDS = {
-    "bench": ("plan", "tokens/s", "each", "ratio", "ms/pass", "host", "tau", "acceptance", "position", "+ngram"),
+    "bench": ("plan", "tokens/s", "each", "ratio", "ms/pass", "tau", "acceptance", "position", "+ngram"),
     "rows": ("sequences", "rows", "window", "look-ahead", "trunk,", "ratio", "tail,"),
     "inspect": ("plan", "rows", "drafts", "groups", "next", "samplers"),
     "explain": ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against"),

@@ -118,7 +118,10 @@ def test_two_graphs_are_open_only_where_they_share_weights(adapter_bundle: Path)
     manifest = read_manifest(verified(adapter_bundle))
     for cache, shared in ((None, False), (WeightCache(), False), (ANY_SIZE, True)):  # the second packs no tiny weights
         with closing(OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=cache)) as backend:
-            assert (backend._trunks.drafting is not backend._trunks.plain) == shared
+            trunks = backend._trunks
+            assert (trunks.drafting is not trunks.plain) == shared
+            for session in (trunks.drafting, trunks.plain) if shared else ():  # each leaves the cores to the other one
+                assert session.get_session_options().get_session_config_entry("session.force_spinning_stop") == "1"
 
 
 def test_threads_share_an_entry_and_graphs_do_not(tiny_bundle: Path, cache: Path):

@@ -6,8 +6,9 @@ import itertools
 import os
 import platform
 import statistics
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,23 +23,26 @@ from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.bench_breakdown import Breakdown
 from pass_runtime.cli.prompts import read_prompts
-from pass_runtime.cli.tables import OutputConsole, show_rows
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.json_lines import to_json
+from pass_runtime.measuring.loops import loop_start
 from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.measuring.real_use import FIRST_LOOK, encode, read_use
 from pass_runtime.measuring.turns import in_turns
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
-PROMPTS = (
-    "The history of the Roman Empire begins with",
-    "def quicksort(items):\n    ",
-    "To bake a loaf of bread, first",
-    "Photosynthesis is the process by which",
-)
 PLANS = (*MODES, "auto")
+CONTESTANTS: Mapping[str, Mapping[str, str]] = {
+    "ar": {"plan": "ar"},
+    "auto (lookahead)": {"plan": "auto", "draft": "lookahead"},
+    "auto": {"plan": "auto"},
+}
+"""What is compared unless something else is asked for: options by `contender_name`."""
+LABEL = 32
+"""The most characters of a prompt's label."""
 T = TypeVar("T")
 Save = Callable[[dict[str, Any]], None]
 
@@ -48,7 +52,7 @@ class BenchOptions:
     sampling: SamplingParams
     prompts: tuple[str, ...] = ()
     prompt_file: Path | None = None
-    max_new_tokens: int = 64
+    max_new_tokens: int = 48
     plans: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
     lookahead: tuple[int, ...] = ()
@@ -56,16 +60,21 @@ class BenchOptions:
     batches: tuple[int, ...] = ()
     breakdown: bool = False
 
-    def texts(self) -> tuple[str, ...]:
-        """Return the prompts of flags and file, or PROMPTS."""
-        if self.prompt_file is None:
-            return self.prompts or PROMPTS
-        return (*self.prompts, *read_prompts(self.prompt_file))
+    def encoded(self, session: Session) -> dict[str, list[int]]:
+        """Return the tokens of the prompts of flags and file, or else of FIRST_LOOK, by a label."""
+        if self.prompts or self.prompt_file:
+            texts = (*self.prompts, *(read_prompts(self.prompt_file) if self.prompt_file else ()))
+            return {_label(str(number), text): session.encode(text) for number, text in enumerate(texts, 1)}
+        return {_label(prompt.id, prompt.text): encode(session, prompt) for prompt in read_use(FIRST_LOOK)}
+
+
+def _label(name: str, text: str) -> str:
+    return textwrap.shorten(f"{name}: {text}", LABEL, placeholder="...")
 
 
 @dataclass(frozen=True)
-class Round:
-    """One run of every prompt: the text and the counts of each, and the seconds that are compared."""
+class Turn:
+    """One run of prompts that begin together: the text and the counts of each, and the seconds that are compared."""
 
     texts: list[list[int]]
     stats: list[Stats]
@@ -76,45 +85,48 @@ class Round:
         return sum(stats.generated_tokens for stats in self.stats)
 
 
+def rate(turns: Iterable[Turn]) -> float:
+    """Tokens per second."""
+    turns = list(turns)
+    return sum(turn.tokens for turn in turns) / sum(turn.seconds for turn in turns)
+
+
 @dataclass
 class Contender:
-    """A plan and its measurements. batch: sequences at a time; None is one by one, and then only decoding is timed."""
+    """A plan and its measurements. batch: sequences at a time; None is one by one, and then only decoding is timed.
+    rounds: the turns of each round, in the order of the prompts."""
 
     name: str
     options: GenerateOptions
     batch: int | None = None
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[list[Turn]] = field(default_factory=list)
 
-    def run(self, session: Session, prompts: Sequence[list[int]]) -> Round:
-        """Run one round. Each group of `batch` prompts begins together."""
+    def run(self, session: Session, prompts: Sequence[list[int]]) -> Turn:
+        """Run prompts that begin together; one prompt, if they run one by one."""
+        started = time.perf_counter()
         if self.batch is None:
             streams = [run_tokens(session, prompt, self.options) for prompt in prompts]
-            stats = [stream.stats for stream in streams]
-            return Round([s.token_ids for s in streams], stats, sum(s.decode_seconds for s in stats))
-        streams, started = [], time.perf_counter()
-        for first in range(0, len(prompts), self.batch):
-            group = [session.generate_ids(prompt, self.options) for prompt in prompts[first : first + self.batch]]
-            streams += [stream.result() for stream in group]
-        seconds = time.perf_counter() - started
-        return Round([s.token_ids for s in streams], [s.stats for s in streams], seconds)
+            seconds = sum(stream.stats.decode_seconds for stream in streams)
+        else:
+            streams = [stream.result() for stream in [session.generate_ids(ids, self.options) for ids in prompts]]
+            seconds = time.perf_counter() - started
+        return Turn([s.token_ids for s in streams], [s.stats for s in streams], seconds)
 
     @property
-    def rates(self) -> list[float]:
-        """Tokens per second of every round."""
-        return [each.tokens / each.seconds for each in self.rounds]
+    def texts(self) -> list[list[int]]:
+        """The text of every prompt in the first round."""
+        return [text for turn in self.rounds[0] for text in turn.texts]
 
-    def as_dict(self, baseline: Contender) -> dict[str, Any]:
-        total = sum_stats(self.rounds[0].stats)  # all rounds decode the same tokens
-        seconds = [sum(s.decode_seconds for s in r.stats) for r in self.rounds]
-        host = [sum(s.host_seconds for s in r.stats) for r in self.rounds]
-        return {
+    def as_dict(self, baseline: Contender, labels: Sequence[str]) -> dict[str, Any]:
+        """labels: of the prompts."""
+        total = sum_stats([stats for turn in self.rounds[0] for stats in turn.stats])  # all rounds decode the same
+        seconds = [sum(s.decode_seconds for turn in turns for s in turn.stats) for turns in self.rounds]
+        host = [sum(s.host_seconds for turn in turns for s in turn.stats) for turns in self.rounds]
+        found: dict[str, Any] = {
             "plan": self.name,
             "batch": self.batch,
-            "tokens_per_second": statistics.median(self.rates),
-            "tokens_per_second_each": statistics.median(
-                each.tokens / spent for each, spent in zip(self.rounds, seconds, strict=True)
-            ),
-            "ratio": statistics.median(a / b for a, b in zip(self.rates, baseline.rates, strict=True)),
+            **self._speed(baseline, slice(None)),
+            "tokens_per_second_each": statistics.median(total.generated_tokens / spent for spent in seconds),
             "milliseconds_per_pass": 1e3 * statistics.median(seconds) / total.passes,
             "host_milliseconds_per_pass": 1e3 * statistics.median(host) / total.passes,
             "tau": total.tau,
@@ -122,6 +134,18 @@ class Contender:
             "draft_acceptance_rate": total.draft_acceptance_rate,
             "acceptance_per_position": total.acceptance_per_position,
         }
+        if self.batch is None:
+            found["by_prompt"] = [
+                {"prompt": label, **self._speed(baseline, slice(i, i + 1)), "tau": self.rounds[0][i].stats[0].tau}
+                for i, label in enumerate(labels)
+            ]
+        return found
+
+    def _speed(self, baseline: Contender, turns: slice) -> dict[str, float]:
+        """Medians over rounds, of these turns."""
+        ours, theirs = ([rate(each[turns]) for each in contender.rounds] for contender in (self, baseline))
+        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        return {"tokens_per_second": statistics.median(ours), "ratio": ratio}
 
 
 def sum_stats(parts: Sequence[Stats]) -> Stats:
@@ -137,39 +161,54 @@ def sum_stats(parts: Sequence[Stats]) -> Stats:
 def run_bench(session: Session, request: BenchOptions, save: Save = lambda _report: None) -> dict[str, Any]:
     """Time plans against each other and return the report, without `about`. `save` gets the report so far after each
     round but the last."""
-    texts = request.texts()
-    count = max(len(texts), *request.batches) if request.batches else len(texts)
-    prompts = [session.encode(texts[i % len(texts)]) for i in range(count)]
+    given = request.encoded(session)
+    count = max(len(given), *request.batches) if request.batches else len(given)
+    labels = list(itertools.islice(itertools.cycle(given), count))
+    prompts = [given[label] for label in labels]
     contenders = _contenders(session, request)
     if any(contender.options.plan == "auto" for contender in contenders):
         session.warm_up(contenders[0].options.sampling)  # as servers do; otherwise chance decides when sizes are timed
     breakdown = Breakdown(session, {c.name: (c.options, c.batch) for c in contenders}) if request.breakdown else None
 
     def entry(contender: Contender) -> dict[str, Any]:
-        found = contender.as_dict(contenders[0])
+        found = contender.as_dict(contenders[0], labels)
         return found | (breakdown.of(contender.name, found["tau"]) if breakdown else {})
 
-    def report(near_ties: list[str] | None) -> dict[str, Any]:
+    def report(compared: Mapping[str, list[str] | None]) -> dict[str, Any]:
         return {
             "lookahead_source": session.manifest.lookahead.source,
             "prompts": len(prompts),
+            "looping": sum(loop_start(text) is not None for text in contenders[0].texts),
             "max_new_tokens": request.max_new_tokens,
             "sampling": asdict(contenders[0].options.sampling),
             "repeat": len(contenders[0].rounds),
             "rule": session.manifest.rule,
-            "near_ties": near_ties,
+            **compared,
             "plans": [entry(contender) for contender in contenders],
         }
 
-    calls = {contender.name: partial(contender.run, session, prompts) for contender in contenders}
-    for found in _shown(in_turns(calls, request.repeat), request.repeat):
+    for found in _shown(in_turns(_turns(session, contenders, prompts), request.repeat), request.repeat):
         for contender in contenders:
-            contender.rounds = found[contender.name]
+            turns = [rounds for (name, _), rounds in found.items() if name == contender.name]
+            contender.rounds = [list(each) for each in zip(*turns, strict=True)]
         if breakdown:
             breakdown.time()
         if len(contenders[0].rounds) < request.repeat:
-            save(report(None))  # the texts are compared at the end
-    return report(_near_ties(session, prompts, contenders))
+            save(report({"near_ties": None, "differences": None}))  # the texts are compared at the end
+    return report(_compared(session, prompts, contenders))
+
+
+def _turns(
+    session: Session, contenders: Sequence[Contender], prompts: Sequence[list[int]]
+) -> dict[tuple[str, int], Callable[[], Turn]]:
+    """Return the turns of a round, by contender and first prompt: at every prompt all contenders take turns."""
+    calls: dict[tuple[str, int], Callable[[], Turn]] = {}
+    for first in range(len(prompts)):
+        for contender in contenders:
+            size = contender.batch or 1
+            if first % size == 0:
+                calls[contender.name, first] = partial(contender.run, session, prompts[first : first + size])
+    return calls
 
 
 def _shown(rounds: Iterable[T], count: int) -> Iterable[T]:
@@ -207,18 +246,18 @@ def show_report(
         print_report(report)
 
 
-def _near_ties(session: Session, prompts: list[list[int]], contenders: list[Contender]) -> list[str]:
-    """Check that all plans wrote the same text, and return the differences that are near-ties."""
-    near_ties = []
+def _compared(session: Session, prompts: list[list[int]], contenders: list[Contender]) -> dict[str, list[str] | None]:
+    """Compare the texts of all contenders with those of the first, token for token. Return what differs as `near_ties`
+    where rows of different windows may round differently, and as `differences` otherwise."""
+    near_ties, differences = list[str](), list[str]()
     by_rejection = session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
     for contender in contenders[1:] if not by_rejection else []:  # then plans share a distribution, not a text
-        for prompt, ours, theirs in zip(prompts, contender.rounds[0].texts, contenders[0].rounds[0].texts, strict=True):
-            difference = first_difference(session, prompt, contender.options, theirs, ours)
-            if difference is not None and not difference.is_near_tie:
-                raise PassError(f"{contender.name} wrote another text than {contenders[0].name}: {difference}")
-            if difference is not None:
-                near_ties.append(f"{contender.name}: {difference}")
-    return near_ties
+        for prompt, ours, theirs in zip(prompts, contender.texts, contenders[0].texts, strict=True):
+            found = first_difference(session, prompt, contender.options, theirs, ours)
+            if found is not None:
+                excused = found.is_near_tie and not session.backend.capabilities.same_entries
+                (near_ties if excused else differences).append(f"{contender.name}: {found}")
+    return {"near_ties": near_ties, "differences": differences}
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
@@ -226,16 +265,14 @@ def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
     sampling = request.sampling.seeded()  # one seed, so that all plans write the same text
-    drafts, batches = request.drafts or (None,), request.batches or (None,)
-    for batch, plan, draft, lookahead in itertools.product(batches, request.plans or PLANS, drafts, lookaheads):
-        options = GenerateOptions(
-            max_new_tokens=request.max_new_tokens,
-            sampling=sampling,
-            plan=plan,
-            lookahead=lookahead,
-            draft=None if plan == "ar" else draft,
-            ignore_eos=True,
-        )
+    chosen: list[Mapping[str, Any]] = [
+        {"plan": plan, "draft": None if plan == "ar" else draft, "lookahead": lookahead}
+        for plan, draft, lookahead in itertools.product(request.plans or PLANS, request.drafts or (None,), lookaheads)
+    ]
+    if not (request.plans or request.drafts or request.lookahead):
+        chosen = [*CONTESTANTS.values()]
+    for batch, fields in itertools.product(request.batches or (None,), chosen):
+        options = GenerateOptions(max_new_tokens=request.max_new_tokens, sampling=sampling, ignore_eos=True, **fields)
         name = contender_name(session, options) + (f" x{batch}" if batch is not None else "")
         contenders.setdefault(name, Contender(name, options, batch))
     return list(contenders.values())
@@ -262,42 +299,3 @@ def parse_sizes(flag: str, what: str, example: str, text: str | None) -> tuple[i
     if not sizes or min(sizes) < 1:
         raise PassError(f"{flag} must list numbers of {what}, as in {example}, not {text!r}")
     return sizes
-
-
-def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
-    """Return a row of the table; acceptance is per draft position, 1..L."""
-    cells = {"plan": plan["plan"], "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}"}
-    if batched:
-        cells["each"] = f"{plan['tokens_per_second_each']:.1f}"
-    cells["ratio"] = f"{plan['ratio']:.2f}"
-    cells["ms/pass"] = f"{plan['milliseconds_per_pass']:.1f}"
-    cells["host"] = f"{plan['host_milliseconds_per_pass']:.2f}"
-    if "cost" in plan:
-        names, predicted = ("trunk_milliseconds", "tail_milliseconds", "cost"), plan["predicted_tokens_per_second_each"]
-        parts = [plan[name] for name in names] + [predicted and plan["tokens_per_second_each"] / predicted]
-        headings = ("trunk", "tail", "cost", "measured / predicted")
-        cells |= {name: "-" if part is None else f"{part:.2f}" for name, part in zip(headings, parts, strict=True)}
-    cells["tau"] = f"{plan['tau']:.2f}"
-    cells["acceptance by position"] = " ".join(f"{rate:.2f}" for rate in plan["acceptance_per_position"]) or "-"
-    return cells
-
-
-def print_plans(report: dict[str, Any]) -> None:
-    """Print the report as a table."""
-    batched = any(plan["batch"] for plan in report["plans"])
-    title = f"{report['bundle']} on {report['device']}: {report['machine']}"
-    rows = [_cells(plan, batched=batched) for plan in report["plans"]]
-    show_rows(title, rows, left=("plan", "acceptance by position"))
-    console = OutputConsole()
-    console.print(f"look-ahead embeddings: {report['lookahead_source']}", highlight=False, soft_wrap=True)
-    for name, reason in report["uncaptured"].items():
-        console.print(f"{name} ran without a CUDA graph: {reason}", highlight=False, soft_wrap=True, style="yellow")
-    if report["device"] != "cpu" and not report["uncaptured"]:
-        console.print("passes were captured as CUDA graphs", soft_wrap=True)
-    if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
-        console.print(
-            "the rejection rule: every plan wrote a text of its own from the same distribution", soft_wrap=True
-        )
-        return
-    same = "token for token" if not report["near_ties"] else "up to near-ties: " + "; ".join(report["near_ties"])
-    console.print(f"every plan wrote the same text, {same}", highlight=False, soft_wrap=True)

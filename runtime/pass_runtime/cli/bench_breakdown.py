@@ -8,11 +8,9 @@ from dataclasses import replace
 
 from pass_runtime.backends.base import PassKind
 from pass_runtime.bundle.plan import ar_plan
+from pass_runtime.measuring.turns import pass_seconds
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
-
-TIMED_PASSES = 4
-"""How often a round times every pass alone."""
 
 
 class Breakdown:
@@ -40,10 +38,9 @@ class Breakdown:
         return [replace(self._plain[name], plan=plan) for plan in plans]
 
     def time(self) -> None:
-        """Time every pass TIMED_PASSES times, in alternation, with a KV cache as long as the texts made it."""
-        for _ in range(TIMED_PASSES):
-            for kind, seconds in self._seconds.items():
-                seconds.append(self._session.call(lambda runner, kind=kind: runner.idle_pass(kind)))  # type: ignore[misc]
+        """Time every kind of pass, with a KV cache as long as the texts made it."""
+        for kind, seconds in self._seconds.items():
+            seconds.append(self._session.call(lambda runner, kind=kind: pass_seconds(runner, kind)))  # type: ignore[misc]
 
     def of(self, name: str, tau: float) -> dict[str, float | None]:
         """Return milliseconds of trunk and tail, means over the plan's passes; tokens per second of a sequence if a

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from pass_runtime.backends.base import Capabilities, PassKind
-from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, verify_plan
+from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, prefill_plan, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.bench import Save
 from pass_runtime.cli.tables import OutputConsole, show_rows
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.sequence import Sequence as Decoding
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.turns import in_turns
+from pass_runtime.measuring.turns import in_turns, pass_seconds
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
-PASSES = 10
-"""How often a round times each kind of pass."""
 LISTED = 8
 """The most row counts that a refusal lists."""
 
@@ -40,67 +38,69 @@ class RowsOptions:
 
 
 def measure_rows(
-    session: Session, request: RowsOptions, texts: Sequence[str], save: Save = lambda _report: None
+    session: Session, request: RowsOptions, prompts: Iterable[list[int]], save: Save = lambda _report: None
 ) -> dict[str, Any]:
-    """Time passes in alternation and return the report: medians in milliseconds.
+    """Time passes, those of a kind one after another and the kinds in turn, and return the report: medians over rounds
+    of a round's medians, in milliseconds.
 
-    The slots hold `texts`, repeated if necessary. Every ratio is to the pass with one row over as many slots, which is
-    always measured. `save` gets the report so far after each round but the last.
+    The slots hold `prompts`, repeated if necessary. Every ratio is to the pass with one row over as many slots, which
+    is always measured. `save` gets the report so far after each round but the last.
     """
     wide = [plan for rows in request.rows for plan in allowed_windows(rows, session)]
     plans = list(dict.fromkeys([ar_plan(), *wide]))
-    tokens = [token for text in texts for token in session.encode(text)]
-    runner = filled_slots(session, request, tokens, max(plan.width for plan in plans))
+    runner = filled_slots(session, request, sum(prompts, list[int]()), max(plan.width for plan in plans))
     kinds = [PassKind(plan, batch, request.sampling.sampler) for batch in request.batches for plan in plans]
 
-    def timed(kind: PassKind) -> tuple[float, float]:
-        return session.call(lambda _: runner.idle_pass(kind))
+    def seconds_of(kind: PassKind) -> tuple[float, float]:
+        return session.call(lambda _: pass_seconds(runner, kind, tail=_has_tail(kind.plan)))
 
-    calls = {kind: partial(timed, kind) for kind in kinds}
-    for done, seconds in enumerate(in_turns(calls, PASSES * request.repeat), 1):
-        if done % PASSES == 0 and done < PASSES * request.repeat:
+    calls = {kind: partial(seconds_of, kind) for kind in kinds}
+    for done, seconds in enumerate(in_turns(calls, request.repeat), 1):
+        if done < request.repeat:
             save(_report(request, runner, seconds))
     return _report(request, runner, seconds)
 
 
+def _has_tail(plan: Plan) -> bool:
+    return plan != prefill_plan(plan.width)
+
+
 def _report(request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[tuple[float, float]]]) -> dict[str, Any]:
-    kinds = list(seconds)
-    trunk, tail = (
-        {kind: 1e3 * statistics.median(each[part] for each in parts) for kind, parts in seconds.items()}
-        for part in (0, 1)
-    )
-    one_row = {kind.batch: trunk[kind] for kind in kinds if kind.plan == ar_plan()}
+    def row(kind: PassKind) -> dict[str, Any]:
+        plain = seconds[PassKind(ar_plan(), kind.batch, kind.sampler)]
+        (trunks, tails), (ones, _) = (zip(*rounds, strict=True) for rounds in (seconds[kind], plain))
+        return {
+            "rows": kind.plan.width,
+            "window": kind.plan.name,
+            "lookahead_rows": sum(kind.plan.groups),
+            "batch": kind.batch,
+            "trunk_milliseconds": 1e3 * statistics.median(trunks),
+            "ratio": statistics.median(trunk / one for trunk, one in zip(trunks, ones, strict=True)),
+            "tail_milliseconds": 1e3 * statistics.median(tails) if _has_tail(kind.plan) else None,
+        }
+
     return {
         "sampling": asdict(request.sampling),
-        "repeat": len(seconds[kinds[0]]) // PASSES,
+        "repeat": len(next(iter(seconds.values()))),
         "cached": request.cached,
         "capacity": runner.backend.capacity,
-        "rows": [
-            {
-                "rows": kind.plan.width,
-                "window": kind.plan.name,
-                "lookahead_rows": sum(kind.plan.groups),
-                "batch": kind.batch,
-                "trunk_milliseconds": trunk[kind],
-                "ratio": trunk[kind] / one_row[kind.batch],
-                "tail_milliseconds": tail[kind],
-            }
-            for kind in kinds
-        ],
+        "rows": [row(kind) for kind in seconds],
     }
 
 
 def windows(rows: int, lookahead: int) -> list[Plan]:
-    """Return the windows of `rows` rows to measure: one without look-ahead rows, and one with as many as possible."""
+    """Return the windows of `rows` rows to measure: one without look-ahead rows, the one in which `two-pass` makes
+    drafts, and that of `fused` with the fewest drafts. Without look-ahead rows, no plan has more than `lookahead` + 1
+    rows: then it is the window of a prompt."""
     if rows == 1:
         return [ar_plan()]
-    found = [verify_plan(rows - 1), draft_plan(rows - 1)] if rows - 1 <= lookahead else []
+    found = [verify_plan(rows - 1), draft_plan(rows - 1)] if rows - 1 <= lookahead else [prefill_plan(rows)]
     for drafts in range(1, lookahead + 1):
         left = rows - 1 - drafts
-        if not found and 1 <= left <= drafts * (drafts + 1):
+        if 1 <= left <= drafts * (drafts + 1):
             least, more = divmod(left, drafts + 1)
-            found = [fused_plan([least + (group < more) for group in range(drafts + 1)])]
-    return found
+            return [*found, fused_plan([least + (group < more) for group in range(drafts + 1)])]
+    return found if rows - 1 <= lookahead else []
 
 
 def allowed_windows(rows: int, session: Session) -> list[Plan]:
@@ -155,7 +155,7 @@ def print_rows(report: dict[str, Any]) -> None:
             "look-ahead rows": str(row["lookahead_rows"]),
             "trunk, ms": f"{row['trunk_milliseconds']:.2f}",
             "ratio": f"{row['ratio']:.2f}",
-            "tail, ms": f"{row['tail_milliseconds']:.2f}",
+            "tail, ms": "-" if row["tail_milliseconds"] is None else f"{row['tail_milliseconds']:.2f}",
         }
         for row in report["rows"]
     ]

@@ -171,13 +171,15 @@ class Runner:
         self.window = plan.next
         return results, seconds
 
-    def idle_pass(self, kind: PassKind) -> tuple[float, float]:
-        """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence."""
+    def idle_pass(self, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
+        """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence. tail: whether the tail
+        is run; the windows of prompts have none."""
         self._stage_masked(kind)
         started = time.perf_counter()
         self.backend.run_trunk(kind.plan, kind.batch)
         between = time.perf_counter()
-        self.backend.run_tail(kind)
+        if tail:
+            self.backend.run_tail(kind)
         done = time.perf_counter()
         self._engine_seconds += done - started
         return between - started, done - between

@@ -1,7 +1,7 @@
 """Acceptance in real use: prompts of each kind, the part of a text that counts, and tokens per pass over it.
 
-The trainer (`pass-train evaluate`) and the runtime (`scripts/acceptance.py`) both measure with this module, so that
-their results can be compared. Stretches that loop are counted apart.
+The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/acceptance.py`) both measure with this
+module, so that their results can be compared. Stretches that loop are counted apart.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.errors import PassError
@@ -17,6 +18,12 @@ from pass_runtime.files import read_text
 from pass_runtime.json_lines import lines_of
 from pass_runtime.measuring.loops import loop_start
 
+if TYPE_CHECKING:
+    from pass_runtime.session import Session
+
+FIRST_LOOK = Path(__file__).with_name("first_look.jsonl")
+"""Three prompts of each of CORE_KINDS, which were written for this: no weights were trained on them, and the texts that
+SmolLM2-135M and Qwen2.5-Coder-0.5B write greedily neither end nor repeat themselves in the first 64 tokens."""
 CORE_KINDS = ("chat", "text", "code")
 """The kinds that the runtime's scripts measure unless they are told otherwise."""
 KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
@@ -87,6 +94,13 @@ def read_use(path: Path, kinds: Collection[str] = KINDS, each: int | None = None
         raise PassError(f"{path} has no prompts of {', '.join(kinds)}; name others with --kinds")
     first = [prompt for kind in KINDS for prompt in [p for p in chosen if p.kind == kind][:each]]
     return [prompt for prompt in chosen if prompt in first]
+
+
+def encode(session: Session, prompt: Prompt) -> list[int]:
+    """Tokenize a prompt as the trainer does."""
+    if prompt.is_message and session.chat_template is not None:
+        return session.encode_chat([{"role": "user", "content": prompt.text}])
+    return session.encode(prompt.text)
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
