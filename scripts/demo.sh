@@ -31,5 +31,5 @@ prompt="Explain in a few sentences why the sky is blue."
 printf '\n> %s\n' "$prompt"
 pass-run generate "$bundle" --chat --prompt "$prompt" --max-new-tokens 96
 
-printf "\nThe same bundle: plain decoding (ar) and the other plans, in alternation:\n"
-pass-run bench "$bundle" --max-new-tokens 32 --repeat 2
+printf "\nThe same bundle on nine other prompts: plain decoding (ar) and auto, with look-ahead drafts only and with all:\n"
+pass-run bench "$bundle"
