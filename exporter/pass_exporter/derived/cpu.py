@@ -16,7 +16,6 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from pass_exporter.derived.activations import unsigned_activations
-from pass_exporter.derived.adapter_rows import add_in_place
 from pass_exporter.derived.attention import fold_groups
 from pass_exporter.derived.group_query import use_group_query_attention
 from pass_exporter.derived.heads import cut_heads_at_once, norm_before_turning
@@ -55,7 +54,6 @@ def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[Deriv
     """
     unsigned_activations(model.graph)
     fuse_residual_norms(model.graph)
-    add_in_place(model.graph)
     derived = _save(model, name.with_name(f"{name.name}.onnx"), batch, lookahead_rows=True)
     if not drop_adapter(model.graph):
         return (derived,)
