@@ -17,21 +17,15 @@ from pass_exporter.quantize.weights import QuantizedModel, weight_name
 def rounded_activations(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[None]:
     """Within the block, layers with a static scale read rounded inputs. Their adapters read the unrounded ones."""
 
-    def forward(layer: torch.nn.Linear, weight: str) -> Callable[[torch.Tensor], torch.Tensor]:
-        scale, columns = quantized.activations[weight], quantized.columns.get(weight)
+    def forward(layer: torch.nn.Linear, scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: torch.nn.functional.linear(round_activations(x, scale), layer.weight, layer.bias)
 
-        def rounded(x: torch.Tensor) -> torch.Tensor:
-            read = round_activations(x, scale) if columns is None else columns.rounded(x)
-            return torch.nn.functional.linear(read, layer.weight, layer.bias)
-
-        return rounded
-
-    layers = {weight_name(name): layer for name, layer in (*linear_layers(model).items(), ("lm_head", model.lm_head))}
-    static = [layers[name] for name in quantized.activations]
-    for name, layer in zip(quantized.activations, static, strict=True):
-        layer.forward = forward(layer, name)
+    layers = linear_layers(model)
+    static = {name: scale for name in layers if (scale := quantized.activations.get(weight_name(name))) is not None}
+    for name, scale in static.items():
+        layers[name].forward = forward(layers[name], scale)  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        for layer in static:
-            del layer.forward
+        for name in static:
+            del layers[name].forward
