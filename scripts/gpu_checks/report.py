@@ -20,7 +20,7 @@ TABLES = {
     "tiny": ("plans", ("plan", "same_tokens", "captured")),
     "layers": ("cells", (*STEP_TIME, "7B, extrapolated")),
     "attention": ("cells", ("rows", "capacity", "attention_milliseconds", "group_query_milliseconds", "ratio")),
-    "rows": ("rows", ("rows", "lookahead_rows", "trunk", "tail")),
+    "rows": ("rows", ("window", "rows", "lookahead_rows", "trunk_milliseconds", "tail_milliseconds")),
     "batch": ("plans", ("plan", "batch", *BENCH[1:])),
     "bench": ("plans", BENCH),
     "cpp": ("plans", BENCH),

@@ -143,7 +143,8 @@ def test_table(tiny_bundle: Path):
 def test_draft_sources(tiny_bundle: Path):
     flags = ("--plan", "ar", "--plan", "fused", "--plan", "fused:2,1,0", "--plan", "auto")
     sources = ("--draft", "lookahead", "--draft", "ngram", "--draft", "both")
-    report = json.loads(output("bench", tiny_bundle, *QUICK, *flags, *sources, "--lookahead", "4", "--json"))
+    flags = (*flags, "-p", "hello", "--lookahead", "4", "--json")
+    report = json.loads(output("bench", tiny_bundle, *QUICK, *flags, *sources))
     names = ["ar", "fused L=4", "ngram L=4", "fused L=4 +ngram", "fused:2,1,0", "ngram L=2", "fused:2,1,0 +ngram"]
     assert [plan["plan"] for plan in report["plans"]] == [*names, "auto (lookahead)", "auto (ngram)", "auto"]
 

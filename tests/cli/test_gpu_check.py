@@ -273,6 +273,12 @@ def test_times_of_some_layers_are_extrapolated_by_what_a_pass_reads():
     assert row["7B, extrapolated"] == f"{2 * read[1] / read[0]:.2f}"
 
 
+def test_times_of_windows_are_shown():
+    row = {"rows": 9, "window": "prefill-9", "lookahead_rows": 0, "trunk_milliseconds": 1.5, "tail_milliseconds": None}
+    (shown,) = tables(Found(GPU), [running.Result("rows cuda", "ok", 0, "", {"rows": [row]})])["rows cuda"]
+    assert [*shown.values()] == ["prefill-9", "9", "-", "1.50", "-"]
+
+
 def test_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its figures so far and its last words are kept, what builds on it is skipped, and the rest is run."""
     broken = python("import sys; print('[one]\\ntwo', file=sys.stderr); sys.exit(3)")

@@ -6,7 +6,6 @@ import itertools
 import os
 import platform
 import statistics
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -69,7 +68,8 @@ class BenchOptions:
 
 
 def _label(name: str, text: str) -> str:
-    return textwrap.shorten(f"{name}: {text}", LABEL, placeholder="...")
+    label = " ".join(f"{name}: {text}".split())
+    return label if len(label) <= LABEL else f"{label[: LABEL - 3]}..."
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def show_report(
 
 def _compared(session: Session, prompts: list[list[int]], contenders: list[Contender]) -> dict[str, list[str] | None]:
     """Compare the texts of all contenders with those of the first, token for token. Return what differs as `near_ties`
-    where rows of different windows may round differently, and as `differences` otherwise."""
+    if rows of different windows may round differently, and as `differences` otherwise."""
     near_ties, differences = list[str](), list[str]()
     by_rejection = session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
     for contender in contenders[1:] if not by_rejection else []:  # then plans share a distribution, not a text

@@ -19,7 +19,8 @@ def print_plans(report: dict[str, Any]) -> None:
     plans = report["plans"]
     batched = any(plan["batch"] for plan in plans)
     if not batched and report["prompts"] <= MOST_PROMPTS and len(plans) <= MOST_PLANS:
-        show_rows("by prompt: ratio to the first plan, and tokens per pass (tau)", _by_prompt(plans), left=("prompt",))
+        title = f"tokens/s of {plans[0]['plan']}; ratio to it, and tokens per pass (tau), of the others"
+        show_rows(title, _by_prompt(plans), left=("prompt",))
     model = f"{report['bundle']} ({report['weights']}) on {report['device']}: {report['machine']}"
     rows = [_cells(plan, batched=batched) for plan in plans]
     show_rows(model, rows, left=("plan", "acceptance by position"))
@@ -75,8 +76,8 @@ def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield a row for every prompt."""
     baseline, *others = plans
     for number, plain in enumerate(baseline["by_prompt"]):
-        row = {"prompt": plain["prompt"], f"{baseline['plan']}, tokens/s": f"{plain['tokens_per_second']:.1f}"}
+        row = {"prompt": plain["prompt"], baseline["plan"]: f"{plain['tokens_per_second']:.1f}"}
         for plan in others:
             found = plan["by_prompt"][number]
-            row[f"{plan['plan']}, ratio (tau)"] = f"{found['ratio']:.2f} ({found['tau']:.2f})"
+            row[plan["plan"]] = f"{found['ratio']:.2f} ({found['tau']:.2f})"
         yield row

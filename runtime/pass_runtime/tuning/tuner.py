@@ -57,7 +57,7 @@ class PlanTuner:
         self, times: PassTimes, lookahead: int, acceptance: Sequence[float], able: Capabilities | None = None
     ) -> None:
         """acceptance: the cumulative acceptance by position that the bundle states for this sampler (`LookaheadInfo`);
-        empty where it states none. able: as for `menu`."""
+        empty if it states none. able: as for `menu`."""
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
         prior = [*rates, *[UNKNOWN] * lookahead][:lookahead]
         self.by_batch, self.lookahead, self._able = {1: times}, lookahead, able

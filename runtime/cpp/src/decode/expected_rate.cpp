@@ -7,7 +7,7 @@ namespace pass {
 
 namespace {
 
-constexpr double clearly = 1.10;  // the least advantage of n-gram drafts where a pass verifies some of them anyway
+constexpr double clearly = 1.10;  // the least advantage of n-gram drafts if a pass verifies some of them anyway
 
 double sum(const std::vector<double>& cumulative, int from, int to) {
     const int end = std::min(to, static_cast<int>(cumulative.size()));

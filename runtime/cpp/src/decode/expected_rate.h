@@ -9,7 +9,7 @@
 
 namespace pass {
 
-// Verifies n-gram drafts where they promise more tokens per second than the cycle `decided` does without them.
+// Verifies n-gram drafts if they promise more tokens per second than the cycle `decided` does without them.
 class ExpectedRate : public DraftPolicy {
    public:
     ExpectedRate(PlanTuner& tuner, const Candidate& decided, int batch)

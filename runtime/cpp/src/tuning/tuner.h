@@ -26,8 +26,7 @@ struct Candidate {
 // Pass times and acceptance rates for one kind of sampling in a session; all requests share them.
 class PlanTuner {
    public:
-    // acceptance: cumulative, by position, as the bundle states it; empty where it does not.
-    // able: as for `menu`.
+    // acceptance: cumulative, by position, as the bundle states it; empty if it does not. able: as for `menu`.
     PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
               std::optional<Capabilities> able = {});
 
