@@ -63,7 +63,8 @@ def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
         (name, t.shape[name == "lookahead" :], t.dtype, tied.setdefault(id(t), name)) for name, t in tensors.items()
     ]
     adapted = None if module.adapter is None else module.adapter.names
-    examples = [[(t.shape, t.dtype) for t in (one if isinstance(one, list) else [one])] for one in inputs]
+    tensors_of = (one if isinstance(one, list) else [one] for one in inputs)
+    examples = [[(t.shape, t.dtype) for t in some if t is not None] for some in tensors_of]
     found = (type(module.model), config, shapes, adapted, module.gives_hidden, module.training, examples, options)
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pass_exporter import bundle as files
+from pass_exporter.checks.cases import torch_cases
 from pass_exporter.checks.opens import check_opens
 from pass_exporter.checks.perplexity import Quality, measure_quality, reference
-from pass_exporter.checks.rounded import check_rounded, rounded_cases, without_rounding
-from pass_exporter.checks.verify import check_greedy, check_trunk, error_limit, torch_cases
+from pass_exporter.checks.rounded import with_given_codes
+from pass_exporter.checks.verify import check_greedy, check_trunk, error_limit
 from pass_exporter.checks.widen import runnable
 from pass_exporter.config import ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
@@ -65,8 +66,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
             expected = reference(loaded.model, loaded.tokenizer, text)
         quantized = quantize(loaded, lookahead, config.spec, calibration, progress)
         progress.phase("running torch for the check")
-        cases = torch_cases(loaded.model, lookahead)
-        rounded = rounded_cases(loaded.model, lookahead, quantized)
+        cases = torch_cases(loaded.model, lookahead, quantized)
         progress.phase("tracing the trunk")
         graph, weight_parts = trace_trunk(loaded.model, lookahead)
         rewrite(graph, weight_parts, quantized)
@@ -92,9 +92,8 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         quality, limit = None, error_limit(manifest.model)
         with runnable(directory, manifest) as checked:
             progress.phase("checking the trunk against torch")
-            with without_rounding(directory, checked) as unrounded:
-                error = check_trunk(directory, unrounded, cases, limit)
-            check_rounded(directory, checked, cases, rounded)
+            with with_given_codes(directory, checked) as given:
+                error = check_trunk(directory, given, cases, limit)
             progress.phase("checking every plan against plain decoding")
             tokens, near_tie = check_greedy(directory, checked)
             if expected is not None:

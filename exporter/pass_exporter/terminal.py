@@ -107,14 +107,17 @@ def _clock(seconds: float | None) -> str:
 
 
 def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
-    """Prints a line for every tenth that is done, at most one in SECONDS, and one at the end."""
-    printed, at = 0, time.monotonic()
+    """Prints a line for every tenth that is done, at most one in SECONDS, and one at the end; all but that with the
+    remaining time."""
+    begun = at = time.monotonic()
+    printed = 0
 
     def step(done: int, total: int, note: str = "") -> None:
         nonlocal printed, at
         tenth, now = 10 * done // max(total, 1), time.monotonic()
         if total > 1 and tenth > printed and (done >= total or now - at >= SECONDS):
-            line(f"{name}: {done}/{total}{'  ' if note else ''}{note}")
+            left = f"{_clock((now - begun) * (total - done) / done)} left" if done < total else ""
+            line("  ".join(part for part in (f"{name}: {done}/{total}", note, left) if part))
             printed, at = tenth, now
 
     return step

@@ -14,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from conftest import VOCAB_SIZE, export_bundle, make_model, random_head, write_random_weights
-from pass_exporter.checks.verify import check_trunk, torch_cases
+from pass_exporter.checks.cases import torch_cases
+from pass_exporter.checks.verify import check_trunk
 from pass_exporter.model.head import DraftHead
 from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import Lookahead, read_lookahead

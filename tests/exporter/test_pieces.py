@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from pass_exporter.checks import pieces
@@ -37,5 +41,38 @@ def test_a_trunk_in_pieces(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch
     assert set(adapter_bundle.iterdir()) == before
     session = open_session(adapter_bundle / file, "cpu", exact=True)
     for feed, outputs in zip(feeds, found, strict=True):
-        for whole, part in zip(session.run(None, feed), outputs, strict=True):
+        for whole, part in zip(session.run(None, feed), outputs.values(), strict=True):
             np.testing.assert_array_equal(part, whole)
+
+
+def test_weights_are_restored_once_for_all_feeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Restoring them for every window was most of the time of a check."""
+    rng = np.random.default_rng(0)
+    codes, x = rng.integers(-128, 128, (2, 4, 4)).astype(np.int8), rng.standard_normal((3, 2, 4)).astype(np.float32)
+    rows = ir.Value(name="x", shape=ir.Shape([2, 4]), type=ir.TensorType(ir.DataType.FLOAT))
+    scale = ir.Value(name="scale", const_value=ir.tensor(np.float32(0.5), name="scale"))
+    weights = [ir.Value(name=f"w{i}", const_value=ir.tensor(each, name=f"w{i}")) for i, each in enumerate(codes)]
+    nodes, result = [], rows
+    for weight in weights:
+        nodes.append(ir.node("DequantizeLinear", [weight, scale]))
+        nodes.append(ir.node("MatMul", [result, nodes[-1].outputs[0]]))
+        result = nodes[-1].outputs[0]
+    result.name, result.type = "y", rows.type
+    graph = ir.Graph([rows], [result], nodes=nodes, initializers=[scale, *weights], opset_imports={"": 24})
+    ir.save(ir.Model(graph, ir_version=10), tmp_path / "products.onnx")
+    ran: list[str] = []
+
+    def watched(file: Path, device: str, *, exact: bool) -> Any:
+        operators = [node.op_type for node in ir.load(file).graph]
+        session = open_session(file, device, exact=exact)
+        run = Mock(side_effect=lambda *given: ran.extend(operators) or session.run(*given))
+        return Mock(get_inputs=session.get_inputs, get_outputs=session.get_outputs, run=run)
+
+    monkeypatch.setattr(pieces, "open_session", watched)
+    for size in (1, 1000):
+        monkeypatch.setattr(pieces, "PIECE", size)
+        ran.clear()
+        found = run_in_pieces(tmp_path / "products.onnx", [{"x": each} for each in x])
+        first, last = codes.astype(np.float32) / 2
+        assert all(np.allclose(y["y"], each @ first @ last, rtol=1e-4) for y, each in zip(found, x, strict=True))
+        assert Counter(ran) == {"DequantizeLinear": len(codes), "MatMul": 2 * len(x)}

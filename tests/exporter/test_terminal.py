@@ -34,7 +34,9 @@ def lines(steps: int, seconds: float, clock: Clock, *, show: bool = True) -> lis
 def test_slow_phases_tell_every_tenth(monkeypatch: pytest.MonkeyPatch):
     first, *told, last = lines(30, 60, Clock(monkeypatch))
     assert first == "[training] a model with a long name, longer than forty columns"
-    assert told == [f"{first}: {done}/30  loss {done}" for done in range(3, 31, 3)]
+    left = [f"  0:{30 - done:02}:00 left" for done in range(3, 30, 3)] + [""]
+    told_after = zip(range(3, 31, 3), left, strict=True)
+    assert told == [f"{first}: {done}/30  loss {done}{left}" for done, left in told_after]
     assert last == "writing"
 
 

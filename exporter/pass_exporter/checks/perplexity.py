@@ -58,10 +58,9 @@ def score(
     logits: npt.NDArray[np.float32], row: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """[WINDOW,V] logits -> log-likelihood of each next token, and the greedy choice, [WINDOW-1]."""
-    values = logits[:-1].astype(np.float64)
-    best = values.max(-1)
-    total = best + np.log(np.exp(values - best[:, None]).sum(-1))
-    return np.take_along_axis(values, row[1:, None], 1)[:, 0] - total, values.argmax(-1)
+    values = torch.from_numpy(logits[:-1])
+    likelihood = values.log_softmax(-1).gather(1, torch.from_numpy(row[1:, None]))[:, 0]
+    return likelihood.double().numpy(), values.argmax(-1).numpy()
 
 
 def scorer(bundle: Path, manifest: Manifest) -> Logits:

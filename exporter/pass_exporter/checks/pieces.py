@@ -6,7 +6,7 @@ room for such copies of all its weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +16,82 @@ import onnx_ir as ir
 from pass_runtime.backends.ort.engine import open_session
 
 Array = npt.NDArray[Any]
-PIECE = 64 << 20
-"""Bytes of weights in a piece, unless a single node has more."""
+PIECE = 32 << 20
+"""Weights in a piece, in elements, unless a single node has more."""
 
 
-def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[list[Array]]:
-    """The outputs of the graph in `path` for each of `feeds`, in the graph's order (`exact`: see `open_session`)."""
+def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """The outputs of the graph in `path` by name and in its order, for each of `feeds` (`exact`: see `open_session`).
+
+    What depends on constants alone, as quantized weights in float32, is computed once for all feeds.
+    """
     model = ir.load(path)
     values = [dict(feed) for feed in feeds]
-    for number, nodes in enumerate(_pieces(list(model.graph))):
-        file = path.with_name(f"{path.stem}.piece{number}.onnx")
-        try:
-            ir.save(_piece(model, nodes, values[0]), file)
-            session = open_session(file, "cpu", exact=True)
-        finally:
-            file.unlink(missing_ok=True)
-        read, made = ([value.name for value in ends] for ends in (session.get_inputs(), session.get_outputs()))
-        for known in values:
-            found = session.run(made, {name: known[name] for name in read})
-            known |= {name: array.copy() for name, array in zip(made, found, strict=True)}  # a copy lets the session go
-        del session
-    return [[known[str(value.name)] for value in model.graph.outputs] for known in values]
+    for nodes in _pieces(list(model.graph)):
+        constant, later = _constant(nodes), {value.name for value in _results(model, nodes)}
+        (weights,) = _run(model, path, constant, [{}])
+        varying = [node for node in nodes if node not in constant]
+        found = _run(model, path, varying, [known | weights for known in values])
+        for known, made in zip(values, found, strict=True):
+            known |= made | {name: weights[name] for name in weights if name in later}
+    return [{str(value.name): known[str(value.name)] for value in model.graph.outputs} for known in values]
+
+
+def _run(
+    model: ir.Model, path: Path, nodes: Collection[ir.Node], feeds: Sequence[Mapping[str, Array]]
+) -> list[dict[str, Array]]:
+    """The `_results` of `nodes` for each of `feeds`, by name."""
+    if not nodes:
+        return [{} for _ in feeds]
+    file = path.with_name(f"{path.stem}.piece.onnx")
+    try:
+        ir.save(_piece(model, nodes, feeds[0]), file)
+        session = open_session(file, "cpu", exact=True)
+    finally:
+        file.unlink(missing_ok=True)
+    read, made = ([value.name for value in ends] for ends in (session.get_inputs(), session.get_outputs()))
+    runs = (session.run(made, {name: feed[name] for name in read}) for feed in feeds)
+    return [{name: array.copy() for name, array in zip(made, run, strict=True)} for run in runs]  # lets the session go
 
 
 def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    """Splits `nodes` into runs whose weights have at most PIECE bytes, or that are a single node."""
+    """Splits `nodes` into runs whose weights have at most PIECE elements, or that begin with a node that has more."""
     started, sizes = 0, dict[ir.Value, int]()
     for at, node in enumerate(nodes):
-        new = {value: value.const_value.nbytes for value in node.inputs if value is not None and value.const_value}
-        if at > started and sum((sizes | new).values()) > PIECE:
+        new = {value: value.const_value.size for value in node.inputs if value is not None and value.const_value}
+        if new and at > started and sum((sizes | new).values()) > PIECE:
             yield nodes[started:at]
             started, sizes = at, {}
         sizes |= new
     yield nodes[started:]
 
 
-def _piece(model: ir.Model, nodes: Sequence[ir.Node], known: Mapping[str, Array]) -> ir.Model:
-    """The graph of `nodes`. Its inputs come from earlier nodes; its outputs are read by later ones, or are the model's.
+def _constant(nodes: Sequence[ir.Node]) -> dict[ir.Node, None]:
+    """Those of `nodes` that depend on constants alone, in order."""
+    found: dict[ir.Node, None] = {}
+    for node in nodes:
+        read = [value for value in node.inputs if value is not None]
+        if all(value.const_value is not None or value.producer() in found for value in read):
+            found[node] = None
+    return found
+
+
+def _results(model: ir.Model, nodes: Collection[ir.Node]) -> list[ir.Value]:
+    """What other nodes read of `nodes`, and the model's outputs among it."""
+    inside, outputs = set(nodes), set(model.graph.outputs)
+    made = (value for node in nodes for value in node.outputs)
+    return [value for value in made if value in outputs or any(use.node not in inside for use in value.uses())]
+
+
+def _piece(model: ir.Model, nodes: Collection[ir.Node], known: Mapping[str, Array]) -> ir.Model:
+    """The graph of `nodes`. Its inputs come from other nodes; its outputs are their `_results`.
 
     known: the arrays so far, whose dtypes the inputs take.
     """
-    inside, results = set(nodes), set(model.graph.outputs)
+    inside = set(nodes)
     read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
     inputs = [value for value in read if value.const_value is None and value.producer() not in inside]
     for value in inputs:
         value.dtype = ir.DataType.from_numpy(known[str(value.name)].dtype)
-    made = (value for node in nodes for value in node.outputs)
-    outputs = [value for value in made if value in results or any(use.node not in inside for use in value.uses())]
-    return ir.Model(ir.convenience.extract(model.graph, inputs, outputs), ir_version=model.ir_version)
+    extracted = ir.convenience.extract(model.graph, inputs, _results(model, nodes))
+    return ir.Model(extracted, ir_version=model.ir_version)

@@ -18,14 +18,17 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import linear_layers
 from pass_exporter.progress import Step
+from pass_exporter.quantize.bf16 import bf16_products
 from pass_exporter.quantize.points import QuantPoint
-from pass_exporter.quantize.rounding import round_to
+from pass_exporter.quantize.rounding import CHUNK, round_to
 from pass_exporter.quantize.spec import LARGEST, WeightScheme
 
 MAX_CODE = LARGEST["int8"]
 CLIPS = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.65, 0.5, 0.35)
 """Scales to try, as factors of the scale that covers `channel_maxima`; larger values are clipped. Some factors are
 above 1, because in other text an MLP may write values ten times as large as any in thousands of tokens before."""
+BATCH_TOKENS = 512
+"""Tokens of a pass: more take more memory for the activations that the backward pass reads."""
 LOSS_SCALE = 256.0
 """Gradients are multiplied by it, so that small ones do not vanish in float16."""
 
@@ -41,9 +44,14 @@ class StaticScale:
     loss: float
 
 
+def activation_codes(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """QuantizeLinear(x) to int8 with zero point 0, in the dtype of x."""
+    return (x / scale).round_().clamp_(-MAX_CODE - 1, MAX_CODE)
+
+
 def round_activations(x: torch.Tensor, scale: float) -> torch.Tensor:
     """DequantizeLinear(QuantizeLinear(x)) with zero point 0."""
-    return (x / scale).round().clamp(-MAX_CODE - 1, MAX_CODE) * scale
+    return activation_codes(x, scale).mul_(scale)
 
 
 @torch.no_grad()
@@ -57,10 +65,11 @@ def channel_maxima(
         largest = x.abs().flatten(0, -2).amax(0).float()
         found[point] = torch.maximum(found[point], largest) if point in found else largest
 
-    with _watched(model, points, lambda point, _, x: record(point, x)):
-        for done, row in enumerate(ids):
-            model.model(input_ids=row[None])
-            step(done + 1, len(ids))
+    batches = _batches(ids)
+    with bf16_products(model), _watched(model, points, lambda point, _, x: record(point, x)):
+        for done, rows in enumerate(batches):
+            model.model(input_ids=rows, use_cache=False)
+            step(done + 1, len(batches))
     return found
 
 
@@ -72,15 +81,31 @@ def static_scales(
     step: Step,
 ) -> dict[QuantPoint, StaticScale]:
     """For every point the scale that costs least on the text ids [N,T]. scheme: of the readers' weights."""
-    losses = _Losses(maxima)
-    with losses.measured(model, scheme):
-        for done, row in enumerate(ids):
-            embedded = model.get_input_embeddings()(row[None]).requires_grad_()
-            logits = model(inputs_embeds=embedded).logits[0, :-1].float()
-            likelihood = logits.log_softmax(-1).gather(1, row[1:, None]).sum()
-            (likelihood * LOSS_SCALE).backward()
-            step(done + 1, len(ids))
+    losses, batches = _Losses(maxima), _batches(ids)
+    with bf16_products(model), losses.measured(model, scheme):
+        for done, rows in enumerate(batches):
+            embedded = model.get_input_embeddings()(rows).requires_grad_()
+            hidden = model.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+            hidden.backward(_likelihood_gradient(model, hidden.detach(), rows))
+            step(done + 1, len(batches))
     return losses.best(tokens=ids.shape[0] * (ids.shape[1] - 1))
+
+
+def _likelihood_gradient(model: PreTrainedModel, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The gradient of the log-likelihood of ids [N,T] at hidden [N,T,H], times LOSS_SCALE; the logits of one sequence
+    at a time take memory."""
+    found = torch.zeros_like(hidden)
+    for row, following, gradient in zip(hidden, ids, found, strict=True):
+        read = row[:-1].requires_grad_()
+        logits = model.lm_head(read).float()
+        likelihood = logits.log_softmax(-1).gather(1, following[1:, None]).sum()
+        gradient[:-1] = torch.autograd.grad(likelihood * LOSS_SCALE, read)[0]
+    return found
+
+
+def _batches(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The sequences [N,T] in groups of about BATCH_TOKENS tokens, or of one."""
+    return torch.split(ids, max(1, BATCH_TOKENS // ids.shape[1]))
 
 
 class _Losses:
@@ -130,9 +155,7 @@ class _Losses:
             gradients[point] += gradient
             missing[point] -= 1
             if not missing[point]:
-                x, weight = seen.pop(point).float(), _fisher(gradients.pop(point))
-                moved = (round_activations(x, self.covering[point] * clip) - x for clip in CLIPS)
-                self.inputs[point] += torch.stack([(weight * d.square()).sum() for d in moved]).double()
+                self.inputs[point] += _clip_losses(seen.pop(point), gradients.pop(point), self.covering[point])
 
         return watch
 
@@ -146,6 +169,20 @@ class _Losses:
             self.weights[point] += float((_fisher(gradient) * moved.float().square()).sum())
 
         return hook
+
+
+def _clip_losses(x: torch.Tensor, gradient: torch.Tensor, covering: float) -> torch.Tensor:
+    """What rounding x costs with each of CLIPS as a factor of the scale `covering`, float64 [len(CLIPS)].
+
+    Works on parts that stay in a core's cache, in place.
+    """
+    losses = torch.zeros(len(CLIPS), dtype=torch.float64)
+    for part, slope in zip(torch.split(x.flatten(), CHUNK), torch.split(gradient.flatten(), CHUNK), strict=True):
+        values, weight = part.float(), _fisher(slope)
+        for index, clip in enumerate(CLIPS):
+            moved = round_activations(values, covering * clip).sub_(values)
+            losses[index] += torch.dot(moved.mul_(moved), weight)
+    return losses
 
 
 def _fisher(gradient: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
+from pass_exporter.quantize.columns import Columns
 from pass_exporter.quantize.rounding import QuantizedWeight
 from pass_exporter.quantize.weights import QuantizedModel
 from pass_exporter.trunk.graph import WeightParts, initializer
@@ -22,6 +23,9 @@ DATA_TYPES = {
     ("int8", True): ir.DataType.UINT8,
     ("fp8", False): ir.DataType.FLOAT8E4M3FN,
 }
+
+SCALE_SUFFIX = ".input.scale"
+"""After the name of the first weight that reads rounded rows: the name of the rows' scale."""
 
 ZERO_POINT = "activation.zero_point"
 """The one zero point of all activations: 0, int8."""
@@ -57,12 +61,10 @@ class _Rewriter:
         """`node` is the product of rows and `weight`, which becomes `parts`: the model's weights called `names`."""
         rows, scale = node.inputs[0], self._quantized.activations.get(names[0])
         assert rows is not None and weight.dtype is not None
-        node.replace_input_with(1, self._dequantized(node, weight, parts))
+        node.replace_input_with(1, self._dequantized(node, weight, parts, self._quantized.columns.get(names[0])))
         if scale is not None:
             if rows not in self._rounded:
-                self._rounded[rows] = self._rounded_rows(
-                    node, f"{names[0]}.input", np.array(scale, weight.dtype.numpy())
-                )
+                self._rounded[rows] = self._rounded_rows(node, names[0], np.array(scale, weight.dtype.numpy()))
             node.replace_input_with(0, self._rounded[rows])
         if parts[0].offsets is not None:
             if rows not in self._sums:
@@ -71,12 +73,17 @@ class _Rewriter:
         if not weight.uses():
             self._graph.initializers.pop(str(weight.name))
 
-    def _rounded_rows(self, node: ir.Node, name: str, scale: npt.NDArray[Any]) -> ir.Value:
-        """The rows that `node` reads after QuantizeLinear and DequantizeLinear, in int8 with the zero point 0."""
-        rows = node.inputs[0]
+    def _rounded_rows(self, node: ir.Node, weight: str, scale: npt.NDArray[Any]) -> ir.Value:
+        """The rows that `node` reads after QuantizeLinear and DequantizeLinear, in int8 with the zero point 0.
+
+        weight: the model's name of the weight that they are multiplied by.
+        """
+        columns, rows = self._quantized.columns.get(weight), node.inputs[0]
+        if columns is not None:
+            rows = self._split(node, weight, columns, scale.dtype)
         assert rows is not None
         operands = [
-            initializer(self._graph, f"{name}.scale", scale),
+            initializer(self._graph, f"{weight}{SCALE_SUFFIX}", scale),
             initializer(self._graph, ZERO_POINT, np.array(0, np.int8)),
         ]
         codes = ir.node("QuantizeLinear", [rows, *operands])
@@ -87,18 +94,44 @@ class _Rewriter:
         self._graph.insert_before(node, [codes, restored])
         return restored.outputs[0]
 
-    def _dequantized(self, node: ir.Node, weight: ir.Value, parts: Sequence[QuantizedWeight]) -> ir.Value:
-        """The weight [in,out] that `node` reads, from the codes of `parts`."""
+    def _split(self, node: ir.Node, weight: str, columns: Columns, dtype: np.dtype[Any]) -> ir.Value:
+        """The columns of the rows that `node` reads, as they are rounded."""
+        rows, channels = node.inputs[0], columns.channels.numpy()
+        shape = None if rows is None else rows.shape
+        assert rows is not None and shape is not None
+        made: list[ir.Node] = []
+
+        def add(op: str, *values: ir.Value, **attributes: int) -> ir.Value:
+            made.append(ir.node(op, values, attributes))
+            found = made[-1].outputs[0]
+            found.shape, found.dtype = ir.Shape([*shape[:-1], len(channels)]), ir.DataType.from_numpy(dtype)
+            return found
+
+        def constant(name: str, array: npt.NDArray[Any]) -> ir.Value:
+            return initializer(self._graph, f"{weight}.columns.{name}", array)
+
+        found = add("Gather", rows, constant("channels", channels), axis=-1)
+        found = add("Mul", found, constant("factors", columns.factors.numpy().astype(dtype)))
+        found = add("Add", found, constant("offsets", columns.offsets.numpy().astype(dtype)))
+        self._graph.insert_before(node, made)
+        return found
+
+    def _dequantized(
+        self, node: ir.Node, weight: ir.Value, parts: Sequence[QuantizedWeight], columns: Columns | None
+    ) -> ir.Value:
+        """The weight [in,out] that `node` reads, from the codes of `parts`; [n,out] with n `columns`."""
         scheme = parts[0].scheme
         assert all(part.scheme == scheme for part in parts), f"{weight.name} has more than one scheme"
-        inputs, outputs = parts[0].inputs, sum(len(part.data) for part in parts)
+        channels = slice(None) if columns is None else columns.channels
+        inputs = parts[0].inputs if columns is None else len(columns.channels)
+        outputs = sum(len(part.data) for part in parts)
         kind, name = DATA_TYPES[scheme.code_type, scheme.zero_points], f"{weight.name}.{scheme.code_type}"
         dtype, size = weight.dtype, scheme.block_size
         assert dtype is not None
         blocks = (outputs,) if size is None else (inputs // size, outputs)
 
         def codes() -> ir.TensorProtocol:
-            return _tensor(torch.cat([part.codes() for part in parts]), kind, (inputs, outputs))
+            return _tensor(torch.cat([part.codes()[:, channels] for part in parts]), kind, (inputs, outputs))
 
         def scales() -> ir.TensorProtocol:
             return _tensor(torch.cat([part.scales for part in parts]), dtype, blocks)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
+from transformers import PreTrainedModel
 
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.progress import Progress
 from pass_exporter.quantize.calibrate import channel_maxima, static_scales, too_costly
+from pass_exporter.quantize.columns import split_columns
 from pass_exporter.quantize.gptq import gptq_model
 from pass_exporter.quantize.points import find_points
 from pass_exporter.quantize.smooth import smooth
@@ -28,8 +34,12 @@ def quantize(
     if ids is not None:
         quantized.calibration = OWN_TEXT if calibration is None else FILE_TEXT
         if spec.activations is not None:
-            scales = _calibrate(loaded, lookahead, spec, ids, progress)
+            head = weight_name("lm_head")
+            with _head_maxima(loaded.model) as maxima:
+                scales = _calibrate(loaded, lookahead, spec, ids, progress)
+            columns = quantized.columns[head] = split_columns(model.lm_head.weight.detach(), maxima)
             quantized.activations = {weight_name(layer): scale for layer, scale in scales.items()}
+            quantized.activations[head] = columns.scale
     step = progress.phase("quantizing")
     rounded = {}
     if spec.keeps_source:
@@ -41,11 +51,27 @@ def quantize(
     return quantized
 
 
+@contextmanager
+def _head_maxima(model: PreTrainedModel) -> Iterator[torch.Tensor]:
+    """The largest magnitude of each channel [in] that the LM head reads in all text that runs within the block."""
+    maxima = torch.zeros(model.config.hidden_size)
+
+    def record(_: torch.nn.Module, __: Any, outputs: Any) -> None:
+        hidden = outputs.last_hidden_state.detach().abs().flatten(0, -2).amax(0)
+        torch.maximum(maxima, hidden.float(), out=maxima)
+
+    hook = model.model.register_forward_hook(record)
+    try:
+        yield maxima
+    finally:
+        hook.remove()
+
+
 def _calibration_ids(loaded: LoadedModel, text: str | None, progress: Progress) -> torch.Tensor:
     if text is not None:
         return file_ids(loaded.tokenizer, text)
-    progress.phase("writing text to calibrate on")
-    return own_ids(loaded.model, loaded.tokenizer, loaded.geometry.max_capacity)
+    step = progress.phase("writing text to calibrate on")
+    return own_ids(loaded.model, loaded.tokenizer, loaded.geometry.max_capacity, step)
 
 
 def _calibrate(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
+from pass_exporter.progress import Step
+from pass_exporter.quantize.bf16 import bf16_copy, has_bf16_products
 from pass_runtime.errors import PassError
 
 LENGTH = 256
 SEQUENCES = 24
-OWN_LENGTH = 192
+OWN_SEQUENCES, OWN_LENGTH, JOINED = 32, 96, 2
+"""What the model writes: many short sequences at once, because one more costs little, and several behind one another in
+a row, because the first token of a row is unlike all others."""
 SEED = 0
 PROMPTS = (
     "The history of",
@@ -42,14 +46,24 @@ def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
 
 
 @torch.no_grad()
-def own_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_length: int) -> torch.Tensor:
-    """[prompts,OWN_LENGTH]: the model continues each of PROMPTS at temperature 1, the same every time."""
+def own_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_length: int, step: Step) -> torch.Tensor:
+    """[16,192], or shorter rows of at most max_length tokens: the model continues PROMPTS at temperature
+    1, the same on every call. The sequences of a row have the same prompt."""
     prompts = [tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in PROMPTS]
-    shortest = min(len(prompt) for prompt in prompts)
+    shortest, length = min(len(prompt) for prompt in prompts), min(OWN_LENGTH, max_length // JOINED)
     random, cache = torch.Generator().manual_seed(SEED), DynamicCache()
-    ids = window = torch.tensor([prompt[:shortest] for prompt in prompts])
-    while ids.shape[1] < min(OWN_LENGTH, max_length):
-        logits = model(input_ids=window, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-        window = torch.multinomial(logits.float().softmax(-1), 1, generator=random)
+    ids = window = torch.tensor([prompt[:shortest] for prompt in prompts]).repeat(OWN_SEQUENCES // len(prompts), 1)
+    writer = bf16_copy(model) if has_bf16_products(model) else model
+    while ids.shape[1] < length:
+        last = writer.model(input_ids=window, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        window = _sampled(writer.lm_head(last).float(), random)
         ids = torch.cat([ids, window], 1)
-    return ids
+        step(ids.shape[1], length)
+    return torch.cat(ids.chunk(JOINED), 1)
+
+
+def _sampled(logits: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """[N,V] -> [N,1]: one random number a row, where `torch.multinomial` draws one for every token."""
+    below = logits.softmax(-1).cumsum(-1)
+    drawn = torch.rand(len(logits), 1, generator=random) * below[:, -1:]
+    return torch.searchsorted(below, drawn, right=True).clamp_(max=logits.shape[1] - 1)

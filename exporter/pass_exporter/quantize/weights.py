@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.progress import Step
+from pass_exporter.quantize.columns import Columns
 from pass_exporter.quantize.points import find_points
 from pass_exporter.quantize.rounding import QuantizedWeight, round_to
 from pass_exporter.quantize.spec import QuantSpec, WeightScheme
@@ -21,12 +22,15 @@ class QuantizedModel:
     """The result of quantizing a model.
 
     weights: by the name in the trunk, as `model.lm_head.weight`. activations: the static scale of what a weight's layer
-    reads, by the same name. calibration: the text that was run through the model, None if there was none.
+    reads, by the same name. columns: how a weight's layer reads its rows, if not as they are; the codes are
+    then those of the weight times `columns.divisor`. calibration: the text that was run through the model, None if
+    there was none.
     """
 
     spec: QuantSpec
     weights: dict[str, QuantizedWeight] = field(default_factory=dict)
     activations: dict[str, float] = field(default_factory=dict)
+    columns: dict[str, Columns] = field(default_factory=dict)
     calibration: str | None = None
 
     @property
@@ -65,9 +69,17 @@ def quantize_model(model: PreTrainedModel, adapter: Adapter | None, quantized: Q
         for done, (name, scheme, module, attribute) in enumerate(jobs):
             weight = getattr(module, attribute)
             if scheme.fits(weight.shape[1]):
-                found = quantized.weights[name] = round_to(scheme, weight.detach().to(model.dtype))
-                setattr(module, attribute, torch.nn.Parameter(found.restored(), requires_grad=False))
+                restored = _rounded(name, scheme, weight.detach().to(model.dtype), quantized)
+                setattr(module, attribute, torch.nn.Parameter(restored, requires_grad=False))
             step(done + 1, len(jobs))
+
+
+def _rounded(name: str, scheme: WeightScheme, weight: torch.Tensor, quantized: QuantizedModel) -> torch.Tensor:
+    """Add the codes of a weight to `quantized`, and return the values that they stand for."""
+    columns = quantized.columns.get(name)
+    divisor = None if columns is None else columns.divisor.to(weight.dtype)
+    found = quantized.weights[name] = round_to(scheme, weight if divisor is None else weight * divisor)
+    return found.restored() if divisor is None else found.restored() / divisor
 
 
 Job = tuple[str, WeightScheme, torch.nn.Module, str]

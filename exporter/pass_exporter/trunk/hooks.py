@@ -24,25 +24,30 @@ from transformers import AttentionInterface, PreTrainedModel
 ATTENTION_NAME = "pass_onnx"
 
 
+_Buffers = Sequence[torch.Tensor | None]
+
+
 class ScatterCache:
     """The part of transformers' `Cache` that a decoder layer calls, over static buffers.
 
-    `keys[i]`, `values[i]`: [B,KVH,S,D]. `update` writes a window [B,KVH,Q,D] at `length` ([B] int64).
+    `keys[i]`, `values[i]`: [B,KVH,S,D]; None for a layer that computes nothing. `update` writes a window [B,KVH,Q,D] at
+    `length` ([B] int64).
     """
 
     is_compileable = False
 
-    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], length: torch.Tensor) -> None:
+    def __init__(self, keys: _Buffers, values: _Buffers, length: torch.Tensor) -> None:
         self.keys, self.values, self.length = list(keys), list(values), length
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys[layer_idx] = self._scatter(self.keys[layer_idx], key)
-        self.values[layer_idx] = self._scatter(self.values[layer_idx], value)
-        return self.keys[layer_idx], self.values[layer_idx]
+        keys = self.keys[layer_idx] = self._scatter(self.keys[layer_idx], key)
+        values = self.values[layer_idx] = self._scatter(self.values[layer_idx], value)
+        return keys, values
 
-    def _scatter(self, past: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+    def _scatter(self, past: torch.Tensor | None, window: torch.Tensor) -> torch.Tensor:
+        assert past is not None
         return symbolic(
             "TensorScatter",
             (past, window, self.length),

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -31,6 +31,7 @@ from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.sliding import attention_masks
 from pass_exporter.trunk.graph import OPSET, WeightParts, clean
 from pass_exporter.trunk.hooks import ScatterCache, onnx_hooks
+from pass_exporter.trunk.layers import PARTS, first_of_kind, marked_layers, repeat_layers
 from pass_runtime.bundle.tensors import HIDDEN_OUTPUT, MODEL_SIZES, PAST, PRESENT, ROWS_INPUT, cache_names, trunk_shapes
 
 WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_rows")
@@ -64,10 +65,12 @@ class Trunk(torch.nn.Module):
         window_mask: torch.Tensor,
         length: torch.Tensor,
         logit_rows: torch.Tensor,
-        past_key: list[torch.Tensor],
-        past_value: list[torch.Tensor],
+        past_key: list[torch.Tensor | None],
+        past_value: list[torch.Tensor | None],
         lookahead_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
+        """The cache of a layer that computes nothing (see layers.py) is None."""
+        assert past_key[0] is not None
         capacity = past_key[0].shape[2]
         cache = ScatterCache(past_key, past_value, length)
         columns = cache_positions(length, row_position, capacity)
@@ -82,7 +85,8 @@ class Trunk(torch.nn.Module):
             ).last_hidden_state
         logits = self.model.lm_head(hidden.index_select(1, logit_rows))
         head_reads = (hidden.index_select(1, lookahead_rows).float(),) if self.gives_hidden else ()
-        return (logits.float(), *head_reads, *cache.keys, *cache.values)
+        written = (tensor for tensor in (*cache.keys, *cache.values) if tensor is not None)
+        return (logits.float(), *head_reads, *written)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
         """Apply the adapter to `rows` [A] alone, so that without look-ahead rows its products are empty."""
@@ -132,7 +136,10 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model,
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     batch, width, capacity = 2, 5, 64  # of the example inputs; in the graph these sizes are symbolic
-    cache = [torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype) for _ in range(layers)]
+    trunk = Trunk(model, lookahead).eval()
+    kinds = first_of_kind(model, trunk.adapter)
+    past = torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype)
+    cache = [past.clone() if kind == index else None for index, kind in enumerate(kinds)]
     inputs: tuple[Any, ...] = (
         torch.zeros(batch, width, dtype=torch.int64),
         torch.arange(width),
@@ -140,29 +147,40 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model,
         torch.tensor([20, 7]),
         torch.tensor([0, 2, 4]),
         cache,
-        [t.clone() for t in cache],
+        [None if keys is None else keys.clone() for keys in cache],
     )
     b, q, r, s, a = (torch.export.Dim.DYNAMIC,) * 5
-    shapes: tuple[Any, ...] = ({0: b, 1: q}, {0: q}, {0: q, 1: q}, {0: b}, {0: r}, *([{0: b, 2: s}] * layers,) * 2)
+    cached = [None if keys is None else {0: b, 2: s} for keys in cache]
+    shapes: tuple[Any, ...] = ({0: b, 1: q}, {0: q}, {0: q, 1: q}, {0: b}, {0: r}, cached, cached)
     names = [*WINDOW_INPUTS, *cache_names(PAST, layers)]
     outputs = ["logits", *([HIDDEN_OUTPUT] if lookahead.head is not None else []), *cache_names(PRESENT, layers)]
     if lookahead.reads_rows:
         inputs, shapes, names = (*inputs, torch.tensor([3, 4])), (*shapes, {0: a}), [*names, ROWS_INPUT]
-    with onnx_hooks(model), _quiet(), torch.no_grad():
+    copied = [index for index, kind in enumerate(kinds) if kind != index]
+    skipped = {f"{prefix}{part}.{index}" for prefix in (PAST, PRESENT) for part in PARTS for index in copied}
+    with onnx_hooks(model), marked_layers(model, kinds), _quiet(), torch.no_grad():
         program = torch.onnx.export(
-            Trunk(model, lookahead).eval(),
+            trunk,
             inputs,
             dynamo=True,
             opset_version=OPSET,
             optimize=False,  # onnxscript's pattern matchers keep the graph, and so the weights, alive; see graph.clean
             verbose=False,
-            input_names=names,
-            output_names=outputs,
+            input_names=[name for name in names if name not in skipped],
+            output_names=[name for name in outputs if name not in skipped],
             dynamic_shapes=shapes,
         )
     assert program is not None
+    repeat_layers(program.model.graph, model, trunk.adapter, kinds)
+    _order(program.model.graph.inputs, names)
+    _order(program.model.graph.outputs, outputs)
     parts = clean(program.model, _dimensions(layers))
     return program.model, parts
+
+
+def _order(values: MutableSequence[ir.Value], names: Sequence[str]) -> None:
+    found = {str(value.name): value for value in values}
+    values[:] = [found[name] for name in names]
 
 
 def _dimensions(layers: int) -> dict[str, list[str | int | None]]:

@@ -1,0 +1,117 @@
+"""Windows and torch's results for them, which the exporter's checks compare the trunk with.
+
+transformers' unpatched model runs before the trunk is written; the written files run afterwards, when torch's copy of
+the weights is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.model.sliding import attention_masks, layer_windows
+from pass_exporter.quantize.emulate import Rounded, rounded_activations
+from pass_exporter.quantize.weights import QuantizedModel
+from pass_exporter.trunk.trace import Trunk
+from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
+
+LARGE = 300 << 20
+"""Bytes of weights above which memory may be too small for ONNX Runtime's packed or widened copies of them."""
+LONG = 1025
+"""Sliding windows of so many tokens are not checked: the text would have to be longer, which takes torch minutes."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One window after `length` committed tokens, and torch's results for it.
+
+    past, window: per layer and part (keys first), [1,KVH,length,D] and [1,KVH,Q,D]. logits: [1,Q,V]. hidden: [1,Q,H],
+    what the LM head reads. rounded: what each layer with a static scale reads, by its weight's name.
+    """
+
+    plan: Plan
+    length: int
+    input_ids: Array
+    past: list[Array]
+    window: list[Array]
+    logits: Array
+    hidden: Array
+    rounded: dict[str, Rounded]
+
+
+def torch_cases(
+    model: PreTrainedModel, lookahead: Lookahead, quantized: QuantizedModel | None = None, seed: int = 0
+) -> list[Case]:
+    """A random window of every plan of the bundle, and one of prefill; of a large model's, the widest plans.
+
+    If layers have a sliding window, also one of the widest plan behind more tokens than they see. quantized: says how
+    activations are rounded.
+    """
+    rng, plans = np.random.default_rng(seed), bundle_plans(lookahead.length, trees=lookahead.head is not None)
+    if model.num_parameters() > LARGE // 2:  # minutes where there is no kernel for its dtype
+        plans = (plans[0], *plans[-3:])
+    sliding = max((window for window in layer_windows(model.config) if window is not None), default=LONG)
+    windows = [(plan, 0) for plan in (*plans, prefill_plan(16))]
+    if sliding < LONG:
+        windows.append((plans[-1], sliding))
+    with nullcontext({}) if quantized is None else rounded_activations(model, quantized) as rounded:
+        return [_torch_case(model, lookahead, plan, rng, least, rounded) for plan, least in windows]
+
+
+@torch.no_grad()
+def _torch_case(
+    model: PreTrainedModel,
+    lookahead: Lookahead,
+    plan: Plan,
+    rng: np.random.Generator,
+    least: int,
+    rounded: Mapping[str, Rounded],
+) -> Case:
+    """least: the fewest tokens before the window. rounded: what layers read in the last pass."""
+    trunk, vocab = Trunk(model, lookahead), model.config.vocab_size
+    length = least + int(rng.integers(3, 40))
+    cache = DynamicCache()
+    prefix = torch.from_numpy(rng.integers(0, vocab, (1, length)))
+    model.model(input_ids=prefix, past_key_values=cache, use_cache=True)
+    past = _entries(cache, slice(0, length))
+    tokens = rng.integers(0, vocab, plan.width - sum(plan.groups))
+    input_ids = np.concatenate([tokens, plan.lookahead_ids(vocab)])[None].astype(np.int64)
+    seen = np.concatenate([np.ones((plan.width, length), np.bool_), plan.window_mask], 1)
+    rows = torch.from_numpy(length + plan.row_position)[None]
+    columns = torch.cat([torch.arange(length)[None], rows], 1)
+    with _adapted(model, lookahead, torch.from_numpy(input_ids[0] >= vocab)):
+        hidden = model.model(
+            inputs_embeds=trunk.embed(torch.from_numpy(input_ids)),
+            attention_mask=attention_masks(model.config, torch.from_numpy(seen)[None, None], rows, columns),
+            position_ids=rows,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+    logits = model.lm_head(hidden).float().numpy()
+    window = _entries(cache, slice(length, None))
+    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), dict(rounded))
+
+
+def _adapted(model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.Tensor) -> AbstractContextManager[None]:
+    """The adapter where `is_lookahead` [Q], computed for every row and masked: not the way the trunk does it."""
+    adapter = lookahead.adapter
+    if adapter is None:
+        return nullcontext()
+    return adapter.attached(model, lambda y, x, i: torch.where(is_lookahead[:, None], y + adapter.delta(i, x), y))
+
+
+def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
+    """Copies of the cache's columns: every layer's keys, then every layer's values."""
+    parts = [getattr(layer, part)[:, :, columns] for part in ("keys", "values") for layer in cache.layers]
+    # numpy has no bf16; float32 holds all of it
+    return [(part.float() if part.dtype == torch.bfloat16 else part).numpy().copy() for part in parts]
