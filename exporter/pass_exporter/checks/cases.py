@@ -7,7 +7,7 @@ the weights is gone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,8 @@ def torch_cases(
     windows = [(plan, 0) for plan in (*plans, prefill_plan(16))]
     if sliding < LONG:
         windows.append((plans[-1], sliding))
-    with nullcontext({}) if quantized is None else rounded_activations(model, quantized) as rounded:
+    with ExitStack() as stack:
+        rounded = {} if quantized is None else stack.enter_context(rounded_activations(model, quantized))
         return [_torch_case(model, lookahead, plan, rng, least, rounded) for plan, least in windows]
 
 

@@ -34,17 +34,18 @@ def with_given_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     if not rounds_activations(manifest):
         yield manifest
         return
-    graphs = (manifest.trunk, *manifest.derived)
-    trunk, *derived = (each.model_copy(update={"file": f"{PREFIX}{each.file}"}) for each in graphs)
+    trunk = manifest.trunk.model_copy(update={"file": f"{PREFIX}{manifest.trunk.file}"})
+    derived = tuple(each.model_copy(update={"file": f"{PREFIX}{each.file}"}) for each in manifest.derived)
+    files = [manifest.trunk.file, *(each.file for each in manifest.derived)]
     try:
-        for before, after in zip(graphs, (trunk, *derived), strict=True):
-            model = ir.load(directory / before.file)
+        for file in files:
+            model = ir.load(directory / file)
             _give_codes(model.graph)
-            ir.save(model, directory / after.file)
-        yield manifest.model_copy(update={"trunk": trunk, "derived": tuple(derived)})
+            ir.save(model, directory / f"{PREFIX}{file}")
+        yield manifest.model_copy(update={"trunk": trunk, "derived": derived})
     finally:
-        for each in (trunk, *derived):
-            (directory / each.file).unlink(missing_ok=True)
+        for file in files:
+            (directory / f"{PREFIX}{file}").unlink(missing_ok=True)
 
 
 def _give_codes(graph: ir.Graph) -> None:
