@@ -108,7 +108,7 @@ def test_one_pair_of_int8_nodes_for_all_that_read_the_same(w8a8_bundle: Path):
     onnx.checker.check_model(str(w8a8_bundle / "trunk.onnx"))
     values = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes = {node.output[0]: node for node in model.graph.node}
-    pairs, static = Counter(), 0
+    pairs, static, adapted = Counter(), 0, set()
     for node in model.graph.node:
         if node.op_type == "MatMul" and (rows := nodes.get(node.input[0])) is not None:
             if rows.op_type != "DequantizeLinear":
@@ -123,11 +123,15 @@ def test_one_pair_of_int8_nodes_for_all_that_read_the_same(w8a8_bundle: Path):
             assert {attribute.name: attribute.i for attribute in weight.attribute} == {"axis": 1}
             pairs[rows.output[0]] += 1
             static += 1
+            if "lora_A" in weight.input[0]:
+                adapted.add(rows.output[0])
     manifest = read_manifest(w8a8_bundle)
     assert manifest.model.quantization is not None
     left = len({name.rpartition("_proj")[0][:-1] for name in manifest.model.quantization.weight_only})
     assert static and sorted(pairs.values())[-1] == 2  # gate and up; q, k and v are one product
-    assert len(pairs) == 8 - left + 1  # the LM head's
+    assert len(pairs) - len(adapted) == 8 - left + 1  # the LM head's
+    unadapted = [name for name in manifest.model.quantization.weight_only if name.endswith(("o_proj", "down_proj"))]
+    assert len(adapted) == 2 * manifest.model.layers - len(unadapted) > 0
     assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == len(pairs)
 
 

@@ -19,7 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.sliding import attention_masks, layer_windows
 from pass_exporter.quantize.emulate import Rounded, rounded_activations
-from pass_exporter.quantize.weights import QuantizedModel
+from pass_exporter.quantize.weights import ADAPTER, QuantizedModel
 from pass_exporter.trunk.trace import Trunk
 from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
 
@@ -65,7 +65,9 @@ def torch_cases(
     if sliding < LONG:
         windows.append((plans[-1], sliding))
     with ExitStack() as stack:
-        rounded = {} if quantized is None else stack.enter_context(rounded_activations(model, quantized))
+        rounded = (
+            {} if quantized is None else stack.enter_context(rounded_activations(model, lookahead.adapter, quantized))
+        )
         return [_torch_case(model, lookahead, plan, rng, least, rounded) for plan, least in windows]
 
 
@@ -100,7 +102,12 @@ def _torch_case(
         ).last_hidden_state
     logits = model.lm_head(hidden).float().numpy()
     window = _entries(cache, slice(length, None))
-    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), dict(rounded))
+    adapted = plan.lookahead_rows
+    read = {
+        name: Rounded(each.codes[:, adapted], each.scale) if name.startswith(ADAPTER) else each
+        for name, each in rounded.items()
+    }
+    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), read)
 
 
 def _adapted(model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.Tensor) -> AbstractContextManager[None]:

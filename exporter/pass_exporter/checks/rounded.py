@@ -50,16 +50,16 @@ def with_given_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
 
 def _give_codes(graph: ir.Graph) -> None:
     """Every rounded tensor's readers read an input of the graph; the tensor is an output."""
-    for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
-        (restored,) = {use.node for use in node.outputs[0].uses()}
-        own, scale = restored.outputs[0], node.inputs[1]
+    for node in [node for node in graph if node.op_type == "DequantizeLinear"]:
+        own, scale = node.outputs[0], node.inputs[1]
         assert scale is not None
-        weight = str(scale.name).removesuffix(SCALE_SUFFIX)
-        given = ir.Value(name=f"{GIVEN}{weight}", type=own.type, shape=own.shape)
-        own.replace_all_uses_with(given)
-        own.name = f"{OWN}{weight}"
-        graph.inputs.append(given)
-        graph.outputs.append(own)
+        if str(scale.name).endswith(SCALE_SUFFIX):
+            weight = str(scale.name).removesuffix(SCALE_SUFFIX)
+            given = ir.Value(name=f"{GIVEN}{weight}", type=own.type, shape=own.shape)
+            own.replace_all_uses_with(given)
+            own.name = f"{OWN}{weight}"
+            graph.inputs.append(given)
+            graph.outputs.append(own)
 
 
 def given_feed(case: Case) -> dict[str, Array]:
@@ -70,12 +70,9 @@ def given_feed(case: Case) -> dict[str, Array]:
 
 def own_difference(case: Case, outputs: Mapping[str, Array]) -> float:
     """The mean difference between torch's codes and the graph's own, in the layer in which it is largest; 0 without."""
-    names = [name.removeprefix(OWN) for name in outputs if name.startswith(OWN)]
-    return max(
-        (
-            float(np.abs(outputs[f"{OWN}{name}"].astype(np.float32) - case.rounded[name].values).mean())
-            / case.rounded[name].scale
-            for name in names
-        ),
-        default=0.0,
-    )
+    differences = [0.0]
+    for name, own in outputs.items():
+        if name.startswith(OWN) and own.size:
+            rounded = case.rounded[name.removeprefix(OWN)]
+            differences.append(float(np.abs(own.astype(np.float32) - rounded.values).mean()) / rounded.scale)
+    return max(differences)

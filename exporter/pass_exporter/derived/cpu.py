@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from pass_exporter.derived.activations import unsigned_activations
+from pass_exporter.derived.adapter_rows import add_in_place, gather_codes
 from pass_exporter.derived.attention import fold_groups
 from pass_exporter.derived.group_query import use_group_query_attention
 from pass_exporter.derived.heads import cut_heads_at_once, norm_before_turning
@@ -53,6 +54,8 @@ def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[Deriv
     name: of the files, without what they end in.
     """
     unsigned_activations(model.graph)
+    gather_codes(model.graph)
+    add_in_place(model.graph)  # before norms are fused, which would take the adapter's sum for a residual
     fuse_residual_norms(model.graph)
     derived = _save(model, name.with_name(f"{name.name}.onnx"), batch, lookahead_rows=True)
     if not drop_adapter(model.graph):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from pass_exporter.model.adapter import linear_layers
+from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.quantize.calibrate import activation_codes
-from pass_exporter.quantize.weights import QuantizedModel, weight_name
+from pass_exporter.quantize.weights import QuantizedModel, factor_name, weight_name
 
 
 @dataclass(frozen=True)
@@ -30,30 +31,38 @@ class Rounded:
 
 
 @contextmanager
-def rounded_activations(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[dict[str, Rounded]]:
-    """Within the block, layers with a static scale read rounded inputs. Their adapters read the unrounded ones.
+def rounded_activations(
+    model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel
+) -> Iterator[dict[str, Rounded]]:
+    """Within the block, layers with a static scale and their adapters read rounded inputs.
 
-    Yields what each layer read in the last pass, by its weight's name.
+    Yields what each of them read in the last pass, by its weight's name.
     """
     read: dict[str, Rounded] = {}
 
-    def forward(layer: torch.nn.Linear, weight: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    def rounded(weight: str, x: torch.Tensor) -> torch.Tensor:
         scale, columns = quantized.activations[weight], quantized.columns.get(weight)
+        codes = activation_codes(x, scale) if columns is None else columns.codes(x)
+        read[weight] = Rounded(codes.to(torch.int8).numpy(), scale)
+        return codes * scale if columns is None else columns.restored(codes).to(x.dtype)
 
-        def rounded(x: torch.Tensor) -> torch.Tensor:
-            codes = activation_codes(x, scale) if columns is None else columns.codes(x)
-            read[weight] = Rounded(codes.to(torch.int8).numpy(), scale)
-            values = codes * scale if columns is None else columns.restored(codes).to(x.dtype)
-            return torch.nn.functional.linear(values, layer.weight, layer.bias)
+    def forward(layer: torch.nn.Linear, weight: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: torch.nn.functional.linear(rounded(weight, x), layer.weight, layer.bias)
 
-        return rounded
+    def delta(adapter: Adapter, index: int, x: torch.Tensor) -> torch.Tensor:
+        weight = factor_name("lora_A", index)
+        return Adapter.delta(adapter, index, rounded(weight, x) if weight in quantized.activations else x)
 
-    layers = {weight_name(name): layer for name, layer in (*linear_layers(model).items(), ("lm_head", model.lm_head))}
-    static: dict[str, Any] = {name: layers[name] for name in quantized.activations}
-    for name, layer in static.items():
-        layer.forward = forward(layer, name)
+    changed: list[Any] = []
+    for name, layer in (*linear_layers(model).items(), ("lm_head", model.lm_head)):
+        if weight_name(name) in quantized.activations:
+            layer.forward = forward(layer, weight_name(name))
+            changed.append((layer, "forward"))
+    if adapter is not None:
+        adapter.delta = partial(delta, adapter)  # type: ignore[method-assign]
+        changed.append((adapter, "delta"))
     try:
         yield read
     finally:
-        for layer in static.values():
-            del layer.forward
+        for module, method in changed:
+            delattr(module, method)

@@ -20,7 +20,7 @@ from pass_exporter.quantize.smooth import smooth
 from pass_exporter.quantize.source import keep_source_codes
 from pass_exporter.quantize.spec import QuantSpec
 from pass_exporter.quantize.text import file_ids, own_ids
-from pass_exporter.quantize.weights import QuantizedModel, quantize_model, weight_name
+from pass_exporter.quantize.weights import QuantizedModel, factor_name, quantize_model, weight_name
 
 OWN_TEXT, FILE_TEXT = "the model's own text", "a file"
 
@@ -40,6 +40,8 @@ def quantize(
             columns = quantized.columns[head] = split_columns(model.lm_head.weight.detach(), maxima)
             quantized.activations = {weight_name(layer): scale for layer, scale in scales.items()}
             quantized.activations[head] = columns.scale
+            adapted = () if lookahead.adapter is None else lookahead.adapter.names
+            quantized.activations |= {factor_name("lora_A", i): scales[n] for i, n in enumerate(adapted) if n in scales}
     step = progress.phase("quantizing")
     rounded = {}
     if spec.keeps_source:

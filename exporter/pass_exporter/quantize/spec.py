@@ -65,7 +65,8 @@ class QuantSpec:
     """How a trunk's linear layers are quantized. A scheme that is None keeps the model's dtype.
 
     scheme: of the decoder's layers. lm_head: of the LM head. adapter: of both factors of a look-ahead adapter, which is
-    small. activations: None leaves the activations to the runtime.
+    small; a factor that reads what a layer with a static scale reads has that layer's scheme. activations: None leaves
+    the activations to the runtime.
     attention_in: of q, k and v, if they differ from the other layers. V has few outputs, and attention passes its
     errors on undiminished (llama.cpp gives it more bits as well). None is `scheme`.
     gptq: weights are rounded with text run through the model (see quantize/gptq.py). keeps_source: layers keep the

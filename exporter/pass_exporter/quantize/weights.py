@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from transformers import PreTrainedModel
@@ -42,7 +43,7 @@ class QuantizedModel:
         return tuple(name.removeprefix(DECODER).removesuffix(".weight") for name in decoder)
 
 
-DECODER = "model.model."
+DECODER, ADAPTER = "model.model.", "adapter."
 
 
 def weight_name(layer: str) -> str:
@@ -57,13 +58,21 @@ def layer_name(weight: str) -> str | None:
     return weight.removeprefix(DECODER).removesuffix(".weight") if weight.startswith(DECODER) else None
 
 
+FactorPart = Literal["lora_A", "lora_B"]
+
+
+def factor_name(part: FactorPart, index: int) -> str:
+    """The trunk's name of a factor of the adapter's layer `index`."""
+    return f"{ADAPTER}{part}.{index}"
+
+
 def quantize_model(model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel, step: Step) -> None:
     """Round the linear layers that `quantized` does not have yet, and the adapter's factors, and add their codes to it.
 
     The model's weights become the values of their codes. A weight that is also the embedding table is copied for the LM
     head, so that lookups stay exact.
     """
-    jobs = [*_layers(model, quantized), *_factors(adapter, quantized.spec)]
+    jobs = [*_layers(model, quantized), *_factors(adapter, quantized)]
     jobs = [job for job in jobs if job[0] not in quantized.weights]
     with one_thread():
         for done, (name, scheme, module, attribute) in enumerate(jobs):
@@ -102,8 +111,9 @@ def _layers(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[Job]:
         yield weight_name("lm_head"), spec.lm_head, model.lm_head, "weight"
 
 
-def _factors(adapter: Adapter | None, spec: QuantSpec) -> Iterator[Job]:
+def _factors(adapter: Adapter | None, quantized: QuantizedModel) -> Iterator[Job]:
+    spec, parts = quantized.spec, get_args(FactorPart)
     if adapter is not None and spec.adapter is not None:
-        for part in ("lora_A", "lora_B"):
-            for index in range(len(adapter.names)):
-                yield f"adapter.{part}.{index}", spec.adapter, getattr(adapter, part), str(index)
+        for name, part, index in ((factor_name(p, i), p, i) for p in parts for i in range(len(adapter.names))):
+            scheme = spec.scheme if name in quantized.activations and spec.scheme is not None else spec.adapter
+            yield name, scheme, getattr(adapter, part), str(index)

@@ -1,0 +1,87 @@
+"""The adapter reads and changes the look-ahead rows alone: how the trunks for the CPU do it.
+
+Where a layer reads rows rounded to 8 bits, the codes are gathered. The portable trunk gathers the rows, and rounds them
+once more. What the adapter computes is added to the rows where they lie. The portable trunk pads it with rows of zeros
+to a whole window, and adds that: one node more, which moves all rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pass_exporter.trunk.graph import initializer
+from pass_runtime.bundle.tensors import ROWS_INPUT
+
+
+def add_in_place(graph: ir.Graph) -> None:
+    """Pad, Add -> ScatterND at every place of the adapter."""
+    rows = next((value for value in graph.inputs if value.name == ROWS_INPUT), None)
+    pads = [] if rows is None else [node for node in graph if _pads_rows(node, rows)]
+    if rows is None or not pads:
+        return
+    places = _places(graph, rows)
+    for pad in pads:
+        (use,) = pad.outputs[0].uses()
+        add = use.node
+        scatter = ir.node("ScatterND", [add.inputs[1 - use.idx], places, pad.inputs[0]], {"reduction": "add"})
+        graph.insert_before(add, scatter)
+        total = add.outputs[0]
+        scatter.outputs[0].shape, scatter.outputs[0].type = total.shape, total.type
+        total.replace_all_uses_with(scatter.outputs[0])
+        graph.remove([add, pad], safe=True)
+
+
+def gather_codes(graph: ir.Graph) -> None:
+    """Gather, QuantizeLinear -> Gather of the codes, where the same rounded rows are there for another product."""
+    for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
+        source = None if node.inputs[0] is None else node.inputs[0].producer()
+        if source is None or source.op_type != "Gather" or source.inputs[0] is None:
+            continue
+        users = [use.node for use in source.inputs[0].uses()]
+        same = [user for user in users if user.op_type == "QuantizeLinear" and _scale(user) == _scale(node)]
+        if same:
+            gather = ir.node("Gather", [same[0].outputs[0], source.inputs[1]], source.attributes)
+            graph.insert_before(node, gather)
+            node.outputs[0].replace_all_uses_with(gather.outputs[0])
+            graph.remove([node, source], safe=True)
+
+
+def _scale(node: ir.Node) -> float | None:
+    """The static scale of a QuantizeLinear."""
+    scale = node.inputs[1]
+    return None if scale is None or scale.const_value is None else float(scale.const_value.numpy())
+
+
+def _pads_rows(node: ir.Node, rows: ir.Value) -> bool:
+    """Whether a node pads a tensor to the window that has the look-ahead rows `rows`."""
+    return node.op_type == "Pad" and _from_shape(node.inputs[1], rows)
+
+
+def _from_shape(value: ir.Value | None, rows: ir.Value) -> bool:
+    """Whether a tensor of sizes is computed from the number of look-ahead rows."""
+    node = None if value is None else value.producer()
+    if node is None:
+        return False
+    return rows in node.inputs if node.op_type == "Shape" else any(_from_shape(each, rows) for each in node.inputs)
+
+
+def _places(graph: ir.Graph, rows: ir.Value) -> ir.Value:
+    """[B,A,2]: the slot and the row of each look-ahead row. Its nodes are put at the beginning of the graph."""
+    length = next(value for value in graph.inputs if value.name == "length")
+    nodes: list[ir.Node] = []
+
+    def number(name: str, value: int | list[int]) -> ir.Value:
+        return initializer(graph, f"adapter_rows.{name}", np.array(value))
+
+    def add(op: str, *values: ir.Value, **attributes: int) -> ir.Value:
+        nodes.append(ir.node(op, values, attributes))
+        return nodes[-1].outputs[0]
+
+    slots = add("Range", number("zero", 0), add("Size", length), number("one", 1))
+    by_slot = add("Unsqueeze", slots, number("behind", [1, 2]))  # [B,1,1]
+    by_row = add("Unsqueeze", rows, number("around", [0, 2]))  # [1,A,1]
+    sizes = add("Concat", add("Shape", length), add("Shape", rows), number("last", [1]), axis=0)  # [B,A,1]
+    places = add("Concat", add("Expand", by_slot, sizes), add("Expand", by_row, sizes), axis=2)
+    graph.insert_before(graph[0], nodes)
+    return places
