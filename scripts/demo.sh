@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Quick start: install, export SmolLM2-135M in the format that is fastest here, decode with PaSS, and compare with plain
-# decoding. A second run skips what is there already. PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format,
-# and `--model NAME` another model of models/registry.toml: qwen2.5-coder-0.5b has trained weights too.
+# decoding on nine prompts; the status is 1 if the texts differ. A second run skips what is there already.
+# PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format, and `--model NAME` another model of
+# models/registry.toml: qwen2.5-coder-0.5b has trained weights too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=smollm2-135m
@@ -21,15 +22,13 @@ weights=${PASS_WEIGHTS:-$best}
 bundle=build/$model-$weights
 printf 'weights: %s (fastest on this CPU: %s)\n' "$weights" "$best"
 if [ ! -f "$bundle/pass_config.json" ]; then
-    mkdir -p build
-    cat docs/*.md >build/demo-text.md
-    printf 'the loss of quality is measured on the text of docs/\n'
-    pass-export --model "$model" --lookahead 4 --weights "$weights" --verify build/demo-text.md --output "$bundle"
+    pass-export --model "$model" --lookahead 4 --weights "$weights" --output "$bundle"
 fi
 
 prompt="Explain in a few sentences why the sky is blue."
 printf '\n> %s\n' "$prompt"
 pass-run generate "$bundle" --chat --prompt "$prompt" --max-new-tokens 96
 
-printf "\nThe same bundle on nine other prompts: plain decoding (ar) and auto, with look-ahead drafts only and with all:\n"
+printf '\nThe same bundle on nine prompts that nothing was trained on, in about a minute: plain\n'
+printf 'decoding (ar), and auto with look-ahead drafts only and with all drafts:\n'
 pass-run bench "$bundle"

@@ -69,7 +69,7 @@ class Requests:
         one, often = self._chance.choice, self._chance.random
         plan = one(self._plans)
         options = GenerateOptions(
-            self._chance.randrange(1, 48),
+            self._chance.randrange(1, 96),
             self._sampling(),
             plan=plan,
             draft=None if plan == "ar" else one([None, None, "both", "ngram"]),
