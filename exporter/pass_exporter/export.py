@@ -11,7 +11,7 @@ from pass_exporter.checks.cases import torch_cases
 from pass_exporter.checks.opens import check_opens
 from pass_exporter.checks.perplexity import Quality, measure_quality, reference
 from pass_exporter.checks.rounded import with_given_codes
-from pass_exporter.checks.verify import check_greedy, check_trunk, error_limit
+from pass_exporter.checks.verify import check_greedy, check_trunk, limits_of
 from pass_exporter.checks.widen import runnable
 from pass_exporter.config import ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
@@ -89,11 +89,11 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         manifest = files.write_manifest(directory, info, config.rule, lookahead, trunk, derived, plans)
         del loaded, graph, quantized  # because ONNX Runtime loads the weights again for the checks
         gc.collect()
-        quality, limit = None, error_limit(manifest.model)
+        quality, limits = None, limits_of(manifest.model)
         with runnable(directory, manifest) as checked:
             progress.phase("checking the trunk against torch")
             with with_given_codes(directory, checked) as given:
-                error = check_trunk(directory, given, cases, limit)
+                error = check_trunk(directory, given, cases, limits)
             progress.phase("checking every plan against plain decoding")
             tokens, near_tie = check_greedy(directory, checked)
             if expected is not None:
@@ -101,7 +101,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
                 quality = measure_quality(directory, checked, expected)
             progress.phase("opening the bundle")
             check_opens(directory, checked)
-    return ExportReport(output, manifest, error, limit, tokens, near_tie, quality)
+    return ExportReport(output, manifest, error, limits.error, tokens, near_tie, quality)
 
 
 def _lookahead(config: ExportConfig, loaded: LoadedModel) -> Lookahead:

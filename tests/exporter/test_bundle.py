@@ -12,7 +12,7 @@ import pytest
 
 from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
 from pass_exporter.bundle import write_tokenizer
-from pass_exporter.checks.verify import error_limit
+from pass_exporter.checks.verify import limits_of
 from pass_exporter.model.registry import Wheels, registry
 from pass_runtime import GenerateOptions, Manifest, PassError, SamplingParams, load, read_manifest
 from pass_runtime.bundle.bindings import fed_by
@@ -200,8 +200,8 @@ def test_registry():
 def test_the_limit_of_the_check_follows_from_the_model(tiny_bundle: Path):
     """Wider and deeper models round more often; a small one has the least limit, and short floats their own."""
     sizes = read_manifest(tiny_bundle).model
-    assert error_limit(sizes) == 1e-4
+    assert limits_of(sizes).error == 1e-4
     large = sizes.model_copy(update={"layers": 32, "hidden_size": 4096})
-    assert 5e-4 < error_limit(large) < 1e-3
-    assert error_limit(large.model_copy(update={"layers": 128})) == pytest.approx(2 * error_limit(large))
-    assert error_limit(large.model_copy(update={"dtype": "float16"})) == 3e-2
+    assert 5e-4 < limits_of(large).error < 1e-3
+    assert limits_of(large.model_copy(update={"layers": 128})).error == pytest.approx(2 * limits_of(large).error)
+    assert limits_of(large.model_copy(update={"dtype": "float16"})).error == 3e-2

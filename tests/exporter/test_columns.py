@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_exporter.quantize.columns import SCALE_MARGIN, Columns, split_columns
+from pass_exporter.quantize.columns import ADDED_COLUMNS, SCALE_MARGIN, Columns, split_columns
 
 SEEDS = st.integers(0, 2**32 - 1)
 ROUNDING = 1e-3
@@ -29,7 +29,7 @@ def test_the_product_over_columns_is_that_over_channels(seed: int):
     read = rows[:, columns.channels] * columns.factors
     product = read @ (weight * columns.divisor)[:, columns.channels].T
     assert torch.allclose(product, rows @ weight.T, rtol=1e-4, atol=1e-3)
-    assert len(columns.channels) == 64 + 32 and columns.copies.min() >= 1
+    assert len(columns.channels) == 64 + ADDED_COLUMNS and columns.copies.min() >= 1
 
 
 @settings(max_examples=50, deadline=None)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from conftest import VOCAB_SIZE, export_bundle, make_model, random_head, write_random_weights
 from pass_exporter.checks.cases import torch_cases
-from pass_exporter.checks.verify import check_trunk
+from pass_exporter.checks.verify import Limits, check_trunk
 from pass_exporter.model.head import DraftHead
 from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import Lookahead, read_lookahead
@@ -125,10 +125,10 @@ def test_a_wrong_hidden_row_is_noticed(tiny_model: Path, head_bundle: Path):
     model = load_model(resolve(str(tiny_model)), "fp32").model
     lookahead = read_lookahead(head_bundle.parent / "lookahead.safetensors", 1, model)
     cases, manifest = torch_cases(model, lookahead), read_manifest(head_bundle)
-    assert check_trunk(head_bundle, manifest, cases, 1e-4) < 1e-4
+    assert check_trunk(head_bundle, manifest, cases, Limits(1e-4, 0)) < 1e-4
     wrong = [replace(case, hidden=case.hidden * 1.001) for case in cases]
     with pytest.raises(PassError, match="differs from torch"):
-        check_trunk(head_bundle, manifest, wrong, 1e-4)
+        check_trunk(head_bundle, manifest, wrong, Limits(1e-4, 0))
 
 
 def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):

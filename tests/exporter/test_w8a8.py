@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from conftest import SilentProgress, export_bundle, make_model, write_random_weights
 from pass_exporter.checks.cases import torch_cases
 from pass_exporter.checks.rounded import PREFIX, with_given_codes
-from pass_exporter.checks.verify import check_trunk
+from pass_exporter.checks.verify import Limits, check_trunk
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import Lookahead, read_lookahead
 from pass_exporter.model.registry import resolve
@@ -222,11 +222,11 @@ def test_a_wrong_scale_of_one_layer_is_found_out(
     with with_given_codes(w8a8_bundle, read_manifest(w8a8_bundle)) as manifest:
         files = {file.name for file in w8a8_bundle.iterdir()}
         assert {each.file for each in (manifest.trunk, *manifest.derived)} <= files
-        check_trunk(w8a8_bundle, manifest, torch_cases(loaded.model, lookahead, quantized), 1e-4)
+        check_trunk(w8a8_bundle, manifest, torch_cases(loaded.model, lookahead, quantized), Limits(1e-4, 0.01))
         wrong, last = copy.copy(quantized), list(quantized.activations)[-2]
         wrong.activations = quantized.activations | {last: quantized.activations[last] * factor}
-        with pytest.raises(PassError, match=r"differs from torch by .*8-bit codes that layers read"):
-            check_trunk(w8a8_bundle, manifest, torch_cases(loaded.model, lookahead, wrong), 1.0)
+        with pytest.raises(PassError, match=r"differs from torch by .*8-bit codes by"):
+            check_trunk(w8a8_bundle, manifest, torch_cases(loaded.model, lookahead, wrong), Limits(1.0, 0.01))
     assert not [file for file in w8a8_bundle.iterdir() if file.name.startswith(PREFIX)]
 
 
