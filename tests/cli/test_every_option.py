@@ -258,14 +258,14 @@ def prepare(calls: Calls) -> None:
 
 def prepare_server(calls: Calls) -> None:
     for module in ("server", "app", "options"):
-        import_module(f"pass_runtime.serve.{module}")
+        import_module(f"pass_server.{module}")
     prepare(calls)
     listening = StandIn(calls, {"getsockname": lambda: ("h", 1)})
-    calls.replace("pass_runtime.serve.server.listen", listening)
-    calls.replace("pass_runtime.serve.server.serve")
+    calls.replace("pass_server.server.listen", listening)
+    calls.replace("pass_server.server.serve")
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(model="m")))
-    calls.replace("pass_runtime.serve.app.make_app", app)
-    calls.replace("pass_runtime.serve.options.check_exposure")
+    calls.replace("pass_server.app.make_app", app)
+    calls.replace("pass_server.options.check_exposure")
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from pass_runtime.backends.ort.engine import INSTALL
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.cli.main import serve
-from pass_runtime.serve.triton.settings import DRAIN_SECONDS
+from pass_server.triton.settings import DRAIN_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -209,7 +209,7 @@ def test_the_paths_and_metrics_are_served(session):
     """Probes, and the metric that the autoscaler reads through the adapter."""
     from starlette.testclient import TestClient
 
-    from pass_runtime.serve.app import make_app
+    from pass_server.app import make_app
 
     client = TestClient(make_app(session))
     here = container("deployment.yaml")

@@ -13,7 +13,7 @@ from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 from pass_exporter.cli import main as export_main
 from pass_exporter.triton import RepositoryConfig, config_pbtxt
 from pass_runtime.options import LoadOptions
-from pass_runtime.serve.triton.settings import KINDS, LIMITS, OPENED, read_settings
+from pass_server.triton.settings import KINDS, LIMITS, OPENED, read_settings
 from pass_trainer.cli import main as train_main
 
 BUNDLE = "bundle"

@@ -23,8 +23,8 @@ ROOMS = {  # what each room of docs/architecture.md may import, besides EVERYWHE
     "tuning": {"bundle", "backends"},
     "decode": {"bundle", "backends", "tuning"},
     "text": {"bundle"},
-    **dict.fromkeys([*PUBLIC, "serve", "measuring"], SESSION),
-    "cli": {*SESSION, "serve", "measuring"},
+    **dict.fromkeys([*PUBLIC, "measuring"], SESSION),
+    "cli": {*SESSION, "measuring"},
 }
 
 

@@ -29,8 +29,8 @@ from pass_runtime.bundle.integrity import file_info, verify_files
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.cli.main import main
-from pass_runtime.serve.triton.settings import read_settings
 from pass_runtime.session import load
+from pass_server.triton.settings import read_settings
 
 ANY_SIZE = WeightCache(least=0)
 

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from pass_runtime import LoadOptions, load
-from pass_runtime.serve import bodies
-from pass_runtime.serve.app import make_app
-from pass_runtime.serve.bodies import MAX_PARTS, parse_body
-from pass_runtime.serve.errors import MAX_QUOTED, ApiError
-from pass_runtime.serve.fields import Object
-from pass_runtime.serve.responses.schemas import ResponsesRequest
-from pass_runtime.serve.schemas import ChatRequest, CompletionRequest
-from pass_runtime.serve.tokenizing import DetokenizeRequest, TokenizeRequest
-from pass_runtime.serve.triton.reading import TritonRequest
+from pass_server import bodies
+from pass_server.app import make_app
+from pass_server.bodies import MAX_PARTS, parse_body
+from pass_server.errors import MAX_QUOTED, ApiError
+from pass_server.fields import Object
+from pass_server.responses.schemas import ResponsesRequest
+from pass_server.schemas import ChatRequest, CompletionRequest
+from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
+from pass_server.triton.reading import TritonRequest
 
 REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest, TritonRequest)
 SIZE = 1_000_000

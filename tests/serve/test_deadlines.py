@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from pass_runtime.serve import streaming
-from pass_runtime.serve.app import make_app
-from pass_runtime.serve.errors import ApiError
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.parsed_request import text_bytes
-from pass_runtime.serve.response_shapes import CompletionShape
-from pass_runtime.serve.schemas import ChatRequest, CompletionRequest
-from pass_runtime.serve.service import LONG_TEXT
-from pass_runtime.serve.streaming import GenerationResponse
+from pass_server import streaming
+from pass_server.app import make_app
+from pass_server.errors import ApiError
+from pass_server.options import ServeOptions
+from pass_server.parsed_request import text_bytes
+from pass_server.response_shapes import CompletionShape
+from pass_server.schemas import ChatRequest, CompletionRequest
+from pass_server.service import LONG_TEXT
+from pass_server.streaming import GenerationResponse
 
 REQUEST = CompletionRequest(model="m", prompt="The quick", max_tokens=4, temperature=0)
 

@@ -10,9 +10,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from pass_runtime import GenerateOptions, SamplingParams
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.parsed_request import parse
-from pass_runtime.serve.schemas import ChatRequest
+from pass_server.options import ServeOptions
+from pass_server.parsed_request import parse
+from pass_server.schemas import ChatRequest
 
 PROMPT = "The quick brown fox"
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]

@@ -12,8 +12,8 @@ from fake_triton import Metric, ModelException, Request, model_of, wait_until
 
 from pass_runtime import GenerateOptions, LoadOptions, PassError
 from pass_runtime.backends.base import Backend
-from pass_runtime.serve.triton.model import Model, visible_device
-from pass_runtime.serve.triton.settings import OPENED
+from pass_server.triton.model import Model, visible_device
+from pass_server.triton.settings import OPENED
 
 ASKED = {"text_input": [b"The quick"], "temperature": np.array([0.0], np.float32), "stream": [True]}
 
@@ -152,7 +152,7 @@ def test_all_parameters_reach_the_session(tmp_path, monkeypatch):
         opened.append(options)
         raise PassError("enough")
 
-    monkeypatch.setattr("pass_runtime.serve.triton.model.load", load)
+    monkeypatch.setattr("pass_server.triton.model.load", load)
     with pytest.raises(ModelException, match="enough"), model_of(tmp_path, tmp_path / "model", **chosen):
         pass
     assert opened == [LoadOptions(**chosen)]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pass_runtime import PassError
-from pass_runtime.serve.errors import ApiError
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.parsed_request import parse
-from pass_runtime.serve.triton.reading import read_request
-from pass_runtime.serve.triton.settings import read_settings
+from pass_server.errors import ApiError
+from pass_server.options import ServeOptions
+from pass_server.parsed_request import parse
+from pass_server.triton.reading import read_request
+from pass_server.triton.settings import read_settings
 
 TEXT = {"text_input": np.array([b"The"], object)}
 
@@ -118,6 +118,6 @@ def test_settings_that_cannot_be(parameters, message):
 
 
 def test_a_model_needs_nothing_of_the_extra_serve():
-    code = "import pass_runtime.serve.triton.model, sys; print(*{m.partition('.')[0] for m in sys.modules})"
+    code = "import pass_server.triton.model, sys; print(*{m.partition('.')[0] for m in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"} & set(done.stdout.split())

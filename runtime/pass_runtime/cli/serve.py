@@ -29,9 +29,9 @@ def run_serve(bundle: Path, options: dict[str, Any]) -> None:
     """Serve until a signal ends it. options: those of the command, the engine options included."""
     try:
         with importing():
-            from pass_runtime.serve.app import make_app
-            from pass_runtime.serve.options import ServeOptions, check_exposure, read_keys
-            from pass_runtime.serve.server import listen, serve
+            from pass_server.app import make_app
+            from pass_server.options import ServeOptions, check_exposure, read_keys
+            from pass_server.server import listen, serve
     except ModuleNotFoundError as error:
         raise PassError(f"{error.name} is not installed: pip install 'pass-toolkit[serve]'") from None
     own = {key: options.pop(key) for key in ("host", "port", "max_connections", "drain_seconds")}
