@@ -26,7 +26,7 @@ from pass_runtime.cli import options as opts
 from pass_runtime.cli.errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.options import LoadOptions
-from pass_server.options import ServeOptions, check_exposure, read_keys
+from pass_server.serve_options import ServeOptions, check_exposure, read_keys
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 

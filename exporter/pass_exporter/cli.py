@@ -240,7 +240,6 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share K/V where that is exact; they do."
 )
 @click.option("--speculative-max-concurrency", type=int, help="With more sequences decoding, none drafts.")
-@click.option("--acceptance-threshold", type=float, help="Nothing drafts while first drafts are accepted less often.")
 @click.option("--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Of the log-probabilities.  [default: raw]")
 @click.option("--force", is_flag=True, help="Replace a model of that name.")
 @one_line_errors

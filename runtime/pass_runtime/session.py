@@ -36,7 +36,7 @@ from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
 from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template, template_tokens
 from pass_runtime.text.constraint import Constraint
-from pass_runtime.text.encoding import encode
+from pass_runtime.text.encoding import decode, encode
 from pass_runtime.text.grammar_state import GrammarState
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
@@ -86,16 +86,31 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the special tokens that the tokenizer adds. An empty text is the start token."""
-        ids = encode(self.tokenizer, _valid(text), add_special_tokens=True)
-        if ids:
+    @property
+    def slots(self) -> int:
+        """The most sequences that are decoded at a time; others wait."""
+        return self.backend.capabilities.slots
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a sequence, prompt and text together."""
+        return self.backend.capabilities.max_capacity
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. add_special_tokens: with those that the tokenizer adds to a prompt, and the start token
+        for an empty text."""
+        ids = encode(self.tokenizer, _valid(text), add_special_tokens=add_special_tokens)
+        if ids or not add_special_tokens:
             return ids
         model = self.manifest.model
         start = model.bos_token_id if model.bos_token_id is not None else next(iter(model.eos_token_ids), None)
         if start is None:
             raise PassError("the prompt is empty and the model has no start token; give it some text")
         return [start]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids, special tokens included unless `skip_special_tokens`."""
+        return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
     def encode_chat(
         self,
@@ -186,7 +201,9 @@ class Session:
         return self._resolver.resolve(options)
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """Begin to compile a constraint, which `resolve` and `request` otherwise wait for; see `Grammars.prepare`."""
+        """Begin to compile a constraint, which `resolve` and `request` otherwise wait for; see `Grammars.prepare`.
+        PassError if the bundle has no logits processors."""
+        _ = self.backend.processors
         return self._resolver.grammars.prepare(constraint)
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:

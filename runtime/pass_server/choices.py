@@ -1,4 +1,4 @@
-"""The sequences of a request while its answer is put together, and what an answer says about how they were decoded."""
+"""The choices of a request while its answer is put together, and what an answer says about how they were decoded."""
 
 from __future__ import annotations
 
@@ -6,12 +6,64 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pass_runtime.generation import Generation
-from pass_runtime.text.detokenizer import Detokenizer
-from pass_server.chat_answer import ChatAnswer
+from pass_runtime import Detokenizer, Generation, Token
 from pass_server.metrics import Timing
+from pass_server.turn_reader import ArgumentsDelta, ContentDelta, ReasoningDelta, ToolCallStart, TurnDelta
+from pass_server.turns import Turn
 
 Json = dict[str, Any]
+
+
+class ChatAnswer:
+    """content, thoughts and calls: what was written so far."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn, self._reader = turn, turn.reader()
+        self.content = self.thoughts = ""
+        self.calls: list[Json] = []
+
+    def push(self, tokens: Sequence[Token], text: str) -> list[Json]:
+        """-> the deltas for `text`, which became final with `tokens`"""
+        return [self._delta(part) for part in self._reader.push(self._turn.text(tokens, text))]
+
+    def finish(self) -> list[Json]:
+        """-> the deltas for what was held back, once no more text comes"""
+        return [self._delta(part) for part in self._reader.finish()]
+
+    def message(self) -> Json:
+        """The whole message."""
+        found: Json = {"role": "assistant", "content": self.content or (None if self.calls else ""), "refusal": None}
+        if self.thoughts:
+            found["reasoning_content"] = self.thoughts
+        if self.calls:
+            found["tool_calls"] = self.calls
+        return found
+
+    def thought_tokens(self, tokens: Sequence[Token]) -> int:
+        """How many of the tokens of the whole text come before anything that is no thought."""
+        if not self.thoughts:
+            return 0
+        reader = self._turn.reader()
+        for count, token in enumerate(tokens):
+            if any(not isinstance(part, ReasoningDelta) for part in reader.push(self._turn.text([token], token.text))):
+                return count
+        return len(tokens)
+
+    def _delta(self, part: TurnDelta) -> Json:
+        if isinstance(part, ContentDelta):
+            self.content += part.text
+            return {"content": part.text}
+        if isinstance(part, ReasoningDelta):
+            self.thoughts += part.text
+            return {"reasoning_content": part.text}
+        if isinstance(part, ToolCallStart):
+            assert self._turn.calls is not None
+            function = {"name": part.name, "arguments": ""}
+            self.calls.append({"id": self._turn.calls.new_id(), "type": "function", "function": function})
+            return {"tool_calls": [{"index": len(self.calls) - 1, **self.calls[-1], "function": {**function}}]}
+        assert isinstance(part, ArgumentsDelta)
+        self.calls[-1]["function"]["arguments"] += part.text
+        return {"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": part.text}}]}
 
 
 @dataclass

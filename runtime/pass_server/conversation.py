@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pass_runtime.text.messages import template_role
-from pass_server.chat_schemas import AssistantMessage, ChatMessage, ToolCall, ToolMessage, UserMessage
-from pass_server.errors import ApiError, not_supported
-from pass_server.fields import unsupported
+from pass_server.api_error import ApiError, not_supported
+from pass_server.fields import AssistantMessage, ChatMessage, ToolCall, ToolMessage, UserMessage, unsupported
 from pass_server.schemas import ChatRequest
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
@@ -57,7 +55,7 @@ def _message(message: ChatMessage, where: str, names: dict[str, str]) -> dict[st
     if message.content is not None:
         found["content"] = "\n".join(texts(message))
     if isinstance(message, UserMessage):
-        found["role"] = template_role(message.role)
+        found["role"] = "system" if message.role == "developer" else message.role
     elif isinstance(message, ToolMessage):
         if message.tool_call_id not in names:
             problem = f"{where}tool_call_id must be the id of a call in a message before"

@@ -6,9 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pass_runtime.decode.sequence import Piece
-from pass_runtime.generation import Generation
-from pass_runtime.session import Session
+from pass_runtime import Generation, Piece, Session
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -79,7 +77,7 @@ def read_gauges(session: Session) -> dict[Metric, float]:
         WAITING: usage.waiting,
         KV_CACHE: usage.cache_share,
         SLOTS: usage.slots,
-        UNCAPTURED: len(session.backend.uncaptured),
+        UNCAPTURED: usage.graphs_not_captured,
     }
 
 

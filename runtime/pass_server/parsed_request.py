@@ -10,21 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.decode.sequence import Request
-from pass_runtime.errors import PassError
-from pass_runtime.options import GenerateOptions
-from pass_runtime.session import Session
-from pass_runtime.text.constraint import Constraint
-from pass_runtime.text.encoding import decode
-from pass_runtime.text.grammar import TooManyConstraints
-from pass_runtime.text.grammar_state import GrammarState
+from pass_runtime import Constraint, GenerateOptions, PassError, Request, SamplingParams, Session, TooManyConstraints
+from pass_server.api_error import ApiError, as_api_error, not_supported
 from pass_server.conversation import conversation, other_texts, texts
-from pass_server.errors import ApiError, as_api_error, not_supported
 from pass_server.fields import unsupported
-from pass_server.options import ServeOptions
-from pass_server.schemas import ChatRequest, CompletionRequest, Sampled
-from pass_server.structured import constraint_of
+from pass_server.schemas import ChatRequest, CompletionRequest, Sampled, constraint_of
+from pass_server.serve_options import ServeOptions
 from pass_server.turns import Turn, Turns
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -59,7 +50,7 @@ class ReadRequest:
     """A request that was read, but for its constraints. compiling: they, with the fields that they come from. finish:
     makes the parsed request of it, once all of these are done."""
 
-    compiling: tuple[tuple[Future[GrammarState], str], ...]
+    compiling: tuple[tuple[Future[Any], str], ...]
     finish: Callable[[], ParsedRequest]
 
 
@@ -200,7 +191,7 @@ def _echo(session: Session, request: Sampled) -> tuple[str, ...]:
     if not isinstance(request, CompletionRequest) or not request.echo:
         return ()
     return tuple(
-        each if isinstance(each, str) else decode(session.tokenizer, each, skip_special_tokens=True)
+        each if isinstance(each, str) else session.decode(each, skip_special_tokens=True)
         for each in _each(request.prompt)
     )
 
@@ -267,7 +258,7 @@ def _options(request: Sampled, constraint: Constraint | None, client: str) -> Ge
 
 def _constraint(
     session: Session, turns: Turns | None, turn: Turn | None, request: Sampled
-) -> tuple[tuple[tuple[Future[GrammarState], str], ...], Constraint | None, str | None]:
+) -> tuple[tuple[tuple[Future[Any], str], ...], Constraint | None, str | None]:
     """What must be compiled, what the text must look like, and what kind of constraint that counts as. ApiError where
     it cannot be followed here."""
     param, form = constraint_of(request) or ("tools", None)
@@ -276,12 +267,11 @@ def _constraint(
         found = turns.constraint(request, turn, form)
     if found is not None and request.ignore_eos:
         raise ApiError(f"{param} ends the text: leave out ignore_eos", param="ignore_eos")
-    compiling: list[tuple[Future[GrammarState], str]] = []
+    compiling: list[tuple[Future[Any], str]] = []
     for constraint in dict.fromkeys((form, found)):
         if constraint is not None:
             of = param if constraint is form else "tools"
             with constraint_errors(of):
-                _ = session.backend.processors  # refused where the bundle has none
                 compiling.append((session.prepare(constraint), of))
     return tuple(compiling), found, None if found is None else "tools" if form is None else form.kind
 
@@ -305,7 +295,7 @@ def _samplings(sampling: SamplingParams, n: int) -> list[SamplingParams]:
 
 def _max_new_tokens(session: Session, limits: ServeOptions, request: Sampled, prompt: int) -> int:
     """How many tokens to write at most after a prompt of `prompt` tokens."""
-    context = session.backend.capabilities.max_capacity
+    context = session.capacity
     if prompt > (most := min(limits.max_prompt_tokens or context, context - 1)):
         raise ApiError(
             f"the prompt has {prompt} tokens, more than the {most} that this server reads; shorten it",

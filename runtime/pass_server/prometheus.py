@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pass_runtime.session import Session
+from pass_runtime import Session
 from pass_server.metrics import RECORDED, Metric, read_gauges
 
 HTTP_RESPONSES = Metric("counter", "pass:http_responses_total", "Responses by path and status.", ("path", "status"))

@@ -10,22 +10,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pass_runtime.decode.scheduler import QueueFull
-from pass_runtime.decode.sequence import Piece
-from pass_runtime.errors import PassError
-from pass_runtime.generation import merged
-from pass_runtime.session import Session
-from pass_runtime.text.grammar_state import GrammarState
-from pass_server.chat_answer import ChatAnswer
-from pass_server.choices import Choice
-from pass_server.errors import ApiError, as_api_error, shutting_down
+from pass_runtime import PassError, Piece, QueueFull, Session, merged
+from pass_server.api_error import ApiError, as_api_error, shutting_down
+from pass_server.choices import ChatAnswer, Choice
+from pass_server.formatters import TokenTexts
 from pass_server.metrics import MetricSink, RequestMetrics, Timing
-from pass_server.options import ServeOptions
 from pass_server.parsed_request import ParsedRequest, constraint_errors, read, sequences, text_bytes
 from pass_server.schemas import ChatRequest, Sampled
-from pass_server.tokens import TokenTexts
+from pass_server.serve_options import ServeOptions
 
 T = TypeVar("T")
 Event = tuple[Choice, Piece | None]
@@ -50,7 +44,7 @@ class Service:
         """The choices of every request whose answer is not sent to its end."""
         self._readers = ThreadPoolExecutor(2, "pass-reader")
         self._long = asyncio.Semaphore(1)  # so that one thread is always left for short texts
-        self.prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.backend.capabilities.max_capacity)
+        self.prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.capacity)
         longest = session.vocabulary.longest() * (SHRINKS if session.tokenizer.normalizer else 1)
         self._most_bytes = self.prompt_tokens * longest
 
@@ -84,7 +78,7 @@ class Service:
         except TimeoutError as error:
             raise as_api_error(error) from None
 
-    async def _wait(self, future: Future[GrammarState]) -> None:
+    async def _wait(self, future: Future[Any]) -> None:
         """Wait for a future that others may wait for, too. ApiError where it takes too long."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
@@ -120,7 +114,7 @@ class Service:
         """For a block that asks the session for `wanted` places: what it refuses becomes the client's error."""
         if self.draining:
             raise shutting_down()
-        places = self.session.backend.capabilities.slots + self.options.max_queue
+        places = self.session.slots + self.options.max_queue
         if wanted > places:
             raise ApiError(f"{wanted} sequences at once are more than the {places} that this server takes", param="n")
         try:

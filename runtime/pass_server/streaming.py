@@ -11,10 +11,10 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from pass_server.answer_shape import AnswerShape
+from pass_server.api_error import ApiError, as_api_error
 from pass_server.choices import Choice, Json, best, usage
-from pass_server.errors import ApiError, as_api_error
-from pass_server.handlers import as_response
+from pass_server.formatters import ResponseFormatter
+from pass_server.middleware import as_response
 from pass_server.parsed_request import ParsedRequest
 from pass_server.service import Event, Service
 
@@ -25,7 +25,7 @@ LAST_WORDS_SECONDS = 5.0
 class GenerationResponse(Response):
     """A response that decodes while it is sent. stream: as events."""
 
-    def __init__(self, service: Service, parsed: ParsedRequest, shape: AnswerShape, *, stream: bool) -> None:
+    def __init__(self, service: Service, parsed: ParsedRequest, shape: ResponseFormatter, *, stream: bool) -> None:
         self.background, self.status_code = None, 200
         self._service, self._request, self._shape, self._stream = service, parsed, shape, stream
 

@@ -9,12 +9,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from pass_runtime.errors import PassError
-from pass_runtime.text.encoding import decode, encode
-from pass_server.chat_schemas import Messages, Tools
+from pass_runtime import PassError
+from pass_server.api_error import ApiError, not_supported
 from pass_server.conversation import conversation
-from pass_server.errors import ApiError, not_supported
-from pass_server.fields import Fields, Name, Text, only, unsupported
+from pass_server.fields import Fields, Messages, Name, Text, Tools, only, unsupported
 from pass_server.schemas import ChatRequest, Ids, TemplateVariables
 from pass_server.service import Service
 from pass_server.turns import Turns
@@ -58,7 +56,7 @@ def add_tokenizing(app: FastAPI, service: Service, responses: Any) -> None:
 def _tokenized(service: Service, request: TokenizeRequest) -> Response:
     ids = _ids(service, request)
     texts = [service.session.tokenizer.id_to_token(token) for token in ids] if request.return_token_strs else None
-    most = service.session.backend.capabilities.max_capacity
+    most = service.session.capacity
     return JSONResponse({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
 
 
@@ -66,7 +64,7 @@ def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
     vocabulary = service.session.manifest.model.vocab_size
     if any(not 0 <= token < vocabulary for token in request.tokens):
         raise ApiError(f"a token id is not in the vocabulary of {vocabulary}", param="tokens")
-    return JSONResponse({"prompt": decode(service.session.tokenizer, request.tokens, skip_special_tokens=False)})
+    return JSONResponse({"prompt": service.session.decode(request.tokens)})
 
 
 def _ids(service: Service, request: TokenizeRequest) -> list[int]:
@@ -83,13 +81,10 @@ def _ids(service: Service, request: TokenizeRequest) -> list[int]:
 
 def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
     text = request.prompt or ""
-    if text.encode(errors="replace").decode() != text:  # a lone surrogate
-        raise ApiError("the prompt is not valid Unicode text", param="prompt")
     for name in ("tools", "chat_template_kwargs"):
         if getattr(request, name):
             raise ApiError(f"{name} are for messages", param=name)
-    special = request.add_special_tokens is not False
-    return encode(service.session.tokenizer, text, add_special_tokens=special)
+    return service.session.encode(text, add_special_tokens=request.add_special_tokens is not False)
 
 
 def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pass_runtime.decode.sequence import Token
-from pass_runtime.session import Session
-from pass_runtime.text.chat import ChatTemplate
-from pass_runtime.text.constraint import Constraint
-from pass_server.answer import AnswerReader, form_rules, speller, turn_grammar
-from pass_server.calls.formats import FORMATS, CallFormat, Function, format_of
-from pass_server.chat_schemas import NamedChoice
+from tokenizers import Tokenizer
+
+from pass_runtime import Constraint, Session, Token
+from pass_server.api_error import ApiError, not_supported
+from pass_server.call_formats import FORMATS, CallFormat, Function, format_of
 from pass_server.conversation import RESERVED
-from pass_server.errors import ApiError, not_supported
-from pass_server.options import ServeOptions
-from pass_server.reasoning import CLOSING, OPENING, ThoughtReader
+from pass_server.fields import NamedChoice
 from pass_server.schemas import ChatRequest
+from pass_server.serve_options import ServeOptions
+from pass_server.turn_reader import CLOSING, OPENING, ReasoningReader, TurnReader
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,10 @@ class Turn:
     names: tuple[str, ...]
     shown: Mapping[int, str]
 
-    def reader(self) -> AnswerReader:
+    def reader(self) -> TurnReader:
         """For one text."""
-        thoughts = ThoughtReader(open_already=self.open_already) if self.thinks else None
-        return AnswerReader(thoughts, None if self.calls is None else self.calls.reader(self.names))
+        thoughts = ReasoningReader(open_already=self.open_already) if self.thinks else None
+        return TurnReader(thoughts, None if self.calls is None else self.calls.reader(self.names))
 
     def text(self, tokens: Sequence[Token], text: str) -> str:
         """`text`, which became final with `tokens`, and the special tokens among them that the reader needs."""
@@ -69,8 +68,9 @@ class Turns:
         self._check_tools(request)
         found: dict[str, Any] = {}
         template = self._session.chat_template
+        reserved = (*RESERVED, *(template.tokens if template is not None else ()))
         for name, value in (request.chat_template_kwargs or {}).items():
-            if template is None or not name.isidentifier() or not template.names(name) or _reserved(template, name):
+            if template is None or not name.isidentifier() or not template.names(name) or name in reserved:
                 raise not_supported("chat_template_kwargs", value, f"the model's chat template has no option {name!r}")
             found[name] = value
         if request.tools and request.tool_choice != "none":
@@ -94,7 +94,7 @@ class Turns:
         if turn is None:
             return form
         spelled = speller(self._session.tokenizer)
-        rules = [] if form is None else [form_rules(form)]
+        rules = [] if form is None else [form.lark("form")]
         chosen = request.tool_choice
         required = chosen == "required" or isinstance(chosen, NamedChoice)
         if turn.calls is not None and (required or form is not None):
@@ -120,10 +120,6 @@ class Turns:
             raise ApiError(problem, param="tool_choice")
 
 
-def _reserved(template: ChatTemplate, name: str) -> bool:
-    return name in RESERVED or name in template.tokens
-
-
 def _functions(request: ChatRequest) -> list[Function]:
     """Those that may be called."""
     chosen = request.tool_choice
@@ -132,3 +128,27 @@ def _functions(request: ChatRequest) -> list[Function]:
         for tool in request.tools or ()
         if not isinstance(chosen, NamedChoice) or tool.function.name == chosen.function.name
     ]
+
+
+def speller(tokenizer: Tokenizer) -> Callable[[str], str]:
+    """What stands for a mark in a grammar: the added token that it is, or its text."""
+    added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+    return lambda mark: f"<[{added[mark]}]>" if mark in added else json.dumps(mark, ensure_ascii=False)
+
+
+def turn_grammar(
+    *rules: str, spelled: Callable[[str], str], thinks: bool = False, open_already: bool = False
+) -> Constraint:
+    """The constraint of a turn that is one of these rules, whose names are those of their first lines. thinks: whether
+    thoughts may come before it; open_already: as in ReasoningReader."""
+    turn = " | ".join(rule.partition(":")[0] for rule in rules)
+    lines = [f"turn: {turn}", *rules]
+    if not thinks:
+        return Constraint(grammar="\n".join(["start: turn", *lines]))
+    opening, closing = spelled(OPENING), spelled(CLOSING)
+    before = "thoughts turn" if open_already else f"({opening} thoughts)? turn"
+    if closing.startswith("<["):
+        of_thoughts = [f"thoughts: thought {closing} /\\s{{0,4}}/", "thought: /(.|\\n)*/"]
+    else:
+        of_thoughts = ["thoughts: thought /\\s{0,4}/", f"thought[suffix={closing}]: /(.|\\n)*/"]
+    return Constraint(grammar="\n".join([f"start: {before}", *of_thoughts, *lines]))

@@ -188,8 +188,8 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             "max_connections": Case(["--max-connections", 5], {"serve.max_connections": 5}),
             "drain_seconds": Case(["--drain-seconds", 5], {"serve.drain_seconds": 5.0}),
             "reuse_prefix": Case(["--reuse-prefix"], {"ServeOptions.reuse_prefix": True}),
-            "no_client_plan": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
-            "allow_special_tokens": Case(["--allow-special-tokens"], {"ServeOptions.special_tokens": True}),
+            "client_plans": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
+            "special_tokens": Case(["--allow-special-tokens"], {"ServeOptions.special_tokens": True}),
         },
     ),
     "bench": (
@@ -257,15 +257,14 @@ def prepare(calls: Calls) -> None:
 
 
 def prepare_server(calls: Calls) -> None:
-    for module in ("server", "app", "options"):
-        import_module(f"pass_server.{module}")
+    import_module("pass_server.server")
     prepare(calls)
     listening = StandIn(calls, {"getsockname": lambda: ("h", 1)})
     calls.replace("pass_server.server.listen", listening)
     calls.replace("pass_server.server.serve")
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(model="m")))
-    calls.replace("pass_server.app.make_app", app)
-    calls.replace("pass_server.options.check_exposure")
+    calls.replace("pass_server.server.make_app", app)
+    calls.replace("pass_server.server.check_exposure")
 
 
 @pytest.fixture(autouse=True)

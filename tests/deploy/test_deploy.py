@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from pass_runtime.backends.ort.engine import INSTALL
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.cli.main import serve
-from pass_server.triton.settings import DRAIN_SECONDS
+from pass_server.triton.config import DRAIN_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

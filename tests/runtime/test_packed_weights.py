@@ -30,7 +30,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.cli.main import main
 from pass_runtime.session import load
-from pass_server.triton.settings import read_settings
+from pass_server.triton.config import read_settings
 
 ANY_SIZE = WeightCache(least=0)
 

@@ -14,7 +14,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.grammar import Grammars
 from pass_runtime.text.plain_tokenizer import PlainTokenizer
-from pass_server.answer import speller
+from pass_server.turns import speller
 
 LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFG0123456789.,!?{}[]\":'-_()<>/|\n"))
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_end|>")

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from pass_runtime.text.chat import ChatTemplate
 from pass_server.app import make_app
-from pass_server.options import ServeOptions
+from pass_server.serve_options import ServeOptions
 
 EOS = 1
 ASKED = [{"role": "user", "content": "How warm is it?"}]

@@ -13,7 +13,7 @@ from changed_pass_run import slow_pass_run
 from running import PASS_RUN, Server, error
 
 from pass_runtime import GenerateOptions
-from pass_server.options import check_exposure, read_keys
+from pass_server.serve_options import check_exposure, read_keys
 
 
 def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:

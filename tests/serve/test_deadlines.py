@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from pass_server import streaming
+from pass_server.api_error import ApiError
 from pass_server.app import make_app
-from pass_server.errors import ApiError
-from pass_server.options import ServeOptions
+from pass_server.formatters import CompletionFormatter
 from pass_server.parsed_request import text_bytes
-from pass_server.response_shapes import CompletionShape
 from pass_server.schemas import ChatRequest, CompletionRequest
+from pass_server.serve_options import ServeOptions
 from pass_server.service import LONG_TEXT
 from pass_server.streaming import GenerationResponse
 
@@ -57,7 +57,9 @@ def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch
     async def main() -> None:
         service = service_of(session, request_seconds=1.0)
         parsed = await service.parse(REQUEST)
-        answer = GenerationResponse(service, parsed, CompletionShape("m", service.texts, logprobs=False), stream=stream)
+        answer = GenerationResponse(
+            service, parsed, CompletionFormatter("m", service.texts, logprobs=False), stream=stream
+        )
         await asyncio.wait_for(answer({"type": "http"}, never, client.send), 60)
         assert service.requests == 0
 
@@ -73,7 +75,9 @@ def test_a_deadline_counts_from_the_arrival(session):
         service = service_of(session, request_seconds=60.0)
         parsed = await service.parse(REQUEST)
         late = replace(parsed, arrived=parsed.arrived - 100)
-        answer = GenerationResponse(service, late, CompletionShape("m", service.texts, logprobs=False), stream=False)
+        answer = GenerationResponse(
+            service, late, CompletionFormatter("m", service.texts, logprobs=False), stream=False
+        )
         await answer({"type": "http"}, never, client.send)
 
     asyncio.run(main())

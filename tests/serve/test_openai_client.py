@@ -10,9 +10,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from pass_runtime import GenerateOptions, SamplingParams
-from pass_server.options import ServeOptions
 from pass_server.parsed_request import parse
 from pass_server.schemas import ChatRequest
+from pass_server.serve_options import ServeOptions
 
 PROMPT = "The quick brown fox"
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pass_runtime import PassError
-from pass_server.errors import ApiError
-from pass_server.options import ServeOptions
+from pass_server.api_error import ApiError
 from pass_server.parsed_request import parse
-from pass_server.triton.reading import read_request
-from pass_server.triton.settings import read_settings
+from pass_server.serve_options import ServeOptions
+from pass_server.triton.config import read_settings
+from pass_server.triton.requests import read_request
 
 TEXT = {"text_input": np.array([b"The"], object)}
 
@@ -92,13 +92,12 @@ def test_settings_are_those_of_sessions_and_servers():
             "request_seconds": "1.5",
             "prefix_cache": "false",
             "speculative_max_concurrency": "3",
-            "acceptance_threshold": "0.2",
             "FORCE": "x",
         }
     )
     assert (settings.tokens, settings.load.max_batch_size, settings.limits.max_queue) == (True, 4, 2)
     assert settings.limits.request_seconds == 1.5 and not settings.load.prefix_cache and settings.load.weight_cache
-    assert (settings.load.speculative_max_concurrency, settings.load.acceptance_threshold) == (3, 0.2)
+    assert settings.load.speculative_max_concurrency == 3
     assert settings.load.max_queue > 2  # what has a slot does not wait
 
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.grammar import Grammars
-from pass_server.answer import AnswerReader, form_rules, turn_grammar
-from pass_server.calls.formats import FORMATS, Function, format_of
-from pass_server.parts import CallBegun, Said, Thought
-from pass_server.reasoning import ThoughtReader
+from pass_server.call_formats import FORMATS, Function, format_of
+from pass_server.turn_reader import ContentDelta, ReasoningDelta, ReasoningReader, ToolCallStart, TurnReader
+from pass_server.turns import turn_grammar
 
 NAMES = ("f", "g.h")
 CALL = '{"name": "f", "arguments": {"a": "x}\\"{", "b": [1, {"c": null}]}}'
@@ -81,15 +80,15 @@ def read(reader, text, cuts):
     parts = [part for a, b in zip([0, *ends], ends, strict=False) for part in reader.push(text[a:b])]
     for part in [*parts, *reader.finish()]:
         kind = type(part).__name__
-        if isinstance(part, CallBegun):
+        if isinstance(part, ToolCallStart):
             found.append((part.name, ""))
-        elif isinstance(part, Said):
+        elif isinstance(part, ContentDelta):
             found[-1:] = [found[-1] + part.text] if found and isinstance(found[-1], str) else [*found[-1:], part.text]
-        elif isinstance(part, Thought):
+        elif isinstance(part, ReasoningDelta):
             joined = found[-1][1] if found and found[-1][0] == "thought" else None
             found[-1:] = [("thought", (joined or "") + part.text)] if joined else [*found[-1:], ("thought", part.text)]
         else:
-            assert kind == "Arguments"
+            assert kind == "ArgumentsDelta"
             found[-1] = (found[-1][0], found[-1][1] + part.text)
     return found
 
@@ -101,19 +100,19 @@ CUTS = st.lists(st.integers(0, 120), max_size=40)
 def test_calls(form, text, expected):
     every = range(len(text))
     for cuts in ([], every):
-        assert read(AnswerReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
+        assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
 
 
 @given(st.sampled_from(CASES), CUTS)
 def test_how_a_text_is_cut_does_not_matter(case, cuts):
     form, text, expected = case
-    assert read(AnswerReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
+    assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
 
 
 @given(st.sampled_from(list(FORMATS)), st.text(alphabet='<tool_ca>/{}":, []TOOL_CALLSnamef\\arguments\n;'), CUTS)
 def test_any_text_is_read_the_same_however_it_is_cut(form, text, cuts):
-    whole = read(AnswerReader(None, FORMATS[form].reader(NAMES)), text, [])
-    assert read(AnswerReader(None, FORMATS[form].reader(NAMES)), text, cuts) == whole
+    whole = read(TurnReader(None, FORMATS[form].reader(NAMES)), text, [])
+    assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == whole
     if not any(isinstance(part, tuple) for part in whole):
         assert "".join(whole) == text
 
@@ -121,12 +120,12 @@ def test_any_text_is_read_the_same_however_it_is_cut(form, text, cuts):
 @pytest.mark.parametrize(("open_already", "text", "expected"), THINKING)
 @given(cuts=CUTS)
 def test_thoughts(open_already, text, expected, cuts):
-    assert read(AnswerReader(ThoughtReader(open_already=open_already), None), text, cuts) == expected
+    assert read(TurnReader(ReasoningReader(open_already=open_already), None), text, cuts) == expected
 
 
 def test_calls_come_after_thoughts():
     text = f"<think>I could <tool_call>{CALL}</tool_call></think>\n<tool_call>{CALL}</tool_call>"
-    reader = AnswerReader(ThoughtReader(open_already=False), FORMATS["hermes"].reader(NAMES))
+    reader = TurnReader(ReasoningReader(open_already=False), FORMATS["hermes"].reader(NAMES))
     expected = [("thought", f"I could <tool_call>{CALL}</tool_call>"), ("f", ARGUMENTS)]
     assert read(reader, text, range(0, len(text), 3)) == expected
 
@@ -198,7 +197,7 @@ def follows(grammars, constraint, text):
 @pytest.mark.parametrize("thoughts", [None, "open", "closed"])
 def test_a_form_as_rules(grammars, constraint, right, wrong, thoughts):
     turn = turn_grammar(
-        form_rules(constraint), spelled=json.dumps, thinks=thoughts is not None, open_already=thoughts == "open"
+        constraint.lark("form"), spelled=json.dumps, thinks=thoughts is not None, open_already=thoughts == "open"
     )
     before = {None: "", "open": "so { </t>\n</think>\n\n", "closed": "<think>so {</think>\n"}[thoughts]
     for text in right:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -217,8 +218,17 @@ def batch(
 @click.option("--client-seconds", type=float, default=20, show_default=True, help="Limit to send a request or read on.")
 @click.option("--drain-seconds", type=float, default=30, show_default=True, help="For answers under way at SIGTERM.")
 @click.option("--reuse-prefix", is_flag=True, help="Use the K/V of an earlier prompt again where both begin alike.")
-@click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
-@click.option("--allow-special-tokens", is_flag=True, help="Encode special tokens that messages spell as such.")
+@click.option(
+    "--no-client-plan",
+    "client_plans",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Refuse requests that name a plan, or turn speculation off.",
+)
+@click.option(
+    "--allow-special-tokens", "special_tokens", is_flag=True, help="Encode special tokens that messages spell as such."
+)
 @opts.MAX_DRAFTING
 @opts.ACCEPTANCE_THRESHOLD
 @opts.NO_PREFIX_CACHE
@@ -229,9 +239,18 @@ def batch(
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:
     """Answer HTTP requests as OpenAI's API does. At Ctrl-C and SIGTERM, requests under way may finish."""
-    with importing():
-        from pass_runtime.cli.serve import run_serve
-    run_serve(bundle, options)
+    try:
+        with importing():
+            from pass_server.serve_options import ServeOptions, read_keys
+            from pass_server.server import Listening, run_server
+    except ModuleNotFoundError as error:
+        raise PassError(f"{error.name} is not installed: pip install 'pass-toolkit[serve]'") from None
+    key_file = options.pop("api_key_file")
+    where = opts.take(Listening, options)
+    limits = opts.take(ServeOptions, options, keys=read_keys(key_file) if key_file is not None else ())
+    opened = opts.load_options(options)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    run_server(lambda: opts.open_bundle(bundle, opened), limits, where, tell=lambda line: click.echo(line, err=True))
 
 
 @main.command()

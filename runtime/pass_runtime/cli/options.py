@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from pass_runtime.options import LOGPROBS_MODES, PLANS, GenerateOptions, LoadOpt
 from pass_runtime.session import Session, load
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 DRAFT = click.option(
     "--draft", type=click.Choice(DRAFTS), help="Where drafts come from.  [default: both for auto, else lookahead]"
@@ -116,13 +117,19 @@ SHOW_DRAFTS = click.option(
 )
 
 
-def load_options(options: dict[str, Any], **fields: Any) -> LoadOptions:
-    """The fields of LoadOptions that a command's `options` are, which must hold nothing else, and `fields`."""
+def take(kind: type[T], options: dict[str, Any], **more: Any) -> T:
+    """A dataclass of the options that have the names of its fields, which are taken out of `options`, and of `more`."""
+    names = [field.name for field in fields(kind) if field.name in options]  # type: ignore[arg-type]
+    return kind(**{name: options.pop(name) for name in names}, **more)
+
+
+def load_options(options: dict[str, Any], **more: Any) -> LoadOptions:
+    """The fields of LoadOptions that a command's `options` are, which must hold nothing else, and `more`."""
     flags = {"trust_bundle": "verify", "no_weight_cache": "weight_cache", "no_prefix_cache": "prefix_cache"}
     named: dict[str, Any] = {
         flags.get(name, name): not value if name in flags else value for name, value in options.items()
     }
-    return LoadOptions(**named, **fields)
+    return LoadOptions(**named, **more)
 
 
 def open_bundle(bundle: Path, options: LoadOptions) -> Session:

@@ -38,13 +38,15 @@ class QueueFull(PassError):
 @dataclass(frozen=True)
 class Usage:
     """The load at one moment. running: sequences in slots. waiting: sequences in the queue. cached: KV tokens of the
-    running ones. capacity: KV capacity of all slots in tokens."""
+    running ones. capacity: KV capacity of all slots in tokens. graphs_not_captured: graphs that a GPU runs without a
+    CUDA graph, more slowly."""
 
     running: int
     waiting: int
     slots: int
     cached: int
     capacity: int
+    graphs_not_captured: int = 0
 
     @property
     def cache_share(self) -> float:
@@ -94,8 +96,9 @@ class Scheduler:
         running = [slot.sequence for slot in self.runner.slots]
         cached = [sequence.cached for sequence in running if sequence is not None]
         slots = len(self.runner.slots)
-        capacity = slots * self.runner.backend.capabilities.max_capacity
-        return Usage(len(cached), len(self.waiting), slots, sum(cached), capacity)
+        backend = self.runner.backend
+        capacity = slots * backend.capabilities.max_capacity
+        return Usage(len(cached), len(self.waiting), slots, sum(cached), capacity, len(backend.uncaptured))
 
     def step(self) -> None:
         """Drop what was cancelled, admit, prefill, and run one pass."""

@@ -2,14 +2,10 @@
 
 llguidance recurses, multiplies automata and tries combinations as far as a constraint asks for it. Compilation is
 deterministic, so what stays within a child's limits does so here, in a thread with a larger stack.
-
-JSON is written in one form: on one line, with ", " and ": " between values. Otherwise the model could write white space
-for ever, and nothing between two values would be certain.
 """
 
 from __future__ import annotations
 
-import json
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -19,10 +15,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pass_runtime.errors import PassError
-from pass_runtime.text.constraint import Constraint
+from pass_runtime.text.constraint import JSON_FORM, Constraint
 from pass_runtime.text.plain_tokenizer import PlainTokenizer
 
-JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 STEP_LIMITS: Mapping[str, Any] = {
     "step_max_items": 10_000,
     "step_lexer_fuel": 100_000,
@@ -115,14 +110,8 @@ def _grammar(constraint: Constraint) -> str:
     if constraint.regex is not None:
         return str(LLMatcher.grammar_from_regex(constraint.regex))
     if constraint.choice:
-        return str(LLMatcher.grammar_from_lark(choice_rules("start", constraint.choice)))
+        return str(LLMatcher.grammar_from_lark(constraint.lark("start")))
     return str(LLMatcher.grammar_from_lark(constraint.grammar or ""))
-
-
-def choice_rules(name: str, choices: Sequence[str]) -> str:
-    """A grammar's rule `name`, for one of `choices`. They are one terminal: so many rules would be too complex."""
-    written = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return f"{name}: {name.upper()}\n{name.upper()}: {written}"
 
 
 def _refused(constraint: Constraint, why: str) -> PassError:

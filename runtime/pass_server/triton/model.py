@@ -8,25 +8,60 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from pass_runtime.decode.sequence import Token
-from pass_runtime.errors import PassError
-from pass_runtime.session import load
-from pass_server.errors import as_api_error
+from pass_runtime import PassError, Token, load
+from pass_server.api_error import as_api_error
 from pass_server.service import Service
-from pass_server.triton.failure_log import FailureLog
-from pass_server.triton.fields import inputs
-from pass_server.triton.metric_sink import TritonMetricSink
-from pass_server.triton.output_tensors import OutputTensors
-from pass_server.triton.reading import ResponseOptions, Tensors, TritonRequest, read_request
-from pass_server.triton.sender import ResponseSender
-from pass_server.triton.settings import Settings, read_settings
-from pass_server.triton.signals import Signals
+from pass_server.triton.config import Settings, inputs, read_settings
+from pass_server.triton.metric_sink import FailureLog, TritonMetricSink
+from pass_server.triton.requests import ResponseOptions, Tensors, TritonRequest, read_request
+from pass_server.triton.responses import OutputTensors, ResponseSender
+
+HANDLED = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """Calls `on_signal` in `loop`, which does not run yet, for each signal until `close`. The signals come through a
+    socket (`signal.set_wakeup_fd`), since Python's own handlers would only run when the main thread returns from
+    Triton's code."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> None:
+        """Outside the main thread no signal is handled, since Python cannot do it there."""
+        self._on_signal = on_signal
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        loop.add_reader(self._reader, self._read)
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            self._before = {number: signal.signal(number, lambda *_: None) for number in HANDLED}
+            for number in HANDLED:
+                signal.siginterrupt(number, False)  # Triton's system calls restart after a signal, as before
+            self._woken = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+
+    def close(self) -> None:
+        """Restore what was there before. For the thread that made this, once the loop has ended."""
+        if self._main:
+            signal.set_wakeup_fd(self._woken)
+            for number, handler in self._before.items():
+                if handler is not None:  # Triton's own, which does nothing either
+                    signal.signal(number, handler)
+        self._reader.close()
+        self._writer.close()
+
+    def _read(self) -> None:
+        for number in self._reader.recv(64):
+            if number in HANDLED:
+                self._on_signal()
+
 
 POLL_SECONDS = 0.02
 """How often requests are checked for cancellation, and the gauges are updated."""

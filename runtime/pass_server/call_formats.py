@@ -10,11 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pass_server.calls.reader import CallReader, MarkedReader
-from pass_server.parts import Part
-
-JSON_FORM: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is spelled inside grammars, as in `pass_runtime.text.grammar`."""
+from pass_runtime import Constraint
+from pass_server.call_reader import CallReader, MarkedReader
+from pass_server.turn_reader import TurnDelta
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,8 @@ class CallFormat(ABC):
         lines.append("call: " + " | ".join(f"call{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
             begins = f'{{"name": {json.dumps(function.name)}, "{self.arguments}": '
-            schema = {"type": "object", **function.parameters, "x-guidance": JSON_FORM}
             lines.append(f'call{i}: {json.dumps(begins)} arguments{i} "}}"')
-            lines.append(f"arguments{i}: %json {json.dumps(schema, ensure_ascii=False)}")
+            lines.append(Constraint(json_schema={"type": "object", **function.parameters}).lark(f"arguments{i}"))
         return "\n".join(lines)
 
 
@@ -87,7 +84,7 @@ class _HermesReader(MarkedReader):
     mark, closing = Hermes.marks
     _bare = True  # whether a call without marks may follow
 
-    def _find(self, parts: list[Part]) -> bool:
+    def _find(self, parts: list[TurnDelta]) -> bool:
         rest = self._held.lstrip()
         if self._bare and not rest:
             return False
@@ -97,7 +94,7 @@ class _HermesReader(MarkedReader):
         self._bare = False
         return super()._find(parts)
 
-    def _mistaken(self, parts: list[Part]) -> None:
+    def _mistaken(self, parts: list[TurnDelta]) -> None:
         self._bare = False
         super()._mistaken(parts)
 
@@ -153,7 +150,7 @@ class _MistralReader(MarkedReader):
             self._held, self._state = self._before + self._held, "rest"
         return True
 
-    def _mistaken(self, parts: list[Part]) -> None:  # noqa: ARG002 - the other readers'
+    def _mistaken(self, parts: list[TurnDelta]) -> None:  # noqa: ARG002 - the other readers'
         self._state = "rest"
 
 
@@ -174,7 +171,7 @@ class Llama3Json(CallFormat):
 class _Llama3Reader(CallReader):
     mark = Llama3Json.marks[0]
 
-    def _find(self, parts: list[Part]) -> bool:  # noqa: ARG002 - the other readers'
+    def _find(self, parts: list[TurnDelta]) -> bool:  # noqa: ARG002 - the other readers'
         return self._begin(self._held.lstrip())
 
     def _leave(self) -> bool:
@@ -191,7 +188,7 @@ class _Llama3Reader(CallReader):
             self._state = "rest"
         return True
 
-    def _mistaken(self, parts: list[Part]) -> None:  # noqa: ARG002 - the other readers'
+    def _mistaken(self, parts: list[TurnDelta]) -> None:  # noqa: ARG002 - the other readers'
         self._state = "rest"
 
 

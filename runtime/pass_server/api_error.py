@@ -11,10 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pass_runtime.decode.scheduler import QueueFull
-from pass_runtime.errors import PassError
-from pass_runtime.text.grammar import TooManyConstraints
-from pass_runtime.text.grammar_state import ConstraintStopped
+from pass_runtime import ConstraintStopped, PassError, QueueFull, TooManyConstraints
 
 log = logging.getLogger("pass_server")
 

@@ -6,9 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pass_runtime.errors import PassError
-from pass_runtime.files import read_text
-from pass_server.calls.formats import FORMATS
+from pass_runtime import PassError
+from pass_server.call_formats import FORMATS
 
 CALL_PARSERS = ("auto", "none", *FORMATS)
 REASONING_PARSERS = ("auto", "none", "think")
@@ -62,7 +61,12 @@ class ServeOptions:
 
 def read_keys(path: Path) -> tuple[str, ...]:
     """The API keys in a file, one a line; blank lines and lines that begin with # are skipped."""
-    lines = (line.strip() for line in read_text(path).splitlines())
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError:
+        raise PassError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise PassError(f"cannot read {path}: {error.strerror}") from None
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise PassError(f"{path} has no key; write one on each line")

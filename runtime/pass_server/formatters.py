@@ -2,20 +2,119 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from pass_runtime.decode.sequence import Piece, Token
-from pass_runtime.text.detokenizer import Detokenizer
-from pass_server.answer_shape import AnswerShape, sent
+from pass_runtime import Detokenizer, Piece, Token, Vocabulary
+from pass_server.api_error import ApiError
 from pass_server.choices import Choice, Json, extension
-from pass_server.errors import ApiError
-from pass_server.tokens import TokenTexts, chat_logprobs, completion_logprobs
 
 
-class ResponseShape(AnswerShape):
+class TokenTexts:
+    """The text and the bytes of single tokens. A token may be a part of a character."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+
+    def bytes(self, token: int) -> bytes:
+        """A token's bytes; a special token has those of its name."""
+        special = self.vocabulary.special_text(token)
+        return self.vocabulary.bytes(token) if special is None else special.encode()
+
+    def text(self, token: int) -> str:
+        """A token's text, or `bytes:\\xe2\\x82`, as OpenAI writes parts of characters."""
+        found = self.bytes(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
+
+def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], before: Detokenizer) -> dict[str, Any]:
+    """before: has read the tokens before these, and reads these.
+
+    An offset is where a token's text begins, also if that text is held back or cut off for a stop string.
+    """
+    found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token in tokens:
+        assert token.logprobs is not None
+        found["tokens"].append(texts.text(token.id))
+        found["token_logprobs"].append(finite(token.logprobs.logprob))
+        top: dict[str, float] = {}
+        for other, value in token.logprobs.top:
+            top.setdefault(texts.text(other), finite(value))  # of tokens with the same text the likeliest, the first
+        found["top_logprobs"].append(top)
+        before.push(token.id)
+        found["text_offset"].append(before.place)
+    return found
+
+
+def chat_logprobs(texts: TokenTexts, tokens: Sequence[Token]) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": texts.text(token), "logprob": finite(logprob), "bytes": list(texts.bytes(token))}
+
+    content = []
+    for token in tokens:
+        assert token.logprobs is not None
+        top = [entry(other, value) for other, value in token.logprobs.top]
+        content.append(entry(token.id, token.logprobs.logprob) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def finite(logprob: float) -> float:
+    """The value, or -9999 for -inf, which JSON does not have."""
+    return max(logprob, -9999.0)
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def sent(content: Json, kind: str = "") -> bytes:
+    """A server-sent event. kind: its name, where it has one."""
+    head = f"event: {kind}\n" if kind else ""
+    return f"{head}data: {_JSON.encode(content)}\n\n".encode()
+
+
+class ResponseFormatter(ABC):
+    """The shape of one request's answer. A stream is what `opening`, `piece` and `ending` show of each choice, an
+    `event` each, then `closing` or `failure`, then `done`."""
+
+    done = b"data: [DONE]\n\n"
+
+    @abstractmethod
+    def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
+        """The answer that is not a stream."""
+
+    @abstractmethod
+    def opening(self, choice: Choice) -> list[Json]:
+        """What a stream shows of a choice before its first piece."""
+
+    @abstractmethod
+    def piece(self, choice: Choice, piece: Piece) -> list[Json]:
+        """What a stream shows of a piece; nothing where the piece has nothing to show."""
+
+    @abstractmethod
+    def ending(self, choice: Choice) -> list[Json]:
+        """What a stream shows of a choice after its last piece."""
+
+    @abstractmethod
+    def event(self, shown: Json) -> bytes:
+        """The event for one thing that is shown."""
+
+    @abstractmethod
+    def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:
+        """The events after all choices have ended."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """The event that says why a stream ends early."""
+
+
+class ChoicesFormatter(ResponseFormatter):
     """The shape of both endpoints. logprobs: whether the request wants them. include_usage: whether a stream ends with
     an event about tokens."""
 
@@ -79,7 +178,7 @@ class ResponseShape(AnswerShape):
     def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json: ...
 
 
-class CompletionShape(ResponseShape):
+class CompletionFormatter(ChoicesFormatter):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def _delta(self, text: str) -> Json:
@@ -97,7 +196,7 @@ class CompletionShape(ResponseShape):
         return completion_logprobs(self._texts, tokens, choice.offsets)
 
 
-class ChatShape(ResponseShape):
+class ChatFormatter(ChoicesFormatter):
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self, choice: Choice) -> list[Json]:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from pass_server.errors import ApiError, of_validation
+from pass_server.api_error import ApiError, of_validation
 from pass_server.fields import only
 from pass_server.schemas import CompletionRequest
-from pass_server.triton.fields import EXCLUDE_INPUT, FLAGS, INPUT_IDS, SAMPLED, SAMPLING_PARAMETERS, TEXT_INPUT
+from pass_server.triton.config import EXCLUDE_INPUT, FLAGS, INPUT_IDS, SAMPLED, SAMPLING_PARAMETERS, TEXT_INPUT
 
 Tensors = Mapping[str, np.ndarray]
 """The tensors that a request has, by name."""
