@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from pass_runtime.options import MAX_BAD_WORDS, GenerateOptions, LoadOptions
     from pass_runtime.session import Session, load
     from pass_runtime.text.constraint import Constraint
-    from pass_runtime.text.detokenizer import Detokenizer
-    from pass_runtime.text.grammar import TooManyConstraints
-    from pass_runtime.text.grammar_state import ConstraintStopped
-    from pass_runtime.text.vocabulary import Vocabulary
+    from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
+    from pass_runtime.text.grammar import ConstraintStopped, TooManyConstraints
 
 __version__ = "0.1.0"
 _MODULES = {
@@ -43,10 +41,8 @@ _MODULES = {
     "options": ("GenerateOptions", "LoadOptions", "MAX_BAD_WORDS"),
     "session": ("Session", "load"),
     "text.constraint": ("Constraint",),
-    "text.detokenizer": ("Detokenizer",),
-    "text.grammar": ("TooManyConstraints",),
-    "text.grammar_state": ("ConstraintStopped",),
-    "text.vocabulary": ("Vocabulary",),
+    "text.detokenizer": ("Detokenizer", "Vocabulary"),
+    "text.grammar": ("ConstraintStopped", "TooManyConstraints"),
 }
 __all__ = [
     "MAX_BAD_WORDS",

@@ -17,32 +17,27 @@ from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.backends.open import open_backend
-from pass_runtime.bundle.integrity import verify_files
+from pass_runtime.bundle.integrity import Remembered, verify_files
 from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import whole_numbers
 from pass_runtime.decode.draft_limits import DraftLimits
-from pass_runtime.decode.rehearsal import rehearse
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
-from pass_runtime.decode.sequence import Request
-from pass_runtime.decode.sequence import Sequence as Decoding
-from pass_runtime.decode.worker import Worker
+from pass_runtime.decode.sequence import Request, SequenceState
+from pass_runtime.decode.worker import Worker, rehearse
 from pass_runtime.errors import PassError
 from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
-from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template, template_tokens
+from pass_runtime.text.chat_template import ChatTemplate, Message, load_chat_template, template_tokens
 from pass_runtime.text.constraint import Constraint
-from pass_runtime.text.encoding import decode, encode
-from pass_runtime.text.grammar_state import GrammarState
+from pass_runtime.text.detokenizer import Vocabulary, decode, encode
+from pass_runtime.text.grammar import GrammarState
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
-from pass_runtime.text.vocabulary import Vocabulary
-from pass_runtime.tuning.tuner import PlanTuner
-from pass_runtime.tuning.tuners import Tuners
+from pass_runtime.tuning.tuner import PlanTuner, Tuners
 
 T = TypeVar("T")
 
@@ -162,7 +157,7 @@ class Session:
     def begin(self, requests: Sequence[Request], max_queue: int | None = None) -> list[Generation]:
         """Decode requests, all of them or none. max_queue: how many may wait then, instead of as many as the session
         was opened with. Raises `QueueFull` where there would be more."""
-        sequences = [Decoding(r, self._reader(r)) for r in requests]
+        sequences = [SequenceState(r, self._reader(r)) for r in requests]
         generations = [Generation(sequence, self) for sequence in sequences]
         self._worker.submit(sequences, max_queue)
         return generations
@@ -191,7 +186,7 @@ class Session:
         options = options or GenerateOptions()
         if options.stop_strings:
             raise PassError("stop strings need text: use generate, or stop_token_ids")
-        sequence = Decoding(self.request((*_token_ids(prompt_ids),), options))
+        sequence = SequenceState(self.request((*_token_ids(prompt_ids),), options))
         stream = TokenStream(sequence, self)
         self._worker.submit([sequence])
         return stream

@@ -73,9 +73,9 @@ InputItem = Annotated[
 ]
 
 
-Items = Annotated[list[InputItem], Field(min_length=1, max_length=4096, fail_fast=True)]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=4096, fail_fast=True)]
 Input = Annotated[  # by hand, so that a problem within an item is not reported as "should be a string"
-    Annotated[Text, Tag("str")] | Annotated[Items, Tag("list[item]")],
+    Annotated[Text, Tag("str")] | Annotated[InputItems, Tag("list[item]")],
     Discriminator(lambda value: "str" if isinstance(value, str) else "list[item]"),
 ]
 

@@ -15,7 +15,7 @@ from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.batch import Tally
-from pass_runtime.cli.batch_request import CONSTRAINT, BatchRequest
+from pass_runtime.cli.batch_session import CONSTRAINT, BatchRequest
 from pass_runtime.cli.main import main
 from pass_runtime.cli.remote import as_fields
 from pass_runtime.options import GenerateOptions
@@ -229,7 +229,7 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
 CASES = [(command, option) for command, (_, cases) in COMMANDS.items() for option in cases]
 
 
-for module in ("batch_ray", "batch_session", "bench_rows", "chat", "explain", "inspect_bundle", "remote"):
+for module in ("batch_ray", "batch_session", "bench_rows", "chat_loop", "tables", "inspect_bundle", "remote"):
     import_module(f"pass_runtime.cli.{module}")  # before anything that they import is replaced
 
 
@@ -237,12 +237,12 @@ def prepare(calls: Calls) -> None:
     """Replace what the commands call, but for what parses their options."""
     session = StandIn(calls)
     session.chat_template = None
-    calls.replace("pass_runtime.cli.options.load", session)
+    calls.replace("pass_runtime.cli.flags.load", session)
     for name in ("print_json", "print_pieces", "print_summary"):
         calls.replace(f"pass_runtime.cli.main.{name}")
-    calls.replace("pass_runtime.cli.explain.print_reasoning")
+    calls.replace("pass_runtime.cli.tables.print_reasoning")
     chat = StandIn(calls, {"run": lambda: 0})
-    calls.replace("pass_runtime.cli.chat.SessionChat", chat)
+    calls.replace("pass_runtime.cli.chat_loop.SessionChat", chat)
     calls.replace("pass_runtime.cli.remote.open_remote", chat)
     calls.replace("pass_runtime.bundle.read.read_manifest")
     calls.replace("pass_runtime.cli.batch.model_identity", "m")

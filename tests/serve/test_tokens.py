@@ -5,8 +5,7 @@ from __future__ import annotations
 from tokenizer_kinds import byte_fallback, byte_level
 
 from pass_runtime.decode.sequence import Token, TokenLogprobs
-from pass_runtime.text.detokenizer import Detokenizer
-from pass_runtime.text.vocabulary import Vocabulary
+from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
 from pass_server.formatters import TokenTexts, completion_logprobs
 
 

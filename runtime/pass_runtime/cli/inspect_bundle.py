@@ -15,9 +15,8 @@ from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.cli.captures import find_captures, print_captures
-from pass_runtime.cli.tables import OutputConsole, show_table
-from pass_runtime.json_lines import to_json
+from pass_runtime.cli.tables import OutputConsole, find_captures, print_captures, show_table
+from pass_runtime.files import to_json
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 import pass_runtime
-from pass_runtime.cli import options as opts
-from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
-from pass_runtime.cli.output import print_json, print_pieces, print_summary
-from pass_runtime.cli.prompts import read_prompt
+from pass_runtime.cli import flags as opts
+from pass_runtime.cli.command_errors import OneLineGroup, importing, one_line_errors
+from pass_runtime.cli.prompt_io import print_json, print_pieces, print_summary, read_prompt
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_SLOTS
@@ -76,7 +75,7 @@ def generate(
         click.echo()
         print_summary(generation, show_drafts=show_drafts)
     if explain:
-        from pass_runtime.cli.explain import print_reasoning
+        from pass_runtime.cli.tables import print_reasoning
 
         print_reasoning(session.tuner(request.sampling), request.lookahead)
 
@@ -116,8 +115,7 @@ def chat(
     come from a pipe or a file, the status is then 2.
     """
     with importing():
-        from pass_runtime.cli.chat import ChatLoop, SessionChat
-        from pass_runtime.cli.conversation import Conversation
+        from pass_runtime.cli.chat_loop import ChatLoop, Conversation, SessionChat
     request, drop = opts.generate_options(options, reuse_prefix=True), context_overflow == "drop-oldest"
     if (bundle is None) == (server is None):
         raise PassError("name a BUNDLE to talk to, or a server with --server URL")
@@ -299,7 +297,7 @@ def bench(bundle: Path, **options: Any) -> None:
             write_json,
         )
         from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, print_rows
-        from pass_runtime.cli.bench_table import print_plans
+        from pass_runtime.cli.tables import print_plans
     as_json, output, cached = options.pop("as_json"), options.pop("output"), options.pop("cached")
     batches = parse_sizes("--batch", "sequences", "1,2,4,8", options.pop("batches"))
     rows = parse_sizes("--rows", "rows", "1,2,3,5,7,9,13,25", options.pop("rows"))

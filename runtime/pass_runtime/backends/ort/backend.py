@@ -19,14 +19,22 @@ import onnxruntime as ort
 
 from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, batch_sizes, check_onnx_runtime
 from pass_runtime.backends.chunks import wide_chunks
-from pass_runtime.backends.device_names import split_device
 from pass_runtime.backends.memory import Memory
 from pass_runtime.backends.one_thread import OneThread
-from pass_runtime.backends.ort.bound import BoundSession, BoundSessions, BoundTensor, bind, log
+from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.engine import check_graph, choose_device, map_shared, open_memory, open_session
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.backends.ort.packing import sample_logits
-from pass_runtime.backends.ort.trunks import Trunks, open_packed, open_trunk
+from pass_runtime.backends.ort.trunks import (
+    BoundSession,
+    BoundSessions,
+    BoundTensor,
+    Trunks,
+    bind,
+    log,
+    open_packed,
+    open_trunk,
+)
 from pass_runtime.bundle.bindings import Bindings
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.plan import Plan

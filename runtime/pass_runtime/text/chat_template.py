@@ -1,4 +1,4 @@
-"""Chat templates, rendered as Hugging Face's transformers renders them."""
+"""Chat templates, rendered as Hugging Face's transformers renders them, and the messages that they take."""
 
 from __future__ import annotations
 
@@ -6,13 +6,34 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict
 from tokenizers import Tokenizer
 
 from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILES, ModelInfo
 from pass_runtime.errors import PassError
 from pass_runtime.text.child import ChildPool, ChildStopped, Limits
+
+Role = Literal["system", "developer", "user", "assistant"]
+
+
+def template_role(role: Role) -> str:
+    """The role that chat templates use: a developer's message is a system message."""
+    return "system" if role == "developer" else role
+
+
+class TextMessage(BaseModel):
+    """{"role", "content"}, and no other fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    role: Role
+    content: str
+
+    def plain(self) -> dict[str, str]:
+        """The message in the form that chat templates take."""
+        return {"role": template_role(self.role), "content": self.content}
+
 
 Message = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant" | "tool", "content": text}, and more if the template reads more."""
