@@ -97,7 +97,7 @@ _DESCRIPTIONS = {
     404: "No such model.",
     408: "The body came too slowly.",
     413: "Too large.",
-    429: "Too much to do.",
+    429: "The queue is full; retry after the time in Retry-After.",
     500: "It failed.",
     503: "Shutting down.",
     504: "It took too long.",
@@ -126,7 +126,7 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     app.router.route_class = BodyRoute
     add_handlers(app)
     _add_endpoints(app, service)
-    add_responses(app, service, RESPONSES)
+    _add_responses(app, service)
     add_tokenizing(app, service, ERRORS)
     _add_probes(app, service, sink)
     app.add_middleware(BodyLimit, most=options.max_body_bytes, seconds=options.client_seconds)
@@ -183,10 +183,8 @@ def _add_probes(app: FastAPI, service: Service, sink: PrometheusSink) -> None:
         return Response(sink.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def add_responses(app: FastAPI, service: Service, responses: Any) -> None:
-    """responses: how the OpenAPI document describes answers and refusals."""
-
-    @app.post("/v1/responses", response_class=Response, responses=responses)
+def _add_responses(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/responses", response_class=Response, responses=RESPONSES)
     async def create_response(request: ResponsesRequest, http: Request) -> Response:
         service.check_model(request.model)
         size = len(await http.body())

@@ -12,11 +12,10 @@ from typing import Any
 
 from pass_runtime import Constraint, GenerateOptions, PassError, Request, SamplingParams, Session, TooManyConstraints
 from pass_server.api_error import ApiError, as_api_error, not_supported
-from pass_server.conversation import conversation, other_texts, texts
 from pass_server.fields import unsupported
 from pass_server.schemas import ChatRequest, CompletionRequest, Sampled, constraint_of
 from pass_server.serve_options import ServeOptions
-from pass_server.turns import Turn, Turns
+from pass_server.turns import Turn, Turns, conversation, other_texts, texts
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has no such limit."""
@@ -54,18 +53,6 @@ class ReadRequest:
     finish: Callable[[], ParsedRequest]
 
 
-def parse(
-    session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None, client: str = ""
-) -> ParsedRequest:
-    """Tokenize the prompts and check everything that can be wrong with a request. ApiError says what is. client: what
-    tells its cached prompts from those of other clients, as long for each of them."""
-    found = read(session, limits, request, arrived, client)
-    for future, param in found.compiling:
-        with constraint_errors(param):
-            future.result()
-    return found.finish()
-
-
 @contextmanager
 def constraint_errors(param: str) -> Iterator[None]:
     """For a block that compiles the constraint of the field `param`: its errors become ApiErrors."""
@@ -80,7 +67,9 @@ def constraint_errors(param: str) -> Iterator[None]:
 def read(
     session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None, client: str = ""
 ) -> ReadRequest:
-    """`parse` without waiting for constraints, which may take seconds."""
+    """Tokenize the prompts and check everything that can be wrong with a request. It does not wait for constraints,
+    which may take seconds to compile. ApiError says what is wrong. client: what tells its cached prompts from those of
+    other clients, as long for each of them."""
     arrived = time.perf_counter() if arrived is None else arrived
     if (name := unsupported(request)) is not None:
         raise not_supported(name, getattr(request, name))

@@ -54,7 +54,7 @@ class Service:
         return len(self._answers)
 
     async def parse(self, request: Sampled, size: int | None = None, client: str = "") -> ParsedRequest:
-        """`parsed_request.parse` in threads, none of which waits for a constraint. ApiError where it refuses the
+        """`parsed_request.read` in threads, none of which waits for a constraint. ApiError where it refuses the
         request, and, before any text is tokenized (seconds for long texts), where there is no room for the request or
         its text cannot fit. size: of the whole request in bytes; None for that of its longest prompt. client: the
         digest of its API key, "" on servers without keys."""

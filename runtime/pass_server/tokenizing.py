@@ -11,11 +11,10 @@ from pydantic import Field
 
 from pass_runtime import PassError
 from pass_server.api_error import ApiError, not_supported
-from pass_server.conversation import conversation
 from pass_server.fields import Fields, Messages, Name, Text, Tools, only, unsupported
 from pass_server.schemas import ChatRequest, Ids, TemplateVariables
 from pass_server.service import Service
-from pass_server.turns import Turns
+from pass_server.turns import Turns, conversation
 
 
 class TokenizeRequest(Fields):

@@ -8,9 +8,9 @@ import math
 import openai
 import pytest
 from openai import AsyncOpenAI
+from parsing import parse
 
 from pass_runtime import GenerateOptions, SamplingParams
-from pass_server.parsed_request import parse
 from pass_server.schemas import ChatRequest
 from pass_server.serve_options import ServeOptions
 

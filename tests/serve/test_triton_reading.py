@@ -8,13 +8,13 @@ import sys
 
 import numpy as np
 import pytest
+from parsing import parse
 
 from pass_runtime import PassError
 from pass_server.api_error import ApiError
-from pass_server.parsed_request import parse
 from pass_server.serve_options import ServeOptions
 from pass_server.triton.config import read_settings
-from pass_server.triton.requests import read_request
+from pass_server.triton.tensors import read_request
 
 TEXT = {"text_input": np.array([b"The"], object)}
 

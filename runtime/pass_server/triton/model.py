@@ -22,8 +22,14 @@ from pass_server.api_error import as_api_error
 from pass_server.service import Service
 from pass_server.triton.config import Settings, inputs, read_settings
 from pass_server.triton.metric_sink import FailureLog, TritonMetricSink
-from pass_server.triton.requests import ResponseOptions, Tensors, TritonRequest, read_request
-from pass_server.triton.responses import OutputTensors, ResponseSender
+from pass_server.triton.tensors import (
+    OutputTensors,
+    ResponseOptions,
+    ResponseSender,
+    Tensors,
+    TritonRequest,
+    read_request,
+)
 
 HANDLED = (signal.SIGTERM, signal.SIGINT)
 
