@@ -50,8 +50,8 @@ from pass_runtime.bundle.manifest import (
     SchemeInfo,
     Tensor,
 )
-from pass_runtime.bundle.metadata import METADATA, metadata
 from pass_runtime.bundle.plan import Plan, bundle_plans
+from pass_runtime.bundle.read import METADATA, metadata
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
 from pass_runtime.text.chat_template import load_chat_template
 

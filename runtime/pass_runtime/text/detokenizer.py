@@ -1,13 +1,11 @@
 """Tokens to text and back: what each token adds in bytes, whole characters of them, and text as token ids.
 
-Texts to token ids and back without Python's lock, which `Tokenizer.encode` and `decode` hold until they are done: a
-second for a megabyte, in which no other thread decodes or answers. Their forms for batches release it.
-
-What each token of a tokenizer adds to a text, in bytes.
+`Tokenizer.encode` and `decode` hold Python's lock until they are done: a second for a megabyte, in which no other
+thread decodes or answers. Their forms for batches release it.
 
 The tokenizers library decodes lists of tokens. Its decoders treat tokens one by one, but for the first of a text, white
 space that is stripped from the text's beginning, and characters whose bytes are several tokens. So a text is the bytes
-of its tokens, one after the other (`pass_runtime.text.detokenizer`).
+of its tokens, one after the other.
 """
 
 from __future__ import annotations
