@@ -49,7 +49,7 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models
 
 
 class ConnectionLimit:
-    """Refuses admitted requests whose connection finds no place among those that the server takes (`connections`).
+    """Refuses admitted requests whose connection finds no place among those that the server takes (`server.py`).
     Probes are still answered: a busy server must not be restarted."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -120,7 +120,9 @@ class KeyCheck:
             await as_response(error)(scope, receive, send)
             return
         if needed:
-            scope.setdefault("state", {})["admitted"] = True  # `connections` reads it when it chooses which to close
+            scope.setdefault("state", {})["admitted"] = (
+                True  # `server.Connection` reads it when it chooses which to close
+            )
             scope["state"]["client"] = key or ""
         await self._app(scope, receive, send)
 

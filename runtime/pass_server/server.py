@@ -25,6 +25,7 @@ from pass_server.app import make_app
 from pass_server.serve_options import ServeOptions, check_exposure
 from pass_server.service import Service
 
+log = logging.getLogger("pass_server")
 MAX_IDLE_BYTES = 1 << 20
 """The most bytes that may arrive while no request is under way: a head, or the rest of a body that was refused."""
 PROGRESS_BYTES = 1 << 14
@@ -119,9 +120,6 @@ def _admitted(cycle: Any) -> bool:
     return bool(cycle.scope["state"].get("admitted"))
 
 
-log = logging.getLogger("pass_server")
-
-
 @dataclass(frozen=True)
 class Listening:
     """Where a server listens, for how many connections, and for how many seconds it drains. allow_no_key: also where
@@ -158,7 +156,7 @@ def run_server(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, and with the limits of `connections`.
+    """uvicorn without its signal handlers, and with the limits of `Connection`.
 
     client_seconds: for a client to send the head of a request, to send the next request, and to go on reading.
     """

@@ -53,6 +53,14 @@ def commands(dockerfile: str, instruction: str) -> list[list[str]]:
     return [yaml.safe_load(found) for found in re.findall(rf"^{instruction} (\[.*\])$", text, re.MULTILINE)]
 
 
+def test_the_wheel_and_the_type_checker_have_every_package():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    packages = {path.parent for room in ("exporter", "runtime") for path in (ROOT / room).glob("*/__init__.py")}
+    wheel = config["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {ROOT / name for name in wheel} == packages
+    assert set(config["mypy"]["packages"]) == {path.name for path in packages}
+
+
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_kubernetes_takes_it(name, version):

@@ -242,7 +242,8 @@ def serve(bundle: Path, **options: Any) -> None:
             from pass_server.serve_options import ServeOptions, read_keys
             from pass_server.server import Listening, run_server
     except ModuleNotFoundError as error:
-        raise PassError(f"{error.name} is not installed: pip install 'pass-toolkit[serve]'") from None
+        missing = (error.name or "").partition(".")[0]
+        raise PassError(f"{missing} is not installed: pip install 'pass-toolkit[serve]'") from None
     key_file = options.pop("api_key_file")
     where = opts.take(Listening, options)
     limits = opts.take(ServeOptions, options, keys=read_keys(key_file) if key_file is not None else ())

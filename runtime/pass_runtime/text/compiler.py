@@ -3,7 +3,7 @@
 llguidance recurses, multiplies automata and tries combinations as far as a constraint asks for it. Compilation is
 deterministic, so what stays within a child's limits does so here, in a thread with a larger stack.
 
-llguidance is given the tokens of plain text. Its own reading of a tokenizer finds added tokens in what a grammar forces,
+llguidance is given tokens of plain text. Its own reading of a tokenizer finds added tokens in what a grammar forces,
 so that `{"const": "<|im_end|>"}` ends the text, and refuses tokenizers that are not byte-level or byte-fallback.
 """
 
