@@ -1,7 +1,4 @@
-"""Reading and writing files that a user names: whole or not at all, and under locks.
-
-JSON as commands read and write it: whole values, and the lines of .jsonl files.
-"""
+"""Files that a user names: text, JSON and lines of JSON are read; files are written whole or not at all; locks."""
 
 from __future__ import annotations
 

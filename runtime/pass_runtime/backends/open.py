@@ -1,6 +1,6 @@
 """Opens the backend for a device name.
 
-Names of devices, and which of several GPUs a name is about: `cuda:1` is `cuda` on GPU 1, `cuda` is on GPU 0.
+A name says which of several GPUs it is about: `cuda:1` is `cuda` on GPU 1, `cuda` is on GPU 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Checks that a bundle's files are the ones that were exported, by size and SHA-256.
 
-Hashes of files that were read before, kept in the user's cache directory, because reading a large model takes long.
-
-A file is identified by its device, inode, size, mtime and ctime; no copy and no `touch` can set back the ctime. A file
+Reading a large model takes long, so hashes of files that were read before are kept in the user's cache directory. A
+file is identified by its device, inode, size, mtime and ctime; no copy and no `touch` can set back the ctime. A file
 that changed a moment ago is not remembered, because another change within the same tick of the clock would not show.
 """
 

@@ -1,7 +1,4 @@
-"""Answers the lines of a batch with a session, which is opened again where it fails.
-
-The fields of a line of a batch, and the options that they stand for.
-"""
+"""The lines of a batch: their fields, and a session that answers them and is opened again if it fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""pass-run bench --rows: the time of a pass by the rows of its windows, trunk and tail apart.
+"""pass-run bench --rows and --breakdown: the time of passes alone, trunk and tail apart.
 
-pass-run bench --breakdown: where the time of a pass goes, and the speed that follows from it.
+--rows times them by the rows of their windows; --breakdown says where the time of a plan's passes goes, and the speed
+that follows from it.
 """
 
 from __future__ import annotations

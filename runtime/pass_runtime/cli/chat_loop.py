@@ -1,8 +1,7 @@
 """pass-run chat: the loop over the lines of a conversation. A line that fails does not end it.
 
-The lines of a chat: typed in a terminal, with editing and history, or read from a pipe or a file.
-
-The turns of a chat: fitted to the model's context, saved to a file and loaded from it.
+Lines are typed in a terminal, with editing and history, or read from a pipe or a file. The turns of the conversation
+are fitted to the model's context, saved to a file and loaded from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Flags that several commands share, and the dataclasses made of their values.
-
-Flags of what is done to logits: constraints, penalties, biases, and tokens that are kept out.
-"""
+"""Flags that several commands share, those of logits processors too, and the dataclasses made of their values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Prints a generation: its text as it streams, with --show-drafts coloured by where its tokens came from, and a line of
-statistics at the end.
+"""Reads prompts from flags, files and standard input, whose name is `-`, and prints generations.
 
-Reads prompts from flags, files and standard input, whose name is `-`.
+Text is printed as it streams, with --show-drafts coloured by where its tokens came from, then a line of statistics.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 One thread owns runner and backend, so that an interrupt (Ctrl-C reaches the main thread) never stops a pass half-way.
 
-Runs passes before requests need them, on engines that repeat a pass as a captured CUDA graph: running it for the
-first time and capturing it take far longer than repeating it.
+Engines that repeat a pass as a captured CUDA graph run it before requests need it: running it for the first time and
+capturing it take far longer than repeating it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Whether two decodings are the same text, and how near a tie was where they first differ.
+"""Whether two decodings are the same text, how near a tie was where they first differ, and where a text loops.
 
 Windows of different width may round differently, so two candidates whose scores are closer than rounding can swap.
-A first difference is a near-tie where the margin between the two candidates is below a tolerance.
-
-Where a text begins to loop. Greedy text of small models does, and loops are easy to draft.
+A first difference is a near-tie if the margin between the two candidates is below a tolerance. Greedy text of small
+models loops, and loops are easy to draft.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/acceptance.py`) both measure with this
 module, so that their results can be compared. Stretches that loop are counted apart.
-
-Measurements that take turns, so that a noisy machine affects all alike.
+Measurements take turns, so that a noisy machine affects all alike.
 """
 
 from __future__ import annotations

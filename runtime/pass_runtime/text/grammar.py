@@ -4,7 +4,7 @@ A constraint goes through three queues. It is compiled in a child process with a
 enough, in another child with a long one; and if that ends well, in a thread of this process. So constraints that are
 compiled in no time, as nearly all are, do not wait for those that take long, and nothing waits that needs none.
 
-Where a text stands in its grammar: which tokens may follow, within a budget of time.
+A state says which tokens may follow, within a budget of time.
 """
 
 from __future__ import annotations

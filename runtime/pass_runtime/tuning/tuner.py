@@ -1,8 +1,7 @@
 """--plan auto: the plan with the most expected tokens per second, from measured passes and observed acceptance.
 
-The menu of `auto`: the cycles that it chooses from, and the tokens that their passes are expected to write.
-
-The tuners of a session: one for each sampler, as the tails differ by sampler.
+The menu has the cycles that it chooses from, and the tokens that their passes are expected to write. A session has a
+tuner for each sampler, as the tails differ by sampler.
 """
 
 from __future__ import annotations

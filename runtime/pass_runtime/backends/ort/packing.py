@@ -1,6 +1,6 @@
 """Has ONNX Runtime write a trunk with packed weights, and checks that it computes the same.
 
-The name of a trunk's packed weights: a hash of all that their form depends on.
+The name of packed weights is a hash of all that their form depends on.
 """
 
 from __future__ import annotations

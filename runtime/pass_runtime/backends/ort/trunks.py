@@ -1,12 +1,11 @@
 """The sessions over a bundle's trunk: for passes with look-ahead rows, and for passes without.
 
-ONNX Runtime sessions with memory for their inputs and outputs, and how CUDA graphs are captured of them.
-
-With `enable_cuda_graph` the first `Run` of a graph number is not one run of the graph. ONNX Runtime runs it until no
-memory is allocated any more (twice), captures it, which computes nothing, and launches what it captured
-(`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). A tail that writes the next window over the one that it
-reads would so go on by three tokens at once. Therefore what such a graph overwrites is saved before its first run, and
-put back and run once more afterwards.
+Sessions have memory for their inputs and outputs, and CUDA graphs are captured of them. With `enable_cuda_graph` the
+first `Run` of a graph number is not one run of the graph. ONNX Runtime runs it until no memory is allocated any more
+(twice), captures it, which computes nothing, and launches what it captured (`InferenceSession::Run` and
+`CUDAExecutionProvider::OnRunEnd`). A tail that writes the next window over the one that it reads would so go on by
+three tokens at once. Therefore what such a graph overwrites is saved before its first run, and put back and run once
+more afterwards.
 """
 
 from __future__ import annotations

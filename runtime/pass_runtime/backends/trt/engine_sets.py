@@ -1,12 +1,11 @@
 """Chooses the engine set of a bundle that fits this machine, from the manifest, before anything is allocated.
 
-The kernels that TensorRT-RTX compiled for a GPU, kept beside the engines for the next process.
+All engines of one session share the library, the device, scratch memory, and what the library says. The kernels that
+TensorRT-RTX compiled for a GPU are kept beside the engines for the next process.
 
 TensorRT-RTX compiles kernels for the shapes of a context when it runs first. By default it does so in the background,
 runs a slower kernel meanwhile, and then takes the new one, of which a captured graph knows nothing. Contexts made here
 compile before they run.
-
-What all engines of one session have in common: the library, the device, scratch memory, what the library says.
 """
 
 from __future__ import annotations
