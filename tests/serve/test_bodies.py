@@ -18,10 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 from pass_runtime import LoadOptions, load
 from pass_server import app
 from pass_server.api_error import MAX_QUOTED, ApiError
-from pass_server.app import MAX_PARTS, DetokenizeRequest, TokenizeRequest, make_app, parse_body
+from pass_server.app import MAX_PARTS, make_app, parse_body
 from pass_server.fields import Object
 from pass_server.responses_fields import ResponsesRequest
 from pass_server.schemas import ChatRequest, CompletionRequest
+from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
 from pass_server.triton.tensors import TritonRequest
 
 REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest, TritonRequest)

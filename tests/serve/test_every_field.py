@@ -14,11 +14,12 @@ from tool_models import THINKING, TOOLS, with_template
 
 from pass_runtime import LoadOptions, load
 from pass_server.api_error import ApiError
-from pass_server.app import DetokenizeRequest, TokenizeRequest, make_app
+from pass_server.app import make_app
 from pass_server.responses_chat import AsChat
 from pass_server.responses_fields import ResponsesRequest
 from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.serve_options import ServeOptions
+from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
 from pass_server.triton.config import SAMPLED, inputs
 from pass_server.triton.tensors import TritonRequest, read_request
 
