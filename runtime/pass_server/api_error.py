@@ -21,7 +21,7 @@ MAX_QUOTED = 600
 
 
 def bounded(text: str) -> str:
-    """`text` without its middle where it is long, as texts may be that quote what a client sent."""
+    """`text` without its middle if it is long, as texts may be that quote what a client sent."""
     if len(text) <= MAX_QUOTED:
         return text
     return f"{text[: MAX_QUOTED // 2]} ... {text[5 - MAX_QUOTED // 2 :]}"

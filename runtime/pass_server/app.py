@@ -31,8 +31,8 @@ from pass_server.streaming import GenerationResponse
 from pass_server.tokenizing import add_tokenizing
 
 M = TypeVar("M", bound=BaseModel)
-SHORT_BODY = 1 << 12
-"""Bytes. Bodies up to this size are parsed where they are: that takes less time than a thread."""
+SHORT_BODY_BYTES = 1 << 12
+"""Bodies up to this size are parsed where they are: that takes less time than a thread."""
 MAX_PARTS = 1 << 16
 """The most objects, their fields and lists in a body, together. Python makes them while nothing else runs."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
@@ -53,7 +53,7 @@ class BodyRoute(APIRoute):
                 raise ApiError("the body must be a JSON object, sent as application/json")
             work = partial(parse_body, model, body)
             service: Service = request.app.state.service
-            parsed = work() if len(body) <= SHORT_BODY else await service.read(work, len(body))
+            parsed = work() if len(body) <= SHORT_BODY_BYTES else await service.read(work, len(body))
             response: Response = await self.endpoint(parsed, request)
             return response
 
@@ -61,7 +61,7 @@ class BodyRoute(APIRoute):
 
 
 def parse_body(model: type[M], body: bytes) -> M:
-    """The body as a `model`. ApiError names the first field that is wrong."""
+    """The body as a `model`. Raises ApiError, which names the first field that is wrong."""
     if _parts(body) > MAX_PARTS and _parts(_STRING.sub(b"", body)) > MAX_PARTS:
         raise ApiError(f"the body has more than {MAX_PARTS} objects, fields and lists", code="body_too_large")
     try:
@@ -75,7 +75,7 @@ def parse_body(model: type[M], body: bytes) -> M:
 
 
 def _parts(body: bytes) -> int:
-    """How many objects, fields and lists there are, or more where strings hold their marks."""
+    """How many objects, fields and lists there are, or more if strings hold their marks."""
     return body.count(b"[") + body.count(b"{") + body.count(b":")
 
 

@@ -197,5 +197,5 @@ FORMATS: Mapping[str, CallFormat] = {form.name: form for form in (Hermes(), Llam
 
 
 def format_of(template: str) -> CallFormat | None:
-    """The format in which a chat template writes calls; None where it is none of these."""
+    """The format in which a chat template writes calls; None if it is none of these."""
     return next((form for form in FORMATS.values() if form.is_of(template)), None)

@@ -19,7 +19,7 @@ class CallScanner:
     """Reads the object character by character. A call begins once its function is known and its arguments have begun;
     from then on they are passed on as they come, spelled as the model spells them.
 
-    state: "wrong" where the text is no call of one of the functions `names`, as soon as that is certain. begun: whether
+    state: "wrong" if the text is no call of one of the functions `names`, as soon as that is certain. begun: whether
     the call began, after which what is wrong ends the call. raw: all that was read.
     """
 
@@ -55,7 +55,7 @@ class CallScanner:
         return parts, text[place:]
 
     def _read(self, character: str) -> int:
-        """-> how many characters were read: 1, or 0 where the state changed only"""
+        """-> how many characters were read: 1, or 0 if only the state changed"""
         if self.state == "in key":
             return self._read_key(character)
         if self.state == "in value":
@@ -144,7 +144,7 @@ class CallReader(ABC):
         """Outside of calls, in one, after one; or in text in which calls are not looked for any more."""
         self._scanner = CallScanner(names)
         self._before = ""
-        """What was read before the call and is text where it turns out to be no call."""
+        """What was read before the call and is text if it turns out to be no call."""
         self._called = False
 
     def push(self, text: str) -> list[TurnDelta]:
@@ -213,7 +213,7 @@ class CallReader(ABC):
 
 
 class MarkedReader(CallReader):
-    """Where calls follow a mark, which may come anywhere in a turn."""
+    """Reads formats whose calls follow a mark, which may come anywhere in a turn."""
 
     mark: str
 

@@ -69,7 +69,7 @@ class ChatAnswer:
 @dataclass
 class Choice:
     """One sequence of a request. offsets: has read the tokens whose places in the text were reported, None before them.
-    echo: what its text begins with. answer: puts the message of a chat together where it is more than text."""
+    echo: what its text begins with. answer: puts the message of a chat together if it is more than text."""
 
     index: int
     generation: Generation

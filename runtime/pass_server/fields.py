@@ -35,7 +35,7 @@ class MaxKeys:
         return core_schema.no_info_before_validator_function(self.check, bounded)
 
     def check(self, value: Any) -> Any:
-        """The value. PydanticCustomError where it is a dict with more keys."""
+        """The value. Raises PydanticCustomError if it is a dict with more keys."""
         if isinstance(value, dict) and len(value) > self.most:
             raise PydanticCustomError("too_long", "an object may have at most {most} keys here", {"most": self.most})
         return value
@@ -119,7 +119,7 @@ class AssistantMessage(Fields):
     """A turn of the model."""
 
     role: Literal["assistant"]
-    content: Content | None = Field(None, description="null where there are tool_calls only.")
+    content: Content | None = Field(None, description="null if there are tool_calls only.")
     reasoning_content: Text | None = Field(None, description="For templates that read it.")
     tool_calls: list[ToolCall] | None = Field(None, max_length=1024, fail_fast=True)
     name: Any = only()
@@ -145,7 +145,7 @@ class FunctionFields(Fields):
     name: FunctionName
     description: Text | None = None
     parameters: JsonSchema | None = Field(None, description="A JSON schema.")
-    strict: bool | None = Field(None, description="Where calls are required, arguments always follow the schema.")
+    strict: bool | None = Field(None, description="If calls are required, arguments always follow the schema.")
 
 
 class Tool(Fields):

@@ -95,7 +95,7 @@ class ResponseFormatter(ABC):
 
     @abstractmethod
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
-        """What a stream shows of a piece; nothing where the piece has nothing to show."""
+        """What a stream shows of a piece; nothing if the piece has nothing to show."""
 
     @abstractmethod
     def ending(self, choice: Choice) -> list[Json]:

@@ -8,10 +8,10 @@ from typing import Literal, Protocol
 
 from pass_runtime import Generation, Piece, Session
 
-SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
-LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
-TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
-REASONS = {"stop": "stop", "length": "length", "error": "error"}
+SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
+LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+TOKEN_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+FINISHED_REASONS = {"stop": "stop", "length": "length", "error": "error"}
 """Values of `finished_reason` for sequences that ended by themselves; the others are "abort"."""
 
 
@@ -39,16 +39,16 @@ CACHE_QUERIES = _counter("vllm:prefix_cache_queries", "Prompt tokens looked for 
 CACHE_HITS = _counter("vllm:prefix_cache_hits", "Prompt tokens that were in it.")
 WRITTEN = _counter("vllm:generation_tokens", "Tokens written.")
 SUCCESS = _counter("vllm:request_success", "Sequences that have ended.", "finished_reason")
-FIRST = _histogram("vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG)
-BETWEEN = _histogram("vllm:inter_token_latency_seconds", "Between passes that wrote.", SHORT)
-EACH = _histogram("vllm:request_time_per_output_token_seconds", "Mean of a sequence.", SHORT)
-END_TO_END = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", LONG)
-QUEUE = _histogram("vllm:request_queue_time_seconds", "Waiting for a slot.", LONG)
-PREFILL = _histogram("vllm:request_prefill_time_seconds", "From a slot to the first tokens.", LONG)
-DECODE = _histogram("vllm:request_decode_time_seconds", "From the first tokens to the last.", LONG)
-INFERENCE = _histogram("vllm:request_inference_time_seconds", "From a slot to the last tokens.", LONG)
-PROMPT_SIZES = _histogram("vllm:request_prompt_tokens", "Prompt tokens.", TOKENS)
-WRITTEN_SIZES = _histogram("vllm:request_generation_tokens", "Tokens written.", TOKENS)
+FIRST = _histogram("vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG_SECONDS)
+BETWEEN = _histogram("vllm:inter_token_latency_seconds", "Between passes that wrote.", SHORT_SECONDS)
+EACH = _histogram("vllm:request_time_per_output_token_seconds", "Mean of a sequence.", SHORT_SECONDS)
+END_TO_END = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", LONG_SECONDS)
+QUEUE = _histogram("vllm:request_queue_time_seconds", "Waiting for a slot.", LONG_SECONDS)
+PREFILL = _histogram("vllm:request_prefill_time_seconds", "From a slot to the first tokens.", LONG_SECONDS)
+DECODE = _histogram("vllm:request_decode_time_seconds", "From the first tokens to the last.", LONG_SECONDS)
+INFERENCE = _histogram("vllm:request_inference_time_seconds", "From a slot to the last tokens.", LONG_SECONDS)
+PROMPT_SIZES = _histogram("vllm:request_prompt_tokens", "Prompt tokens.", TOKEN_COUNTS)
+WRITTEN_SIZES = _histogram("vllm:request_generation_tokens", "Tokens written.", TOKEN_COUNTS)
 DRAFTS = _counter("vllm:spec_decode_num_drafts", "Passes that had drafts to check.")
 DRAFTED = _counter("vllm:spec_decode_num_draft_tokens", "Drafts checked.")
 ACCEPTED = _counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
@@ -104,7 +104,7 @@ class RequestMetrics:
         self._sink, self._model = sink, model
 
     def record_begin(self, form: str | None) -> None:
-        """A request has begun. form: the kind of constraint that its texts follow; None where they are free."""
+        """A request has begun. form: the kind of constraint that its texts follow; None if they are free."""
         if form is not None:
             self._record(CONSTRAINED, 1, form)
 
@@ -123,7 +123,7 @@ class RequestMetrics:
     def record_end(self, generation: Generation, timing: Timing) -> None:
         """A sequence has ended, or its request has."""
         stats = generation.stats
-        self._record(SUCCESS, 1, REASONS.get(str(generation.finish_reason), "abort"))
+        self._record(SUCCESS, 1, FINISHED_REASONS.get(str(generation.finish_reason), "abort"))
         self._record(PROMPT, stats.prompt_tokens)
         self._record(CACHE_QUERIES, stats.prompt_tokens)
         self._record(CACHE_HITS, stats.cached_tokens)

@@ -41,11 +41,19 @@ def add_handlers(app: FastAPI) -> None:
 
 
 log = logging.getLogger("pass_server")
-OPEN = ("/health", "/ready", "/metrics", "/openapi.json")
+KEYLESS_PATHS = ("/health", "/ready", "/metrics", "/openapi.json")
 """Paths that need no key: nothing in them comes from prompts or answers."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT")
 """Those that are logged by their names."""
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize", *OPEN)
+PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/models",
+    "/tokenize",
+    "/detokenize",
+    *KEYLESS_PATHS,
+)
 
 
 class ConnectionLimit:
@@ -79,7 +87,7 @@ class ResponseLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 499  # nginx's status where the client disconnects before the response
+        started, status = time.perf_counter(), 499  # nginx's status if the client disconnects before the response
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -101,14 +109,14 @@ class ResponseLog:
 
 
 class KeyCheck:
-    """Requires a valid API key for all paths but those in OPEN, where the server has keys."""
+    """Requires a valid API key for all paths but those in KEYLESS_PATHS, where the server has keys."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
         self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needed = scope["type"] == "http" and _route(scope) not in OPEN
+        needed = scope["type"] == "http" and _route(scope) not in KEYLESS_PATHS
         key = self._known(scope) if needed else None
         if needed and self._keys and key is None:
             error = ApiError(
@@ -158,7 +166,7 @@ class BodyLimit:
                 await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None where the client disconnected."""
+        """The body; None if the client disconnected."""
         parts, size = [], 0
         while True:
             message = await receive()

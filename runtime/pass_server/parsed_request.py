@@ -26,8 +26,8 @@ class ParsedRequest:
     """requests: `written` for every prompt, of which the likeliest `n` are the choices of the answer, in this order.
 
     arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: what the texts of each
-    prompt begin with; () for nothing. turn: how texts are read; None where they are text only. form: what kind of
-    constraint the texts must follow, "tools" where it is calls of functions alone; None where they are free.
+    prompt begin with; () for nothing. turn: how texts are read; None if they are text only. form: what kind of
+    constraint the texts must follow, "tools" if it is calls of functions alone; None if they are free.
     """
 
     requests: tuple[Request, ...]
@@ -68,8 +68,8 @@ def read(
     session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None, client: str = ""
 ) -> ReadRequest:
     """Tokenize the prompts and check everything that can be wrong with a request. It does not wait for constraints,
-    which may take seconds to compile. ApiError says what is wrong. client: what tells its cached prompts from those of
-    other clients, as long for each of them."""
+    which may take seconds to compile. client: what tells its cached prompts from those of other clients, as long for
+    each of them. Raises ApiError, which says what is wrong."""
     arrived = time.perf_counter() if arrived is None else arrived
     if (name := unsupported(request)) is not None:
         raise not_supported(name, getattr(request, name))
@@ -145,7 +145,7 @@ def sequences_of_a_prompt(request: Sampled) -> int:
 
 
 def _count(value: Any) -> int:
-    """The value of a field that may hold anything before it is checked; 1 where it is no whole number."""
+    """The value of a field that may hold anything before it is checked; 1 if it is no whole number."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
 
@@ -248,8 +248,8 @@ def _options(request: Sampled, constraint: Constraint | None, client: str) -> Ge
 def _constraint(
     session: Session, turns: Turns | None, turn: Turn | None, request: Sampled
 ) -> tuple[tuple[tuple[Future[Any], str], ...], Constraint | None, str | None]:
-    """What must be compiled, what the text must look like, and what kind of constraint that counts as. ApiError where
-    it cannot be followed here."""
+    """What must be compiled, what the text must look like, and what kind of constraint that counts as. Raises
+    ApiError if it cannot be followed here."""
     param, form = constraint_of(request) or ("tools", None)
     found = form
     if turns is not None and isinstance(request, ChatRequest):

@@ -43,7 +43,7 @@ class Messages:
             self._begin({"role": "system", "content": instructions}, "instructions")
 
     def add(self, items: str | Sequence[InputItem]) -> None:
-        """ApiError says what is wrong with an item."""
+        """Raises ApiError, which says what is wrong with an item."""
         if isinstance(items, str):
             self._begin({"role": "user", "content": items}, "input")
             return
@@ -92,7 +92,7 @@ class Messages:
             self._begin({"role": item.role, "content": content}, where)
 
     def _turn(self, where: str, *taken: str) -> Message:
-        """The message of the model that is the last one, or a new one where there is none or it has one of `taken`."""
+        """The message of the model that is the last one, or a new one if there is none or it has one of `taken`."""
         if not self.found or self.found[-1]["role"] != "assistant" or any(name in self.found[-1] for name in taken):
             self._begin({"role": "assistant"}, where)
         return self.found[-1]
@@ -125,8 +125,8 @@ _NAMES = {"max_completion_tokens": "max_output_tokens", "response_format": "text
 
 
 class AsChat:
-    """A request, checked, and its chat. `own` says what is wrong with the chat in the names of the request. ApiError
-    where something cannot be honoured."""
+    """A request, checked, and its chat. `own` says what is wrong with the chat in the names of the request.
+    Raises ApiError if something cannot be honoured."""
 
     def __init__(self, request: ResponsesRequest) -> None:
         _check(request)
@@ -157,7 +157,7 @@ def _check(request: ResponsesRequest) -> None:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
     form = _format(request)
     if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
-        raise ApiError("text.format has a schema where its type is json_schema, and only there", param="text.format")
+        raise ApiError("text.format has a schema if its type is json_schema, and only then", param="text.format")
 
 
 def _groups(request: ResponsesRequest) -> Iterator[tuple[str, BaseModel]]:
@@ -189,7 +189,7 @@ def _fields(request: ResponsesRequest) -> dict[str, Any]:
 
 
 def _echo(request: ResponsesRequest) -> Json:
-    """What the answer repeats of the request. ApiError where it cannot."""
+    """What the answer repeats of the request. Raises ApiError if it cannot."""
     form = _format(request)
     chosen = request.tool_choice
     found: Json = {

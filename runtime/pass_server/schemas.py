@@ -62,7 +62,7 @@ class Structured(Fields):
 
 
 def constraint_of(request: Structured) -> tuple[str, Constraint] | None:
-    """The field that says what the text must look like, and what that is. ApiError where there are several."""
+    """The field that says what the text must look like, and what that is. Raises ApiError if there are several."""
     wanted = dict(_wanted(request))
     if len(wanted) > 1:
         raise ApiError(f"give one of {' and '.join(wanted)}", param=[*wanted][-1])
@@ -214,7 +214,7 @@ class ChatRequest(Sampled):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
-        None, description="Default auto where there are tools. With none they are not shown to the model."
+        None, description="Default auto if there are tools. With none they are not shown to the model."
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most, where calls are required.")
     chat_template_kwargs: TemplateVariables | None = Field(

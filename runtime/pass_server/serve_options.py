@@ -74,7 +74,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def check_exposure(host: str, keys: tuple[str, ...], *, allow_no_key: bool) -> None:
-    """PassError where `host` is reachable from a network and there are no keys, unless `allow_no_key` says so."""
+    """Raises PassError if `host` is reachable from a network and there are no keys, unless `allow_no_key` says so."""
     if not keys and not allow_no_key and not _is_loopback(host):
         raise PassError(
             f"anybody who reaches {host} could use the server: give it keys with --api-key-file, or say --allow-no-key"

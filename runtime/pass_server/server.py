@@ -32,21 +32,21 @@ PROGRESS_BYTES = 1 << 14
 """A client has to read this many bytes within the time limit; one that reads less counts as not reading."""
 
 
-def bounded_protocol(most: int, seconds: float) -> type[asyncio.Protocol]:
-    """most: the number of connections above which an idle one is closed for each that asks something. seconds: how long
-    a client may take to send a request's head, to send the next request, or to go on reading."""
+def bounded_protocol(max_connections: int, seconds: float) -> type[asyncio.Protocol]:
+    """max_connections: with more, an idle one is closed for each that asks something. seconds: how long a client may
+    take to send a request's head, to send the next request, or to go on reading."""
 
     class BoundedConnection(Connection):
-        limit, patience = most, seconds
+        limit, client_seconds = max_connections, seconds
 
     return BoundedConnection
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """The server calls `check` several times a second. patience: in seconds."""
+    """The server calls `check` several times a second."""
 
     limit: int
-    patience: float
+    client_seconds: float
     app_state: dict[str, Any]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -78,19 +78,19 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return self.cycle is None or self.cycle.response_complete
 
     def check(self, now: float) -> None:
-        """Close the connection where the client's time is over. Requests under way have limits of their own."""
+        """Close the connection if the client's time is over. Requests under way have limits of their own."""
         unsent = self.transport.get_write_buffer_size()
         stuck = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
         reads = not self.unsent - PROGRESS_BYTES < unsent <= self.unsent  # or there is more for it to read
         if not stuck or reads:
             self.unsent, self.read_at = unsent, now
         waits_since = self.read_at if stuck else self.idle_since if self.idle else now
-        if now - waits_since > self.patience:
+        if now - waits_since > self.client_seconds:
             self.transport.abort()
 
     def take_place(self) -> bool:
         """Whether there is room for the admitted request that has come. One connection that has none under way is
-        closed where that makes room."""
+        closed if that makes room."""
         return len(self.connections) <= self.limit or self._make_room(admitted=True)
 
     def _make_room(self, *, admitted: bool) -> bool:
@@ -178,7 +178,7 @@ class HttpServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; PassError where the address cannot be used."""
+    """A listening socket. Raises PassError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=512)
@@ -216,7 +216,7 @@ def serve(
     """
     service: Service = app.state.service
     server = HttpServer(app, max_connections, service.options.client_seconds)
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:  # uvloop where it is installed
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:  # uvloop if it is installed
         runner.run(_serve(server, service, listening, drain_seconds, ready))
 
 

@@ -24,10 +24,10 @@ from pass_server.serve_options import ServeOptions
 T = TypeVar("T")
 Event = tuple[Choice, Piece | None]
 """A choice and its next piece, which is None after the last one."""
-LONG_TEXT = 1 << 15
-"""Bytes. Longer texts are tokenized one at a time, so that short ones do not wait for them."""
-SHRINKS = 4
-"""The factor by which a tokenizer's normalizer may shorten a text, for example by composing characters."""
+LONG_TEXT_BYTES = 1 << 15
+"""Longer texts are tokenized one at a time, so that short ones do not wait for them."""
+MAX_SHRINK_FACTOR = 4
+"""The largest factor by which a tokenizer's normalizer may shorten a text, for example by composing characters."""
 
 
 class Service:
@@ -36,7 +36,7 @@ class Service:
     def __init__(self, session: Session, options: ServeOptions, model: str, sink: MetricSink) -> None:
         """model: the name that clients use."""
         self.session, self.options, self.model = session, options, model
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns where a process forks
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns if a process forks
         self.texts = TokenTexts(session.vocabulary)
         self.metrics = RequestMetrics(sink, model)
         self.draining = False
@@ -45,7 +45,7 @@ class Service:
         self._readers = ThreadPoolExecutor(2, "pass-reader")
         self._long = asyncio.Semaphore(1)  # so that one thread is always left for short texts
         self.prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.capacity)
-        longest = session.vocabulary.longest() * (SHRINKS if session.tokenizer.normalizer else 1)
+        longest = session.vocabulary.longest() * (MAX_SHRINK_FACTOR if session.tokenizer.normalizer else 1)
         self._most_bytes = self.prompt_tokens * longest
 
     @property
@@ -54,7 +54,7 @@ class Service:
         return len(self._answers)
 
     async def parse(self, request: Sampled, size: int | None = None, client: str = "") -> ParsedRequest:
-        """`parsed_request.read` in threads, none of which waits for a constraint. ApiError where it refuses the
+        """`parsed_request.read` in threads, none of which waits for a constraint. Raises ApiError if it refuses the
         request, and, before any text is tokenized (seconds for long texts), where there is no room for the request or
         its text cannot fit. size: of the whole request in bytes; None for that of its longest prompt. client: the
         digest of its API key, "" on servers without keys."""
@@ -70,16 +70,16 @@ class Service:
             return await self.read(found.finish, 0)
 
     async def read(self, work: Callable[[], T], size: int) -> T:
-        """What `work`, which reads `size` bytes of text, returns in a thread. ApiError where it takes too long."""
+        """What `work`, which reads `size` bytes of text, returns in a thread. Raises ApiError if it takes too long."""
         try:
             async with asyncio.timeout(self.options.request_seconds):
-                async with self._long if size > LONG_TEXT else nullcontext():
+                async with self._long if size > LONG_TEXT_BYTES else nullcontext():
                     return await asyncio.get_running_loop().run_in_executor(self._readers, work)
         except TimeoutError as error:
             raise as_api_error(error) from None
 
     async def _wait(self, future: Future[Any]) -> None:
-        """Wait for a future that others may wait for, too. ApiError where it takes too long."""
+        """Wait for a future that others may wait for, too. Raises ApiError if it takes too long."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
@@ -94,13 +94,13 @@ class Service:
             raise as_api_error(error) from None
 
     def check_model(self, name: str | None) -> None:
-        """ApiError where a request names another model."""
+        """Raises ApiError if a request names another model."""
         if name not in (None, self.model):
             problem = f"no model {name!r} here; it is {self.model!r}"
             raise ApiError(problem, 404, param="model", code="model_not_found")
 
     def _check_size(self, request: Sampled, size: int) -> None:
-        """ApiError where a text is too long to fit even if all its tokens were the longest of the vocabulary."""
+        """Raises ApiError if a text is too long to fit even if all its tokens were the longest of the vocabulary."""
         if size > self._most_bytes:
             raise ApiError(
                 f"the prompt has {size} bytes, more than the {self.prompt_tokens} tokens that this server reads can "

@@ -88,7 +88,7 @@ class GenerationResponse(Response):
 
 
 async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Run `work`, and cancel it where the client disconnects."""
+    """Run `work`, and cancel it if the client disconnects."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

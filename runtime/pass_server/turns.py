@@ -30,8 +30,8 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_toke
 
 
 def conversation(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
-    """The messages for the template. calls: whether it takes calls of functions and their results. ApiError says what
-    is wrong with a message."""
+    """The messages for the template. calls: whether it takes calls of functions and their results. Raises
+    ApiError, which says what is wrong with a message."""
     names: dict[str, str] = {}
     found = []
     for i, message in enumerate(request.messages):
@@ -109,7 +109,7 @@ class Turn:
     """How the texts of a chat are read.
 
     thinks: whether thoughts are told apart; open_already: whether the prompt begins them. calls: the format of calls,
-    of the functions `names`; None where there are none. shown: special tokens with a meaning, by id.
+    of the functions `names`; None if there are none. shown: special tokens with a meaning, by id.
     """
 
     thinks: bool
@@ -149,7 +149,7 @@ class Turns:
             self.calls = None  # the model would not see the tools
 
     def variables(self, request: ChatRequest) -> dict[str, Any]:
-        """What the template is given besides messages. ApiError where the request has what cannot be honoured."""
+        """What the template is given besides messages. Raises ApiError if the request has what cannot be honoured."""
         self._check_tools(request)
         found: dict[str, Any] = {}
         template = self._session.chat_template
@@ -163,7 +163,7 @@ class Turns:
         return found
 
     def turn(self, request: ChatRequest, prompt: Sequence[int]) -> Turn | None:
-        """How the texts after `prompt` are read; None where they are text only."""
+        """How the texts after `prompt` are read; None if they are text only."""
         calls = self.calls if request.tools and request.tool_choice != "none" else None
         if calls is None and not self.thinks:
             return None

@@ -16,7 +16,7 @@ from pass_server.formatters import CompletionFormatter
 from pass_server.parsed_request import text_bytes
 from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.serve_options import ServeOptions
-from pass_server.service import LONG_TEXT
+from pass_server.service import LONG_TEXT_BYTES
 from pass_server.streaming import GenerationResponse
 
 REQUEST = CompletionRequest(model="m", prompt="The quick", max_tokens=4, temperature=0)
@@ -106,7 +106,7 @@ def test_long_texts_do_not_hold_up_short_ones(session, held, monkeypatch):
     async def main() -> None:
         service = service_of(session)
         monkeypatch.setattr(service, "_most_bytes", 1 << 30)
-        long = REQUEST.model_copy(update={"prompt": "a" * (LONG_TEXT + 1)})
+        long = REQUEST.model_copy(update={"prompt": "a" * (LONG_TEXT_BYTES + 1)})
         waiting = [asyncio.create_task(service.parse(long)) for _ in range(8)]
         await asyncio.sleep(0)
         assert (await asyncio.wait_for(service.parse(REQUEST), 30)).prompt_tokens

@@ -60,7 +60,7 @@ RETURNED = (
     *(Field("finish_reason", "STRING", -1), Field("cumulative_logprob", "FP32", -1), Field("logprobs", "STRING", -1)),
     *(Field("num_input_tokens", "UINT32"), Field("num_output_tokens", "UINT32", -1), Field("statistics", "STRING", -1)),
 )
-"""Outputs that are there where the input `return_<name>` is true."""
+"""Outputs that are there if the input `return_<name>` is true."""
 
 
 def inputs(*, tokens: bool) -> tuple[Field, ...]:

@@ -14,7 +14,7 @@ from pass_runtime import Session
 from pass_server.metrics import GAUGES, RECORDED, Metric, read_gauges
 
 log = logging.getLogger("pass_server")
-EVERY_SECONDS = 60.0
+LOG_INTERVAL_SECONDS = 60.0
 
 
 class FailureLog:
@@ -30,16 +30,16 @@ class FailureLog:
             yield
         except Exception as error:
             if time.monotonic() >= self._quiet_until:
-                self._quiet_until = time.monotonic() + EVERY_SECONDS
+                self._quiet_until = time.monotonic() + LOG_INTERVAL_SECONDS
                 log.error("looking after requests failed; it goes on", exc_info=error)
 
 
 class TritonMetricSink:
-    """A `MetricSink`. One thread of its own sends every value: each is a message to the server, which crashes where two
+    """A `MetricSink`. One thread of its own sends every value: each is a message to the server, which crashes if two
     threads send at a time, and decoding must not wait for it."""
 
     def __init__(self, pb_utils: Any, instance: str) -> None:
-        """instance: a label, since a model may have several instances, each with its own gauges. Where Triton was
+        """instance: a label, since a model may have several instances, each with its own gauges. If Triton was
         started without metrics, nothing is recorded."""
         self._pb_utils, self._instance = pb_utils, instance
         self._families: dict[Metric, Any] = {}

@@ -31,7 +31,7 @@ from pass_server.triton.tensors import (
     read_request,
 )
 
-HANDLED = (signal.SIGTERM, signal.SIGINT)
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
@@ -48,8 +48,8 @@ class Signals:
         loop.add_reader(self._reader, self._read)
         self._main = threading.current_thread() is threading.main_thread()
         if self._main:
-            self._before = {number: signal.signal(number, lambda *_: None) for number in HANDLED}
-            for number in HANDLED:
+            self._before = {number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS}
+            for number in HANDLED_SIGNALS:
                 signal.siginterrupt(number, False)  # Triton's system calls restart after a signal, as before
             self._woken = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
@@ -65,7 +65,7 @@ class Signals:
 
     def _read(self) -> None:
         for number in self._reader.recv(64):
-            if number in HANDLED:
+            if number in HANDLED_SIGNALS:
                 self._on_signal()
 
 
@@ -114,7 +114,7 @@ class Model:
                 self._loop.call_soon_threadsafe(self._begin, sender, *read)
 
     def finalize(self) -> None:
-        """End. Requests are still under way only where Triton stopped waiting for them."""
+        """End. Requests are still under way only if Triton stopped waiting for them."""
         self._guard.communicate(b"done\n")
         asyncio.run_coroutine_threadsafe(self._service.drain(0), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -145,7 +145,7 @@ class Model:
 
     def _drain(self) -> None:
         """At a signal, give requests under way `drain_seconds`, and at a second one no more time. Triton itself crashes
-        where requests outlast its own time-out."""
+        if requests outlast its own time-out."""
         task = self._loop.create_task(self._service.drain(0 if self._service.draining else self._drain_seconds))
         self._drains.add(task)
         task.add_done_callback(self._drains.discard)
@@ -211,6 +211,6 @@ def guard(crashes: Path) -> subprocess.Popen[bytes]:
 
 def visible_device(number: str) -> str:
     """What CUDA_VISIBLE_DEVICES must be for a process to see only GPU `number` of those that this one sees. Triton
-    counts the GPUs that it sees itself; where it was given a list, the first of those is its GPU 0."""
+    counts the GPUs that it sees itself; if it was given a list, the first of those is its GPU 0."""
     seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return seen[int(number)] if int(number) < len(seen) else number

@@ -51,7 +51,7 @@ class ResponseOptions:
 
 
 def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonRequest, ResponseOptions]:
-    """parameters: those of the request itself, as JSON, which are merged with `sampling_parameters`. ApiError where
+    """parameters: those of the request itself, as JSON, which are merged with `sampling_parameters`. Raises ApiError if
     something cannot be read, or is given twice and differs."""
     fields = {field.name: value for field in SAMPLED if (value := _value(tensors, field.name, field.dims)) is not None}
     if "stop_words" in fields:
@@ -80,7 +80,7 @@ def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> Re
 
 
 def _value(tensors: Tensors, name: str, dims: int = 1) -> Any:
-    """A tensor as Python values; None where the request has no tensor of that name."""
+    """A tensor as Python values; None if the request has no tensor of that name."""
     if (found := tensors.get(name)) is None:
         return None
     values = [_scalar(name, value) for value in found.reshape(-1)]
@@ -197,7 +197,7 @@ def _strings(text: str) -> np.ndarray:
 
 class ResponseSender:
     """Sends the responses of one request to Triton, for one thread. After the last response it never touches Triton's
-    sender again: the server crashes where an ended request is checked for cancellation."""
+    sender again: the server crashes if an ended request is checked for cancellation."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
         self._pb_utils, self._sender = pb_utils, request.get_response_sender()
