@@ -20,7 +20,7 @@ from rich.progress import track
 
 from pass_runtime import load
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.measuring.real_use import (
     ALL,

@@ -30,7 +30,7 @@ import click
 import httpx
 import psutil
 
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
 

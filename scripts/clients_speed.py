@@ -22,7 +22,7 @@ from acceptance import PROMPTS
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.cli.bench import write_json
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.measuring.real_use import CORE_KINDS, encode, read_use
 

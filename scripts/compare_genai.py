@@ -37,9 +37,9 @@ from contestants import (
 
 from pass_runtime import GenerateOptions
 from pass_runtime.cli.bench import PLANS
-from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.cli.prompts import read_prompts
-from pass_runtime.measuring.turns import in_turns
+from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.cli.prompt_io import read_prompts
+from pass_runtime.measuring.real_use import in_turns
 from pass_runtime.session import read_tokenizer
 
 PROMPT = (

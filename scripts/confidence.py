@@ -29,7 +29,7 @@ from siblings import PROMPTS, Scores
 
 from pass_exporter.terminal import Terminal
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.measuring.real_use import KINDS, parse_temperatures, read_use, stretches
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation.evaluate import EvaluateConfig, Text, answered

@@ -20,7 +20,7 @@ from time import perf_counter
 import click
 
 from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session, load
-from pass_runtime.measuring.turns import in_turns
+from pass_runtime.measuring.real_use import in_turns
 
 ANY = Constraint(regex="(?s:.*)")
 PENALTIES = SamplingParams(logit_bias=dict.fromkeys(range(300, 340), -0.0001), frequency_penalty=1e-6)

@@ -23,15 +23,15 @@ from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.ort.backend import ROUNDING
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.decode.draft_limits import DraftLimits
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
-from pass_runtime.decode.sequence import Sequence as Decoding
+from pass_runtime.decode.sequence import SequenceState
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.generation import TokenStream
-from pass_runtime.tuning.tuners import Tuners
+from pass_runtime.tuning.tuner import Tuners
 
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", *PENALTIES)
@@ -209,12 +209,12 @@ def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
     most = scene.get("speculative_max_concurrency")
     scheduler = Scheduler(runner, tuners, len(requests), DraftLimits(most, scene.get("acceptance_threshold", 0.0)))
     streams: dict[int, TokenStream] = {}
-    sequences: dict[int, Decoding] = {}
+    sequences: dict[int, SequenceState] = {}
     number = 0
     while len(streams) < len(requests) or not scheduler.idle:
         for i, request in enumerate(requests):
             if request.get("round", 0) == number:
-                sequences[i] = Decoding(session.request(request["prompt_ids"], options_of(request)))
+                sequences[i] = SequenceState(session.request(request["prompt_ids"], options_of(request)))
                 scheduler.add(sequences[i])
                 streams[i] = TokenStream(sequences[i], session)
             if request.get("cancel_round") == number:

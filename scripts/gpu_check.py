@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from pass_runtime.bundle.manifest import FILE_NAME
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import click
 
 from pass_runtime.bundle.plan import make_cycle
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 
 GIGA = 1e9

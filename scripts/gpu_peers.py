@@ -20,12 +20,11 @@ import click
 from contestants import Write, Written, rate, ratio, same_tokens
 
 from pass_runtime.cli.bench import write_json
-from pass_runtime.cli.errors import one_line_errors
-from pass_runtime.cli.prompts import read_prompts
+from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.cli.prompt_io import read_prompts
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.real_use import FIRST_LOOK, read_use
-from pass_runtime.measuring.turns import in_turns
+from pass_runtime.measuring.real_use import FIRST_LOOK, in_turns, read_use
 
 try:
     import torch

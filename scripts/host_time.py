@@ -26,7 +26,7 @@ import numpy.typing as npt
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.base import Backend, PassKind
 from pass_runtime.cli.bench import write_json
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 
 TEXT = "She opened the letter, read it twice, and looked at the sea. The sea was calm, and the letter was not for her."

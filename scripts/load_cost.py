@@ -29,8 +29,8 @@ import click
 from contestants import Write, open_genai
 
 from pass_runtime import GenerateOptions, load
-from pass_runtime.bundle import remembered
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.bundle import integrity
+from pass_runtime.cli.command_errors import one_line_errors
 
 SPAWN = multiprocessing.get_context("spawn")
 Open = Callable[[Path, int], Write]
@@ -53,7 +53,7 @@ def memory() -> tuple[int, int]:
 
 def work(opener: Open, path: Path, threads: int, prompt: int, pipe: Connection) -> None:
     """A process: opens when it is told to, and reports memory when all have opened."""
-    remembered.SETTLED = 0  # the kept weights are written a moment before they are read again
+    integrity.SETTLED = 0  # the kept weights are written a moment before they are read again
     pipe.send("ready")
     pipe.recv()
     begun = perf_counter()

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from pass_exporter.checks.perplexity import WINDOW, Logits, score, scorer
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.session import read_tokenizer
 from pass_trainer.corpus import documents_of

@@ -21,12 +21,12 @@ from typing import Any
 import click
 
 from pass_runtime.backends.base import DEFAULT_BATCH
-from pass_runtime.backends.device_names import gpus_of_replica
-from pass_runtime.cli import options as opts
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.backends.open import gpus_of_replica
+from pass_runtime.cli import flags as opts
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.options import LoadOptions
-from pass_runtime.serve.options import ServeOptions, check_exposure, read_keys
+from pass_server.serve_options import ServeOptions, check_exposure, read_keys
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -37,7 +37,7 @@ def deployment(bundle: Path, opened: LoadOptions, slots: int, allowed: ServeOpti
 
     def app() -> Any:
         """Make the app of one replica, in its process."""
-        from pass_runtime.serve.app import make_app
+        from pass_server.app import make_app
 
         session = opts.open_bundle(bundle, opened)
         if session.chat_template is not None:

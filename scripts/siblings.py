@@ -34,7 +34,7 @@ from pass_exporter.terminal import Terminal
 from pass_runtime.bundle import noise
 from pass_runtime.bundle.reference import log_exponentials, two_level_scores
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.real_use import KINDS, Passes, count_passes, parse_temperatures, read_use, stretches
 from pass_trainer.drafter import Drafter

@@ -23,7 +23,7 @@ from contestants import Write, Written, open_genai, open_pass, rate, ratio, star
 
 from pass_runtime import load
 from pass_runtime.cli.bench import CONTESTANTS
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.measuring.real_use import CORE_KINDS, encode, read_use
 
 THEIRS = {"genai int4": {"ngram": False}, "genai int4, n-gram": {"ngram": True}}

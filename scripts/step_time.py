@@ -48,11 +48,11 @@ from pass_runtime.bundle.manifest import (
 from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.cli.bench import write_json
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
-from pass_runtime.measuring.turns import in_turns
+from pass_runtime.measuring.real_use import in_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

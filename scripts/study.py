@@ -20,7 +20,7 @@ from typing import Any
 import click
 import matplotlib
 
-from pass_runtime.cli.prompts import read_lines
+from pass_runtime.cli.prompt_io import read_lines
 from pass_trainer.report import with_section
 
 matplotlib.use("agg")

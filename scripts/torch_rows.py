@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pass_runtime.cli.bench import write_json
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.errors import PassError
 
 

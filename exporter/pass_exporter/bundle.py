@@ -50,10 +50,10 @@ from pass_runtime.bundle.manifest import (
     SchemeInfo,
     Tensor,
 )
-from pass_runtime.bundle.metadata import METADATA, metadata
 from pass_runtime.bundle.plan import Plan, bundle_plans
+from pass_runtime.bundle.read import METADATA, metadata
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
-from pass_runtime.text.chat import load_chat_template
+from pass_runtime.text.chat_template import load_chat_template
 
 LOGPROBS_FILE = "tail.logprobs.onnx"
 PROCESSORS_FILE = "tail.processors.onnx"

@@ -20,11 +20,11 @@ from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.cuda import find_device
-from pass_runtime.backends.device_names import NUMBERED
+from pass_runtime.backends.open import NUMBERED
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
-from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
+from pass_runtime.cli.command_errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.options import LOGPROBS_MODES
 
@@ -240,7 +240,6 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share K/V where that is exact; they do."
 )
 @click.option("--speculative-max-concurrency", type=int, help="With more sequences decoding, none drafts.")
-@click.option("--acceptance-threshold", type=float, help="Nothing drafts while first drafts are accepted less often.")
 @click.option("--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Of the log-probabilities.  [default: raw]")
 @click.option("--force", is_flag=True, help="Replace a model of that name.")
 @one_line_errors

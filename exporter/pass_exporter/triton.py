@@ -13,17 +13,16 @@ from pass_runtime.backends.open import check_wanted
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
-from pass_runtime.serve.triton.fields import Field, inputs, outputs
-from pass_runtime.serve.triton.settings import KINDS, make_settings
+from pass_server.triton.config import KINDS, Field, inputs, make_settings, outputs
 
 COPY = "1/bundle"
 """The place of a copied bundle in its model's directory."""
 MODEL = '''\
-"""Written by `pass-export triton`: everything is in pass_runtime, which has to be installed where Triton runs."""
+"""Written by `pass-export triton`: everything is in pass_server, which has to be installed where Triton runs."""
 
 import triton_python_backend_utils
 
-from pass_runtime.serve.triton.model import Model
+from pass_server.triton.model import Model
 
 
 class TritonPythonModel(Model):
@@ -41,7 +40,7 @@ new version of the model, and would load it a second time.
 class RepositoryConfig:
     """The options of pass-export triton. output: the repository, to which a model is added. tokens: the model takes and
     returns token ids, not text. copy: the bundle is copied into the model, not referred to. instances: processes, each
-    with its own session. The others are None for the model's default, see `pass_runtime.serve.triton.settings`.
+    with its own session. The others are None for the model's default, see `pass_server.triton.config`.
     """
 
     bundle: Path
@@ -64,7 +63,6 @@ class RepositoryConfig:
     weight_cache: bool | None = None
     prefix_cache: bool | None = None
     speculative_max_concurrency: int | None = None
-    acceptance_threshold: float | None = None
     logprobs_mode: str | None = None
 
     @property

@@ -13,10 +13,10 @@ from rich.table import Table
 from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
-from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
+from pass_runtime.cli.command_errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.cli.tables import show_table
 from pass_runtime.errors import PassError
-from pass_runtime.json_lines import to_json
+from pass_runtime.files import to_json
 from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatures
 
 PATH = click.Path(path_type=Path)
@@ -225,7 +225,7 @@ def _print_evaluation(report: dict[str, Any]) -> None:
 
 
 def _refuse_what_has_no_use(options: dict[str, Any]) -> None:
-    from pass_runtime.cli.options import refuse_given
+    from pass_runtime.cli.flags import refuse_given
 
     if options["adapter"] == "none":
         refuse_given("there is no adapter without --adapter lora", "rank", "adapter_from")

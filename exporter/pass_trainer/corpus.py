@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pass_runtime.errors import PassError
-from pass_runtime.json_lines import lines_of
+from pass_runtime.files import lines_of
 
 SELF = "self"
 """The value of --data for prompts that the model writes itself."""

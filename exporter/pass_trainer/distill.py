@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
-from pass_runtime.measuring.loops import loop_start
+from pass_runtime.measuring.lossless import loop_start
 from pass_trainer.corpus import TextSource, digest
 from pass_trainer.self_prompts import SelfPrompts
 from pass_trainer.text_writer import TextWriter

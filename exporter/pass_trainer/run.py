@@ -19,7 +19,7 @@ from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord, write_lookahead
 from pass_exporter.model.registry import ModelSource, resolve
 from pass_exporter.progress import NotedStep
-from pass_runtime.bundle.remembered import cache_directory
+from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, History, find
 from pass_trainer.config import MOST_HELD_OUT, TrainConfig

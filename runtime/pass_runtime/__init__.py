@@ -1,6 +1,7 @@
 """Run PaSS bundles: parallel drafting and verification with one frozen model. Never imports torch.
 
-A name is imported when it is first used, so that a command can see to Ctrl-C before anything slow is imported.
+These names are all that is public; `pass_server` uses no others. A name is imported when it is first used, so that a
+command can see to Ctrl-C before anything slow is imported.
 """
 
 from importlib import import_module
@@ -9,19 +10,49 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pass_runtime.bundle.manifest import Manifest
     from pass_runtime.bundle.read import read_manifest
-    from pass_runtime.bundle.sampling import SamplingParams
+    from pass_runtime.bundle.sampling import (
+        MAX_BIASES,
+        MAX_CANDIDATES,
+        MAX_LOGPROBS,
+        MIN_REPETITION,
+        SamplingParams,
+    )
     from pass_runtime.decode.scheduler import QueueFull
-    from pass_runtime.decode.sequence import Piece
+    from pass_runtime.decode.sequence import Piece, Request, Token
     from pass_runtime.decode.stats import Stats
     from pass_runtime.errors import PassError
-    from pass_runtime.generation import Generation, TokenStream
-    from pass_runtime.options import GenerateOptions, LoadOptions
+    from pass_runtime.generation import Generation, TokenStream, merged
+    from pass_runtime.options import MAX_BAD_WORDS, GenerateOptions, LoadOptions
     from pass_runtime.session import Session, load
     from pass_runtime.text.constraint import Constraint
+    from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
+    from pass_runtime.text.grammar import ConstraintStopped, TooManyConstraints
 
 __version__ = "0.1.0"
+_MODULES = {
+    "bundle.manifest": ("Manifest",),
+    "bundle.read": ("read_manifest",),
+    "bundle.sampling": ("MAX_BIASES", "MAX_CANDIDATES", "MAX_LOGPROBS", "MIN_REPETITION", "SamplingParams"),
+    "decode.scheduler": ("QueueFull",),
+    "decode.sequence": ("Piece", "Request", "Token"),
+    "decode.stats": ("Stats",),
+    "errors": ("PassError",),
+    "generation": ("Generation", "TokenStream", "merged"),
+    "options": ("GenerateOptions", "LoadOptions", "MAX_BAD_WORDS"),
+    "session": ("Session", "load"),
+    "text.constraint": ("Constraint",),
+    "text.detokenizer": ("Detokenizer", "Vocabulary"),
+    "text.grammar": ("ConstraintStopped", "TooManyConstraints"),
+}
 __all__ = [
+    "MAX_BAD_WORDS",
+    "MAX_BIASES",
+    "MAX_CANDIDATES",
+    "MAX_LOGPROBS",
+    "MIN_REPETITION",
     "Constraint",
+    "ConstraintStopped",
+    "Detokenizer",
     "GenerateOptions",
     "Generation",
     "LoadOptions",
@@ -29,26 +60,19 @@ __all__ = [
     "PassError",
     "Piece",
     "QueueFull",
+    "Request",
     "SamplingParams",
     "Session",
     "Stats",
+    "Token",
     "TokenStream",
+    "TooManyConstraints",
+    "Vocabulary",
+    "__version__",
     "load",
+    "merged",
     "read_manifest",
 ]
-_MODULES = {
-    "bundle.manifest": ("Manifest",),
-    "bundle.read": ("read_manifest",),
-    "bundle.sampling": ("SamplingParams",),
-    "text.constraint": ("Constraint",),
-    "decode.scheduler": ("QueueFull",),
-    "decode.sequence": ("Piece",),
-    "decode.stats": ("Stats",),
-    "errors": ("PassError",),
-    "generation": ("Generation", "TokenStream"),
-    "options": ("GenerateOptions", "LoadOptions"),
-    "session": ("Session", "load"),
-}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,17 @@
-"""Reading and writing files that a user names: whole or not at all, and under locks."""
+"""Files that a user names: text, JSON and lines of JSON are read; files are written whole or not at all; locks."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from pydantic_core import from_json
 
 from pass_runtime.errors import PassError
 
@@ -91,3 +95,38 @@ def locked(path: Path, busy: str, *, wait: bool = False) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)  # Removed while the lock is held, so that no other process holds it yet.
         os.close(fd)
+
+
+def to_json(value: object, indent: int | None = None) -> str:
+    """PassError where `value` has numbers that JSON lacks: infinity, NaN, integers too long for Python to print."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    except ValueError as error:
+        raise PassError(f"JSON cannot hold a number that is in it: {error}") from None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a .jsonl file that is not blank. number: its number in the file, from 1, blank lines counted."""
+
+    number: int
+    text: str
+
+    def object(self) -> dict[str, Any]:
+        """The JSON object in the line; PassError where it holds anything else."""
+        try:
+            value = from_json(self.text, allow_inf_nan=False)
+        except ValueError as error:
+            raise PassError(f"not JSON: {error}") from None
+        try:
+            to_json(value)  # 1e999 is read as infinity, which no result could repeat
+        except PassError as error:
+            raise PassError(f"{error}; write it as a string") from None
+        if not isinstance(value, dict):
+            raise PassError("not a JSON object")
+        return value
+
+
+def lines_of(text: str) -> list[Line]:
+    """The lines of a .jsonl file's text, without blank ones."""
+    return [Line(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]

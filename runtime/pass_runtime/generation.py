@@ -12,12 +12,11 @@ import queue
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, Self, TypeVar
 
-from pass_runtime.decode.sequence import End, FinishReason, Piece, Sequence, Token
+from pass_runtime.decode.sequence import End, FinishReason, Piece, SequenceState, Token
 from pass_runtime.decode.stats import Stats
 from pass_runtime.decode.worker import check_process
 from pass_runtime.errors import PassError
@@ -34,7 +33,7 @@ class Stream(Generic[T]):
     failed raises PassError from the loop. A stream to which no reference is left is cancelled.
     """
 
-    def __init__(self, sequence: Sequence, owner: object) -> None:
+    def __init__(self, sequence: SequenceState, owner: object) -> None:
         """owner: the session, which is kept from being closed by the garbage collector while the stream is in use."""
         self._sequence, self._owner = sequence, owner
         self._end: End | None = None
@@ -212,7 +211,7 @@ class TokenStream(Stream[list[int]]):
         return [token.id for token in piece.tokens]
 
 
-async def merged(streams: Items[Stream[T]]) -> AsyncGenerator[tuple[int, T | None], None]:
+async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | None], None]:
     """Pieces of several streams as they come, each with the index of its stream. (index, None) ends a stream.
 
     Raises the error of any stream that fails, mostly a PassError.
@@ -250,7 +249,7 @@ def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
             stream._reader.release()
 
 
-def _event_signal(streams: Items[Stream[T]]) -> asyncio.Event:
+def _event_signal(streams: Sequence[Stream[T]]) -> asyncio.Event:
     """A signal that is set in the running loop at every event of these streams from now on."""
     signal, loop = asyncio.Event(), asyncio.get_running_loop()
 

@@ -17,32 +17,27 @@ from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.backends.open import open_backend
-from pass_runtime.bundle.integrity import verify_files
+from pass_runtime.bundle.integrity import Remembered, verify_files
 from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import whole_numbers
 from pass_runtime.decode.draft_limits import DraftLimits
-from pass_runtime.decode.rehearsal import rehearse
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
-from pass_runtime.decode.sequence import Request
-from pass_runtime.decode.sequence import Sequence as Decoding
-from pass_runtime.decode.worker import Worker
+from pass_runtime.decode.sequence import Request, SequenceState
+from pass_runtime.decode.worker import Worker, rehearse
 from pass_runtime.errors import PassError
 from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
-from pass_runtime.text.chat import ChatTemplate, Message, load_chat_template, template_tokens
+from pass_runtime.text.chat_template import ChatTemplate, Message, load_chat_template, template_tokens
 from pass_runtime.text.constraint import Constraint
-from pass_runtime.text.encoding import encode
-from pass_runtime.text.grammar_state import GrammarState
+from pass_runtime.text.detokenizer import Vocabulary, decode, encode
+from pass_runtime.text.grammar import GrammarState
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
-from pass_runtime.text.vocabulary import Vocabulary
-from pass_runtime.tuning.tuner import PlanTuner
-from pass_runtime.tuning.tuners import Tuners
+from pass_runtime.tuning.tuner import PlanTuner, Tuners
 
 T = TypeVar("T")
 
@@ -86,16 +81,31 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the special tokens that the tokenizer adds. An empty text is the start token."""
-        ids = encode(self.tokenizer, _valid(text), add_special_tokens=True)
-        if ids:
+    @property
+    def slots(self) -> int:
+        """The most sequences that are decoded at a time; others wait."""
+        return self.backend.capabilities.slots
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a sequence, prompt and text together."""
+        return self.backend.capabilities.max_capacity
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. add_special_tokens: with those that the tokenizer adds to a prompt, and the start token
+        for an empty text."""
+        ids = encode(self.tokenizer, _valid(text), add_special_tokens=add_special_tokens)
+        if ids or not add_special_tokens:
             return ids
         model = self.manifest.model
         start = model.bos_token_id if model.bos_token_id is not None else next(iter(model.eos_token_ids), None)
         if start is None:
             raise PassError("the prompt is empty and the model has no start token; give it some text")
         return [start]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids, special tokens included unless `skip_special_tokens`."""
+        return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
     def encode_chat(
         self,
@@ -147,7 +157,7 @@ class Session:
     def begin(self, requests: Sequence[Request], max_queue: int | None = None) -> list[Generation]:
         """Decode requests, all of them or none. max_queue: how many may wait then, instead of as many as the session
         was opened with. Raises `QueueFull` where there would be more."""
-        sequences = [Decoding(r, self._reader(r)) for r in requests]
+        sequences = [SequenceState(r, self._reader(r)) for r in requests]
         generations = [Generation(sequence, self) for sequence in sequences]
         self._worker.submit(sequences, max_queue)
         return generations
@@ -176,7 +186,7 @@ class Session:
         options = options or GenerateOptions()
         if options.stop_strings:
             raise PassError("stop strings need text: use generate, or stop_token_ids")
-        sequence = Decoding(self.request((*_token_ids(prompt_ids),), options))
+        sequence = SequenceState(self.request((*_token_ids(prompt_ids),), options))
         stream = TokenStream(sequence, self)
         self._worker.submit([sequence])
         return stream
@@ -186,7 +196,9 @@ class Session:
         return self._resolver.resolve(options)
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """Begin to compile a constraint, which `resolve` and `request` otherwise wait for; see `Grammars.prepare`."""
+        """Begin to compile a constraint, which `resolve` and `request` otherwise wait for; see `Grammars.prepare`.
+        PassError if the bundle has no logits processors."""
+        _ = self.backend.processors
         return self._resolver.grammars.prepare(constraint)
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:

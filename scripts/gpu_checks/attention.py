@@ -23,7 +23,7 @@ from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.manifest import DerivedTrunk
 from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.cli.bench import write_json
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.errors import PassError
 
 LIMIT = 3e-2

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pass_runtime.backends.cuda import Cuda, call, find_device, import_api, why_no_device
 from pass_runtime.cli.bench import write_json
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.errors import PassError
 
 SIZE = 1 << 20

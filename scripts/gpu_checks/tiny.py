@@ -16,7 +16,7 @@ from rich.console import Console
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.cli.bench import write_json
-from pass_runtime.cli.errors import one_line_errors
+from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 

@@ -10,9 +10,9 @@ import pytest
 from pass_run import output, pass_run, refusal
 from test_batch import FLAGS, write
 
-from pass_runtime.cli.prompts import read_lines
+from pass_runtime.cli.prompt_io import read_lines
 from pass_runtime.decode.scheduler import Scheduler
-from pass_runtime.decode.sequence import Sequence
+from pass_runtime.decode.sequence import SequenceState
 from pass_runtime.session import Session
 
 POISON = "poison"
@@ -69,14 +69,14 @@ def test_a_request_that_cannot_be_begun(
 def test_a_request_that_fails_under_way(
     tiny_bundle: Path, tmp_path: Path, requests: Path, poison_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    write_tokens = Sequence.write
+    write_tokens = SequenceState.write
 
-    def failing(sequence: Sequence, *args: object) -> None:
+    def failing(sequence: SequenceState, *args: object) -> None:
         if sequence.request.prompt_ids == poison_ids:
             raise ValueError("no\ntwo")
         write_tokens(sequence, *args)
 
-    monkeypatch.setattr(Sequence, "write", failing)
+    monkeypatch.setattr(SequenceState, "write", failing)
     results = tmp_path / "out.jsonl"
     assert pass_run("batch", tiny_bundle, requests, results, *FLAGS).exit_code == 1
     assert_only_poison_failed(results)

@@ -13,17 +13,16 @@ from click.testing import CliRunner
 from pass_run import output, process, refusal
 
 from pass_runtime import SamplingParams, load
-from pass_runtime.backends.ort.bound import BoundSessions
+from pass_runtime.backends.ort.trunks import BoundSessions
 from pass_runtime.cli import bench
 from pass_runtime.cli.bench import CONTESTANTS, BenchOptions, Contender, contender_name, run_bench
 from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, windows
 from pass_runtime.cli.main import main
 from pass_runtime.decode.runner import Runner
 from pass_runtime.measuring.lossless import Difference
-from pass_runtime.measuring.real_use import CORE_KINDS, FIRST_LOOK, encode, read_use
-from pass_runtime.measuring.turns import PASSES, SETTLING
+from pass_runtime.measuring.real_use import CORE_KINDS, FIRST_LOOK, PASSES, SETTLING, encode, read_use
 from pass_runtime.options import GenerateOptions
-from pass_runtime.tuning.tuners import Tuners
+from pass_runtime.tuning.tuner import Tuners
 
 QUICK = ("--max-new-tokens", "8", "--repeat", "2")
 MODES = ("--plan", "ar", "--plan", "two-pass", "--plan", "fused", "--plan", "auto")

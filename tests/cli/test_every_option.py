@@ -15,7 +15,7 @@ from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.batch import Tally
-from pass_runtime.cli.batch_request import CONSTRAINT, BatchRequest
+from pass_runtime.cli.batch_session import CONSTRAINT, BatchRequest
 from pass_runtime.cli.main import main
 from pass_runtime.cli.remote import as_fields
 from pass_runtime.options import GenerateOptions
@@ -188,8 +188,8 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             "max_connections": Case(["--max-connections", 5], {"serve.max_connections": 5}),
             "drain_seconds": Case(["--drain-seconds", 5], {"serve.drain_seconds": 5.0}),
             "reuse_prefix": Case(["--reuse-prefix"], {"ServeOptions.reuse_prefix": True}),
-            "no_client_plan": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
-            "allow_special_tokens": Case(["--allow-special-tokens"], {"ServeOptions.special_tokens": True}),
+            "client_plans": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
+            "special_tokens": Case(["--allow-special-tokens"], {"ServeOptions.special_tokens": True}),
         },
     ),
     "bench": (
@@ -229,7 +229,7 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
 CASES = [(command, option) for command, (_, cases) in COMMANDS.items() for option in cases]
 
 
-for module in ("batch_ray", "batch_session", "bench_rows", "chat", "explain", "inspect_bundle", "remote"):
+for module in ("batch_ray", "batch_session", "bench_rows", "chat_loop", "tables", "inspect_bundle", "remote"):
     import_module(f"pass_runtime.cli.{module}")  # before anything that they import is replaced
 
 
@@ -237,12 +237,12 @@ def prepare(calls: Calls) -> None:
     """Replace what the commands call, but for what parses their options."""
     session = StandIn(calls)
     session.chat_template = None
-    calls.replace("pass_runtime.cli.options.load", session)
+    calls.replace("pass_runtime.cli.flags.load", session)
     for name in ("print_json", "print_pieces", "print_summary"):
         calls.replace(f"pass_runtime.cli.main.{name}")
-    calls.replace("pass_runtime.cli.explain.print_reasoning")
+    calls.replace("pass_runtime.cli.tables.print_reasoning")
     chat = StandIn(calls, {"run": lambda: 0})
-    calls.replace("pass_runtime.cli.chat.SessionChat", chat)
+    calls.replace("pass_runtime.cli.chat_loop.SessionChat", chat)
     calls.replace("pass_runtime.cli.remote.open_remote", chat)
     calls.replace("pass_runtime.bundle.read.read_manifest")
     calls.replace("pass_runtime.cli.batch.model_identity", "m")
@@ -257,15 +257,14 @@ def prepare(calls: Calls) -> None:
 
 
 def prepare_server(calls: Calls) -> None:
-    for module in ("server", "app", "options"):
-        import_module(f"pass_runtime.serve.{module}")
+    import_module("pass_server.server")
     prepare(calls)
     listening = StandIn(calls, {"getsockname": lambda: ("h", 1)})
-    calls.replace("pass_runtime.serve.server.listen", listening)
-    calls.replace("pass_runtime.serve.server.serve")
+    calls.replace("pass_server.server.listen", listening)
+    calls.replace("pass_server.server.serve")
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(model="m")))
-    calls.replace("pass_runtime.serve.app.make_app", app)
-    calls.replace("pass_runtime.serve.options.check_exposure")
+    calls.replace("pass_server.server.make_app", app)
+    calls.replace("pass_server.server.check_exposure")
 
 
 @pytest.fixture(autouse=True)

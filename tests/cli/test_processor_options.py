@@ -9,7 +9,7 @@ import pytest
 from pass_run import output, refusal
 
 from pass_runtime import Constraint, GenerateOptions, SamplingParams
-from pass_runtime.cli.processor_options import server_fields
+from pass_runtime.cli.flags import server_fields
 
 PROMPT = ("-p", "The quick brown fox")
 

@@ -14,8 +14,7 @@ from pass_run import PASS_RUN, Terminal
 from rich.console import Console
 from rich.table import Table
 
-from pass_runtime.cli.explain import print_reasoning
-from pass_runtime.cli.tables import show_table
+from pass_runtime.cli.tables import print_reasoning, show_table
 from pass_runtime.tuning.tuner import PlanTuner
 
 

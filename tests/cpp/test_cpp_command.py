@@ -17,9 +17,9 @@ import pytest
 from cpp_programs import BUILD, ROOT, program_at
 
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.bundle import integrity, remembered
+from pass_runtime.bundle import integrity
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.cli.prompts import read_prompt
+from pass_runtime.cli.prompt_io import read_prompt
 from pass_runtime.errors import PassError
 
 IDS = "5,6,7"
@@ -94,16 +94,16 @@ def test_files_are_hashed_once(program: Path, random_bundle: Path, tmp_path: Pat
     flags = ("generate", bundle, "--prompt-ids", IDS, "--max-new-tokens", 2, "--plan", "ar")
     assert run(program, *flags).returncode == 0
     assert not kept.exists()  # the files are too young
-    monkeypatch.setattr(remembered, "SETTLED", 0)
+    monkeypatch.setattr(integrity, "SETTLED", 0)
     load(bundle, "cpu").close()
     lines = kept.read_text()
     assert len(lines.splitlines()) == len(read_manifest(bundle).files)
 
     changed = bundle / "chat_template.jinja"
-    before = remembered._identity(changed)
+    before = integrity._identity(changed)
     changed.write_bytes(changed.read_bytes()[:-1] + b" ")
     assert "chat_template.jinja does not match its SHA-256" in refusal(program, *flags)
-    kept.write_text(lines.replace(before, remembered._identity(changed)))
+    kept.write_text(lines.replace(before, integrity._identity(changed)))
     assert run(program, *flags).returncode == 0
     kept.write_bytes(b"\xff no such line\n\n")
     assert "chat_template.jinja does not match its SHA-256" in refusal(program, *flags)

@@ -17,7 +17,7 @@ from once import made_once
 from pass_runtime import GenerateOptions, load
 from pass_runtime.backends.ort.packed_weights import NOTE, WeightCache
 from pass_runtime.backends.ort.packing import GRAPH, WEIGHTS
-from pass_runtime.bundle import remembered
+from pass_runtime.bundle import integrity
 from pass_runtime.bundle.read import read_manifest
 
 LONG_AGO = 1e9
@@ -26,7 +26,7 @@ LONG_AGO = 1e9
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
-    monkeypatch.setattr(remembered, "SETTLED", 0)  # the files of tests are young
+    monkeypatch.setattr(integrity, "SETTLED", 0)  # the files of tests are young
     monkeypatch.setattr(WeightCache.__init__, "__defaults__", (None, 0, 16 << 30))  # of any size
     return tmp_path / "packed"
 

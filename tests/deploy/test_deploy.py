@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from pass_runtime.backends.ort.engine import INSTALL
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.cli.main import serve
-from pass_runtime.serve.triton.settings import DRAIN_SECONDS
+from pass_server.triton.config import DRAIN_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -51,6 +51,14 @@ def parsed(arguments: list[str]) -> dict:
 def commands(dockerfile: str, instruction: str) -> list[list[str]]:
     text = (DEPLOY / dockerfile).read_text(encoding="utf-8")
     return [yaml.safe_load(found) for found in re.findall(rf"^{instruction} (\[.*\])$", text, re.MULTILINE)]
+
+
+def test_the_wheel_and_the_type_checker_have_every_package():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    packages = {path.parent for room in ("exporter", "runtime") for path in (ROOT / room).glob("*/__init__.py")}
+    wheel = config["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {ROOT / name for name in wheel} == packages
+    assert set(config["mypy"]["packages"]) == {path.name for path in packages}
 
 
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
@@ -209,7 +217,7 @@ def test_the_paths_and_metrics_are_served(session):
     """Probes, and the metric that the autoscaler reads through the adapter."""
     from starlette.testclient import TestClient
 
-    from pass_runtime.serve.app import make_app
+    from pass_server.app import make_app
 
     client = TestClient(make_app(session))
     here = container("deployment.yaml")

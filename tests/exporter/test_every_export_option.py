@@ -13,7 +13,7 @@ from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 from pass_exporter.cli import main as export_main
 from pass_exporter.triton import RepositoryConfig, config_pbtxt
 from pass_runtime.options import LoadOptions
-from pass_runtime.serve.triton.settings import KINDS, LIMITS, OPENED, read_settings
+from pass_server.triton.config import KINDS, LIMITS, OPENED, read_settings
 from pass_trainer.cli import main as train_main
 
 BUNDLE = "bundle"
@@ -44,7 +44,6 @@ SERVED = {
     "weight_cache": (["--no-weight-cache"], False),
     "prefix_cache": (["--no-prefix-cache"], False),
     "speculative_max_concurrency": (["--speculative-max-concurrency", 3], 3),
-    "acceptance_threshold": (["--acceptance-threshold", 0.5], 0.5),
     "logprobs_mode": (["--logprobs-mode", "processed"], "processed"),
 }
 TRAIN = ["--model", "m", "-o", "out"]
@@ -236,4 +235,5 @@ def test_triton_reads_every_parameter_that_is_written():
     found = {name: getattr(settings.load, name) for name in OPENED}
     found |= {name: getattr(settings.limits, name) for name in LIMITS} | {"drain_seconds": settings.drain_seconds}
     assert found == {name: value for name, (_, value) in SERVED.items()}
-    assert {each.name for each in fields(LoadOptions)} - set(OPENED) == {"max_queue", "verify"}
+    not_offered = {"acceptance_threshold"}
+    assert {each.name for each in fields(LoadOptions)} - set(OPENED) - not_offered == {"max_queue", "verify"}

@@ -17,8 +17,7 @@ from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import mean_embedding
 from pass_exporter.model.registry import resolve
 from pass_exporter.trunk.trace import trace_trunk
-from pass_runtime.bundle.metadata import METADATA, trunk_metadata
-from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.read import METADATA, read_manifest, trunk_metadata
 
 LAYERS = 2
 HIDDEN, VOCAB = 64, 320

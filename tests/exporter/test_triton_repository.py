@@ -50,7 +50,7 @@ def test_a_model_refers_to_its_bundle(tiny_bundle: Path, tmp_path: Path):
 def test_another_is_put_beside_it_with_its_bundle(tiny_bundle: Path, tmp_path: Path):
     run(tiny_bundle, "-o", tmp_path)
     more = ("--tokens", "--copy", "--instances", 2, "--device", "cuda", "--reuse-prefix", "--no-prefix-cache")
-    more = (*more, "--speculative-max-concurrency", 0, "--acceptance-threshold", 0.25)
+    more = (*more, "--speculative-max-concurrency", 0)
     model = Path(run(tiny_bundle, "-o", tmp_path, *more))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny-llama", "tiny-llama-tokens"]
     config = (model / "config.pbtxt").read_text()
@@ -58,7 +58,6 @@ def test_another_is_put_beside_it_with_its_bundle(tiny_bundle: Path, tmp_path: P
     assert parameters(config)["reuse_prefix"] == "true"
     assert parameters(config)["prefix_cache"] == "false"
     assert parameters(config)["speculative_max_concurrency"] == "0"
-    assert parameters(config)["acceptance_threshold"] == "0.25"
     copied = model / parameters(config)["bundle"]
     assert {path.name for path in copied.iterdir()} == {path.name for path in tiny_bundle.iterdir()}
     assert "text_input" not in config

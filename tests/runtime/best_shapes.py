@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.tuning.acceptance import Floats
+from pass_runtime.tuning.estimates import Floats
 
 EVERY = 3
 """Up to this many drafts every shape is tried, 192 with three; with more those whose sizes fall, and the same with a

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +14,8 @@ from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.draft_policy import TryWhereFaster, next_pass
-from pass_runtime.decode.sequence import Request, Sequence, Slot
-from pass_runtime.tuning.acceptance import cumulative_of
-from pass_runtime.tuning.pass_times import PassShape, PassTimes, probe_plans, shape_of
+from pass_runtime.decode.sequence import Request, SequenceState, Slot
+from pass_runtime.tuning.estimates import PassShape, PassTimes, cumulative_of, probe_plans, shape_of
 from pass_runtime.tuning.tuner import PlanTuner
 
 
@@ -107,7 +105,7 @@ MACHINES = {
 def decode(
     machine: Machine,
     tuner: PlanTuner | None,
-    rates: Items[float],
+    rates: Sequence[float],
     tokens: int,
     seed: int = 1,
     change: Callable[[Plan, float], float] = lambda plan, share: 1.0,
@@ -145,12 +143,12 @@ def plainly(machine: Machine, tokens: int, seed: int = 1, **more) -> float:
     return decode(machine, None, [0.0], tokens, seed, cycle=make_cycle("ar", 0), **more)
 
 
-def fastest(machine: Machine, rates: Items[float], tokens: int, seed: int = 1, **more) -> float:
+def fastest(machine: Machine, rates: Sequence[float], tokens: int, seed: int = 1, **more) -> float:
     """The same by the fastest cycle on average, without noise: nobody can know it beforehand."""
     return decode(machine, None, rates, tokens, seed, cycle=best_cycle(machine, rates), **more)
 
 
-def best_cycle(machine: Machine, rates: Items[float]) -> Cycle:
+def best_cycle(machine: Machine, rates: Sequence[float]) -> Cycle:
     """The fastest of all cycles, if drafts are accepted at these conditional rates: no menu, no estimates."""
     cumulative = cumulative_of(rates)
     found = [(1 / machine.seconds(ar_plan()), make_cycle("ar", 0))]
@@ -177,11 +175,11 @@ class Place:
     survive: int = 0
 
 
-def replay(machine: Machine, tuner: PlanTuner, text: Items[Place]) -> float:
+def replay(machine: Machine, tuner: PlanTuner, text: Sequence[Place]) -> float:
     """Seconds for a text by `auto`, n-gram drafts included."""
     able, acceptance = Capabilities("formula", 100, (4096,), (64, 1)), tuner.new_acceptance()
     request = Request((1, 2), SamplingParams(), len(text), "auto", None, tuner.lookahead, tuner.lookahead, frozenset())
-    slot, window, at, seconds = Slot(0, Sequence(request)), None, 0, 0.0
+    slot, window, at, seconds = Slot(0, SequenceState(request)), None, 0, 0.0
     while at < len(text):
         place = text[at]
         slot.ngram, slot.matched = (7,) * place.drafts, place.matched

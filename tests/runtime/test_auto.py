@@ -13,10 +13,8 @@ from pass_runtime.bundle.plan import ar_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import tuner as tuner_module
-from pass_runtime.tuning.acceptance import cumulative_of
-from pass_runtime.tuning.pass_times import PassTimes, shape_of
-from pass_runtime.tuning.tuner import PlanTuner
-from pass_runtime.tuning.tuners import Tuners, stated_acceptance
+from pass_runtime.tuning.estimates import PassTimes, cumulative_of, shape_of
+from pass_runtime.tuning.tuner import PlanTuner, Tuners, stated_acceptance
 
 GOOD = (0.7, 0.45, 0.2, 0.06)
 

@@ -23,10 +23,10 @@ from conftest import export_bundle
 from pass_runtime import Session, load
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
-from pass_runtime.decode.sequence import Piece, Sequence
+from pass_runtime.decode.sequence import Piece, SequenceState
 from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning import tuner as tuner_module
-from pass_runtime.tuning.pass_times import PassTimes
+from pass_runtime.tuning.estimates import PassTimes
 from pass_runtime.tuning.tuner import PlanTuner
 
 SLOTS = (1, 3, 8)
@@ -61,7 +61,7 @@ class Batches(RuleBasedStateMachine):
     def __init__(self, sessions: dict[int, Session], alone: Alone) -> None:
         super().__init__()
         self.sessions, self.alone = sessions, alone
-        self.asked: list[tuple[Asked, Sequence]] = []
+        self.asked: list[tuple[Asked, SequenceState]] = []
 
     @initialize(slots=st.sampled_from(SLOTS), times=st.sampled_from(sorted(TIMES)))
     def open(self, slots, times):
@@ -75,7 +75,7 @@ class Batches(RuleBasedStateMachine):
     def submit(self, asked):
         ids, options = self.session.encode(asked.text), asked.options()
         reader = TextStream(self.session.tokenizer, ids, options.stop_strings)
-        sequence = Sequence(self.session.request(ids, options), reader)
+        sequence = SequenceState(self.session.request(ids, options), reader)
         self.scheduler.add(sequence)
         self.asked.append((asked, sequence))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.backends.memory import Buffers, HostMemory
 from pass_runtime.backends.ort import backend as ort_backend
-from pass_runtime.backends.ort.bound import BoundSessions
+from pass_runtime.backends.ort.trunks import BoundSessions
 
 SLOTS = 3
 

@@ -10,7 +10,7 @@ from reciting import assert_idle, plans_run, reciting_session, right_unless, run
 
 from pass_runtime.backends.ort.backend import CAPACITY_STEP, FIRST_CAPACITY, doubling_capacities, following_capacities
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.decode.sequence import Sequence
+from pass_runtime.decode.sequence import SequenceState
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.session import GenerateOptions, Session, load
@@ -192,9 +192,9 @@ def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
     watch_capacity(session.backend)
     runner, scheduler = runner_of(session), session._worker._scheduler
 
-    def join(prompt: int, tokens: int) -> Sequence:
+    def join(prompt: int, tokens: int) -> SequenceState:
         asked = GenerateOptions(tokens, plan="fused", ignore_eos=True)
-        sequence = Sequence(session.request([5] * prompt, asked))
+        sequence = SequenceState(session.request([5] * prompt, asked))
         scheduler.add(sequence)
         return sequence
 

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, trainers
 from transformers import PreTrainedTokenizerFast
 
 from pass_runtime.errors import PassError
-from pass_runtime.text.chat import ChatTemplate
+from pass_runtime.text.chat_template import ChatTemplate
 from pass_runtime.text.special import ChatEncoder
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "sep_token": "<sep>"}

@@ -14,7 +14,7 @@ import pytest
 from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILES
 from pass_runtime.errors import PassError
 from pass_runtime.session import load
-from pass_runtime.text.chat import ChatTemplate, load_chat_template, template_tokens
+from pass_runtime.text.chat_template import ChatTemplate, load_chat_template, template_tokens
 
 FILE_NAME = CHAT_TEMPLATE_FILES["default"]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

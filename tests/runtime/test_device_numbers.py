@@ -14,10 +14,10 @@ from test_ort_engine import Cuda as FakeSession
 from pass_runtime import load
 from pass_runtime.backends import cuda as cuda_api
 from pass_runtime.backends.cuda import find_device
-from pass_runtime.backends.device_names import gpus_of_replica, split_device
 from pass_runtime.backends.memory import HostMemory
-from pass_runtime.backends.ort.bound import BoundTensor, bind
+from pass_runtime.backends.open import gpus_of_replica, split_device
 from pass_runtime.backends.ort.engine import open_memory, open_session
+from pass_runtime.backends.ort.trunks import BoundTensor, bind
 from pass_runtime.errors import PassError
 
 NO_GPU_2 = r"^there is no GPU 2: 2 GPUs are visible, numbers 0 to 1 \(see nvidia-smi, and CUDA_VISIBLE_DEVICES\)$"

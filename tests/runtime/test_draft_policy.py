@@ -10,7 +10,7 @@ from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.draft_policy import DraftPolicy, TryWhereFaster, next_pass
-from pass_runtime.decode.sequence import Request, Sequence, Slot
+from pass_runtime.decode.sequence import Request, SequenceState, Slot
 from pass_runtime.tuning.tuner import PlanTuner
 
 L = 6
@@ -26,7 +26,7 @@ def capabilities(draw: st.DrawFn) -> Capabilities:
 
 def slots_with(left: st.SearchStrategy[int], texts: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[Slot]:
     request = Request((1, 2), SamplingParams(), 8, "auto", None, L, L, frozenset())
-    sequences = st.builds(Sequence, st.just(request))
+    sequences = st.builds(SequenceState, st.just(request))
     return st.builds(Slot, st.just(0), sequences, left=left, ngram=texts, matched=st.integers(2, 4))
 
 

@@ -19,7 +19,7 @@ from pass_runtime.backends.memory import HostMemory, KVCache, out_of_memory
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.decode import runner as runner_module
 from pass_runtime.decode import scheduler as scheduler_module
-from pass_runtime.decode.sequence import Sequence
+from pass_runtime.decode.sequence import SequenceState
 
 SEEDED = SamplingParams(0.9, seed=1)
 REQUESTS = [
@@ -108,10 +108,10 @@ def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: b
         session, fuse = session_of(backend), Fuse(RuntimeError("the driver said so"), n)
         backend.fuses[moment], backend.late = fuse, late
         runner, scheduler = runner_of(session), session._worker._scheduler
-        sequences = [Sequence(session.request(session.encode(a.text), a.options())) for a in REQUESTS]
+        sequences = [SequenceState(session.request(session.encode(a.text), a.options())) for a in REQUESTS]
         for sequence in sequences:
             scheduler.add(sequence)
-        failed: list[Sequence] = []
+        failed: list[SequenceState] = []
         while not scheduler.idle:
             blown, running = fuse.blown, [s for s in sequences if s.finished is None]
             scheduler.step()

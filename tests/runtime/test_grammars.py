@@ -12,11 +12,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pass_runtime.errors import PassError
-from pass_runtime.text import grammar, grammar_state
+from pass_runtime.text import grammar
 from pass_runtime.text.child import ChildPool, ChildStopped
 from pass_runtime.text.constraint import Constraint
-from pass_runtime.text.grammar import Grammars, TooManyConstraints
-from pass_runtime.text.grammar_state import ConstraintStopped
+from pass_runtime.text.grammar import ConstraintStopped, Grammars, TooManyConstraints
 
 END = 0
 
@@ -271,15 +270,15 @@ def test_an_ambiguous_grammar_ends_its_own_text(shared, text):
     started = time.thread_time()
     with pytest.raises(ConstraintStopped, match=r"cannot be followed further|takes more than 2 ms a token"):
         walk(state, itertools.repeat("x" * 16), 400)
-    assert time.thread_time() - started < 20 * grammar_state.FIRST_SECONDS
+    assert time.thread_time() - started < 20 * grammar.FIRST_SECONDS
     fresh = shared.start(Constraint(grammar=text))
     assert walk(fresh, itertools.repeat("x"), 3) == 3, "another text has a budget of its own"
 
 
 def test_the_budget_counts_every_call_and_grows_with_the_rows(shared, monkeypatch):
     clock = itertools.count()
-    monkeypatch.setattr(grammar_state.time, "thread_time", lambda: 0.001 * next(clock))  # 1 ms a call
-    monkeypatch.setattr(grammar_state, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(grammar.time, "thread_time", lambda: 0.001 * next(clock))  # 1 ms a call
+    monkeypatch.setattr(grammar, "FIRST_SECONDS", 0.1)
     state = shared.start(Constraint(regex="x*"))
     allowed = np.zeros((3, -(-SIZE // 32)), np.uint32)
     drafts = [TOKENIZER.token_to_id("x")] * 2

@@ -1,4 +1,4 @@
-"""The runtime stands on numpy and an engine: neither torch nor anything of the exporter is ever imported."""
+"""The runtime stands on numpy and an engine, and the server on the public names of the runtime."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pass_runtime
 
 FORBIDDEN = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "pass_exporter"}
 ROOT = Path(pass_runtime.__file__).parent
+SERVER = ROOT.parent / "pass_server"
 SOURCES = sorted(ROOT.rglob("*.py"))
-EVERYWHERE = {"errors", "files", "json_lines"}
+SERVER_SOURCES = sorted(SERVER.rglob("*.py"))
+EVERYWHERE = {"errors", "files"}
 PUBLIC = {"options", "generation", "resolver", "session"}
 SESSION = {"bundle", "backends", "tuning", "decode", "text", *PUBLIC}
 ROOMS = {  # what each room of docs/architecture.md may import, besides EVERYWHERE
@@ -23,8 +25,8 @@ ROOMS = {  # what each room of docs/architecture.md may import, besides EVERYWHE
     "tuning": {"bundle", "backends"},
     "decode": {"bundle", "backends", "tuning"},
     "text": {"bundle"},
-    **dict.fromkeys([*PUBLIC, "serve", "measuring"], SESSION),
-    "cli": {*SESSION, "serve", "measuring"},
+    **dict.fromkeys([*PUBLIC, "measuring"], SESSION),
+    "cli": {*SESSION, "measuring"},
 }
 
 
@@ -50,7 +52,7 @@ def test_importing_the_runtime_imports_no_framework(module):
     assert not loaded & FORBIDDEN
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*SOURCES, *SERVER_SOURCES], ids=lambda path: path.name)
 def test_no_source_imports_a_framework(path):
     assert not imported_modules(path.read_text(encoding="utf-8")) & FORBIDDEN
 
@@ -68,7 +70,51 @@ def test_a_room_imports_only_what_the_architecture_says(room):
     assert set().union(*map(imported_rooms, paths)) <= ROOMS[room] | EVERYWHERE | {room}
 
 
+def not_public(source: str) -> list[str]:
+    """What `source` imports of the runtime, anywhere, that is not a name of `pass_runtime.__all__`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.partition(".")[0] == "pass_runtime"]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "pass_runtime":
+            public = PUBLIC_NAMES if node.module == "pass_runtime" else ()
+            found += [f"{node.module}.{alias.name}" for alias in node.names if alias.name not in public]
+    return found
+
+
+PUBLIC_NAMES = set(pass_runtime.__all__)
+
+
+@pytest.mark.parametrize("path", SERVER_SOURCES, ids=lambda path: path.name)
+def test_the_server_uses_public_names_only(path):
+    assert not_public(path.read_text(encoding="utf-8")) == []
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in PUBLIC_NAMES:
+        found = getattr(pass_runtime, name)
+        assert not callable(found) or found.__doc__, name
+
+
+def test_the_runtime_imports_the_server_for_one_command_only():
+    sources = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    importing = [path for path, source in sources.items() if "pass_server" in imported_modules(source)]
+    assert importing == [ROOT / "cli" / "main.py"]
+    at_its_top = [node for node in ast.parse(sources[importing[0]]).body if not isinstance(node, ast.FunctionDef)]
+    assert not any("pass_server" in ast.unparse(node) for node in at_its_top)
+
+
+def test_the_model_for_triton_needs_nothing_of_the_extra_serve():
+    code = "import pass_server.triton.model, sys; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"fastapi", "starlette", "uvicorn", "prometheus_client"}
+
+
 def test_the_scan_sees_every_form_of_import():
     source = "import os, torch.nn\ndef f():\n    from onnx.helper import x\n    import transformers as t\n"
     assert imported_modules(source) == {"os", "torch", "onnx", "transformers"}
     assert len(SOURCES) > 10  # the glob found the package
+    sources = ["import pass_runtime.session", "import os, pass_runtime as p", "from pass_runtime import Runner"]
+    sources += ["def f():\n    from pass_runtime.errors import PassError", "from pass_runtime import PassError, load"]
+    assert [len(not_public(each)) for each in sources] == [1, 1, 1, 1, 0]
+    assert len(SERVER_SOURCES) > 10

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.measuring.loops import FEWEST, LONGEST_PERIOD, REPEATS, loop_start
+from pass_runtime.measuring.lossless import FEWEST, LONGEST_PERIOD, REPEATS, loop_start
 from pass_runtime.measuring.real_use import Passes, count_passes, stretches
 
 DISTINCT = st.integers(0, 60).map(lambda size: list(range(1000, 1000 + size)))

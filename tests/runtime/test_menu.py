@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, fused_cycle, make_cycle, tree_cycle
 from pass_runtime.bundle.tree import TREE_SIZES, tree_nodes
-from pass_runtime.tuning.acceptance import cumulative_of
-from pass_runtime.tuning.menu import AFTER_LATER, LATER_CHOICES, menu, tokens_of
+from pass_runtime.tuning.estimates import cumulative_of
+from pass_runtime.tuning.tuner import AFTER_LATER, LATER_CHOICES, menu, tokens_of
 
 RATES = st.lists(st.floats(0.0, 0.95), min_size=1, max_size=8)
 TREES = Capabilities("test", 100, (4096,), (64, 1), trees=TREE_SIZES)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
-from pass_runtime.decode.sequence import Sequence
+from pass_runtime.decode.sequence import SequenceState
 
 PROMPTS = [list(range(20, 20 + length)) for length in (1, 5, 40)]
 
@@ -57,12 +57,14 @@ alone: dict[tuple[int, int, int], list[int]] = {}
 """The tokens of a prompt by plain decoding; by slots, its length and the seed."""
 
 
-def sequence_of(session: Session, seed: int, prompt: list[int], tokens: int, plan: str, salt: str = "") -> Sequence:
+def sequence_of(
+    session: Session, seed: int, prompt: list[int], tokens: int, plan: str, salt: str = ""
+) -> SequenceState:
     options = GenerateOptions(tokens, SamplingParams(0.9, seed=seed), plan=plan, ignore_eos=True, cache_salt=salt)
-    return Sequence(session.request(prompt, options))
+    return SequenceState(session.request(prompt, options))
 
 
-def play(session: Session, drawn: list) -> list[Sequence]:
+def play(session: Session, drawn: list) -> list[SequenceState]:
     scheduler = Scheduler(WatchedRunner(session.backend), session._tuners, len(drawn))
     sequences = []
     for seed, (steps, *asked) in enumerate(drawn):

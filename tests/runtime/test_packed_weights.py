@@ -20,17 +20,16 @@ from manifests import linked
 
 from conftest import export_bundle
 from once import made_once
-from pass_runtime.backends.ort import packed_weights, packing, weight_key
+from pass_runtime.backends.ort import packed_weights, packing
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.ort.packed_weights import NOTE, WeightCache
 from pass_runtime.backends.ort.packing import GRAPH, WEIGHTS, sample_logits
-from pass_runtime.bundle import remembered
-from pass_runtime.bundle.integrity import file_info, verify_files
+from pass_runtime.bundle import integrity
+from pass_runtime.bundle.integrity import Remembered, file_info, verify_files
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.remembered import Remembered
 from pass_runtime.cli.main import main
-from pass_runtime.serve.triton.settings import read_settings
 from pass_runtime.session import load
+from pass_server.triton.config import read_settings
 
 ANY_SIZE = WeightCache(least=0)
 
@@ -39,7 +38,7 @@ ANY_SIZE = WeightCache(least=0)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
     """The directory of the entries."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remembered, "SETTLED", 0)  # the files of tests are young
+    monkeypatch.setattr(integrity, "SETTLED", 0)  # the files of tests are young
     caplog.set_level(logging.INFO, "pass_runtime.weights")
     return tmp_path / "cache" / "packed"
 
@@ -138,12 +137,12 @@ def test_anything_that_matters_makes_another_entry(
     logits(verified(tiny_bundle))
     [before], bundle = entries(cache), tiny_bundle
     if what == "version":
-        monkeypatch.setattr(weight_key.ort, "__version__", "9.9.9")
+        monkeypatch.setattr(packing.ort, "__version__", "9.9.9")
     elif what == "build":
-        monkeypatch.setattr(weight_key.ort, "get_build_info", lambda: "of my own")
+        monkeypatch.setattr(packing.ort, "get_build_info", lambda: "of my own")
     elif what == "cpu":
         (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu\n")
-        monkeypatch.setattr(weight_key, "CPU_INFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(packing, "CPU_INFO", tmp_path / "cpuinfo")
     else:
         bundle = tmp_path / "bundle"
         shutil.copytree(tiny_bundle, bundle)
@@ -160,13 +159,13 @@ def test_anything_that_matters_makes_another_entry(
 
 
 def test_cores_of_several_kinds_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(weight_key, "CPU_INFO", tmp_path / "cpuinfo")
-    assert weight_key.describe_cpu() is None and weight_key.weight_key("0", "1") is None
+    monkeypatch.setattr(packing, "CPU_INFO", tmp_path / "cpuinfo")
+    assert packing.describe_cpu() is None and packing.weight_key("0", "1") is None
     big, little = "CPU part\t: 0xd0b\nFeatures\t: fp asimd\n\n", "CPU part\t: 0xd05\nFeatures\t: fp asimd\n\n"
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n" + little + big + little)
-    assert weight_key.describe_cpu() == "CPU part: 0xd05\nFeatures: fp asimd\nCPU part: 0xd0b\n"
+    assert packing.describe_cpu() == "CPU part: 0xd05\nFeatures: fp asimd\nCPU part: 0xd0b\n"
     (tmp_path / "cpuinfo").write_text("CPU part\t: 0xd0b\n")
-    assert weight_key.describe_cpu() is None
+    assert packing.describe_cpu() is None
 
 
 def damage(path: Path, how: str) -> None:
@@ -390,7 +389,7 @@ class Terminal(io.StringIO):
         return True
 sys.stderr = Terminal()
 from pass_runtime.backends.ort.packed_weights import PACKING, log
-from pass_runtime.cli.options import announce_packing
+from pass_runtime.cli.flags import announce_packing
 announce_packing()
 announce_packing()
 log.info("weights are mapped")

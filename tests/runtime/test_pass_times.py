@@ -18,9 +18,8 @@ from pass_runtime.bundle.plan import ar_plan, draft_plan, fused_plan, verify_pla
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
-from pass_runtime.tuning.pass_times import WIDEST, PassShape, PassTimes, measure, probe_plans, shape_of
-from pass_runtime.tuning.tuner import PlanTuner
-from pass_runtime.tuning.tuners import Tuners
+from pass_runtime.tuning.estimates import WIDEST, PassShape, PassTimes, measure, probe_plans, shape_of
+from pass_runtime.tuning.tuner import PlanTuner, Tuners
 
 
 def test_probes_leave_no_trace(tiny_bundle):

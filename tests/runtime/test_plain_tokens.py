@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pass_runtime.errors import PassError
-from pass_runtime.text.answer import speller
+from pass_runtime.text.compiler import PlainTokenizer
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.grammar import Grammars
-from pass_runtime.text.plain_tokenizer import PlainTokenizer
+from pass_server.turns import speller
 
 LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFG0123456789.,!?{}[]\":'-_()<>/|\n"))
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_end|>")

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from pass_runtime import QueueFull
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.decode.sequence import End, Sequence, Token
+from pass_runtime.decode.sequence import End, SequenceState, Token
 from pass_runtime.errors import PassError
 from pass_runtime.generation import TokenStream, merged
 from pass_runtime.measuring.lossless import first_difference
@@ -214,7 +214,7 @@ def test_a_result_may_be_waited_for_in_part(stopped):
 
 
 def test_what_was_written_until_the_timeout_is_read(stopped):
-    sequence = Sequence(stopped[0].request([5], TWO_PASS))
+    sequence = SequenceState(stopped[0].request([5], TWO_PASS))
     stream = TokenStream(sequence, owner=None)
     sequence.write([Token(7, "model")])
     with pytest.raises(TimeoutError):

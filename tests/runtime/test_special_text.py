@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pass_runtime.errors import PassError
 from pass_runtime.session import load
-from pass_runtime.text.chat import ChatTemplate
+from pass_runtime.text.chat_template import ChatTemplate
 from pass_runtime.text.special import ChatEncoder
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|im_end|>>"]

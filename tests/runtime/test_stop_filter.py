@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_STOP_BYTES, MAX_STOPS, GenerateOptions
 from pass_runtime.text import stream
-from pass_runtime.text.automaton import Automaton
-from pass_runtime.text.stream import StopFilter
+from pass_runtime.text.stream import Automaton, StopFilter
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=300)
 TEXT = st.text("ab ", max_size=24)  # few letters: stops begin, fail and overlap all the time

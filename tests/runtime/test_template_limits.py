@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pass_runtime.errors import PassError
-from pass_runtime.text import chat
-from pass_runtime.text.chat import ChatTemplate
+from pass_runtime.text import chat_template
+from pass_runtime.text.chat_template import ChatTemplate
 from pass_runtime.text.child import Limits
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -107,7 +107,7 @@ def brief() -> Limits:
 @pytest.mark.timeout(60)
 def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytest.MonkeyPatch):
     """From any thread: signals would only reach the first."""
-    monkeypatch.setattr(chat, "LIMITS", brief)
+    monkeypatch.setattr(chat_template, "LIMITS", brief)
     template = ChatTemplate(ATTACKS[case])
     with ThreadPoolExecutor(1) as pool, pytest.raises(PassError) as error:
         pool.submit(template.render, USER).result()
@@ -122,7 +122,7 @@ def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytes
 
 
 def test_a_template_works_again_after_an_attack(brief: Limits, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chat, "LIMITS", brief)
+    monkeypatch.setattr(chat_template, "LIMITS", brief)
     template = ChatTemplate("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}")
     assert template.render(USER, n=2) == "2"
     with pytest.raises(PassError, match=r"^the chat template cannot be used: it takes more than 0\.3 seconds$"):

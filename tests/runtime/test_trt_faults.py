@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from pass_runtime import GenerateOptions, Session
 from pass_runtime.bundle.plan import ar_plan
 from pass_runtime.errors import PassError
-from pass_runtime.serve.app import make_app
+from pass_server.app import make_app
 
 gpu, session = engine_sessions.gpu, engine_sessions.session
 

@@ -12,7 +12,7 @@ from fake_gpu import add_fake_engines
 from conftest import export_bundle, make_model
 from pass_runtime import GenerateOptions
 from pass_runtime.backends.base import Capabilities
-from pass_runtime.backends.chunks import MOST_BYTES, activation_bytes, wide_chunks
+from pass_runtime.backends.memory import MAX_CHUNK_BYTES, activation_bytes, wide_chunks
 from pass_runtime.backends.ort import backend as ort_backend
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.bundle.manifest import ModelInfo
@@ -35,8 +35,8 @@ def test_wide_chunks_are_those_with_room():
     assert wide_chunks(model("float16", 576, 9), capacities) == {2048: 16384, 1024: 32768}
     assert wide_chunks(model("float16", 576, 9), (256, 512, 1000)) == {}
     for rows, capacity in found[0].items():
-        assert activation_bytes(model("float16", 4096, 32), rows, capacity) <= MOST_BYTES
-        assert activation_bytes(model("float16", 4096, 32), rows, 2 * capacity) > MOST_BYTES
+        assert activation_bytes(model("float16", 4096, 32), rows, capacity) <= MAX_CHUNK_BYTES
+        assert activation_bytes(model("float16", 4096, 32), rows, 2 * capacity) > MAX_CHUNK_BYTES
 
 
 def chunks(capacity: int, tokens: int, most: int | None = None) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pass_runtime.serve.triton.model import Model
+from pass_server.triton.model import Model
 
 
 class ModelException(Exception):

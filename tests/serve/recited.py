@@ -6,9 +6,9 @@ from openai import OpenAI
 from reciting import reciting_session
 from starlette.testclient import TestClient
 
-from pass_runtime.serve.app import make_app
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.text.chat import ChatTemplate
+from pass_runtime.text.chat_template import ChatTemplate
+from pass_server.app import make_app
+from pass_server.serve_options import ServeOptions
 
 EOS = 1
 ASKED = [{"role": "user", "content": "How warm is it?"}]

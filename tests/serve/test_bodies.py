@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from pass_runtime import LoadOptions, load
-from pass_runtime.serve import bodies
-from pass_runtime.serve.app import make_app
-from pass_runtime.serve.bodies import MAX_PARTS, parse_body
-from pass_runtime.serve.errors import MAX_QUOTED, ApiError
-from pass_runtime.serve.fields import Object
-from pass_runtime.serve.responses.schemas import ResponsesRequest
-from pass_runtime.serve.schemas import ChatRequest, CompletionRequest
-from pass_runtime.serve.tokenizing import DetokenizeRequest, TokenizeRequest
-from pass_runtime.serve.triton.reading import TritonRequest
+from pass_server import app
+from pass_server.api_error import MAX_QUOTED, ApiError
+from pass_server.app import MAX_PARTS, make_app, parse_body
+from pass_server.fields import Object
+from pass_server.responses_fields import ResponsesRequest
+from pass_server.schemas import ChatRequest, CompletionRequest
+from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
+from pass_server.triton.tensors import TritonRequest
 
 REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest, TritonRequest)
 SIZE = 1_000_000
@@ -205,7 +204,7 @@ def test_large_bodies_are_read_off_the_event_loop(session, monkeypatch, path):
         threads.append(threading.current_thread().name)
         return parse_body(*arguments)
 
-    monkeypatch.setattr(bodies, "parse_body", noted)
+    monkeypatch.setattr(app, "parse_body", noted)
     asked(session, (path, LARGE[path]))
     assert [name.rpartition("_")[0] for name in threads] == ["pass-reader"]
 
@@ -213,14 +212,14 @@ def test_large_bodies_are_read_off_the_event_loop(session, monkeypatch, path):
 def test_short_requests_do_not_wait_for_long_ones(session, monkeypatch):
     """Not for bodies of ids, nor for many short prompts, which together are long."""
     name, release, answered = session.manifest.model.name, threading.Event(), []
-    parse = bodies.parse_body
+    parse = app.parse_body
 
     def held(model, body):
         if len(body) > 1 << 15:
             release.wait(60)
         return parse(model, body)
 
-    monkeypatch.setattr(bodies, "parse_body", held)
+    monkeypatch.setattr(app, "parse_body", held)
     long = [
         ("/v1/completions", {"model": name, "prompt": [5] * 20_000}),
         ("/v1/completions", {"model": name, "prompt": ["a" * 1000] * 50}),

@@ -14,8 +14,8 @@ import pytest
 from fake_triton import Metric, Request, model_of, wait_until
 
 from pass_runtime import Session, load
-from pass_runtime.serve.app import make_app
-from pass_runtime.serve.options import ServeOptions
+from pass_server.app import make_app
+from pass_server.serve_options import ServeOptions
 
 PROMPT = list(range(20, 120))
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4

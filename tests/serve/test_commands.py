@@ -13,7 +13,7 @@ from changed_pass_run import slow_pass_run
 from running import PASS_RUN, Server, error
 
 from pass_runtime import GenerateOptions
-from pass_runtime.serve.options import check_exposure, read_keys
+from pass_server.serve_options import check_exposure, read_keys
 
 
 def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -79,15 +79,16 @@ def test_wrong_limits(random_bundle):
     assert "request-seconds" in refused("serve", random_bundle, "--request-seconds", 0)
 
 
-def test_without_the_extra(random_bundle):
+@pytest.mark.parametrize("missing", ["fastapi", "pass_server"])
+def test_without_the_extra(random_bundle, missing):
     code = (
-        "import sys\nsys.modules['fastapi'] = None\n"
+        f"import sys\nsys.modules[{missing!r}] = None\n"
         f"sys.argv = ['pass-run', 'serve', {str(random_bundle)!r}]\n"
         "from pass_runtime.cli.main import main\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: fastapi is not installed: pip install 'pass-toolkit[serve]'\n"
+    assert done.stderr == f"error: {missing} is not installed: pip install 'pass-toolkit[serve]'\n"
 
 
 def test_ctrl_c_ends_it_with_status_0(random_bundle, tmp_path):

@@ -13,9 +13,8 @@ import pytest
 from changed_pass_run import slow_pass_run
 from running import Server, error
 
-from pass_runtime.serve.connections import PROGRESS_BYTES, bounded_protocol
-from pass_runtime.serve.middleware import ConnectionLimit, KeyCheck
-from pass_runtime.serve.server import HttpServer, listen
+from pass_server.middleware import ConnectionLimit, KeyCheck
+from pass_server.server import PROGRESS_BYTES, HttpServer, bounded_protocol, listen
 
 SECONDS = 0.3
 """For a head, between requests, and for a client that does not read."""

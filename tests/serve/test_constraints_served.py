@@ -9,11 +9,11 @@ import threading
 import httpx
 import pytest
 
-from pass_runtime.serve.app import make_app
-from pass_runtime.serve.errors import ApiError
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.schemas import CompletionRequest
 from pass_runtime.text.child import ChildPool
+from pass_server.api_error import ApiError
+from pass_server.app import make_app
+from pass_server.schemas import CompletionRequest
+from pass_server.serve_options import ServeOptions
 
 CHAIN = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}]} for i in range(1500)} | {"a1500": {"type": "string"}}
 RULES, TERMINALS = (

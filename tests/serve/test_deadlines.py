@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from pass_runtime.serve import streaming
-from pass_runtime.serve.app import make_app
-from pass_runtime.serve.errors import ApiError
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.parsed_request import text_bytes
-from pass_runtime.serve.response_shapes import CompletionShape
-from pass_runtime.serve.schemas import ChatRequest, CompletionRequest
-from pass_runtime.serve.service import LONG_TEXT
-from pass_runtime.serve.streaming import GenerationResponse
+from pass_server import streaming
+from pass_server.api_error import ApiError
+from pass_server.app import make_app
+from pass_server.formatters import CompletionFormatter
+from pass_server.parsed_request import text_bytes
+from pass_server.schemas import ChatRequest, CompletionRequest
+from pass_server.serve_options import ServeOptions
+from pass_server.service import LONG_TEXT_BYTES
+from pass_server.streaming import GenerationResponse
 
 REQUEST = CompletionRequest(model="m", prompt="The quick", max_tokens=4, temperature=0)
 
@@ -57,7 +57,9 @@ def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch
     async def main() -> None:
         service = service_of(session, request_seconds=1.0)
         parsed = await service.parse(REQUEST)
-        answer = GenerationResponse(service, parsed, CompletionShape("m", service.texts, logprobs=False), stream=stream)
+        answer = GenerationResponse(
+            service, parsed, CompletionFormatter("m", service.texts, logprobs=False), stream=stream
+        )
         await asyncio.wait_for(answer({"type": "http"}, never, client.send), 60)
         assert service.requests == 0
 
@@ -73,7 +75,9 @@ def test_a_deadline_counts_from_the_arrival(session):
         service = service_of(session, request_seconds=60.0)
         parsed = await service.parse(REQUEST)
         late = replace(parsed, arrived=parsed.arrived - 100)
-        answer = GenerationResponse(service, late, CompletionShape("m", service.texts, logprobs=False), stream=False)
+        answer = GenerationResponse(
+            service, late, CompletionFormatter("m", service.texts, logprobs=False), stream=False
+        )
         await answer({"type": "http"}, never, client.send)
 
     asyncio.run(main())
@@ -102,7 +106,7 @@ def test_long_texts_do_not_hold_up_short_ones(session, held, monkeypatch):
     async def main() -> None:
         service = service_of(session)
         monkeypatch.setattr(service, "_most_bytes", 1 << 30)
-        long = REQUEST.model_copy(update={"prompt": "a" * (LONG_TEXT + 1)})
+        long = REQUEST.model_copy(update={"prompt": "a" * (LONG_TEXT_BYTES + 1)})
         waiting = [asyncio.create_task(service.parse(long)) for _ in range(8)]
         await asyncio.sleep(0)
         assert (await asyncio.wait_for(service.parse(REQUEST), 30)).prompt_tokens

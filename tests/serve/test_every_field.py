@@ -8,20 +8,20 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from parsing import parse
 from tokenizers.processors import TemplateProcessing
 from tool_models import THINKING, TOOLS, with_template
 
 from pass_runtime import LoadOptions, load
-from pass_runtime.serve.app import make_app
-from pass_runtime.serve.errors import ApiError
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.parsed_request import parse
-from pass_runtime.serve.responses.chat import AsChat
-from pass_runtime.serve.responses.schemas import ResponsesRequest
-from pass_runtime.serve.schemas import ChatRequest, CompletionRequest
-from pass_runtime.serve.tokenizing import DetokenizeRequest, TokenizeRequest
-from pass_runtime.serve.triton.fields import SAMPLED, inputs
-from pass_runtime.serve.triton.reading import TritonRequest, read_request
+from pass_server.api_error import ApiError
+from pass_server.app import make_app
+from pass_server.responses_chat import AsChat
+from pass_server.responses_fields import ResponsesRequest
+from pass_server.schemas import ChatRequest, CompletionRequest
+from pass_server.serve_options import ServeOptions
+from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
+from pass_server.triton.config import SAMPLED, inputs
+from pass_server.triton.tensors import TritonRequest, read_request
 
 USER = [{"role": "user", "content": "a"}]
 REQUIRED = {"tools": TOOLS, "tool_choice": "required"}

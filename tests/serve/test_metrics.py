@@ -10,10 +10,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from pass_runtime import GenerateOptions
-from pass_runtime.serve.app import make_app
-from pass_runtime.serve.metrics import RequestMetrics, Timing
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.prometheus import PrometheusSink
+from pass_server.app import make_app
+from pass_server.metrics import RequestMetrics, Timing
+from pass_server.prometheus import PrometheusSink
+from pass_server.serve_options import ServeOptions
 
 RECORDED = {
     "vllm:prompt_tokens_total": 5,

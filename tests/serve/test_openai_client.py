@@ -8,11 +8,11 @@ import math
 import openai
 import pytest
 from openai import AsyncOpenAI
+from parsing import parse
 
 from pass_runtime import GenerateOptions, SamplingParams
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.parsed_request import parse
-from pass_runtime.serve.schemas import ChatRequest
+from pass_server.schemas import ChatRequest
+from pass_server.serve_options import ServeOptions
 
 PROMPT = "The quick brown fox"
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from running import Server, error
 from tool_models import CLOCK, TEMPLATES, TOOLS, WEATHER, with_template
 
-from pass_runtime.text.calls.formats import FORMATS
+from pass_server.call_formats import FORMATS
 
 ASKED = [{"role": "user", "content": "How warm is it?"}]
 END = {"1": 12}

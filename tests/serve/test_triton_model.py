@@ -8,12 +8,13 @@ import time
 
 import numpy as np
 import pytest
-from fake_triton import Metric, ModelException, Request, model_of, wait_until
+from fake_triton import Metric, Request, model_of, wait_until
 
-from pass_runtime import GenerateOptions, LoadOptions, PassError
+from pass_runtime import GenerateOptions, LoadOptions, load
 from pass_runtime.backends.base import Backend
-from pass_runtime.serve.triton.model import Model, visible_device
-from pass_runtime.serve.triton.settings import OPENED
+from pass_server.serve_options import ServeOptions
+from pass_server.triton.config import KINDS
+from pass_server.triton.model import Model, visible_device
 
 ASKED = {"text_input": [b"The quick"], "temperature": np.array([0.0], np.float32), "stream": [True]}
 
@@ -142,18 +143,33 @@ def test_a_model_on_a_gpu_sees_no_other(random_bundle, tmp_path, monkeypatch: py
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
 
 
-def test_all_parameters_reach_the_session(tmp_path, monkeypatch):
-    """`LoadOptions` are handed on whole."""
-    chosen = {"speculative_max_concurrency": 3, "acceptance_threshold": 0.5, "prefix_cache": False, "capacity": 64}
-    chosen |= {"logprobs_mode": "processed", "weight_cache": False, "max_batch_size": 2, "threads": 2, "device": "cpu"}
+OPENED = {
+    **{"speculative_max_concurrency": 3, "prefix_cache": False, "capacity": 64, "logprobs_mode": "processed"},
+    **{"weight_cache": False, "max_batch_size": 2, "threads": 2, "device": "cpu"},
+}
+LIMITED = {"max_queue": 3, "max_prompt_tokens": 4, "max_output_tokens": 5, "request_seconds": 6.0, "reuse_prefix": True}
+
+
+def test_every_parameter_reaches_what_it_changes(random_bundle, tmp_path, monkeypatch):
+    """`LoadOptions` and the limits are handed on whole."""
+    assert {*OPENED, *LIMITED, "drain_seconds"} == KINDS.keys()
     opened = []
 
-    def load(_path, options):
+    def load_noted(path, options):
         opened.append(options)
-        raise PassError("enough")
+        return load(path, "cpu")
 
-    monkeypatch.setattr("pass_runtime.serve.triton.model.load", load)
-    with pytest.raises(ModelException, match="enough"), model_of(tmp_path, tmp_path / "model", **chosen):
-        pass
-    assert opened == [LoadOptions(**chosen)]
-    assert chosen.keys() == set(OPENED)
+    monkeypatch.setattr("pass_server.triton.model.load", load_noted)
+    with model_of(random_bundle, tmp_path / "model", **OPENED, **LIMITED, drain_seconds=7) as model:
+        assert model._service.options == ServeOptions(**LIMITED)
+        drained = []
+        monkeypatch.setattr(model._service, "drain", lambda seconds: noted(drained, seconds))
+        model._loop.call_soon_threadsafe(model._drain)
+        wait_until(lambda: drained)
+        monkeypatch.undo()
+    assert opened == [LoadOptions(**OPENED)]
+    assert drained == [7.0]
+
+
+async def noted(found, value):
+    found.append(value)

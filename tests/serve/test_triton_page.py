@@ -8,9 +8,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from pass_exporter.cli import main
-from pass_runtime.serve.metrics import GAUGES, RECORDED
-from pass_runtime.serve.triton.fields import inputs, outputs
-from pass_runtime.serve.triton.settings import KINDS
+from pass_server.metrics import GAUGES, RECORDED
+from pass_server.triton.config import KINDS, inputs, outputs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="utf-8")
 

@@ -8,13 +8,13 @@ import sys
 
 import numpy as np
 import pytest
+from parsing import parse
 
 from pass_runtime import PassError
-from pass_runtime.serve.errors import ApiError
-from pass_runtime.serve.options import ServeOptions
-from pass_runtime.serve.parsed_request import parse
-from pass_runtime.serve.triton.reading import read_request
-from pass_runtime.serve.triton.settings import read_settings
+from pass_server.api_error import ApiError
+from pass_server.serve_options import ServeOptions
+from pass_server.triton.config import read_settings
+from pass_server.triton.tensors import read_request
 
 TEXT = {"text_input": np.array([b"The"], object)}
 
@@ -92,13 +92,12 @@ def test_settings_are_those_of_sessions_and_servers():
             "request_seconds": "1.5",
             "prefix_cache": "false",
             "speculative_max_concurrency": "3",
-            "acceptance_threshold": "0.2",
             "FORCE": "x",
         }
     )
     assert (settings.tokens, settings.load.max_batch_size, settings.limits.max_queue) == (True, 4, 2)
     assert settings.limits.request_seconds == 1.5 and not settings.load.prefix_cache and settings.load.weight_cache
-    assert (settings.load.speculative_max_concurrency, settings.load.acceptance_threshold) == (3, 0.2)
+    assert settings.load.speculative_max_concurrency == 3
     assert settings.load.max_queue > 2  # what has a slot does not wait
 
 
@@ -118,6 +117,6 @@ def test_settings_that_cannot_be(parameters, message):
 
 
 def test_a_model_needs_nothing_of_the_extra_serve():
-    code = "import pass_runtime.serve.triton.model, sys; print(*{m.partition('.')[0] for m in sys.modules})"
+    code = "import pass_server.triton.model, sys; print(*{m.partition('.')[0] for m in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"} & set(done.stdout.split())

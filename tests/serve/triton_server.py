@@ -21,7 +21,7 @@ import psutil
 import pytest
 from metered import Metered
 
-from pass_runtime.serve.triton.fields import inputs
+from pass_server.triton.config import inputs
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(os.environ.get("PASS_TRITON", ROOT / "build" / "triton")).absolute()

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from pass_exporter.derived.activations import unsigned_activations
 from pass_exporter.trunk.graph import save
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
-from pass_runtime.bundle.metadata import METADATA, trunk_metadata
+from pass_runtime.bundle.read import METADATA, trunk_metadata
 
 FILE = "trunk.check.onnx"
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pass_runtime.backends.chunks import activation_bytes
-from pass_runtime.backends.memory import item_size
+from pass_runtime.backends.memory import activation_bytes, item_size
 from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.errors import PassError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pass_runtime.backends.base import listed_positions
-from pass_runtime.backends.chunks import wide_chunks
+from pass_runtime.backends.memory import wide_chunks
 from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.bundle.plan import MODES, Plan, make_cycle
 from pass_runtime.bundle.sampling import LIST_SIZES

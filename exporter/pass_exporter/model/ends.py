@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from pass_exporter.model.checkpoint import end_of_text
 from pass_runtime.errors import PassError
-from pass_runtime.text.chat import ChatTemplate
+from pass_runtime.text.chat_template import ChatTemplate
 
 GGUF_ENDS = ("eos", "eot", "eom")
 """A .gguf file's `tokenizer.ggml.{}_token_id`: the ends of a text, of a turn and of a message."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pass_runtime.bundle.remembered import cache_directory
+from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 
 NO_REMOTE_CODE = (

@@ -12,9 +12,9 @@ from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.progress import Step
+from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.reference import sample
-from pass_runtime.bundle.remembered import cache_directory
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.real_use import KINDS, MARGIN, Prompt, read_use

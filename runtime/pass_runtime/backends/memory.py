@@ -2,6 +2,10 @@
 
 Memory is the host's or a GPU's (`pass_runtime.backends.cuda`). It is handled as addresses, because ONNX Runtime and
 TensorRT are both bound to addresses.
+
+A GPU reads prompts in chunks. A chunk reads all weights once, so few wide ones are faster than many narrow ones; a pass
+of 256 rows leaves a large GPU half idle. But a wide one needs memory for what its rows compute, which stays reserved
+for as long as the engine is there.
 """
 
 from __future__ import annotations
@@ -16,11 +20,39 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.bundle.bindings import Binding
-from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.manifest import Manifest, ModelInfo
 from pass_runtime.bundle.noise import STREAMS, noise_offsets
 from pass_runtime.bundle.sampling import Rule
 from pass_runtime.bundle.tensors import PAST
 from pass_runtime.errors import PassError
+
+WIDE = (2048, 1024)
+MAX_CHUNK_BYTES = 1 << 30
+"""What the rows of a chunk of WIDE may take."""
+
+
+def activation_bytes(model: ModelInfo, rows: int, columns: int, logit_rows: int = 1, batch: int = 1) -> int:
+    """About the bytes that a pass needs beside weights and cache: for the logits, a layer's rows (hidden states, and an
+    MLP about four times as wide) and attention's scores, as if no kernel were fused."""
+    element = item_size(model.dtype)
+    logits = 2 * 4 * batch * logit_rows * model.vocab_size
+    layer = batch * rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element
+    scores = batch * rows * model.heads * columns * (element + 1)
+    return logits + layer + scores
+
+
+def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int]:
+    """Those of WIDE that fit a KV cache of one of the `capacities` (in rising order), each with the largest one at
+    which its rows take no more than MAX_CHUNK_BYTES."""
+    found = {}
+    for rows in WIDE:
+        fitting = [
+            each for each in capacities if rows <= each and activation_bytes(model, rows, each) <= MAX_CHUNK_BYTES
+        ]
+        if fitting:
+            found[rows] = fitting[-1]
+    return found
+
 
 ALIGNMENT = 64
 """The bytes of a cache line, which also suits vector instructions."""

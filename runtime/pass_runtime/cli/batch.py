@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.progress import track
 
 from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILES, Manifest
-from pass_runtime.cli.prompts import read_lines
+from pass_runtime.cli.prompt_io import read_lines
 from pass_runtime.cli.result_file import STDOUT, ResultFile, ResultStream, can_resume
 from pass_runtime.errors import PassError
-from pass_runtime.json_lines import Line
+from pass_runtime.files import Line
 from pass_runtime.options import GenerateOptions
 
 

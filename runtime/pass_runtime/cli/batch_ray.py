@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 
-from pass_runtime.backends.device_names import gpus_of_replica
+from pass_runtime.backends.open import gpus_of_replica
 from pass_runtime.cli.batch_session import LineGeneration
-from pass_runtime.cli.options import open_bundle
+from pass_runtime.cli.flags import open_bundle
 from pass_runtime.errors import PassError
-from pass_runtime.json_lines import Line
+from pass_runtime.files import Line
 from pass_runtime.options import GenerateOptions, LoadOptions
 
 UNDER_WAY = 4096

@@ -20,16 +20,13 @@ from rich.progress import track
 
 from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.cli.bench_breakdown import Breakdown
-from pass_runtime.cli.prompts import read_prompts
+from pass_runtime.cli.bench_rows import Breakdown, Save
+from pass_runtime.cli.prompt_io import read_prompts
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
-from pass_runtime.files import write_whole
-from pass_runtime.json_lines import to_json
-from pass_runtime.measuring.loops import loop_start
-from pass_runtime.measuring.lossless import first_difference, run_tokens
-from pass_runtime.measuring.real_use import FIRST_LOOK, encode, read_use
-from pass_runtime.measuring.turns import in_turns
+from pass_runtime.files import to_json, write_whole
+from pass_runtime.measuring.lossless import first_difference, loop_start, run_tokens
+from pass_runtime.measuring.real_use import FIRST_LOOK, encode, in_turns, read_use
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
@@ -43,7 +40,6 @@ CONTESTANTS: Mapping[str, Mapping[str, str]] = {
 LABEL = 32
 """The most characters of a prompt's label."""
 T = TypeVar("T")
-Save = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)

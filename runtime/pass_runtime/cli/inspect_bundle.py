@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,18 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from pass_runtime.backends.open import GPU_DEVICES, split_device
 from pass_runtime.backends.trt.engine_sets import verify_engines
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.cli.captures import find_captures, print_captures
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.cli.command_errors import importing
 from pass_runtime.cli.tables import OutputConsole, show_table
-from pass_runtime.json_lines import to_json
+from pass_runtime.errors import PassError
+from pass_runtime.files import to_json
+from pass_runtime.options import LoadOptions
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -185,3 +190,35 @@ def _size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} bytes"
+
+
+SAMPLINGS = (SamplingParams(0.0), SamplingParams(1.0), SamplingParams(1.0, 50, 0.9))
+"""One for each sampler."""
+
+
+def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tuple[str, Mapping[str, str | None]]:
+    """Open the bundle on a device and run every pass that requests begin with. Returns the device, and for each graph
+    or pass None where it was captured, else the reason why not. PassError where the device captures nothing."""
+    with importing():
+        from pass_runtime.decode.worker import rehearse
+        from pass_runtime.session import load
+    if split_device(device)[0] == "cpu":
+        raise PassError(f"--device {device} has no CUDA graphs; use one of {', '.join(GPU_DEVICES)}")
+    with load(bundle, LoadOptions(device, max_batch_size=max_batch_size)) as session:
+        limits = session.backend.capabilities
+        if limits.device == "cpu":
+            raise PassError("no engines fit this machine and ONNX Runtime has no CUDA, so there are no CUDA graphs")
+        session.warm_up(*SAMPLINGS)
+        if not limits.keeps_graphs:  # A warm-up ran what is timed, and captures are of one capacity alone.
+            samplers = [each.sampler for each in SAMPLINGS]
+            for batch in limits.batch_sizes:
+                session.call(partial(rehearse, capacity=limits.capacities[0], batch=batch, samplers=samplers))
+        return limits.device, dict(sorted(session.backend.captures.items()))
+
+
+def print_captures(device: str, captures: Mapping[str, str | None]) -> None:
+    """A line for each."""
+    for name, why in captures.items():
+        click.echo(f"captured: yes, {name}" if why is None else f"captured: no, {name}: {why}")
+    count = sum(why is None for why in captures.values())
+    click.echo(f"{device}: {count} of {len(captures)} captured as CUDA graphs")

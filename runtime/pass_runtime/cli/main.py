@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,9 @@ from typing import Any
 import click
 
 import pass_runtime
-from pass_runtime.cli import options as opts
-from pass_runtime.cli.errors import OneLineGroup, importing, one_line_errors
-from pass_runtime.cli.output import print_json, print_pieces, print_summary
-from pass_runtime.cli.prompts import read_prompt
+from pass_runtime.cli import flags as opts
+from pass_runtime.cli.command_errors import OneLineGroup, importing, one_line_errors
+from pass_runtime.cli.prompt_io import print_json, print_pieces, print_summary, read_prompt
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_SLOTS
@@ -75,7 +75,7 @@ def generate(
         click.echo()
         print_summary(generation, show_drafts=show_drafts)
     if explain:
-        from pass_runtime.cli.explain import print_reasoning
+        from pass_runtime.cli.tables import print_reasoning
 
         print_reasoning(session.tuner(request.sampling), request.lookahead)
 
@@ -115,8 +115,7 @@ def chat(
     come from a pipe or a file, the status is then 2.
     """
     with importing():
-        from pass_runtime.cli.chat import ChatLoop, SessionChat
-        from pass_runtime.cli.conversation import Conversation
+        from pass_runtime.cli.chat_loop import ChatLoop, Conversation, SessionChat
     request, drop = opts.generate_options(options, reuse_prefix=True), context_overflow == "drop-oldest"
     if (bundle is None) == (server is None):
         raise PassError("name a BUNDLE to talk to, or a server with --server URL")
@@ -217,8 +216,17 @@ def batch(
 @click.option("--client-seconds", type=float, default=20, show_default=True, help="Limit to send a request or read on.")
 @click.option("--drain-seconds", type=float, default=30, show_default=True, help="For answers under way at SIGTERM.")
 @click.option("--reuse-prefix", is_flag=True, help="Use the K/V of an earlier prompt again where both begin alike.")
-@click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
-@click.option("--allow-special-tokens", is_flag=True, help="Encode special tokens that messages spell as such.")
+@click.option(
+    "--no-client-plan",
+    "client_plans",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Refuse requests that name a plan, or turn speculation off.",
+)
+@click.option(
+    "--allow-special-tokens", "special_tokens", is_flag=True, help="Encode special tokens that messages spell as such."
+)
 @opts.MAX_DRAFTING
 @opts.ACCEPTANCE_THRESHOLD
 @opts.NO_PREFIX_CACHE
@@ -229,9 +237,19 @@ def batch(
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:
     """Answer HTTP requests as OpenAI's API does. At Ctrl-C and SIGTERM, requests under way may finish."""
-    with importing():
-        from pass_runtime.cli.serve import run_serve
-    run_serve(bundle, options)
+    try:
+        with importing():
+            from pass_server.serve_options import ServeOptions, read_keys
+            from pass_server.server import Listening, run_server
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        raise PassError(f"{missing} is not installed: pip install 'pass-toolkit[serve]'") from None
+    key_file = options.pop("api_key_file")
+    where = opts.take(Listening, options)
+    limits = opts.take(ServeOptions, options, keys=read_keys(key_file) if key_file is not None else ())
+    opened = opts.load_options(options)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    run_server(lambda: opts.open_bundle(bundle, opened), limits, where, tell=lambda line: click.echo(line, err=True))
 
 
 @main.command()
@@ -280,7 +298,7 @@ def bench(bundle: Path, **options: Any) -> None:
             write_json,
         )
         from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, print_rows
-        from pass_runtime.cli.bench_table import print_plans
+        from pass_runtime.cli.tables import print_plans
     as_json, output, cached = options.pop("as_json"), options.pop("output"), options.pop("cached")
     batches = parse_sizes("--batch", "sequences", "1,2,4,8", options.pop("batches"))
     rows = parse_sizes("--rows", "rows", "1,2,3,5,7,9,13,25", options.pop("rows"))

@@ -15,10 +15,9 @@ from typing import Any
 
 import click
 
-from pass_runtime.cli.chat import ChatLoop
-from pass_runtime.cli.conversation import Conversation
-from pass_runtime.cli.errors import Interrupted
-from pass_runtime.cli.processor_options import server_fields
+from pass_runtime.cli.chat_loop import ChatLoop, Conversation
+from pass_runtime.cli.command_errors import Interrupted
+from pass_runtime.cli.flags import server_fields
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
 from pass_runtime.options import GenerateOptions

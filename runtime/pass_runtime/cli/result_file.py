@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pass_runtime.errors import PassError
-from pass_runtime.files import open_locked, replacing
-from pass_runtime.json_lines import to_json
+from pass_runtime.files import open_locked, replacing, to_json
 
 LINE_START = b'{"line": '
 STDOUT = Path("-")

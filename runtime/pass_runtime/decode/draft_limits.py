@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pass_runtime.decode.sequence import Sequence
-from pass_runtime.tuning.acceptance import ConditionalAcceptance
+from pass_runtime.decode.sequence import SequenceState
+from pass_runtime.tuning.estimates import ConditionalAcceptance
 
 
 def _unknown() -> ConditionalAcceptance:
@@ -27,7 +27,7 @@ class DraftLimits:
     acceptance: float = 0.0
     _all: ConditionalAcceptance = field(default_factory=_unknown)
 
-    def allow(self, sequences: Items[Sequence]) -> bool:
+    def allow(self, sequences: Sequence[SequenceState]) -> bool:
         """Whether the next pass over these sequences may have drafts."""
         if self.concurrency is not None and len(sequences) > self.concurrency:
             return False
@@ -35,7 +35,7 @@ class DraftLimits:
             return True
         return sum(self._own(sequence).rates[0] for sequence in sequences) >= self.acceptance * len(sequences)
 
-    def record(self, sequence: Sequence, accepted: int) -> None:
+    def record(self, sequence: SequenceState, accepted: int) -> None:
         """Note that a pass verified drafts of `sequence`, and accepted the first `accepted` of them."""
         if self.acceptance > 0.0:
             for rate in (self._own(sequence), self._all):
@@ -45,7 +45,7 @@ class DraftLimits:
         """Note a pass that was allowed no drafts."""
         self._all.forget()
 
-    def _own(self, sequence: Sequence) -> ConditionalAcceptance:
+    def _own(self, sequence: SequenceState) -> ConditionalAcceptance:
         if sequence.first_drafts is None:
             sequence.first_drafts = ConditionalAcceptance(self._all.rates)
         return sequence.first_drafts

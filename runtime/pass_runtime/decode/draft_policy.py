@@ -12,7 +12,7 @@ from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.decode.sequence import Slot
 from pass_runtime.errors import PassError
-from pass_runtime.tuning.acceptance import ConditionalAcceptance, cumulative_of
+from pass_runtime.tuning.estimates import ConditionalAcceptance, cumulative_of
 from pass_runtime.tuning.tuner import ADVANTAGE, Candidate, PlanTuner
 
 DRAFTS = ("lookahead", "ngram", "both")

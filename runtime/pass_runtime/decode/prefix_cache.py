@@ -7,7 +7,7 @@ used least recently make room for others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pass_runtime.backends.memory import KVCache, Memory
@@ -48,7 +48,7 @@ class PrefixStore:
         """Bytes of what is kept."""
         return sum(saved.size for saved in self._saved)
 
-    def save(self, slot: int, tokens: Items[int], salt: str) -> None:
+    def save(self, slot: int, tokens: Sequence[int], salt: str) -> None:
         """Copy the K/V of `tokens`, the first ones of `slot`. Too few, too many, or without memory for it, they are
         not kept; those of a longer text that begins with them are kept already."""
         size = self._cache.saved_bytes(len(tokens))
@@ -70,7 +70,7 @@ class PrefixStore:
         self._cache.save(slot, len(tokens), address)
         self._saved.append(Saved(salt, tuple(tokens), address, size))
 
-    def match(self, tokens: Items[int], salt: str) -> tuple[Saved | None, int]:
+    def match(self, tokens: Sequence[int], salt: str) -> tuple[Saved | None, int]:
         """What has the most of the first ones of `tokens`, of texts with this salt, and how many."""
         counts = [common_prefix(saved.tokens, tokens) if saved.salt == salt else 0 for saved in self._saved]
         most = max(counts, default=0)
@@ -95,7 +95,7 @@ def whole_blocks(count: int) -> int:
     return count - count % BLOCK
 
 
-def common_prefix(a: Items[int], b: Items[int]) -> int:
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences have in common at their beginnings."""
     most, count = min(len(a), len(b)), 0
     while count < most and list(a[count : count + COMPARED]) == list(b[count : count + COMPARED]):

@@ -9,7 +9,7 @@ and tokens are forbidden.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -28,12 +28,12 @@ class Grammar(Protocol):
 
     def copy(self) -> Grammar: ...
     def advance(self, token: int) -> None: ...
-    def fill(self, allowed: Bits, drafts: Items[int]) -> None: ...
+    def fill(self, allowed: Bits, drafts: Sequence[int]) -> None: ...
     def forced(self) -> tuple[int, ...]: ...
 
 
 class Words(Protocol):
-    """Words that are not written (`pass_runtime.text.bad_words.BadWords`). A text's state is a number, at first 0."""
+    """Words that are not written (`pass_runtime.text.stream.BadWords`). A text's state is a number, at first 0."""
 
     def follow(self, state: int, token: int) -> int: ...
     def forbidden(self, state: int) -> Bits: ...
@@ -64,7 +64,7 @@ class Processing:
 class Processors:
     """The processors of one sequence. Only the thread that decodes calls them."""
 
-    def __init__(self, processing: Processing, prompt: Items[int]) -> None:
+    def __init__(self, processing: Processing, prompt: Sequence[int]) -> None:
         self._processing, self._prompt = processing, len(prompt)
         self._grammar = None if processing.grammar is None else processing.grammar.copy()
         self._written = Counter[int]()
@@ -81,7 +81,7 @@ class Processors:
         count = len(self._touched) + drafts
         return next(size for size in LIST_SIZES if size >= count)
 
-    def read(self, tokens: Items[int]) -> None:
+    def read(self, tokens: Sequence[int]) -> None:
         """tokens: prompt and text. Take those that came since the last call. PassError where a grammar cannot."""
         for token in tokens[self._read :]:
             self._read += 1
@@ -104,7 +104,7 @@ class Processors:
         """The only tokens that may come next; () where there is a choice."""
         return () if self._grammar is None else self._grammar.forced()
 
-    def rows(self, tokens: Items[int], drafts: Items[int], size: int) -> ProcessedRows:
+    def rows(self, tokens: Sequence[int], drafts: Sequence[int], size: int) -> ProcessedRows:
         """What a window does whose rows follow `tokens` and 0, 1, ... of `drafts` (V: none). size: as `size` says."""
         self.read(tokens)
         vocab = self._processing.vocab_size
@@ -112,7 +112,7 @@ class Processors:
         allowed = self._allowed(tokens, known, len(drafts) + 1)
         return ProcessedRows(_as_bytes(allowed, vocab), *self._changes(known, len(drafts) + 1, size))
 
-    def _allowed(self, tokens: Items[int], drafts: Items[int], rows: int) -> Bits:
+    def _allowed(self, tokens: Sequence[int], drafts: Sequence[int], rows: int) -> Bits:
         """[rows,V/32] bits. A rule that would leave no token is not applied, the grammar's excepted."""
         allowed = np.tile(_every(self._processing.vocab_size), (rows, 1))
         if self._grammar is not None:
@@ -141,7 +141,7 @@ class Processors:
         return banned
 
     def _changes(
-        self, drafts: Items[int], rows: int, size: int
+        self, drafts: Sequence[int], rows: int, size: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """(touched [size], bias [size], factor [rows,size], penalty [rows,size])"""
         sampling = self._processing.sampling
@@ -186,7 +186,7 @@ def _every(vocab_size: int) -> Bits:
     return bits.view("<u4").astype(np.uint32)
 
 
-def _set(bits: Bits, tokens: Items[int] | set[int] | frozenset[int]) -> None:
+def _set(bits: Bits, tokens: Sequence[int] | set[int] | frozenset[int]) -> None:
     for token in tokens:
         bits[token // 32] |= np.uint32(1 << token % 32)
 

@@ -7,7 +7,7 @@ stays as it was before, and all windows are staged again from that account.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pass_runtime.backends.base import Backend, Emitted, Logprobs, PassKind
@@ -15,7 +15,7 @@ from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
 from pass_runtime.decode.prefix_cache import PrefixStore, Saved, common_prefix, whole_blocks
 from pass_runtime.decode.processors import no_processing
-from pass_runtime.decode.sequence import Request, Sequence, Slot, Token, TokenLogprobs, TokenSource
+from pass_runtime.decode.sequence import Request, SequenceState, Slot, Token, TokenLogprobs, TokenSource
 
 Drafts = tuple[int, ...]
 
@@ -26,7 +26,7 @@ class StepResult:
     were emitted. chain: how many of the accepted drafts, from the first on, were first choices; others are of a tree.
     last: the row of the last one."""
 
-    sequence: Sequence
+    sequence: SequenceState
     drafted: int
     source: TokenSource
     tokens: tuple[Token, ...]
@@ -70,7 +70,7 @@ class Runner:
         """Whether a prompt of this many tokens leaves room to write one more."""
         return prompt - 1 + self.backend.capabilities.padded_width(1) <= self.backend.capabilities.max_capacity
 
-    def admit(self, sequence: Sequence) -> bool:
+    def admit(self, sequence: SequenceState) -> bool:
         """Give `sequence` the free slot that holds most of its prompt already. False where no slot is free."""
         free = [slot for slot in self.slots if slot.sequence is None]
         if not free:
@@ -141,7 +141,7 @@ class Runner:
             if slot.cached + width > self.backend.capacity:
                 self._keep(slot, slot.kept[: self.backend.capacity - width])
 
-    def run(self, plan: Plan, drafts: Items[Drafts | None]) -> tuple[list[StepResult], float]:
+    def run(self, plan: Plan, drafts: Sequence[Drafts | None]) -> tuple[list[StepResult], float]:
         """Run one pass over every decoding slot; `make_room` comes first. drafts: for each of these slots the n-gram
         drafts that replace those in its window. Returns the result of each sequence, and the seconds of the pass."""
         active = self.decoding
@@ -213,21 +213,21 @@ class Runner:
             self._move(source, target)
         return active
 
-    def batch(self, active: Items[Slot]) -> int:
+    def batch(self, active: Sequence[Slot]) -> int:
         """The batch size of a pass over `active`."""
         return self.backend.capabilities.batch_size(active[-1].number + 1)
 
-    def sampler(self, active: Items[Slot]) -> Sampler:
+    def sampler(self, active: Sequence[Slot]) -> Sampler:
         """The cheapest sampler that serves all of `active`: each one of SAMPLERS also computes what those before it
         do."""
         return max((slot.current.request.sampling.sampler for slot in active), key=SAMPLERS.index)
 
-    def _kind(self, plan: Plan, active: Items[Slot]) -> PassKind:
+    def _kind(self, plan: Plan, active: Sequence[Slot]) -> PassKind:
         logprobs = any(slot.current.request.logprobs is not None for slot in active)
         touched = max(slot.current.touched(plan.drafts) for slot in active)
         return PassKind(plan, self.batch(active), self.sampler(active), logprobs, touched, self.processed_logprobs)
 
-    def _process(self, kind: PassKind, active: Items[Slot]) -> None:
+    def _process(self, kind: PassKind, active: Sequence[Slot]) -> None:
         """Set what the logits processors do in a pass whose windows are staged."""
         drafts = self.backend.drafts(kind.plan, kind.batch)
         nothing = no_processing(self.backend.capabilities.vocab_size, kind.plan.drafts + 1, kind.touched)
@@ -235,7 +235,7 @@ class Runner:
             rows = slot.current.processed(drafts[slot.number], kind.touched) if slot in active else None
             self.backend.process(slot.number, nothing if rows is None else rows)
 
-    def _stage(self, plan: Plan, active: Items[Slot], drafts: Items[Drafts | None], batch: int) -> None:
+    def _stage(self, plan: Plan, active: Sequence[Slot], drafts: Sequence[Drafts | None], batch: int) -> None:
         """Write the windows that differ from those on the device, and mask the slots that take no part."""
         for slot in self.slots[:batch]:
             if slot not in active and not slot.masked:
@@ -334,7 +334,7 @@ class Runner:
         return filled[0], filled[0]
 
 
-def _logprobs(logprobs: Logprobs, slot: int, ids: Items[int], count: int | None) -> list[TokenLogprobs | None]:
+def _logprobs(logprobs: Logprobs, slot: int, ids: Sequence[int], count: int | None) -> list[TokenLogprobs | None]:
     """The log-probabilities of every token of a slot, with `count` likely ones each; None where count is None."""
     if count is None:
         return [None] * len(ids)

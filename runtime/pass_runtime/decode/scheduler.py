@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
@@ -16,10 +16,9 @@ from pass_runtime.bundle.plan import Plan, make_cycle
 from pass_runtime.decode.draft_limits import DraftLimits
 from pass_runtime.decode.draft_policy import DraftPolicy, NextPass, TryWhereFaster, next_pass
 from pass_runtime.decode.runner import Runner, StepResult
-from pass_runtime.decode.sequence import End, Request, Sequence, Slot
+from pass_runtime.decode.sequence import End, Request, SequenceState, Slot
 from pass_runtime.errors import PassError
-from pass_runtime.tuning.tuner import PlanTuner
-from pass_runtime.tuning.tuners import Tuners
+from pass_runtime.tuning.tuner import PlanTuner, Tuners
 
 PROMPT_TOKENS = 64
 """The most prompt tokens that a step prefills while other sequences decode."""
@@ -38,13 +37,15 @@ class QueueFull(PassError):
 @dataclass(frozen=True)
 class Usage:
     """The load at one moment. running: sequences in slots. waiting: sequences in the queue. cached: KV tokens of the
-    running ones. capacity: KV capacity of all slots in tokens."""
+    running ones. capacity: KV capacity of all slots in tokens. graphs_not_captured: graphs that a GPU runs without a
+    CUDA graph, more slowly."""
 
     running: int
     waiting: int
     slots: int
     cached: int
     capacity: int
+    graphs_not_captured: int = 0
 
     @property
     def cache_share(self) -> float:
@@ -58,17 +59,17 @@ class Scheduler:
 
     def __init__(self, runner: Runner, tuners: Tuners, max_queue: int, limits: DraftLimits | None = None) -> None:
         self.runner, self.tuners, self._limits = runner, tuners, limits or DraftLimits()
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: deque[SequenceState] = deque()
         self._max_queue = max_queue
         self._reserved = 0
-        self._added = weakref.WeakSet[Sequence]()  # those under way, and ended ones that somebody still reads
+        self._added = weakref.WeakSet[SequenceState]()  # those under way, and ended ones that somebody still reads
 
     @property
     def idle(self) -> bool:
         """Whether no sequence runs or waits."""
         return not self.waiting and not self.runner.busy
 
-    def add(self, *sequences: Sequence, max_queue: int | None = None) -> None:
+    def add(self, *sequences: SequenceState, max_queue: int | None = None) -> None:
         """Put sequences at the end of the queue, all of them or none. Raises QueueFull as `reserve` does."""
         self.reserve(len(sequences), max_queue)
         self._added.update(sequences)
@@ -94,8 +95,9 @@ class Scheduler:
         running = [slot.sequence for slot in self.runner.slots]
         cached = [sequence.cached for sequence in running if sequence is not None]
         slots = len(self.runner.slots)
-        capacity = slots * self.runner.backend.capabilities.max_capacity
-        return Usage(len(cached), len(self.waiting), slots, sum(cached), capacity)
+        backend = self.runner.backend
+        capacity = slots * backend.capabilities.max_capacity
+        return Usage(len(cached), len(self.waiting), slots, sum(cached), capacity, len(backend.uncaptured))
 
     def step(self) -> None:
         """Drop what was cancelled, admit, prefill, and run one pass."""
@@ -157,7 +159,7 @@ class Scheduler:
             except Exception as error:
                 self._finish(slot, _failed(error))
 
-    def _decode(self, active: Items[Slot]) -> None:
+    def _decode(self, active: Sequence[Slot]) -> None:
         batch, may_draft = self.runner.batch(active), self._limits.allow([slot.current for slot in active])
         tuner = self._tuner(active, batch) if may_draft else None
         chosen = self._choose(active, tuner, batch, may_draft=may_draft)
@@ -180,7 +182,9 @@ class Scheduler:
             self._limits.forget()
         self._deliver(results)
 
-    def _choose(self, active: Items[Slot], tuner: PlanTuner | None, batch: int, *, may_draft: bool) -> NextPass | None:
+    def _choose(
+        self, active: Sequence[Slot], tuner: PlanTuner | None, batch: int, *, may_draft: bool
+    ) -> NextPass | None:
         """The next pass. It runs one plan for all: that of the oldest request which names one, else the fastest. A tree
         becomes a chain if one of the requests did not ask for it."""
         sequences = sorted((slot.current for slot in active), key=lambda sequence: sequence.admitted)
@@ -203,7 +207,7 @@ class Scheduler:
         room, capabilities = runner.room, runner.backend.capabilities
         return next_pass(cycle or make_cycle("ar", 0), window, room, capabilities, active, policy)
 
-    def _tuner(self, active: Items[Slot], batch: int) -> PlanTuner | None:
+    def _tuner(self, active: Sequence[Slot], batch: int) -> PlanTuner | None:
         """The tuner for these sequences; None where plans are given or plain decoding is to be used.
 
         Passes must be timed first. While one of the sequences has no token yet, it gets its first one from a plain pass
@@ -222,7 +226,7 @@ class Scheduler:
                 sequence.acceptance = tuner.new_acceptance()
         return tuner
 
-    def _deliver(self, results: Items[StepResult]) -> None:
+    def _deliver(self, results: Sequence[StepResult]) -> None:
         for result in results:
             sequence = result.sequence
             sequence.stats.record(result.drafted, len(result.tokens))
@@ -237,7 +241,7 @@ class Scheduler:
             if slot.current.finished is not None:
                 self.runner.release(slot)
 
-    def _end_longest(self, active: Items[Slot], end: End) -> None:
+    def _end_longest(self, active: Sequence[Slot], end: End) -> None:
         """End the longest sequence, which there is no room for; the others go on."""
         self._finish(max(active, key=lambda slot: slot.cached), end)
 
@@ -259,7 +263,7 @@ def _failed(error: Exception) -> End:
 
 
 def _observe(
-    tuner: PlanTuner, plan: Plan, batch: int, seconds: float, results: Items[StepResult], slots: Items[Slot]
+    tuner: PlanTuner, plan: Plan, batch: int, seconds: float, results: Sequence[StepResult], slots: Sequence[Slot]
 ) -> None:
     """Teach the tuner how long a pass took, and how many of its drafts were accepted."""
     tuner.observe(plan, batch, seconds)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -17,7 +16,7 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.processors import Processing, Processors
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
-from pass_runtime.tuning.acceptance import FORCED, ConditionalAcceptance
+from pass_runtime.tuning.estimates import FORCED, ConditionalAcceptance
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenSource = Literal["model", "lookahead", "ngram", "grammar"]
@@ -106,7 +105,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Sequence:
+class SequenceState:
     """A request under way. The runner counts `cached`; a reader learns of progress through `events` alone."""
 
     request: Request
@@ -181,7 +180,7 @@ class Sequence:
             self.processors.read(self.tokens)
         return self.processors.size(drafts)
 
-    def processed(self, drafts: Items[int], size: int) -> ProcessedRows | None:
+    def processed(self, drafts: Sequence[int], size: int) -> ProcessedRows | None:
         """What its processors do in a pass with these `drafts` (V: none); None where there are none, or cannot go on.
         size: the length of the lists."""
         if self.processors is not None and self.problem is None:
@@ -202,7 +201,7 @@ class Sequence:
         if self.queued:
             self.queued, self.stats.queue_seconds = False, time.perf_counter() - self.submitted
 
-    def write(self, tokens: Items[Token]) -> None:
+    def write(self, tokens: Sequence[Token]) -> None:
         """Append the tokens of a pass, up to a stop or the limit, where the sequence ends."""
         kept: list[Token] = []
         end: End | None = None
@@ -258,7 +257,7 @@ class Slot:
     """
 
     number: int
-    sequence: Sequence | None = None
+    sequence: SequenceState | None = None
     kept: list[int] = field(default_factory=list)
     prompt: tuple[int, ...] = ()
     salt: str = ""
@@ -271,13 +270,13 @@ class Slot:
     matched: int = 0
 
     @property
-    def current(self) -> Sequence:
+    def current(self) -> SequenceState:
         """The sequence of a slot that is known to have one."""
         assert self.sequence is not None
         return self.sequence
 
     @property
-    def held(self) -> Items[int]:
+    def held(self) -> Sequence[int]:
         """The tokens whose K/V are in the cache."""
         return self.kept if self.sequence is None else self.sequence.tokens[: self.sequence.cached]
 

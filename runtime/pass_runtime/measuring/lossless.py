@@ -1,7 +1,8 @@
-"""Whether two decodings are the same text, and how near a tie was where they first differ.
+"""Whether two decodings are the same text, how near a tie was where they first differ, and where a text loops.
 
 Windows of different width may round differently, so two candidates whose scores are closer than rounding can swap.
-A first difference is a near-tie where the margin between the two candidates is below a tolerance.
+A first difference is a near-tie if the margin between the two candidates is below a tolerance. Greedy text of small
+models loops, and loops are easy to draft.
 """
 
 from __future__ import annotations
@@ -16,6 +17,35 @@ from pass_runtime.bundle.reference import gumbel_scores
 from pass_runtime.generation import TokenStream
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
+
+LONGEST_PERIOD = 48
+REPEATS, AT_THE_END = 3, 2
+"""How often a period occurs in a row in a loop, and in a loop that the end of the text cuts off."""
+FEWEST = 24
+"""The fewest tokens of a loop, all repeats together: "no, no, no" is not a loop."""
+
+
+def loop_start(tokens: Sequence[int]) -> int | None:
+    """The first index of `tokens` that belongs to a loop; None where there is no loop. Everything after it counts as
+    looping: a small model hardly ever leaves a loop, and tokens after one would flatter the drafts.
+
+    A loop is a period of at most LONGEST_PERIOD tokens that occurs REPEATS times in a row (AT_THE_END times at the end
+    of the text) and has at least FEWEST tokens in all. The loop starts after the first occurrence of its period.
+    """
+    starts = [start for period in range(1, LONGEST_PERIOD + 1) if (start := _repeats(tokens, period)) is not None]
+    return min(starts, default=None)
+
+
+def _repeats(tokens: Sequence[int], period: int) -> int | None:
+    """The index at which the second occurrence of a repeated period of this length begins; None without repeats."""
+    run, last = 0, len(tokens) - 1
+    for i in range(period, len(tokens)):
+        run = run + 1 if tokens[i] == tokens[i - period] else 0
+        times = AT_THE_END if i == last else REPEATS
+        if run >= max((times - 1) * period, FEWEST - period):
+            return i - run + 1
+    return None
+
 
 MARGIN_TOLERANCE = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.8}
 """Scores (logits / temperature, plus noise) closer than this are a near-tie, by the model's dtype."""

@@ -2,21 +2,57 @@
 
 The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/acceptance.py`) both measure with this
 module, so that their results can be compared. Stretches that loop are counted apart.
+Measurements take turns, so that a noisy machine affects all alike.
 """
 
 from __future__ import annotations
 
+import statistics
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from pass_runtime.backends.base import PassKind
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
+from pass_runtime.decode.runner import Runner
 from pass_runtime.errors import PassError
-from pass_runtime.files import read_text
-from pass_runtime.json_lines import lines_of
-from pass_runtime.measuring.loops import loop_start
+from pass_runtime.files import lines_of, read_text
+from pass_runtime.measuring.lossless import loop_start
+
+Name = TypeVar("Name")
+Result = TypeVar("Result")
+
+SETTLING, PASSES = 2, 10
+"""How many passes are run before some are timed, and how many are timed."""
+
+
+def in_turns(calls: Mapping[Name, Callable[[], Result]], rounds: int) -> Iterator[dict[Name, list[Result]]]:
+    """Run every call once in each round, and yield the results of all rounds so far after each of them.
+
+    The results of one round before the first, which warms up, are left out.
+    """
+    found: dict[Name, list[Result]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            result = call()
+            if number:
+                found[name].append(result)
+        if number:
+            yield found
+
+
+def pass_seconds(runner: Runner, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
+    """Return the seconds of trunk and tail of a pass over idle slots: medians of PASSES consecutive passes.
+
+    Passes of one kind follow one another while decoding, too, in one thread. The first one after another kind or in
+    another thread takes longer, so such passes are not timed. tail: as for `Runner.idle_pass`.
+    """
+    times = [runner.idle_pass(kind, tail=tail) for _ in range(SETTLING + PASSES)][SETTLING:]
+    trunks, tails = zip(*times, strict=True)
+    return statistics.median(trunks), statistics.median(tails)
+
 
 if TYPE_CHECKING:
     from pass_runtime.session import Session

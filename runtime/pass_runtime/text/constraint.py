@@ -10,6 +10,9 @@ from typing import Any
 from pass_runtime.bundle.values import flag, shown, text
 from pass_runtime.errors import PassError
 
+JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""The one form in which JSON is written: on one line, with ", " and ": " between values. Otherwise the model could
+write white space for ever, and nothing between two values would be certain."""
 MAX_GRAMMAR_BYTES = 1 << 20
 """The longest grammar, schema, regular expression or list of choices, in bytes."""
 
@@ -77,6 +80,29 @@ class Constraint:
     def schema(self) -> str:
         """The JSON schema as JSON text, "" where there is none."""
         return self.json_schema if isinstance(self.json_schema, str) else ""
+
+    def lark(self, name: str) -> str:
+        """The constraint as rules in llguidance's variant of Lark, for use in a larger grammar. The first is `name`."""
+        if self.json_object or self.schema:
+            schema = json.loads(self.schema or '{"type": "object"}')
+            if isinstance(schema, bool):
+                schema = {} if schema else {"enum": []}
+            return f"{name}: %json {json.dumps({**schema, 'x-guidance': JSON_FORM}, ensure_ascii=False)}"
+        if self.regex is not None:
+            return f"{name}: {_lark_regex(self.regex)}"
+        if self.choice:  # one terminal: so many rules would be too complex
+            written = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in self.choice)
+            return f"{name}: {name.upper()}\n{name.upper()}: {written}"
+        return f"{name}: %lark {{\n{self.grammar}\n}}"
+
+
+def _lark_regex(pattern: str) -> str:
+    """The expression between slashes, with those in it escaped."""
+    written, escaped = "", False
+    for character in pattern:
+        written += "\\/" if character == "/" and not escaped else "\\n" if character == "\n" else character
+        escaped = character == "\\" and not escaped
+    return f"/(?:{written})/"
 
 
 def _json_text(schema: object) -> str:

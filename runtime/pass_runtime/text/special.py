@@ -28,7 +28,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models
 
 from pass_runtime.errors import PassError
-from pass_runtime.text.encoding import encode
+from pass_runtime.text.detokenizer import encode
 
 PRIVATE = 0xE000
 """The first of the 6400 characters of Unicode's private use area, which marks are made of."""

@@ -1,19 +1,110 @@
-"""--plan auto: the plan with the most expected tokens per second, from measured passes and observed acceptance."""
+"""--plan auto: the plan with the most expected tokens per second, from measured passes and observed acceptance.
+
+The menu has the cycles that it chooses from, and the tokens that their passes are expected to write. A session has a
+tuner for each sampler, as the tails differ by sampler.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
-from pass_runtime.backends.base import Capabilities
-from pass_runtime.bundle.plan import Cycle, Plan
-from pass_runtime.tuning.acceptance import FORCED, ConditionalAcceptance, Floats, cumulative_of
-from pass_runtime.tuning.menu import menu, tokens_of
-from pass_runtime.tuning.pass_times import PassTimes, shape_of
+from pass_runtime.backends.base import Capabilities, PassKind
+from pass_runtime.bundle.manifest import LookaheadInfo, Manifest
+from pass_runtime.bundle.plan import Cycle, Plan, fused_cycle, make_cycle, tree_cycle
+from pass_runtime.bundle.sampling import Sampler
+from pass_runtime.bundle.tree import tree_depth, tree_nodes
+from pass_runtime.tuning.estimates import (
+    FORCED,
+    TILES,
+    ConditionalAcceptance,
+    Floats,
+    PassTimes,
+    cumulative_of,
+    measure,
+    probe_plans,
+    shape_of,
+)
+
+DRAFTS = (1, 2, 3, 4, 6)
+"""The drafts of two-pass cycles and of fused plans, besides as many as there are look-ahead rows."""
+LATER_CHOICES = (0.30, 0.12, 0.07, 0.048, 0.036)
+"""Of the places where the first choice is wrong, the shares where the second, third, ... is right: SmolLM2-135M's means
+over depths 1 and 2, greedy and at temperature 0.8 (0.23 to 0.37 for the second choice)."""
+AFTER_LATER = 0.75
+"""How often the first choice after a later one is right, relative to the first choice after a first one."""
+SQUARINGS = 9
+"""After 2^9 windows it is forgotten how the first one began."""
+
+
+@cache
+def menu(lookahead: int, able: Capabilities | None = None) -> tuple[Cycle, ...]:
+    """Plain decoding, which comes first, and the cycles that are at most `lookahead` drafts deep.
+
+    Fused plans and trees have full groups, or groups that get smaller with what was accepted, down to one row. able:
+    the engines that there are; None has any plan but trees.
+    """
+    if able is not None and able.lookahead is not None:
+        lookahead = min(lookahead, able.lookahead)
+    counts = sorted({count for count in (*DRAFTS, lookahead) if 0 < count <= lookahead})
+    shapes = [groups for n in counts for groups in ((*range(n, 0, -1), 1), (n,) * (n + 1))]
+    shapes += [groups for groups in TILES if len(groups) <= lookahead + 1]
+    found = [make_cycle("ar", 0), *(make_cycle("two-pass", count) for count in counts)]
+    found += map(fused_cycle, dict.fromkeys(shapes))
+    for size in () if able is None else able.exact_trees:
+        if (depth := tree_depth(size)) <= lookahead:
+            smaller = [1 if any(node) else max(depth - len(node), 1) for node in tree_nodes(size, lookahead)]
+            found += [tree_cycle(groups, lookahead) for groups in ((depth, *smaller), (depth,) * (size + 1))]
+    return tuple(cycle for cycle in found if able is None or able.allows(cycle.plans))
+
+
+def tokens_of(cycle: Cycle, cumulative: Floats) -> float:
+    """The expected tokens per pass of one sequence, if drafts of different passes are independent. cumulative [L+1]:
+    the probabilities that the first i drafts of a chain are all accepted."""
+    plan = cycle.plans[0]
+    if not plan.is_fused:
+        return 1.0 + float(cumulative[1 : cycle.lookahead + 1].sum()) / 2
+    accepted = np.append(1.0, _tree_acceptance(plan, cumulative)) if plan.parents else cumulative[: plan.drafts + 1]
+    tried, parents, leads = _layout(plan)
+    reached = tried * accepted  # (g, a): row a is accepted if the window's drafts are g deep
+    last = reached.copy()
+    np.subtract.at(last.T, parents, reached[:, 1:].T)  # row a is the last one that is accepted
+    # How deep drafts are is a Markov chain: after row a they are groups[a] deep. A chain that stays where it is in half
+    # of its steps has the same distribution in the end, and no period.
+    steps = (np.maximum(last, 0.0) @ leads + np.eye(len(last))) / 2
+    for _ in range(SQUARINGS):
+        steps = steps @ steps
+    return 1.0 + float(steps[0] @ reached[:, 1:].sum(1))
+
+
+@cache
+def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
+    """[depth+1,D+1]: 1 where drafts g deep include row a; [D]: the row before each draft; [D+1,depth+1]: 1 where group
+    a has g rows."""
+    sizes = np.arange(plan.depth + 1)
+    tried = plan.row_position[: plan.drafts + 1] <= sizes[:, None]
+    leads = np.equal.outer(np.array(plan.groups), sizes)
+    return tried.astype(float), np.array(plan.parents or range(plan.drafts), np.int64), leads.astype(float)
+
+
+def _tree_acceptance(plan: Plan, cumulative: Floats) -> list[float]:
+    """[D]: how likely each draft of a tree is accepted, in the order of its rows."""
+    found, rates = [], cumulative[1:] / np.maximum(cumulative[:-1], 1e-9)
+    for node in tree_nodes(plan.drafts, plan.depth):
+        chance, usual = 1.0, 1.0
+        for depth, rank in enumerate(node):
+            first = usual * float(rates[depth])
+            chance *= first if rank == 0 else LATER_CHOICES[rank - 1] * (1 - first)
+            usual *= 1.0 if rank == 0 else AFTER_LATER
+        found.append(chance)
+    return found
+
 
 EVERY = 12
 """The fewest passes between two decisions."""
@@ -150,3 +241,80 @@ class PlanTuner:
                 break
         self._ran[self._trial.cycle.plans[0], batch] = self._passes  # also if a request runs another in its place
         return self.decided
+
+
+IdlePass = Callable[[PassKind], tuple[float, float]]
+"""Seconds of trunk and tail in a pass that changes no sequence (`pass_runtime.decode.runner.Runner.idle_pass`)."""
+
+UNSTATED = 0.6
+"""The conditional acceptance of sampled drafts, as a share of that of greedy ones, where a bundle states only those."""
+
+
+def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float, ...]:
+    """[L] cumulative acceptance that the bundle states for this sampler; derived from the greedy one where it states
+    none for sampling."""
+    greedy, sampled = lookahead.acceptance_per_position, lookahead.acceptance_per_position_sampled
+    if sampler == "greedy" or sampled:
+        return greedy if sampler == "greedy" else sampled
+    return tuple(share * UNSTATED**i for i, share in enumerate(greedy, 1))
+
+
+class Tuners:
+    """Makes a tuner when the first request with its sampler comes. The very first one times passes of all widths, and
+    so does the first batch of each size. Later samplers time only the passes that show how their tails differ.
+
+    Which passes are timed depends on the bundle, the engine and the capacity alone, not on the room that running
+    sequences leave in the KV cache: with too little room, timing is put off.
+    """
+
+    def __init__(
+        self, manifest: Manifest, capabilities: Capabilities, idle_pass: IdlePass, room: Callable[[], int]
+    ) -> None:
+        """room: returns the tokens of KV capacity that a window may take now."""
+        self._manifest, self._capabilities, self._idle_pass, self._room = manifest, capabilities, idle_pass, room
+        self._plans = {batch: self._timed_plans(batch) for batch in (1, *capabilities.batch_sizes)}
+        self._tuners: dict[Sampler, PlanTuner] = {}
+
+    def known(self, sampler: Sampler, batch: int) -> bool:
+        """Whether `get` has nothing left to time for these."""
+        if sampler not in self._tuners:
+            return False
+        return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].by_batch
+
+    def get(self, sampler: Sampler, batch: int = 1) -> PlanTuner | None:
+        """The tuner for `sampler`, which knows the times of passes over `batch` slots.
+
+        None where passes must be timed first, but their windows do not fit into the cache after the running sequences.
+        Where they do not fit into the whole capacity, it is always None.
+        """
+        if not self.known(sampler, batch):
+            widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
+            if not self._plans[1] or self._capabilities.padded_width(widest) > self._room():
+                return None
+            if sampler not in self._tuners:
+                stated, length = stated_acceptance(self._manifest.lookahead, sampler), self._manifest.lookahead.length
+                self._tuners[sampler] = PlanTuner(self._times(sampler), length, stated, self._capabilities)
+            if not self.known(sampler, batch):
+                self._tuners[sampler].by_batch[batch] = self._times(sampler, batch)
+        return self._tuners[sampler]
+
+    def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
+        """Time passes; few of them where the times of this batch size are known for another sampler."""
+        plans = self._plans[batch]
+        like = next((tuner.by_batch[batch] for tuner in self._tuners.values() if batch in tuner.by_batch), None)
+        if like is not None:
+            most = max(plan.drafts for plan in plans if not plan.groups)
+            plans = [plan for plan in plans if not plan.drafts or (plan.drafts == most and not plan.groups)]
+        timed = measure(lambda plan: self._idle_pass(PassKind(plan, batch, sampler)), plans)
+        return PassTimes({shape_of(plan, batch): seconds for plan, seconds in timed.items()}, like)
+
+    def _timed_plans(self, batch: int) -> list[Plan]:
+        """The plans to time over `batch` slots, the narrowest first. Their windows take at most half the capacity, so
+        that there is room until a text is that long.
+
+        Empty where only one width would be left, from which no other can be estimated: the batch then counts as one
+        window with as many rows.
+        """
+        able, every = self._capabilities, probe_plans(self._manifest.lookahead.length, batch)
+        plans = [p for p in every if able.allows([p]) and 2 * able.padded_width(p.width) <= able.max_capacity]
+        return plans if len({plan.width for plan in plans}) > 1 else []

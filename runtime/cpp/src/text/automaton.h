@@ -10,7 +10,7 @@
 namespace pass {
 
 // Aho's and Corasick's (1975), over bytes. A state stands for the longest end of the text with which a word begins; 0
-// for none. As pass_runtime.text.automaton.
+// for none. As pass_runtime.text.stream.
 class Automaton {
    public:
     // words: none of them empty.

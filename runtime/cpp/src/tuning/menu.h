@@ -1,5 +1,5 @@
 // The menu of `auto`: the cycles that it chooses from, and the tokens that their passes are expected to write. Pure
-// arithmetic, as in pass_runtime/tuning/menu.py.
+// arithmetic, as in pass_runtime/tuning/tuner.py.
 #pragma once
 
 #include <vector>

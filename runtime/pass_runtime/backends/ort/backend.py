@@ -6,27 +6,36 @@ and batch, and its bindings are kept for each plan and batch.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, batch_sizes, check_onnx_runtime
-from pass_runtime.backends.chunks import wide_chunks
-from pass_runtime.backends.device_names import split_device
-from pass_runtime.backends.memory import Memory
-from pass_runtime.backends.one_thread import OneThread
-from pass_runtime.backends.ort.bound import BoundSession, BoundSessions, BoundTensor, bind, log
+from pass_runtime.backends.memory import Memory, wide_chunks
+from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.engine import check_graph, choose_device, map_shared, open_memory, open_session
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.backends.ort.packing import sample_logits
-from pass_runtime.backends.ort.trunks import Trunks, open_packed, open_trunk
+from pass_runtime.backends.ort.trunks import (
+    BoundSession,
+    BoundSessions,
+    BoundTensor,
+    Trunks,
+    bind,
+    log,
+    open_packed,
+    open_trunk,
+)
 from pass_runtime.bundle.bindings import Bindings
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.plan import Plan
@@ -34,6 +43,43 @@ from pass_runtime.bundle.tensors import PAST, PRESENT
 from pass_runtime.errors import PassError
 
 T = TypeVar("T")
+Tasks = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+
+
+class OneThread:
+    """Runs tasks one after another in a thread of its own, which ends with this object: captured graphs belong to the
+    thread that captured them. context: makes a context that the thread holds."""
+
+    def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
+        self._tasks: Tasks = SimpleQueue()
+        self._thread = threading.Thread(target=_work, args=(self._tasks, context), name="pass-device", daemon=True)
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, self._tasks.put, None)
+
+    def run(self, task: Callable[[], T]) -> T:
+        """What `task` returns or raises. A task may call this itself."""
+        if threading.current_thread() is self._thread:
+            return task()
+        future: Future[T] = Future()
+        self._tasks.put((task, future))
+        return future.result()
+
+    def close(self) -> None:
+        """End the thread after the tasks in its queue. Repeated calls do nothing."""
+        self._finalizer()
+        self._thread.join()
+
+
+def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> None:
+    with context():
+        while (given := tasks.get()) is not None:
+            task, future = given
+            try:
+                future.set_result(task())
+            except BaseException as error:
+                future.set_exception(error)
+            del given, task, future  # or what they hold would live until the next one comes
+
 
 FIRST_CAPACITY = 256
 CAPACITY_STEP = 64

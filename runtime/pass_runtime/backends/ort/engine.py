@@ -14,12 +14,12 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.cuda import Cuda, import_api, require_device
-from pass_runtime.backends.device_names import split_device
 from pass_runtime.backends.memory import HostMemory, Memory
+from pass_runtime.backends.open import split_device
 from pass_runtime.bundle.head import FILE, PREFIX, layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
-from pass_runtime.bundle.metadata import METADATA, trunk_metadata
 from pass_runtime.bundle.noise import ROW, TABLES, TABLES_FILE
+from pass_runtime.bundle.read import METADATA, trunk_metadata
 from pass_runtime.errors import PassError
 
 log = logging.getLogger("pass_runtime.device")

@@ -26,11 +26,9 @@ import onnxruntime as ort
 
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.backends.ort.external_data import Aligned
-from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, give_back_memory, pack
-from pass_runtime.backends.ort.weight_key import weight_key
-from pass_runtime.bundle.integrity import has_hash
+from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, give_back_memory, pack, weight_key
+from pass_runtime.bundle.integrity import Remembered, cache_directory, has_hash
 from pass_runtime.bundle.manifest import FileInfo, Manifest
-from pass_runtime.bundle.remembered import Remembered, cache_directory
 from pass_runtime.errors import PassError
 from pass_runtime.files import open_locked, write_whole
 

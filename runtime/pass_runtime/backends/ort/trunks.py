@@ -1,21 +1,166 @@
-"""The sessions over a bundle's trunk: for passes with look-ahead rows, and for passes without."""
+"""The sessions over a bundle's trunk: for passes with look-ahead rows, and for passes without.
+
+Sessions have memory for their inputs and outputs, and CUDA graphs are captured of them. With `enable_cuda_graph` the
+first `Run` of a graph number is not one run of the graph. ONNX Runtime runs it until no memory is allocated any more
+(twice), captures it, which computes nothing, and launches what it captured (`InferenceSession::Run` and
+`CUDAExecutionProvider::OnRunEnd`). A tail that writes the next window over the one that it reads would so go on by
+three tokens at once. Therefore what such a graph overwrites is saved before its first run, and put back and run once
+more afterwards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backends.device_names import split_device
-from pass_runtime.backends.ort.engine import check_graph, open_session
+from pass_runtime.backends.memory import Memory
+from pass_runtime.backends.open import split_device
+from pass_runtime.backends.ort.engine import PROVIDERS, check_graph, open_session
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan
+from pass_runtime.errors import PassError
+
+log = logging.getLogger("pass_runtime.backends")
+
+Key = TypeVar("Key", bound=Hashable)
+Failed = Callable[[str], None]
+"""Is told why a session could not be captured."""
+
+NO_GRAPH = -1
+"""The graph number with which ONNX Runtime neither captures nor replays."""
+
+
+@dataclass(frozen=True)
+class BoundTensor:
+    """A graph's tensor with the address of its memory."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+
+
+class BoundSession:
+    """A session with memory for its inputs and outputs. On CUDA it is captured as a graph of its own, with the number
+    `graph`, because addresses and shapes stay the same."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        binding: ort.IOBinding,
+        graph: int,
+        memory: Memory,
+        overwritten: Sequence[BoundTensor],
+        failed: Failed,
+    ) -> None:
+        """overwritten: inputs whose memory is that of an output. Of the KV cache that is no matter: the same inputs
+        write the same entries. failed: is called where a capture fails, with the reason."""
+        self._session, self._binding, self._memory = session, binding, memory
+        self._overwritten, self._failed = overwritten, failed
+        self._options = _options(graph)
+        self._captures: bool = session.captures
+
+    def run(self) -> None:
+        """PassError where ONNX Runtime fails, as when memory runs out."""
+        if self._captures:
+            self._capture()
+            self._captures = False
+        else:
+            self._run()
+
+    def _capture(self) -> None:
+        """The first run. Where it fails, the session is run as if nothing had been tried, now and from then on."""
+        saved = [np.empty(tensor.shape, tensor.dtype) for tensor in self._overwritten]
+        for array, tensor in zip(saved, self._overwritten, strict=True):
+            self._memory.download(array, tensor.address)
+        try:
+            self._run()
+        except PassError as error:
+            self._memory.check_device()
+            self._options = _options(NO_GRAPH)
+            self._put_back(saved)
+            self._run()
+            self._failed(str(error))
+            return
+        if saved:
+            self._put_back(saved)
+            self._run()
+
+    def _put_back(self, saved: Sequence[npt.NDArray[Any]]) -> None:
+        for array, tensor in zip(saved, self._overwritten, strict=True):
+            self._memory.upload(tensor.address, array)
+
+    def _run(self) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except Exception as error:  # onnxruntime raises bare classes of its own
+            raise PassError(f"onnxruntime failed to run a pass: {' '.join(str(error).split())}") from None
+
+
+class BoundSessions(Generic[Key]):
+    """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it captured, so a session
+    that is bound to the same addresses again gets its old graph number."""
+
+    MOST = 256
+    _graphs = itertools.count(1)
+
+    def __init__(self) -> None:
+        self._bound: OrderedDict[Key, BoundSession] = OrderedDict()
+        self._graph_of: dict[Key, int] = {}
+
+    def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
+        """The bound session of `key`. A new one is made by `make`, from the number of its graph."""
+        if key not in self._bound:
+            graph = self._graph_of.setdefault(key, next(self._graphs))
+            self._bound[key] = make(graph)
+            if len(self._bound) > self.MOST:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        return self._bound[key]
+
+    def clear(self) -> None:
+        """Forget all of them, because addresses have changed."""
+        self._bound.clear()
+        self._graph_of.clear()
+
+
+def bind(
+    session: ort.InferenceSession,
+    device: str,
+    inputs: Sequence[BoundTensor],
+    outputs: Sequence[BoundTensor],
+    cache: tuple[Sequence[BoundTensor], Sequence[BoundTensor]],
+    graph: int,
+    memory: Memory,
+    failed: Failed,
+) -> BoundSession:
+    """Bind `session` to memory: of its inputs and outputs, and of the inputs and outputs of the KV cache. memory: what
+    it is part of. graph, failed: as for `BoundSession`."""
+    kind, ordinal = split_device(device)
+    binding, place = session.io_binding(), PROVIDERS[kind][1]
+    for tensor in (*inputs, *cache[0]):
+        binding.bind_input(tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+    for tensor in (*outputs, *cache[1]):
+        binding.bind_output(tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+    written = {tensor.address for tensor in outputs}
+    return BoundSession(session, binding, graph, memory, [t for t in inputs if t.address in written], failed)
+
+
+def _options(graph: int) -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph))
+    return options
 
 
 @dataclass(frozen=True)

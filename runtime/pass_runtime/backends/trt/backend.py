@@ -18,10 +18,8 @@ from pass_runtime.backends import cuda as cuda_api
 from pass_runtime.backends.base import Backend, Capabilities, PassKind, batch_sizes, listed_positions
 from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.trt.engine import EngineCall, Program, TrtEngine
-from pass_runtime.backends.trt.engine_sets import choose_engines
+from pass_runtime.backends.trt.engine_sets import RuntimeCache, Shared, choose_engines
 from pass_runtime.backends.trt.library import Library, find_library, import_library
-from pass_runtime.backends.trt.runtime_cache import RuntimeCache
-from pass_runtime.backends.trt.shared import Shared
 from pass_runtime.bundle.bindings import Binding, Bindings
 from pass_runtime.bundle.manifest import EngineSet, Graph, Manifest
 from pass_runtime.bundle.plan import Plan

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.memory import DeviceLost
-from pass_runtime.backends.trt.shared import Shared, log
+from pass_runtime.backends.trt.engine_sets import Shared, log
 from pass_runtime.bundle.manifest import EngineFile
 from pass_runtime.errors import PassError
 

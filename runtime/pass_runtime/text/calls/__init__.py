@@ -1,1 +1,0 @@
-"""Calls of functions, in the formats in which models write them."""

@@ -1,0 +1,206 @@
+"""The app: `make_app(session, options)`. Any ASGI server can run it; `server.py` does so with uvicorn."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Coroutine
+from email.message import Message
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from pass_runtime import Session, __version__
+from pass_server.api_error import ApiError, of_validation
+from pass_server.formatters import ChatFormatter, ChoicesFormatter, CompletionFormatter
+from pass_server.middleware import BodyLimit, ConnectionLimit, KeyCheck, ResponseLog, add_handlers
+from pass_server.prometheus import PrometheusSink
+from pass_server.responses_chat import AsChat
+from pass_server.responses_fields import ResponsesRequest
+from pass_server.responses_output import ResponsesFormatter
+from pass_server.schemas import ChatRequest, CompletionRequest, Sampled
+from pass_server.serve_options import ServeOptions
+from pass_server.service import Service
+from pass_server.streaming import GenerationResponse
+from pass_server.tokenizing import add_tokenizing
+
+M = TypeVar("M", bound=BaseModel)
+SHORT_BODY_BYTES = 1 << 12
+"""Bodies up to this size are parsed where they are: that takes less time than a thread."""
+MAX_PARTS = 1 << 16
+"""The most objects, their fields and lists in a body, together. Python makes them while nothing else runs."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+class BodyRoute(APIRoute):
+    """A route whose endpoint is called with the validated body and the `Request`. FastAPI itself would validate the
+    body in the event loop."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        if self.body_field is None:
+            return super().get_route_handler()
+        model = cast(type[BaseModel], self.body_field.field_info.annotation)
+
+        async def handle(request: Request) -> Response:
+            body = await request.body()
+            if not _is_json(request.headers.get("content-type", "")):
+                raise ApiError("the body must be a JSON object, sent as application/json")
+            work = partial(parse_body, model, body)
+            service: Service = request.app.state.service
+            parsed = work() if len(body) <= SHORT_BODY_BYTES else await service.read(work, len(body))
+            response: Response = await self.endpoint(parsed, request)
+            return response
+
+        return handle
+
+
+def parse_body(model: type[M], body: bytes) -> M:
+    """The body as a `model`. Raises ApiError, which names the first field that is wrong."""
+    if _parts(body) > MAX_PARTS and _parts(_STRING.sub(b"", body)) > MAX_PARTS:
+        raise ApiError(f"the body has more than {MAX_PARTS} objects, fields and lists", code="body_too_large")
+    try:
+        value = from_json(body, allow_inf_nan=False)  # up to five times as fast as `json`, which holds others up less
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise of_validation(error) from None
+
+
+def _parts(body: bytes) -> int:
+    """How many objects, fields and lists there are, or more if strings hold their marks."""
+    return body.count(b"[") + body.count(b"{") + body.count(b":")
+
+
+def _is_json(content_type: str) -> bool:
+    message = Message()
+    message["content-type"] = content_type
+    subtype = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"]}},
+}
+_DESCRIPTIONS = {
+    400: "Refused.",
+    401: "No valid key.",
+    404: "No such model.",
+    408: "The body came too slowly.",
+    413: "Too large.",
+    429: "The queue is full; retry after the time in Retry-After.",
+    500: "It failed.",
+    503: "Shutting down.",
+    504: "It took too long.",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+    for status, description in _DESCRIPTIONS.items()
+}
+RESPONSES: dict[int | str, dict[str, Any]] = ERRORS | {
+    200: {
+        "description": "The answer; with stream, server-sent events.",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    }
+}
+
+
+def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
+    """Requests become sequences of `session`, which the caller closes. `app.state.service` is the `Service`, which a
+    server drains when it stops."""
+    options = options or ServeOptions()
+    model = options.model_name or session.manifest.model.name
+    sink = PrometheusSink(session, model)
+    service = Service(session, options, model, sink)
+    app = FastAPI(title="PaSS", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.router.route_class = BodyRoute
+    add_handlers(app)
+    _add_endpoints(app, service)
+    _add_responses(app, service)
+    add_tokenizing(app, service, ERRORS)
+    _add_probes(app, service, sink)
+    app.add_middleware(BodyLimit, most=options.max_body_bytes, seconds=options.client_seconds)
+    app.add_middleware(ConnectionLimit)
+    app.add_middleware(KeyCheck, keys=options.keys)
+    app.add_middleware(ResponseLog, model=model, sink=sink)
+    return app
+
+
+def _add_endpoints(app: FastAPI, service: Service) -> None:
+    card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "pass"}
+
+    async def generate(request: Sampled, http: Request, shape: type[ChoicesFormatter], *, logprobs: bool) -> Response:
+        service.check_model(request.model)
+        parsed = await service.parse(request, len(await http.body()), http.state.client)
+        usage = bool(request.stream_options and request.stream_options.include_usage)
+        shaped = shape(service.model, service.texts, logprobs=logprobs, include_usage=usage)
+        return GenerationResponse(service, parsed, shaped, stream=bool(request.stream))
+
+    @app.post("/v1/completions", response_class=Response, responses=RESPONSES)
+    async def completions(request: CompletionRequest, http: Request) -> Response:
+        return await generate(request, http, CompletionFormatter, logprobs=request.logprobs is not None)
+
+    @app.post("/v1/chat/completions", response_class=Response, responses=RESPONSES)
+    async def chat_completions(request: ChatRequest, http: Request) -> Response:
+        return await generate(request, http, ChatFormatter, logprobs=bool(request.logprobs))
+
+    @app.get("/v1/models", responses={401: ERRORS[401]})
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
+    async def model(model: str) -> dict[str, Any]:
+        service.check_model(model)
+        return card
+
+
+def _add_probes(app: FastAPI, service: Service, sink: PrometheusSink) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """200 while the process answers and its session is open."""
+        if service.session.closed:
+            raise ApiError("the session is closed", 503)
+        return {"status": "ok"}
+
+    @app.get("/ready", responses={503: ERRORS[503]})
+    async def ready() -> JSONResponse:
+        """200 while new requests are taken."""
+        ready = not service.draining and not service.session.closed
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        return Response(sink.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_responses(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/responses", response_class=Response, responses=RESPONSES)
+    async def create_response(request: ResponsesRequest, http: Request) -> Response:
+        service.check_model(request.model)
+        size = len(await http.body())
+        as_chat = await service.read(partial(AsChat, request), size)
+        try:
+            parsed = await service.parse(as_chat.chat, size, http.state.client)
+        except ApiError as error:
+            raise as_chat.own(error) from None
+        shape = ResponsesFormatter(service.model, as_chat.echo)
+        return GenerationResponse(service, parsed, shape, stream=bool(request.stream))
+
+    @app.api_route("/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def stored_response(path: str) -> Response:
+        raise ApiError(
+            f"no response {path.partition('/')[0]!r} here: this server stores no responses, it only creates them",
+            404,
+            param="response_id",
+            code="response_not_stored",
+        )

@@ -1,0 +1,165 @@
+"""Fields of requests that are checked strictly, and those that are known but not supported; messages and tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+MAX_TEXT = 1 << 24
+"""The most characters of a text; the limit on bodies is reached before."""
+MAX_NAME = 1024
+"""The most characters of a name or an id."""
+MAX_FIELDS = 256
+"""The most fields of an object, the unknown ones counted."""
+MAX_LIST = 1 << 16
+"""The most elements of a list that has no bound of its own."""
+MAX_IDS = 1 << 24
+"""The most token ids in a list."""
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+
+
+@dataclass(frozen=True)
+class MaxKeys:
+    """Annotates a dict that may have at most `most` keys. They are counted before any is validated, since pydantic
+    collects an error for each."""
+
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        bounded = cast(CoreSchema, {**handler(source), "max_length": self.most})  # for the OpenAPI document
+        return core_schema.no_info_before_validator_function(self.check, bounded)
+
+    def check(self, value: Any) -> Any:
+        """The value. Raises PydanticCustomError if it is a dict with more keys."""
+        if isinstance(value, dict) and len(value) > self.most:
+            raise PydanticCustomError("too_long", "an object may have at most {most} keys here", {"most": self.most})
+        return value
+
+
+class Object(BaseModel):
+    """An object with at most MAX_FIELDS fields, which are counted before any is validated."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        return MaxKeys(MAX_FIELDS).check(value)
+
+
+class Fields(Object):
+    """An object that has no other fields than those that are listed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def only(*neutral: Any) -> Any:
+    """A field that may only be null or one of `neutral`, which change nothing; other values are not supported."""
+    return Field(None, json_schema_extra={"enum": [None, *neutral]})
+
+
+def unsupported(fields: BaseModel) -> str | None:
+    """The first field whose value is not one that its `only` allows."""
+    for name, info in type(fields).model_fields.items():
+        extra, value = info.json_schema_extra, getattr(fields, name)
+        if isinstance(extra, dict) and not any(_same(value, neutral) for neutral in cast(list[Any], extra["enum"])):
+            return name
+    return None
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality that tells 0 from False."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class ContentPart(Object):
+    """{"type": "text", "text": ...}; other types are refused by name."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Name
+    text: Text | None = None
+
+
+Parts = Annotated[list[ContentPart], Field(max_length=4096, fail_fast=True)]
+Content = Text | Parts
+JsonSchema = Annotated[dict[Name, Any], MaxKeys(4096)]
+
+
+class CalledFunction(Fields):
+    name: FunctionName
+    arguments: Text = Field(description="JSON.")
+
+
+class ToolCall(Fields):
+    """A call in an assistant's message."""
+
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Any = Field(None, description="Not used.")
+
+
+class UserMessage(Fields):
+    """From whoever asks."""
+
+    role: Literal["system", "developer", "user"] = Field(description="developer is taken as system.")
+    content: Content
+    name: Any = only()
+
+
+class AssistantMessage(Fields):
+    """A turn of the model."""
+
+    role: Literal["assistant"]
+    content: Content | None = Field(None, description="null if there are tool_calls only.")
+    reasoning_content: Text | None = Field(None, description="For templates that read it.")
+    tool_calls: list[ToolCall] | None = Field(None, max_length=1024, fail_fast=True)
+    name: Any = only()
+    refusal: Any = only()
+    audio: Any = only()
+    function_call: Any = only()
+    annotations: Any = only([])
+
+
+class ToolMessage(Fields):
+    """What a function returned."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str = Field(max_length=256, description="The call, in a message before.")
+
+
+ChatMessage = Annotated[UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096, fail_fast=True)]
+
+
+class FunctionFields(Fields):
+    name: FunctionName
+    description: Text | None = None
+    parameters: JsonSchema | None = Field(None, description="A JSON schema.")
+    strict: bool | None = Field(None, description="If calls are required, arguments always follow the schema.")
+
+
+class Tool(Fields):
+    type: Literal["function"]
+    function: FunctionFields
+
+
+Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
+
+
+class ChosenFunction(Fields):
+    name: Name
+
+
+class NamedChoice(Fields):
+    type: Literal["function"]
+    function: ChosenFunction

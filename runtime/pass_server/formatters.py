@@ -1,0 +1,240 @@
+"""The JSON of answers: the shapes of /v1/completions and /v1/chat/completions, whole and as events of a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pass_runtime import Detokenizer, Piece, Token, Vocabulary
+from pass_server.api_error import ApiError
+from pass_server.choices import Choice, Json, extension
+
+
+class TokenTexts:
+    """The text and the bytes of single tokens. A token may be a part of a character."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+
+    def bytes(self, token: int) -> bytes:
+        """A token's bytes; a special token has those of its name."""
+        special = self.vocabulary.special_text(token)
+        return self.vocabulary.bytes(token) if special is None else special.encode()
+
+    def text(self, token: int) -> str:
+        """A token's text, or `bytes:\\xe2\\x82`, as OpenAI writes parts of characters."""
+        found = self.bytes(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
+
+def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], before: Detokenizer) -> dict[str, Any]:
+    """before: has read the tokens before these, and reads these.
+
+    An offset is where a token's text begins, also if that text is held back or cut off for a stop string.
+    """
+    found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token in tokens:
+        assert token.logprobs is not None
+        found["tokens"].append(texts.text(token.id))
+        found["token_logprobs"].append(finite(token.logprobs.logprob))
+        top: dict[str, float] = {}
+        for other, value in token.logprobs.top:
+            top.setdefault(texts.text(other), finite(value))  # of tokens with the same text the likeliest, the first
+        found["top_logprobs"].append(top)
+        before.push(token.id)
+        found["text_offset"].append(before.place)
+    return found
+
+
+def chat_logprobs(texts: TokenTexts, tokens: Sequence[Token]) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": texts.text(token), "logprob": finite(logprob), "bytes": list(texts.bytes(token))}
+
+    content = []
+    for token in tokens:
+        assert token.logprobs is not None
+        top = [entry(other, value) for other, value in token.logprobs.top]
+        content.append(entry(token.id, token.logprobs.logprob) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def finite(logprob: float) -> float:
+    """The value, or -9999 for -inf, which JSON does not have."""
+    return max(logprob, -9999.0)
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def sent(content: Json, kind: str = "") -> bytes:
+    """A server-sent event. kind: its name, where it has one."""
+    head = f"event: {kind}\n" if kind else ""
+    return f"{head}data: {_JSON.encode(content)}\n\n".encode()
+
+
+class ResponseFormatter(ABC):
+    """The shape of one request's answer. A stream is what `opening`, `piece` and `ending` show of each choice, an
+    `event` each, then `closing` or `failure`, then `done`."""
+
+    done = b"data: [DONE]\n\n"
+
+    @abstractmethod
+    def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
+        """The answer that is not a stream."""
+
+    @abstractmethod
+    def opening(self, choice: Choice) -> list[Json]:
+        """What a stream shows of a choice before its first piece."""
+
+    @abstractmethod
+    def piece(self, choice: Choice, piece: Piece) -> list[Json]:
+        """What a stream shows of a piece; nothing if the piece has nothing to show."""
+
+    @abstractmethod
+    def ending(self, choice: Choice) -> list[Json]:
+        """What a stream shows of a choice after its last piece."""
+
+    @abstractmethod
+    def event(self, shown: Json) -> bytes:
+        """The event for one thing that is shown."""
+
+    @abstractmethod
+    def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:
+        """The events after all choices have ended."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """The event that says why a stream ends early."""
+
+
+class ChoicesFormatter(ResponseFormatter):
+    """The shape of both endpoints. logprobs: whether the request wants them. include_usage: whether a stream ends with
+    an event about tokens."""
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, model: str, texts: TokenTexts, *, logprobs: bool, include_usage: bool = False) -> None:
+        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.model, self._texts, self._logprobs, self._include_usage = model, texts, logprobs, include_usage
+
+    def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
+        return self._envelope(self.kind, [self._finished(choice) for choice in choices]) | {"usage": usage}
+
+    def event(self, shown: Json) -> bytes:
+        return sent(self._envelope(self.chunk_kind, [shown]) | ({"usage": None} if self._include_usage else {}))
+
+    def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:  # noqa: ARG002 - all of them have ended
+        return sent(self._envelope(self.chunk_kind, []) | {"usage": usage}) if self._include_usage else b""
+
+    def failure(self, error: ApiError) -> bytes:
+        return sent(error.body)
+
+    def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002 - the subclasses'
+        return []
+
+    def piece(self, choice: Choice, piece: Piece) -> list[Json]:
+        if not piece.text and not (self._logprobs and piece.tokens):
+            return []
+        return [self._choice(choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens), None)]
+
+    def ending(self, choice: Choice) -> list[Json]:
+        ended = self._choice(choice, self._delta(""), None, self._reason(choice))
+        return [ended | {"pass": extension(choice.generation)}]
+
+    def _finished(self, choice: Choice) -> Json:
+        done = choice.generation
+        message = self._message(choice)
+        ended = self._choice(choice, message, self._logprobs_of(choice, done.tokens), self._reason(choice))
+        return ended | {"pass": extension(done)}
+
+    def _reason(self, choice: Choice) -> str | None:
+        return choice.generation.finish_reason
+
+    def _logprobs_of(self, choice: Choice, tokens: Sequence[Token]) -> Json | None:
+        """tokens: those of the choice that come next."""
+        return self._logprobs_json(choice, tokens) if self._logprobs else None
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+    @staticmethod
+    def _choice(choice: Choice, text: Json, logprobs: Json | None, reason: str | None) -> Json:
+        return {"index": choice.index, **text, "logprobs": logprobs, "finish_reason": reason}
+
+    @abstractmethod
+    def _delta(self, text: str) -> Json: ...
+    @abstractmethod
+    def _message(self, choice: Choice) -> Json: ...
+    @abstractmethod
+    def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json: ...
+
+
+class CompletionFormatter(ChoicesFormatter):
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def _delta(self, text: str) -> Json:
+        return {"text": text}
+
+    def _message(self, choice: Choice) -> Json:
+        return {"text": choice.echo + choice.generation.text}
+
+    def opening(self, choice: Choice) -> list[Json]:
+        return [self._choice(choice, {"text": choice.echo}, None, None)] if choice.echo else []
+
+    def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:
+        if choice.offsets is None:
+            choice.offsets = Detokenizer(self._texts.vocabulary, choice.generation.prompt_ids)
+        return completion_logprobs(self._texts, tokens, choice.offsets)
+
+
+class ChatFormatter(ChoicesFormatter):
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, choice: Choice) -> list[Json]:
+        return [self._choice(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)]
+
+    def _delta(self, text: str) -> Json:
+        return {"delta": {"content": text} if text else {}}
+
+    def piece(self, choice: Choice, piece: Piece) -> list[Json]:
+        if choice.answer is None:
+            return super().piece(choice, piece)
+        logprobs = self._logprobs_of(choice, piece.tokens)
+        deltas = choice.answer.push(piece.tokens, piece.text)
+        if not deltas and logprobs is not None and piece.tokens:
+            deltas = [{}]
+        return [
+            self._choice(choice, {"delta": delta}, None if place else logprobs, None)
+            for place, delta in enumerate(deltas)
+        ]
+
+    def ending(self, choice: Choice) -> list[Json]:
+        deltas = [] if choice.answer is None else choice.answer.finish()
+        return [self._choice(choice, {"delta": delta}, None, None) for delta in deltas] + super().ending(choice)
+
+    def _message(self, choice: Choice) -> Json:
+        if choice.answer is not None:
+            return {"message": choice.answer.message()}
+        return {"message": {"role": "assistant", "content": choice.generation.text, "refusal": None}}
+
+    def _finished(self, choice: Choice) -> Json:
+        if choice.answer is not None:
+            choice.answer.push(choice.generation.tokens, choice.generation.text)
+            choice.answer.finish()
+        return super()._finished(choice)
+
+    def _reason(self, choice: Choice) -> str | None:
+        reason = choice.generation.finish_reason
+        return "tool_calls" if reason == "stop" and choice.answer is not None and choice.answer.calls else reason
+
+    def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:  # noqa: ARG002 - the other shape's
+        return chat_logprobs(self._texts, tokens)

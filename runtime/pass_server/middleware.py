@@ -1,0 +1,207 @@
+"""Plain ASGI layers around the app: the log, the check of keys, the limits on connections and bodies. And errors as
+responses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import time
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pass_server.api_error import ApiError
+from pass_server.prometheus import HTTP_RESPONSES, PrometheusSink
+
+
+def as_response(error: ApiError) -> Response:
+    content = json.dumps(error.body)  # in ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold
+    return Response(content, error.status, error.headers, media_type="application/json")
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Handlers for what endpoints raise before their response has begun."""
+
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> Response:
+        return as_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> Response:
+        return as_response(ApiError(str(error.detail), error.status_code, headers=error.headers))
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, __: Exception) -> Response:  # starlette logs it
+        return as_response(ApiError("internal error", 500))
+
+
+log = logging.getLogger("pass_server")
+KEYLESS_PATHS = ("/health", "/ready", "/metrics", "/openapi.json")
+"""Paths that need no key: nothing in them comes from prompts or answers."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT")
+"""Those that are logged by their names."""
+PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/models",
+    "/tokenize",
+    "/detokenize",
+    *KEYLESS_PATHS,
+)
+
+
+class ConnectionLimit:
+    """Refuses admitted requests whose connection finds no place among those that the server takes (`server.py`).
+    Probes are still answered: a busy server must not be restarted."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope.get("state", {})
+        if state.get("admitted") and "take_place" in state and not state["take_place"]():
+            error = ApiError(
+                "this server has as many connections as it takes: try again later",
+                503,
+                code="too_many_connections",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
+            await as_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class ResponseLog:
+    """Counts responses and logs one line about each, without any prompt or answer in it."""
+
+    def __init__(self, app: ASGIApp, model: str, sink: PrometheusSink) -> None:
+        self._app, self._model, self._sink = app, model, sink
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 499  # nginx's status if the client disconnects before the response
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except BaseException:
+            status = 500
+            raise
+        finally:
+            path = _known_route(scope)
+            self._sink.record(HTTP_RESPONSES, 1, self._model, path, status)
+            level = logging.INFO if path.startswith("/v1/") or path == "other" else logging.DEBUG
+            method = scope["method"] if scope["method"] in METHODS else "OTHER"
+            log.log(level, "%s %s %d %.3fs", method, path, status, time.perf_counter() - started)
+
+
+class KeyCheck:
+    """Requires a valid API key for all paths but those in KEYLESS_PATHS, where the server has keys."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        needed = scope["type"] == "http" and _route(scope) not in KEYLESS_PATHS
+        key = self._known(scope) if needed else None
+        if needed and self._keys and key is None:
+            error = ApiError(
+                "a valid API key is needed: Authorization: Bearer KEY",
+                401,
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await as_response(error)(scope, receive, send)
+            return
+        if needed:
+            scope.setdefault("state", {})["admitted"] = (
+                True  # `server.Connection` reads it when it chooses which to close
+            )
+            scope["state"]["client"] = key or ""
+        await self._app(scope, receive, send)
+
+    def _known(self, scope: Scope) -> str | None:
+        """The digest of a request's key if the server has that key."""
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
+        digest = _digest(key.strip())
+        found = [hmac.compare_digest(digest, known) for known in self._keys]  # every key, for a constant time
+        return digest.hex() if scheme.lower() == b"bearer" and any(found) else None
+
+
+class BodyLimit:
+    """Reads the whole body of a request before the app runs: at most `most` bytes, within `seconds`."""
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        self._app, self._most, self._seconds = app, most, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._seconds):
+                body = await self._read(receive)
+        except TimeoutError:
+            error = ApiError("the body did not arrive in time", 408, code="timeout", headers={"Connection": "close"})
+            await as_response(error)(scope, receive, send)
+        except ApiError as error:
+            await as_response(error)(scope, receive, send)
+        else:
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body; None if the client disconnected."""
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._most:
+                problem = f"the body has more than the {self._most} bytes that this server takes"
+                raise ApiError(problem, 413, code="body_too_large", headers={"Connection": "close"})
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+
+def _route(scope: Scope) -> str:
+    """The path, relative to where the app is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "").rstrip("/"))
+
+
+def _known_route(scope: Scope) -> str:
+    """The path for logs and metrics: one of PATHS, or "other", so that clients cannot put text of their own there."""
+    return route if (route := _route(scope)) in PATHS else "other"
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body once, and after that what `receive` gives."""
+    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return left.pop() if left else await receive()
+
+    return replay
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

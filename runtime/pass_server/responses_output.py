@@ -1,0 +1,197 @@
+"""The JSON of the answers of /v1/responses, whole and as the events of a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+
+from pass_runtime import Piece, Token
+from pass_server.api_error import ApiError
+from pass_server.choices import Choice, Json, extension
+from pass_server.formatters import ResponseFormatter, sent
+
+_TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
+"""What events and parts call the text of an item."""
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+class Output:
+    """items: those so far, of which the last one grows until it is ended. Events have no sequence number yet."""
+
+    def __init__(self) -> None:
+        self.items: list[Json] = []
+
+    def add(self, delta: Json) -> list[Json]:
+        """-> the events for a delta, which is one of `ChatAnswer`'s"""
+        if calls := delta.get("tool_calls"):
+            (call,) = calls
+            return self._add_call(call)
+        kind = "reasoning" if "reasoning_content" in delta else "message"
+        text = delta.get("reasoning_content") or delta.get("content")
+        return self._add_text(kind, text) if text else []
+
+    def end(self, status: str) -> list[Json]:
+        """-> the events at the end of the last item; status: "completed" or "incomplete" """
+        if not self.items or self.items[-1]["status"] != "in_progress":
+            return []
+        item = self.items[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            done = [self._event("function_call_arguments.done") | {"arguments": item["arguments"]}]
+        else:
+            part = item["content"][0]
+            of_text = self._of_part(f"{part['type']}.done") | {"text": part["text"]}
+            done = [of_text | _no_logprobs(item["type"]), self._of_part("content_part.done") | {"part": dict(part)}]
+        return [*done, self._of_item("done")]
+
+    def begin_message(self) -> list[Json]:
+        """-> the events for a message without text as yet"""
+        return self._begin("message")
+
+    def copied(self) -> list[Json]:
+        """The items as they are now."""
+        return [_copy(item) for item in self.items]
+
+    def _add_call(self, call: Json) -> list[Json]:
+        function = call["function"]
+        if "id" in call:
+            return self.end("completed") + self._begin("function_call", call_id=call["id"], **function)
+        self.items[-1]["arguments"] += function["arguments"]
+        return [self._event("function_call_arguments.delta") | {"delta": function["arguments"]}]
+
+    def _add_text(self, kind: str, text: str) -> list[Json]:
+        begun = self.end("completed") + self._begin(kind) if self._last_kind != kind else []
+        part = self.items[-1]["content"][0]
+        part["text"] += text
+        return [*begun, self._of_part(f"{part['type']}.delta") | {"delta": text} | _no_logprobs(kind)]
+
+    @property
+    def _last_kind(self) -> str:
+        return self.items[-1]["type"] if self.items else ""
+
+    def _begin(self, kind: str, **fields: str) -> list[Json]:
+        item: Json = {"type": kind, "id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "status": "in_progress", **fields}
+        if kind == "message":
+            item |= {"role": "assistant", "content": []}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": []}
+        self.items.append(item)
+        events = [self._of_item("added")]
+        if kind in _TEXTS:
+            part = {"type": _TEXTS[kind], "text": "", **({"annotations": []} if kind == "message" else {})}
+            item["content"].append(part | _no_logprobs(kind))
+            events.append(self._of_part("content_part.added") | {"part": dict(item["content"][0])})
+        return events
+
+    def _of_item(self, what: str) -> Json:
+        item = _copy(self.items[-1])
+        return {"type": f"response.output_item.{what}", "output_index": len(self.items) - 1, "item": item}
+
+    def _of_part(self, kind: str) -> Json:
+        return self._event(kind) | {"content_index": 0}
+
+    def _event(self, kind: str) -> Json:
+        """An event about what the last item holds."""
+        place = len(self.items) - 1
+        return {"type": f"response.{kind}", "item_id": self.items[place]["id"], "output_index": place}
+
+
+def _no_logprobs(kind: str) -> Json:
+    return {"logprobs": []} if kind == "message" else {}
+
+
+def _copy(item: Json) -> Json:
+    return item | ({"content": [dict(part) for part in item["content"]]} if "content" in item else {})
+
+
+class ResponsesFormatter(ResponseFormatter):
+    """The shape of one request's answer, which has one choice. echo: what it repeats of the request."""
+
+    done = b""
+
+    def __init__(self, model: str, echo: Json) -> None:
+        self.id, self._created, self._model, self._echo = f"resp_{uuid.uuid4().hex}", int(time.time()), model, echo
+        self._output = Output()
+        self._count = 0  # of the events so far
+
+    def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
+        (choice,) = choices
+        self._read(choice, choice.generation.tokens, choice.generation.text)
+        self.ending(choice)
+        return self._ended(choice, usage)
+
+    def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002 - there is one
+        begun = self._response("in_progress")
+        return [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+
+    def piece(self, choice: Choice, piece: Piece) -> list[Json]:
+        return self._read(choice, piece.tokens, piece.text)
+
+    def ending(self, choice: Choice) -> list[Json]:
+        """What was held back, and the end of the last item. An answer without anything is a message without text."""
+        deltas = [] if choice.answer is None else choice.answer.finish()
+        events = [event for delta in deltas for event in self._output.add(delta)]
+        if not self._output.items:
+            events += self._output.begin_message()
+        return events + self._output.end(_status(choice))
+
+    def event(self, shown: Json) -> bytes:
+        self._count += 1
+        return sent(shown | {"sequence_number": self._count - 1}, shown["type"])
+
+    def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:
+        ended = self._ended(choices[0], usage)
+        return self.event({"type": f"response.{ended['status']}", "response": ended})
+
+    def failure(self, error: ApiError) -> bytes:
+        self._output.end("incomplete")
+        problem = {"code": "server_error", "message": error.message}
+        return self.event({"type": "response.failed", "response": self._response("failed") | {"error": problem}})
+
+    def _read(self, choice: Choice, tokens: Sequence[Token], text: str) -> list[Json]:
+        deltas = [{"content": text}] if choice.answer is None else choice.answer.push(tokens, text)
+        return [event for delta in deltas for event in self._output.add(delta)]
+
+    def _ended(self, choice: Choice, usage: Json) -> Json:
+        status = _status(choice)
+        thoughts = 0 if choice.answer is None else choice.answer.thought_tokens(choice.generation.tokens)
+        return self._response(status) | {
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "usage": _usage(usage, thoughts),
+            "pass": extension(choice.generation),
+        }
+
+    def _response(self, status: str) -> Json:
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._model,
+            "output": self._output.copied(),
+            **self._echo,
+            "background": False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+
+def _status(choice: Choice) -> str:
+    return "incomplete" if choice.generation.finish_reason == "length" else "completed"
+
+
+def _usage(usage: Json, thoughts: int) -> Json:
+    """thoughts: how many tokens of the output are reasoning."""
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": thoughts},
+        "total_tokens": usage["total_tokens"],
+    }

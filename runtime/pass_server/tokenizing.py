@@ -1,0 +1,98 @@
+"""/tokenize and /detokenize, as vLLM has them: what a text or a conversation is as token ids, and back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from pass_runtime import PassError
+from pass_server.api_error import ApiError, not_supported
+from pass_server.fields import Fields, Messages, Name, Text, Tools, only, unsupported
+from pass_server.schemas import ChatRequest, Ids, TemplateVariables
+from pass_server.service import Service
+from pass_server.turns import Turns, conversation
+
+
+class TokenizeRequest(Fields):
+    """A prompt or messages."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = Field(None, description="Default true for a prompt; only false for messages.")
+    return_token_strs: bool | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: Any = only(True)
+    continue_final_message: Any = only(False)
+    chat_template: Any = only()
+    mm_processor_kwargs: Any = only({})
+
+
+class DetokenizeRequest(Fields):
+    model: Name | None = None
+    tokens: Ids
+
+
+def add_tokenizing(app: FastAPI, service: Service, responses: Any) -> None:
+    """Add both endpoints. responses: how the OpenAPI document describes their refusals."""
+
+    @app.post("/tokenize", responses=responses)
+    async def tokenize(request: TokenizeRequest, http: Request) -> Response:
+        service.check_model(request.model)
+        return await service.read(partial(_tokenized, service, request), len(await http.body()))
+
+    @app.post("/detokenize", responses=responses)
+    async def detokenize(request: DetokenizeRequest, http: Request) -> Response:
+        service.check_model(request.model)
+        return await service.read(partial(_detokenized, service, request), len(await http.body()))
+
+
+def _tokenized(service: Service, request: TokenizeRequest) -> Response:
+    ids = _ids(service, request)
+    texts = [service.session.tokenizer.id_to_token(token) for token in ids] if request.return_token_strs else None
+    most = service.session.capacity
+    return JSONResponse({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
+
+
+def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
+    vocabulary = service.session.manifest.model.vocab_size
+    if any(not 0 <= token < vocabulary for token in request.tokens):
+        raise ApiError(f"a token id is not in the vocabulary of {vocabulary}", param="tokens")
+    return JSONResponse({"prompt": service.session.decode(request.tokens)})
+
+
+def _ids(service: Service, request: TokenizeRequest) -> list[int]:
+    """The ids, tokenized in the calling thread."""
+    if (name := unsupported(request)) is not None:
+        raise not_supported(name, getattr(request, name))
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError("give a prompt or messages", param="prompt")
+    try:
+        return _prompt_ids(service, request) if request.messages is None else _chat_ids(service, request)
+    except PassError as error:
+        raise ApiError(str(error), param="prompt" if request.messages is None else "messages") from None
+
+
+def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
+    text = request.prompt or ""
+    for name in ("tools", "chat_template_kwargs"):
+        if getattr(request, name):
+            raise ApiError(f"{name} are for messages", param=name)
+    return service.session.encode(text, add_special_tokens=request.add_special_tokens is not False)
+
+
+def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:
+    if request.add_special_tokens:
+        raise not_supported("add_special_tokens", True, "the chat template writes those of a conversation")
+    fields = request.model_dump(include={"messages", "tools", "chat_template_kwargs"}, exclude_none=True)
+    chat = ChatRequest.model_validate({"model": service.model, **fields})
+    turns = Turns(service.session, service.options)
+    variables = turns.variables(chat)
+    messages = conversation(chat, calls=turns.calls is not None)
+    allowed = service.options.special_tokens
+    return service.session.encode_chat(messages, allow_special_tokens=allowed, variables=variables)

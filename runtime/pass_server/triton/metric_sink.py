@@ -1,0 +1,99 @@
+"""Metrics in Triton's own /metrics, and a log of what fails meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pass_runtime import Session
+from pass_server.metrics import GAUGES, RECORDED, Metric, read_gauges
+
+log = logging.getLogger("pass_server")
+LOG_INTERVAL_SECONDS = 60.0
+
+
+class FailureLog:
+    """For the work of one thread, which may fail fifty times a second."""
+
+    def __init__(self) -> None:
+        self._quiet_until = 0.0
+
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """An exception that is raised inside is logged and goes no further."""
+        try:
+            yield
+        except Exception as error:
+            if time.monotonic() >= self._quiet_until:
+                self._quiet_until = time.monotonic() + LOG_INTERVAL_SECONDS
+                log.error("looking after requests failed; it goes on", exc_info=error)
+
+
+class TritonMetricSink:
+    """A `MetricSink`. One thread of its own sends every value: each is a message to the server, which crashes if two
+    threads send at a time, and decoding must not wait for it."""
+
+    def __init__(self, pb_utils: Any, instance: str) -> None:
+        """instance: a label, since a model may have several instances, each with its own gauges. If Triton was
+        started without metrics, nothing is recorded."""
+        self._pb_utils, self._instance = pb_utils, instance
+        self._families: dict[Metric, Any] = {}
+        self._labelled: dict[tuple[Metric, tuple[object, ...]], Any] = {}
+        self._gauges: dict[Metric, float] = {}
+        self._queue: queue.SimpleQueue[tuple[Metric, float, tuple[object, ...]] | None] = queue.SimpleQueue()
+        try:
+            for metric in (*RECORDED, *GAUGES):
+                self._families[metric] = self._family(metric)
+        except pb_utils.TritonModelException:  # the server was started without metrics
+            self._families = {}
+        self._thread = threading.Thread(target=self._run, name="pass-metrics", daemon=True)
+        self._thread.start()
+
+    def record(self, metric: Metric, value: float, *labels: object) -> None:
+        if self._families:
+            self._queue.put((metric, value, labels))
+
+    def update_gauges(self, session: Session, model: str) -> None:
+        """Record the gauges that have changed."""
+        for metric, value in read_gauges(session).items():
+            if self._gauges.get(metric) != value:
+                self._gauges[metric] = value
+                self.record(metric, value, model)
+
+    def close(self) -> None:
+        """Send what is left, and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        failures = FailureLog()
+        while (recorded := self._queue.get()) is not None:
+            with failures.logged():  # a failure loses one value, and the thread goes on
+                self._send(*recorded)
+
+    def _send(self, metric: Metric, value: float, labels: tuple[object, ...]) -> None:
+        labelled = self._with_labels(metric, labels)
+        if metric.kind == "counter":
+            labelled.increment(value)
+        elif metric.kind == "gauge":
+            labelled.set(value)
+        else:
+            labelled.observe(value)
+
+    def _family(self, metric: Metric) -> Any:
+        kinds = self._pb_utils.MetricFamily
+        kind = {"counter": kinds.COUNTER, "gauge": kinds.GAUGE, "histogram": kinds.HISTOGRAM}[metric.kind]
+        return kinds(name=metric.name, description=metric.description, kind=kind)
+
+    def _with_labels(self, metric: Metric, values: tuple[object, ...]) -> Any:
+        if (metric, values) not in self._labelled:
+            names = ("model_name", *metric.labels)
+            labels = dict(zip(names, map(str, values), strict=True)) | {"instance": self._instance}
+            more = {"buckets": list(metric.buckets)} if metric.buckets else {}
+            self._labelled[metric, values] = self._families[metric].Metric(labels=labels, **more)
+        return self._labelled[metric, values]

@@ -1,0 +1,216 @@
+"""The model that Triton's Python backend calls: requests become sequences of a session, their pieces responses.
+
+`1/model.py` in a model repository sets `pb_utils` to Triton's utilities; tests set a stand-in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from pass_runtime import PassError, Token, load
+from pass_server.api_error import as_api_error
+from pass_server.service import Service
+from pass_server.triton.config import Settings, inputs, read_settings
+from pass_server.triton.metric_sink import FailureLog, TritonMetricSink
+from pass_server.triton.tensors import (
+    OutputTensors,
+    ResponseOptions,
+    ResponseSender,
+    Tensors,
+    TritonRequest,
+    read_request,
+)
+
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """Calls `on_signal` in `loop`, which does not run yet, for each signal until `close`. The signals come through a
+    socket (`signal.set_wakeup_fd`), since Python's own handlers would only run when the main thread returns from
+    Triton's code."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> None:
+        """Outside the main thread no signal is handled, since Python cannot do it there."""
+        self._on_signal = on_signal
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        loop.add_reader(self._reader, self._read)
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            self._before = {number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS}
+            for number in HANDLED_SIGNALS:
+                signal.siginterrupt(number, False)  # Triton's system calls restart after a signal, as before
+            self._woken = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+
+    def close(self) -> None:
+        """Restore what was there before. For the thread that made this, once the loop has ended."""
+        if self._main:
+            signal.set_wakeup_fd(self._woken)
+            for number, handler in self._before.items():
+                if handler is not None:  # Triton's own, which does nothing either
+                    signal.signal(number, handler)
+        self._reader.close()
+        self._writer.close()
+
+    def _read(self) -> None:
+        for number in self._reader.recv(64):
+            if number in HANDLED_SIGNALS:
+                self._on_signal()
+
+
+POLL_SECONDS = 0.02
+"""How often requests are checked for cancellation, and the gauges are updated."""
+
+
+class Model:
+    """Triton calls `initialize`, `execute` with new requests, and `finalize`. `pb_utils` must be set before."""
+
+    pb_utils: Any
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the bundle, and time passes for `auto` before the first request."""
+        try:
+            settings = self._settings(args)
+            directory = Path(args["model_repository"])
+            if args.get("model_instance_kind") == "GPU":
+                os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(args["model_instance_device_id"])
+            session = load(settings.path(directory), settings.load)
+        except PassError as error:
+            raise self.pb_utils.TritonModelException(str(error)) from None
+        session.warm_up()
+        self._sink = TritonMetricSink(self.pb_utils, args["model_instance_name"])
+        self._service = Service(session, settings.limits, args["model_name"], self._sink)
+        self._outputs = OutputTensors(self._service.texts, tokens=settings.tokens)
+        self._live: dict[asyncio.Task[None], ResponseSender] = {}
+        self._failures = FailureLog()
+        self._drain_seconds, self._drains = settings.drain_seconds, set[asyncio.Task[None]]()
+        self._loop = asyncio.new_event_loop()
+        self._signals = Signals(self._loop, self._drain)
+        self._thread = threading.Thread(target=self._run, name="pass-triton", daemon=True)
+        self._thread.start()
+        self._guard = guard(directory / args["model_version"] / "crashes.log")
+
+    def execute(self, requests: list[Any]) -> None:
+        """Start requests; their responses are sent from the event loop's thread. Tensors are read here, since their
+        memory is Triton's."""
+        for request in requests:
+            sender = ResponseSender(self.pb_utils, request)
+            try:
+                read = read_request(self._service.model, self._tensors(request), request.parameters())
+            except Exception as error:
+                self._loop.call_soon_threadsafe(sender.refuse, as_api_error(error))
+            else:
+                self._loop.call_soon_threadsafe(self._begin, sender, *read)
+
+    def finalize(self) -> None:
+        """End. Requests are still under way only if Triton stopped waiting for them."""
+        self._guard.communicate(b"done\n")
+        asyncio.run_coroutine_threadsafe(self._service.drain(0), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._signals.close()
+        self._sink.close()
+        self._service.session.close()
+
+    def _settings(self, args: dict[str, str]) -> Settings:
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        settings = read_settings({name: value["string_value"] for name, value in parameters.items()})
+        self._inputs = [field.name for field in inputs(tokens=settings.tokens)]
+        return settings
+
+    def _tensors(self, request: Any) -> Tensors:
+        found = {name: self.pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
+        return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        polling = self._loop.create_task(self._poll())
+        self._loop.run_forever()
+        left = [polling, *self._drains]
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.wait(left))
+        self._loop.close()
+
+    def _drain(self) -> None:
+        """At a signal, give requests under way `drain_seconds`, and at a second one no more time. Triton itself crashes
+        if requests outlast its own time-out."""
+        task = self._loop.create_task(self._service.drain(0 if self._service.draining else self._drain_seconds))
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+
+    async def _poll(self) -> None:
+        """Cancel the requests that clients have cancelled, and update the gauges. A failure for one request is logged
+        and does not stop the others' checks."""
+        while True:
+            for task, sender in list(self._live.items()):
+                with self._failures.logged():
+                    if sender.cancelled:
+                        task.cancel()
+            with self._failures.logged():
+                self._sink.update_gauges(self._service.session, self._service.model)
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _begin(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
+        task = self._loop.create_task(self._answer(sender, request, options))
+        self._live[task] = sender
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End the responses of a cancelled request here, since its task may be cancelled before it has begun."""
+        sender = self._live.pop(task)
+        if task.cancelled():
+            sender.end_cancelled()
+
+    async def _answer(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
+        try:
+            async with asyncio.timeout(self._service.options.request_seconds):
+                await self._decode(sender, request, options)
+        except Exception as error:
+            sender.refuse(as_api_error(error))
+
+    async def _decode(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
+        service = self._service
+        parsed = await service.parse(request, len(request.prompt))
+        tokens: list[Token] = []
+        text = ""
+        async with service.decode(parsed) as choices, aclosing(service.events(choices)) as events:
+            async for choice, piece in events:
+                if piece is not None:
+                    tokens += piece.tokens
+                    text += piece.text
+                if piece is None or options.stream:
+                    last = piece is None
+                    sender.send(self._outputs.arrays(options, choice, tokens, text, last=last), last=last)
+                    tokens, text = [], ""
+
+
+def guard(crashes: Path) -> subprocess.Popen[bytes]:
+    """A process that adds a line to `crashes` when this process dies before it wrote a line to the guard. Triton does
+    not restart a model's process that died, but with --model-control-mode=poll it loads a model again when one of its
+    files has changed, and `crashes` is one."""
+    return subprocess.Popen(
+        ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def visible_device(number: str) -> str:
+    """What CUDA_VISIBLE_DEVICES must be for a process to see only GPU `number` of those that this one sees. Triton
+    counts the GPUs that it sees itself; if it was given a list, the first of those is its GPU 0."""
+    seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return seen[int(number)] if int(number) < len(seen) else number

@@ -1,0 +1,230 @@
+"""Requests and responses of Triton: tensors as the fields of a completion, and an answer as tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from pass_runtime import Token
+from pass_server.api_error import ApiError, of_validation
+from pass_server.choices import Choice, extension
+from pass_server.fields import only
+from pass_server.formatters import TokenTexts, finite
+from pass_server.schemas import CompletionRequest
+from pass_server.triton.config import (
+    EXCLUDE_INPUT,
+    FLAGS,
+    INPUT_IDS,
+    OUTPUT_IDS,
+    SAMPLED,
+    SAMPLING_PARAMETERS,
+    TEXT_INPUT,
+    TEXT_OUTPUT,
+)
+
+Tensors = Mapping[str, np.ndarray]
+"""The tensors that a request has, by name."""
+
+
+class TritonRequest(CompletionRequest):
+    """A completion of one sequence. Other fields of vLLM's `sampling_parameters` may only have neutral values."""
+
+    n: Any = only(1)
+    best_of: Any = only(1)
+    echo: Any = only(False)
+    guided_decoding: Any = only()
+    lora_name: Any = only()
+
+
+@dataclass(frozen=True)
+class ResponseOptions:
+    """What the responses hold. returned: the `return_...` flags that are set. prefix: put before the answer's text."""
+
+    stream: bool
+    returned: frozenset[str]
+    prefix: str = ""
+
+
+def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonRequest, ResponseOptions]:
+    """parameters: those of the request itself, as JSON, which are merged with `sampling_parameters`. Raises ApiError if
+    something cannot be read, or is given twice and differs."""
+    fields = {field.name: value for field in SAMPLED if (value := _value(tensors, field.name, field.dims)) is not None}
+    if "stop_words" in fields:
+        fields["stop"] = fields.pop("stop_words")
+    flags = {field.name: bool(_value(tensors, field.name)) for field in FLAGS}
+    for more in (_value(tensors, SAMPLING_PARAMETERS.name), _own(parameters)):
+        _merge(fields, _json_object(more) if more is not None else {})
+    _as_completion(fields, logprobs=flags["return_logprobs"] or flags["return_cumulative_logprob"])
+    text = _value(tensors, TEXT_INPUT.name)
+    prompt = text if text is not None else _value(tensors, INPUT_IDS.name, -1)
+    if prompt is None:
+        raise ApiError("the request has no prompt", param=TEXT_INPUT.name)
+    try:
+        request = TritonRequest(model=model, prompt=prompt, **fields)
+    except ValidationError as error:
+        raise of_validation(error) from None
+    return request, _response_options(flags, tensors, text)
+
+
+def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> ResponseOptions:
+    stream = flags.pop("stream")
+    prefix = text if _value(tensors, EXCLUDE_INPUT.name) is False else ""
+    if prefix and stream:
+        raise ApiError(f"{EXCLUDE_INPUT.name} must be true in a stream", param=EXCLUDE_INPUT.name)
+    return ResponseOptions(stream, frozenset(name for name, given in flags.items() if given), prefix)
+
+
+def _value(tensors: Tensors, name: str, dims: int = 1) -> Any:
+    """A tensor as Python values; None if the request has no tensor of that name."""
+    if (found := tensors.get(name)) is None:
+        return None
+    values = [_scalar(name, value) for value in found.reshape(-1)]
+    if dims != 1:
+        return values
+    if len(values) != 1:
+        raise ApiError(f"{name} must have one element, not {len(values)}", param=name)
+    return values[0]
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if isinstance(value, bytes | str):
+        try:
+            return value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError:
+            raise ApiError(f"{name} is not valid UTF-8 text", param=name) from None
+    if isinstance(value, np.float32):
+        return float(str(value))  # the shortest decimal: 0.8 rather than 0.800000011920929
+    return value.item()
+
+
+def _own(parameters: str) -> str | None:
+    """The parameters that the client gave, without those that Triton adds."""
+    found = _json_object(parameters) if parameters else {}
+    kept = {name: value for name, value in found.items() if not name.startswith("triton_")}
+    return json.dumps(kept) if kept else None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ApiError(f"{SAMPLING_PARAMETERS.name} is not a JSON object", param=SAMPLING_PARAMETERS.name)
+    return found
+
+
+def _merge(fields: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        if name in fields and fields[name] != value:
+            raise ApiError(f"{name} is given twice, and not the same", param=name)
+        if name in ("model", "prompt", "stream", "stream_options"):
+            raise ApiError(f"{name} is not a sampling parameter", param=name)
+        fields[name] = value
+
+
+def _as_completion(fields: dict[str, Any], *, logprobs: bool) -> None:
+    """Translate the log-probability fields of chats, which Triton's OpenAI frontend sends, into those of completions.
+    logprobs: whether an output needs them."""
+    top = fields.pop("top_logprobs", None)
+    given = fields.get("logprobs")
+    if isinstance(given, bool):  # a chat's
+        fields["logprobs"] = (top or 0) if given else None
+    if top and given is not True:
+        raise ApiError("top_logprobs need logprobs to be true", param="top_logprobs")
+    if logprobs and fields.get("logprobs") is None:
+        fields["logprobs"] = 0
+
+
+Arrays = dict[str, np.ndarray]
+
+
+class OutputTensors:
+    """Makes the arrays of responses. tokens: whether the model writes token ids rather than text."""
+
+    def __init__(self, texts: TokenTexts, *, tokens: bool) -> None:
+        self._texts, self._tokens = texts, tokens
+
+    def arrays(
+        self, options: ResponseOptions, choice: Choice, tokens: Sequence[Token], text: str, *, last: bool
+    ) -> Arrays:
+        """The arrays of one response. tokens and text: those since the previous response. Counts are those of this
+        response alone, as vLLM's are, so that the counts of a stream add up."""
+        generation = choice.generation
+        reason = str(generation.finish_reason) if last else "None"
+        found = self._text(options.prefix + text, tokens) | {
+            "finish_reason": _strings(reason),
+            "num_input_tokens": np.array([len(generation.prompt_ids)], np.uint32),
+            "num_output_tokens": np.array([len(tokens)], np.uint32),
+        }
+        if "return_cumulative_logprob" in options.returned:
+            found["cumulative_logprob"] = np.array([_logprob(generation.tokens)], np.float32)
+        if "return_logprobs" in options.returned:
+            found["logprobs"] = _strings(json.dumps([self._logprobs(token) for token in tokens]))
+        if last and "return_statistics" in options.returned:
+            found["statistics"] = _strings(json.dumps(extension(generation)))
+        always = (TEXT_OUTPUT.name, OUTPUT_IDS.name)
+        return {name: array for name, array in found.items() if name in always or f"return_{name}" in options.returned}
+
+    def _text(self, text: str, tokens: Sequence[Token]) -> Arrays:
+        if self._tokens:
+            return {OUTPUT_IDS.name: np.array([token.id for token in tokens], np.int32)}
+        return {TEXT_OUTPUT.name: _strings(text)}
+
+    def _logprobs(self, token: Token) -> dict[int, Any]:
+        """In vLLM's shape: by token id, with the rank of a token that is among the most likely ones."""
+        assert token.logprobs is not None
+        ranks = {other: rank for rank, (other, _) in enumerate(token.logprobs.top, 1)}
+        values = dict(token.logprobs.top) | {token.id: token.logprobs.logprob}
+        return {
+            other: {"logprob": finite(value), "rank": ranks.get(other), "decoded_token": self._texts.text(other)}
+            for other, value in values.items()
+        }
+
+
+def _logprob(tokens: Sequence[Token]) -> float:
+    return sum(token.logprobs.logprob for token in tokens if token.logprobs is not None)
+
+
+def _strings(text: str) -> np.ndarray:
+    return np.array([text.encode()], dtype=object)
+
+
+class ResponseSender:
+    """Sends the responses of one request to Triton, for one thread. After the last response it never touches Triton's
+    sender again: the server crashes if an ended request is checked for cancellation."""
+
+    def __init__(self, pb_utils: Any, request: Any) -> None:
+        self._pb_utils, self._sender = pb_utils, request.get_response_sender()
+        self._ended = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client has cancelled the request before its last response."""
+        return not self._ended and self._sender.is_cancelled()
+
+    def send(self, arrays: Arrays, *, last: bool) -> None:
+        tensors = [self._pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()]
+        self._send(self._pb_utils.InferenceResponse(output_tensors=tensors), last=last)
+
+    def refuse(self, error: ApiError) -> None:
+        codes = self._pb_utils.TritonError
+        named = {400: codes.INVALID_ARG, 404: codes.NOT_FOUND, 429: codes.UNAVAILABLE, 503: codes.UNAVAILABLE}
+        self._end(error.message, named.get(error.status, codes.INTERNAL))
+
+    def end_cancelled(self) -> None:
+        self._end("the client has cancelled the request", self._pb_utils.TritonError.CANCELLED)
+
+    def _end(self, message: str, code: Any) -> None:
+        if not self._ended:
+            error = self._pb_utils.TritonError(message, code)
+            self._send(self._pb_utils.InferenceResponse(error=error), last=True)
+
+    def _send(self, response: Any, *, last: bool) -> None:
+        self._ended = last
+        self._sender.send(response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)

@@ -1,0 +1,235 @@
+"""Turns read while they are written: the same parts however the text is cut, and what is no call stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pass_runtime.text.constraint import Constraint
+from pass_runtime.text.grammar import Grammars
+from pass_server.call_formats import FORMATS, Function, format_of
+from pass_server.turn_reader import ContentDelta, ReasoningDelta, ReasoningReader, ToolCallStart, TurnReader
+from pass_server.turns import turn_grammar
+
+NAMES = ("f", "g.h")
+CALL = '{"name": "f", "arguments": {"a": "x}\\"{", "b": [1, {"c": null}]}}'
+ARGUMENTS = '{"a": "x}\\"{", "b": [1, {"c": null}]}'
+HERMES = [
+    (f"Hi there\n<tool_call>\n{CALL}\n</tool_call>\n", ["Hi there", ("f", ARGUMENTS)]),
+    (
+        f'<tool_call>{CALL}</tool_call> <tool_call>{{"arguments": {{}}, "name": "g.h"}}</tool_call> bye',
+        [("f", ARGUMENTS), ("g.h", "{}"), "bye"],
+    ),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>', [("f", '{"a": 1}')]),
+    ('<tool_call>{"id": 7, "name": "f"}', [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": {"a', [("f", '{"a')]),
+    ('<tool_call>{"name": "f", "argu', ['<tool_call>{"name": "f", "argu']),
+    ('a < b <tool_call>{"name": "other"}</tool_call> c\n', ['a < b <tool_call>{"name": "other"}</tool_call> c\n']),
+    ('<tool_call>{"name": 5}', ['<tool_call>{"name": 5}']),
+    ('<tool_call>{"name": "f", "arguments": "x"}', ['<tool_call>{"name": "f", "arguments": "x"}']),
+    ("<tool_call>no<tool_call>" + CALL, ["<tool_call>no", ("f", ARGUMENTS)]),
+    ("1 < 2 <tool_", ["1 < 2 <tool_"]),
+    (f"\n{CALL}\n{CALL}\n", [("f", ARGUMENTS), ("f", ARGUMENTS)]),
+    (f"{CALL} is it <tool_call>{CALL}</tool_call>", [("f", ARGUMENTS), "is it", ("f", ARGUMENTS)]),
+    (f'{{"answer": 3}} <tool_call>{CALL}</tool_call>', ['{"answer": 3}', ("f", ARGUMENTS)]),
+    (f'{{"name": "other", "arguments": {{}}}}\n{CALL}', [f'{{"name": "other", "arguments": {{}}}}\n{CALL}']),
+    (f"So: {CALL}", [f"So: {CALL}"]),
+    ('{"name": "f", "ar', ['{"name": "f", "ar']),
+    ("  {", ["  {"]),
+    (" \n", [" \n"]),
+]
+MISTRAL = [
+    (f"[TOOL_CALLS] [{CALL}, {CALL}]", [("f", ARGUMENTS), ("f", ARGUMENTS)]),
+    (f"So: [TOOL_CALLS][{CALL}]\n", ["So:", ("f", ARGUMENTS)]),
+    ("[TOOL_CALLS] oops", ["[TOOL_CALLS] oops"]),
+    ('[TOOL_CALLS] [{"x": 1}] z', ['[TOOL_CALLS] [{"x": 1}] z']),
+    ("[TOOL_CALLS", ["[TOOL_CALLS"]),
+    ("[TOOL_CALLS]", ["[TOOL_CALLS]"]),
+]
+LLAMA = [
+    ('{"name": "f", "parameters": {"a": 1}}; {"name": "g.h", "parameters": {}}', [("f", '{"a": 1}'), ("g.h", "{}")]),
+    ('\n<|python_tag|>{"name": "f", "parameters": {}}', [("f", "{}")]),
+    ('{"answer": 3}', ['{"answer": 3}']),
+    ('See {"name": "f", "parameters": {}}', ['See {"name": "f", "parameters": {}}']),
+    ('{"name": "f", "parameters": {}} is it', [("f", "{}"), "is it"]),
+]
+CASES = [
+    (form, *case)
+    for form, cases in (("hermes", HERMES), ("mistral", MISTRAL), ("llama3_json", LLAMA))
+    for case in cases
+]
+THINKING = [
+    (False, "<think>\nhm <x> \n</think>\n\nyes ", [("thought", "hm <x>"), "yes "]),
+    (True, "hm\n</think>\n\nyes", [("thought", "hm"), "yes"]),
+    (True, "hm  ", [("thought", "hm")]),
+    (True, " </think>yes", ["yes"]),
+    (False, " <thin", [" <thin"]),
+    (False, "so <think>", ["so <think>"]),
+    (False, "<think>a</thi", [("thought", "a</thi")]),
+]
+
+
+def read(reader, text, cuts):
+    """The parts as texts and pairs, those that belong together joined."""
+    found: list = []
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
+    parts = [part for a, b in zip([0, *ends], ends, strict=False) for part in reader.push(text[a:b])]
+    for part in [*parts, *reader.finish()]:
+        kind = type(part).__name__
+        if isinstance(part, ToolCallStart):
+            found.append((part.name, ""))
+        elif isinstance(part, ContentDelta):
+            found[-1:] = [found[-1] + part.text] if found and isinstance(found[-1], str) else [*found[-1:], part.text]
+        elif isinstance(part, ReasoningDelta):
+            joined = found[-1][1] if found and found[-1][0] == "thought" else None
+            found[-1:] = [("thought", (joined or "") + part.text)] if joined else [*found[-1:], ("thought", part.text)]
+        else:
+            assert kind == "ArgumentsDelta"
+            found[-1] = (found[-1][0], found[-1][1] + part.text)
+    return found
+
+
+CUTS = st.lists(st.integers(0, 120), max_size=40)
+
+
+@pytest.mark.parametrize(("form", "text", "expected"), CASES)
+def test_calls(form, text, expected):
+    every = range(len(text))
+    for cuts in ([], every):
+        assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
+
+
+@given(st.sampled_from(CASES), CUTS)
+def test_how_a_text_is_cut_does_not_matter(case, cuts):
+    form, text, expected = case
+    assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
+
+
+@given(st.sampled_from(list(FORMATS)), st.text(alphabet='<tool_ca>/{}":, []TOOL_CALLSnamef\\arguments\n;'), CUTS)
+def test_any_text_is_read_the_same_however_it_is_cut(form, text, cuts):
+    whole = read(TurnReader(None, FORMATS[form].reader(NAMES)), text, [])
+    assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == whole
+    if not any(isinstance(part, tuple) for part in whole):
+        assert "".join(whole) == text
+
+
+@pytest.mark.parametrize(("open_already", "text", "expected"), THINKING)
+@given(cuts=CUTS)
+def test_thoughts(open_already, text, expected, cuts):
+    assert read(TurnReader(ReasoningReader(open_already=open_already), None), text, cuts) == expected
+
+
+def test_calls_come_after_thoughts():
+    text = f"<think>I could <tool_call>{CALL}</tool_call></think>\n<tool_call>{CALL}</tool_call>"
+    reader = TurnReader(ReasoningReader(open_already=False), FORMATS["hermes"].reader(NAMES))
+    expected = [("thought", f"I could <tool_call>{CALL}</tool_call>"), ("f", ARGUMENTS)]
+    assert read(reader, text, range(0, len(text), 3)) == expected
+
+
+def test_arguments_come_while_they_are_written():
+    reader = FORMATS["hermes"].reader(NAMES)
+    counts = [len(reader.push(character)) for character in f"<tool_call>{CALL}"]
+    assert sum(counts) == 1 + len(ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("... <tool_call>\n{{ call | tojson }}", "hermes"),
+        ('{"name": "f", "parameters": {}} <|start_header_id|>', "llama3_json"),
+        ("{{ '[TOOL_CALLS] [' }}", "mistral"),
+        ("<tool_call><function=f><parameter=a>", None),
+        ("<tool_call>f<arg_key>a</arg_key>", None),
+        ("[TOOL_CALLS]f[ARGS]{}", None),
+        ("{{ message.content }}", None),
+    ],
+)
+def test_the_format_is_that_of_the_template(template, name):
+    found = format_of(template)
+    assert (found and found.name) == name
+
+
+FORMS = [
+    (Constraint(json_schema={"enum": [1, 22]}), ["1", "22"], ["3", "1 ", ""]),
+    (Constraint(json_object=True), ["{}", '{"a": [1, 2]}'], ["[]", '{"a":1}']),
+    (Constraint(json_schema=True), ["7", '"a"', "{}"], ["a"]),
+    (Constraint(regex="a/b|c\\/d"), ["a/b", "c/d"], ["a", "b", "c"]),
+    (Constraint(choice=['"', "b\\"]), ['"', "b\\"], ["b"]),
+    (Constraint(grammar='start: "x" y\ny: "z"+'), ["xz", "xzz"], ["x"]),
+]
+TOOLS = [Function("f", {"properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False})]
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = Tokenizer(models.BPE({"<eos>": 0} | {c: i for i, c in enumerate(sorted(alphabet), 1)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>"])
+    size = 32 * -(-tokenizer.get_vocab_size() // 32)
+    return tokenizer, Grammars(tokenizer, size, [0])
+
+
+def follows(grammars, constraint, text):
+    """Whether a text is all of what a constraint allows."""
+    import numpy as np
+
+    tokenizer, compiled = grammars
+    state = compiled.start(constraint)
+    for token in [*tokenizer.encode(text).ids, 0]:
+        allowed = np.zeros((1, 9), np.uint32)
+        state.fill(allowed, [])
+        if not allowed[0, token // 32] >> (token % 32) & 1:
+            return False
+        if token:
+            state.advance(token)
+    return True
+
+
+@pytest.mark.parametrize(("constraint", "right", "wrong"), FORMS, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize("thoughts", [None, "open", "closed"])
+def test_a_form_as_rules(grammars, constraint, right, wrong, thoughts):
+    turn = turn_grammar(
+        constraint.lark("form"), spelled=json.dumps, thinks=thoughts is not None, open_already=thoughts == "open"
+    )
+    before = {None: "", "open": "so { </t>\n</think>\n\n", "closed": "<think>so {</think>\n"}[thoughts]
+    for text in right:
+        assert follows(grammars, turn, before + text), text
+    for text in wrong:
+        assert not follows(grammars, turn, before + text), text
+    if thoughts == "closed":
+        assert follows(grammars, turn, right[0])  # without thoughts
+    if thoughts == "open":
+        assert not follows(grammars, turn, right[0])
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_the_grammar_of_calls_is_what_the_reader_reads(grammars, form):
+    one = turn_grammar(form.rules(TOOLS, json.dumps, many=False), spelled=json.dumps)
+    many = turn_grammar(form.rules(TOOLS, json.dumps, many=True), spelled=json.dumps)
+    written = {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+        "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]',
+        "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
+    }[form.name]
+    twice = {
+        "hermes": f"{written}\n{written}",
+        "mistral": re.sub(r"(\{.*\})", r"\1, \1", written),
+        "llama3_json": f"{written}; {written}",
+    }[form.name]
+    for constraint in (one, many):
+        assert follows(grammars, constraint, written)
+        assert not follows(grammars, constraint, written.replace("1", "2"))
+        assert not follows(grammars, constraint, written.replace('"f"', '"g.h"'))
+        assert not follows(grammars, constraint, "hello")
+    assert not follows(grammars, one, twice)
+    assert follows(grammars, many, twice) == form.parallel
+    for text, count in ((written, 1), (twice, 2)):
+        assert read(form.reader(NAMES), text, range(0, 99, 7)) == [("f", '{"a": 1}')] * count
