@@ -107,9 +107,13 @@ def open_pass(bundle: Path, threads: int, device: str) -> Write:
 def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
     """Return decoding for several clients: (prompts, tokens, clients=N, **options). The result has no text."""
     session = load(bundle, device, threads=threads, max_batch_size=slots, prefix_cache=False)
+    warm = set[object]()
 
     def write(prompts: list[list[int]], tokens: int, *, clients: int, **options: Any) -> Written:
         request = request_of(tokens, **options)
+        if request.sampling.sampler not in warm:
+            session.warm_up(request.sampling)  # as servers do; otherwise chance decides when sizes are timed
+        warm.add(request.sampling.sampler)
         with ThreadPoolExecutor(clients) as pool:
             started = perf_counter()
             count = sum(pool.map(lambda ids: len(session.generate_ids(ids, request).result().token_ids), prompts))
@@ -401,9 +405,9 @@ def main(bundles: tuple[Path, ...], temperatures: tuple[float, ...], output: Pat
         ids = {prompt.id: encode(session, prompt) for prompt in prompts}
     engine = partial(open_clients, slots=max(clients)) if clients else open_pass
     plans = given["plans"] or tuple(CONTESTANTS)
+    made = [build_genai(bundles[0], directory) for directory in given["genai"]] if not clients else []
     contestants = our_plans(bundles, plans, partial(engine, device=given["device"]), threads)
     if not clients:
-        made = [build_genai(bundles[0], directory) for directory in given["genai"]]
         contestants += start_peers(made, given["openvino"], given["llama_cpp"], threads)
     report = {"bundles": [bundle.name for bundle in bundles], "device": given["device"], "threads": threads, "runs": []}
     report |= {"tokens": given["tokens"], "rounds": given["rounds"], "near_ties": [], "differences": []}

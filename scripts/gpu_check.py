@@ -1,7 +1,5 @@
 """Whether this toolkit works on a machine with a GPU, within minutes: see scripts/gpu_check.sh.
 
-    scripts/gpu_check.sh --minutes 10 -o build/gpu
-
 Steps are processes of their own, in the order in which they tell most. A step that cannot be run is skipped with the
 reason. DIR has report.json and report.md, written after every step, and gpu_check.log. The last line is the verdict:
 works (status 0), wrong (1), nothing ran (3), works but not captured (4).
@@ -65,7 +63,6 @@ class Step:
     after: Sequence[str] = ()
 
 
-# --- the steps --------------------------------------------------------------------------------------------------------
 def plan_steps(found: Found, bundle: Path, tokens: int, layers: int) -> list[Step]:
     """Return all steps in their order: does the device copy and capture, do backends write what the CPU writes, what
     do rows cost; then engines of the bundle and its speed on every device. What cannot be run says why."""
@@ -102,9 +99,10 @@ def _bundle_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
     bench = (*TOOL, "pass_runtime.cli.main", "bench", str(bundle))
     unbuilt = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
-    widths = ",".join(map(str, window_rows(manifest.lookahead.length if manifest else LOOKAHEAD)))
+    lookahead = manifest.lookahead.length if manifest else LOOKAHEAD
+    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # engines have these
     for name in DEVICES:
-        rows = f"--device {name} --rows {widths} -o {OUTPUT}".split()
+        rows = f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT}".split()
         steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))
     batch = f"--plan ar --plan fused --batch 1,8 --device cuda --max-new-tokens {tokens} -o {OUTPUT}".split()
     steps.append(Step("batch cuda", (*bench, *batch), missing.get("cuda"), after["cuda"]))
@@ -118,12 +116,6 @@ def _bundle_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
     return steps
 
 
-def window_rows(lookahead: int) -> list[int]:
-    """Return the rows of the windows for which there are engines."""
-    return sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})
-
-
-# --- running them -----------------------------------------------------------------------------------------------------
 def run_steps(steps: Sequence[Step], budget: float, log: Path, done: Callable[[list[Result]], None]) -> list[Result]:
     """Run the steps one after another; `done` gets all results so far after every step. budget: seconds for all."""
     started, results = time.monotonic(), list[Result]()
@@ -131,9 +123,9 @@ def run_steps(steps: Sequence[Step], budget: float, log: Path, done: Callable[[l
         for step in steps:
             left = budget - (time.monotonic() - started)
             reason = why_skip(step, results, left)
-            skipped = Result(step.name, "skipped", 0, reason or "")
             longer = max(1.0, budget / USUAL_SECONDS)
-            results.append(skipped if reason else run_step(step, left, log, scratch, longer))
+            skipped = Result(step.name, "skipped", 0, reason) if reason else None
+            results.append(skipped or run_step(step, left, log, scratch, longer))
             done(results)
     return results
 

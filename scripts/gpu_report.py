@@ -95,10 +95,9 @@ def nvidia_smi() -> dict[str, str]:
     command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader", "--id=0"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+        return dict(zip(SMI.split(","), map(str.strip, answer.split(",")), strict=True))
+    except (OSError, subprocess.SubprocessError, ValueError):
         return {}
-    values = [value.strip() for value in answer.split(",")]
-    return dict(zip(SMI.split(","), values, strict=True)) if len(values) == len(SMI.split(",")) else {}
 
 
 def why_not(name: str) -> str:
@@ -116,8 +115,8 @@ def why_not(name: str) -> str:
 def verdict(found: Found, results: Sequence[Result]) -> tuple[str, str]:
     """Return one of VERDICTS, and why."""
     failed = [result for result in results if result.status == "failed" and not result.name.startswith("attention")]
+    more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     if failed:
-        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         return "wrong", f"{failed[0].name} failed: {failed[0].reason}{more}"
     ran = [result for result in results if result.status == "ok" and result.name.split()[0] in ON_DEVICE]
     if not ran and not found.gpu:
