@@ -70,8 +70,6 @@ Write = Callable[..., Written]
 """(prompt ids, number of tokens, **options of the engine) -> Written."""
 Texts = Sequence[Sequence[Written]]
 """What a contestant wrote: by prompt, and then by round."""
-ByName = Mapping[str, Mapping[str, Sequence[Written]]]
-"""Texts by contestant, id of the prompt, and round."""
 Asked = tuple[list[int], Mapping[str, Any]]
 """The tokens of a prompt, and options for `request_of`."""
 
@@ -86,7 +84,6 @@ class Contestant:
     bundle: Path | None = None
 
 
-# --- engines ----------------------------------------------------------------------------------------------------------
 def request_of(
     tokens: int, *, temperature: float = 0, seed: int = 1, top_k: int = 0, **options: Any
 ) -> GenerateOptions:
@@ -259,7 +256,6 @@ def start_peers(genai: Sequence[Path], openvino: Path | None, llama_cpp: Path | 
     return found
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
 def in_turn(writers: Mapping[str, Callable[[], Written]], rounds: int) -> dict[str, list[Written]]:
     """Let all write in each round, in reverse order in every second one. Return the texts by round."""
     found: dict[str, list[Written]] = {name: [] for name in writers}
@@ -306,10 +302,10 @@ def figures(texts: Texts, plain: Texts, first: Texts, tokens: int) -> dict[str, 
 
 
 def differences(
-    contestants: Sequence[Contestant], found: ByName, asked: Mapping[str, Asked], device: str
+    contestants: Sequence[Contestant], found: Mapping[str, Any], asked: Mapping[str, Asked], device: str
 ) -> dict[str, list[str]]:
     """Compare the texts of our plans with those of the first plan of their bundle. Return the differences that are
-    near-ties, if rows of different windows may round differently; and all others."""
+    near-ties, if rows of different windows may round differently; and all others. found: by contestant, id and round."""
     lines: dict[str, list[str]] = {"near_ties": [], "differences": []}
     for each in contestants:
         for prompt, (ids, options) in asked.items():
@@ -327,7 +323,6 @@ def differences(
     return lines
 
 
-# --- what is run ------------------------------------------------------------------------------------------------------
 def bench(
     contestants: Sequence[Contestant], prompts: Sequence[Prompt], asked: Mapping[str, Asked], report: Any
 ) -> None:

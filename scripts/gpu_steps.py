@@ -36,7 +36,6 @@ FP16_BYTES, LOGITS = 2, 512
 """Bytes of a number; how many logits are written down."""
 
 
-# --- device -----------------------------------------------------------------------------------------------------------
 def check_device(api: Any) -> dict[str, Any]:
     """Return the checks with their results, what could not be captured, and the bytes per second that copies in GPU
     memory read and write. PassError if copies come back changed, or the device fails."""
@@ -95,7 +94,6 @@ def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
     return 2 * size * COPIES / min(seconds() for _ in range(3))
 
 
-# --- random models ----------------------------------------------------------------------------------------------------
 def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: Any) -> Path:
     """Export a random Llama into `place`, and build engines if the device wants them; what exists is kept. It needs no
     download. options: of ExportConfig."""
@@ -147,7 +145,6 @@ def time_rows(session: Session, rows: Sequence[int], capacity: int, sizes: Mappi
     ]
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
 @click.group()
 def main() -> None:
     """What scripts/gpu_check.py runs in processes of their own."""

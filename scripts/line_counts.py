@@ -1,7 +1,4 @@
-"""Prints lines and files of source by room, and writes them into docs/architecture.md between MARKERS.
-
-python scripts/line_counts.py
-"""
+"""Prints lines and files of source by room, and writes them into docs/architecture.md between MARKERS."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs/architecture.md"
 MARKERS = ("<!-- lines -->\n", "<!-- end of lines -->\n")
 PARENTS = ("runtime/pass_runtime", "exporter/pass_exporter")
 """Packages whose folders are rooms. Other rooms are the folders of WHOLE."""
@@ -23,11 +20,9 @@ def count() -> dict[str, tuple[int, int]]:
     lines, files = Counter[str](), Counter[str]()
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for path in map(Path, listed.splitlines()):
-        whole = next((room for room in WHOLE if path.is_relative_to(room)), None)
-        room = whole or (
-            "/".join(path.parts[: min(3, len(path.parts) - 1)]) if f"{path.parent}".startswith(PARENTS) else ""
-        )
-        if room and path.suffix in SUFFIXES and (ROOT / path).is_file():
+        inside = [room for room in WHOLE if path.is_relative_to(room)]
+        room = inside[0] if inside else "/".join(path.parts[:-1][:3])
+        if room.startswith(PARENTS + WHOLE) and path.suffix in SUFFIXES and (ROOT / path).is_file():
             lines[room] += len((ROOT / path).read_bytes().splitlines())
             files[room] += 1
     return {room: (lines[room], files[room]) for room in sorted(lines)}
