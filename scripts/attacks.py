@@ -12,16 +12,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import re
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +24,7 @@ from typing import Any
 import click
 import httpx
 import psutil
+from serve_load import serving
 
 from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
@@ -66,38 +62,28 @@ def patterns(count: int) -> dict[str, Any]:
 
 
 def stops(count: int, size: int) -> dict[str, Any]:
-    return {
-        "prompt": " " * 64,
-        "max_tokens": 64,
-        "ignore_eos": True,
-        "stop": [" " * (size - i) + "x" for i in range(count)],
-    }
+    words = [" " * (size - i) + "x" for i in range(count)]
+    return {"prompt": " " * 64, "max_tokens": 64, "ignore_eos": True, "stop": words}
 
 
+def choices(count: int) -> dict[str, Any]:
+    words = [f"choice number {i}" for i in range(count)]
+    return {"prompt": "x", "max_tokens": 64, "structured_outputs": {"choice": words}}
+
+
+RULES = (*(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"')
+ANY_TEXT = ("a: b | c | b c", "b: /(.|\\n)+/", "c: /(.|\\n)+/")
 ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
     BUSY: lambda: ("", {}),
     "one short request after another": lambda: (COMPLETIONS, {"prompt": "x", "max_tokens": 8}),
     "1,000 chained $ref": lambda: (COMPLETIONS, schema_of(chained_refs(1000))),
     "400 nested allOf": lambda: (COMPLETIONS, schema_of(chained_all_of(400))),
-    "5,000 chained Lark rules": lambda: (
-        COMPLETIONS,
-        lark("start: r0", *(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"'),
-    ),
+    "5,000 chained Lark rules": lambda: (COMPLETIONS, lark("start: r0", *RULES)),
     "allOf of 23 patterns": lambda: (COMPLETIONS, patterns(23)),
     "allOf of 39 patterns": lambda: (COMPLETIONS, patterns(39)),
-    "2,500 choices": lambda: (
-        COMPLETIONS,
-        {
-            "prompt": "x",
-            "max_tokens": 64,
-            "structured_outputs": {"choice": [f"choice number {i}" for i in range(2500)]},
-        },
-    ),
+    "2,500 choices": lambda: (COMPLETIONS, choices(2500)),
     "an ambiguous grammar": lambda: (COMPLETIONS, lark("start: a", 'a: a a | a a a | "x" | "y"')),
-    "an ambiguous grammar of all text": lambda: (
-        COMPLETIONS,
-        lark("start: a*", "a: b | c | b c", "b: /(.|\\n)+/", "c: /(.|\\n)+/"),
-    ),
+    "an ambiguous grammar of all text": lambda: (COMPLETIONS, lark("start: a*", *ANY_TEXT)),
     "16 stops of 58,000 spaces": lambda: (COMPLETIONS, stops(16, 58_000)),
     "4 stops of 256 spaces": lambda: (COMPLETIONS, stops(4, 256)),
     "a prompt of 300,000 objects": lambda: (COMPLETIONS, {"prompt": [{}] * 300_000}),
@@ -113,58 +99,21 @@ ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Server:
-    url: str
-    model: str
-    process: psutil.Process
-
-    @property
-    def resident(self) -> int:
-        """Bytes that the server and its children have in memory."""
-        found = 0
-        for process in (self.process, *self.process.children(recursive=True)):
-            try:
-                found += process.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
-        return found
+def resident(pid: int) -> int:
+    """Bytes that a process and its children have in memory."""
+    found, server = 0, psutil.Process(pid)
+    for process in (server, *server.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            found += process.memory_info().rss
+    return found
 
 
-@contextmanager
-def serving(bundle: Path, threads: int) -> Iterator[Server]:
-    arguments = ["serve", str(bundle), "--port", "0", "--threads", str(threads), "--max-batch-size", "4"]
-    with tempfile.NamedTemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pass_runtime.cli.main", *arguments],
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-        )
-        try:
-            while not (found := re.search(r"(?m)^(.+) is served at (\S+)/v1$", Path(log.name).read_text())):
-                if process.poll() is not None:
-                    raise PassError(f"the server ended: {Path(log.name).read_text().strip()}")
-                time.sleep(0.1)
-            yield Server(found[2], found[1], psutil.Process(process.pid))
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def stream_gaps(server: Server, tokens: int) -> list[float]:
+def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
     """Seconds between the pieces of one streamed completion."""
-    body = {
-        "model": server.model,
-        "prompt": PROMPT,
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "temperature": 0,
-        "plan": "ar",
-    }
+    body = {"model": model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "plan": "ar"}
+    body |= {"ignore_eos": True, "stream": True}
     times = []
-    with httpx.stream("POST", f"{server.url}{COMPLETIONS}", json=body, timeout=600) as response:
+    with httpx.stream("POST", f"{url}{COMPLETIONS}", json=body, timeout=600) as response:
         if response.status_code != 200:
             raise PassError(f"the neighbour's request was refused: {response.read().decode()[:300]}")
         for line in response.iter_lines():
@@ -196,23 +145,23 @@ def attack_again_and_again(url: str, path: str, body: bytes, answers: Any, stop:
 @one_line_errors
 def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str, ...]) -> None:
     rows = []
-    with serving(bundle, threads) as server:
-        stream_gaps(server, tokens)
+    with serving(bundle, threads, 4) as (url, model, pid):
+        stream_gaps(url, model, tokens)
         for name in chosen or ATTACKS:
             path, body = ATTACKS[name]()
-            body["model"] = server.model
+            body["model"] = model
             alone, beside, answers, most = [], [], Counter[str](), 0
             for _ in range(rounds):
-                alone += stream_gaps(server, tokens)
+                alone += stream_gaps(url, model, tokens)
                 queue: Any = multiprocessing.Queue()
                 stop = multiprocessing.Event()
                 attacker = multiprocessing.Process(
-                    target=attack_again_and_again, args=(server.url, path, json.dumps(body).encode(), queue, stop)
+                    target=attack_again_and_again, args=(url, path, json.dumps(body).encode(), queue, stop)
                 )
                 attacker.start()
                 time.sleep(0.3)
-                beside += stream_gaps(server, tokens)
-                most = max(most, server.resident)
+                beside += stream_gaps(url, model, tokens)
+                most = max(most, resident(pid))
                 stop.set()
                 attacker.join()
                 while not queue.empty():

@@ -1,10 +1,9 @@
 """Draws docs/windows.svg: the windows of `ar`, two-pass and fused plans as `pass_runtime.bundle.plan` lays them out.
 
-    python scripts/draw_windows.py            # draw it again
-    python scripts/draw_windows.py --check    # compare the committed file with what would be drawn
+    python scripts/draw_windows.py
 
 Rows, masks and the order of plans come from the plans themselves. A given version of matplotlib always writes the same
-bytes.
+bytes, which tests/docs compares with the file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -212,21 +210,5 @@ def drawn_by(svg: str) -> str:
     return found[1] if found else "unknown"
 
 
-@click.command()
-@click.option("--check", is_flag=True, help="Write nothing; status 1 if the committed file differs.")
-@click.option("--png", type=click.Path(path_type=Path), help="Also as PNG, to look at.")
-def main(check: bool, png: Path | None) -> None:
-    """Draw docs/windows.svg."""
-    if png is not None:
-        with matplotlib.rc_context(STYLE):
-            draw().savefig(png, dpi=150)
-    if not check:
-        PICTURE.write_text(render(), encoding="utf-8")
-    elif drawn_by(committed := PICTURE.read_text(encoding="utf-8")) != matplotlib.__version__:
-        click.echo(f"{PICTURE.name} was drawn by matplotlib {drawn_by(committed)}: not compared", err=True)
-    elif committed != render():
-        raise click.ClickException(f"{PICTURE.name} is not what the plans look like; run scripts/draw_windows.py")
-
-
 if __name__ == "__main__":
-    main()
+    PICTURE.write_text(render(), encoding="utf-8")

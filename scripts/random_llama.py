@@ -1,6 +1,6 @@
-"""Writes a Llama of any size with random weights, shard by shard, to measure the export of a large model.
+"""Writes a Llama of any size with random weights, shard by shard, to measure exports and passes of a large model.
 
-python scripts/random_llama.py build/random-7b --layers 32 --hidden 4096 --intermediate 11008 --heads 32
+python scripts/random_llama.py build/random-7b
 /usr/bin/time -v pass-export --model build/random-7b --dtype fp16 --lookahead 4
 """
 
@@ -9,21 +9,24 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
-import torch
-from safetensors.torch import save_file
-from step_time import STD, Shape, random_llama
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 SPREAD = 0.98
 """The standard deviation of a weight, times the root of the numbers that it is summed over: it spreads logits, so that
 near-ties are few."""
+WORDS = 32000
+"""The vocabulary of the tokenizer that is made: w0, w1, and so on."""
 
 
 @click.command()
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option(
-    "--tokenizer", type=click.Path(exists=True, path_type=Path), required=True, help="A bundle to take one from."
+    "--tokenizer", type=click.Path(exists=True, path_type=Path), help="A bundle to take one from.  [default: made]"
 )
 @click.option("--layers", default=32, show_default=True)
 @click.option("--hidden", default=4096, show_default=True)
@@ -31,28 +34,58 @@ near-ties are few."""
 @click.option("--heads", default=32, show_default=True)
 @click.option("--kv-heads", default=0, help="0 is as many as heads.")
 @click.option("--vocab", default=0, help="0 is the tokenizer's.")
-def main(
-    output: Path, tokenizer: Path, layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, vocab: int
-) -> None:
-    """Write OUTPUT, a model directory in fp16."""
+@click.option("--positions", default=8192, show_default=True, help="Tokens of the longest sequence.")
+def main(output: Path, tokenizer: Path | None, vocab: int, **sizes: int) -> None:
+    """Write OUTPUT, a model directory in fp16. The sizes are LLaMA-7B's unless they are given."""
     output.mkdir(parents=True, exist_ok=True)
-    shutil.copy(tokenizer / "tokenizer.json", output)
-    words = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    vocab = vocab or max(len(words), max(words.values()) + 1)
-    model = random_llama(Shape(hidden, intermediate, layers, heads, kv_heads or heads, hidden // heads, vocab))
-    model.config.update({"architectures": ["LlamaForCausalLM"], "dtype": "float16", "max_position_embeddings": 4096})
-    model.config.save_pretrained(output)
-    (output / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    shards: dict[str, dict[str, torch.Tensor]] = {}
-    for name, weight in model.named_parameters():
-        shards.setdefault(".".join(name.split(".")[:3]) + ".safetensors", {})[name] = weight
-    for file, weights in shards.items():
-        scales = {name: 1 if w.ndim == 1 else SPREAD * w.shape[1] ** -0.5 / STD for name, w in weights.items()}
-        tensors = {name: (weight.detach() * scales[name]).contiguous() for name, weight in weights.items()}
-        save_file(tensors, output / file, {"format": "pt"})
-    found = {name: file for file, weights in shards.items() for name in weights}
-    (output / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": found}))
+    vocab = write_tokenizer(output, tokenizer, vocab)
+    hidden, intermediate, heads = sizes["hidden"], sizes["intermediate"], sizes["heads"]
+    kv_heads = sizes["kv_heads"] or heads
+    config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float16"}
+    config |= {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": sizes["layers"]}
+    config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab}
+    config |= {"max_position_embeddings": sizes["positions"], "bos_token_id": 1, "eos_token_id": 2}
+    (output / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    shards = {"embeddings": {"model.embed_tokens": (vocab, hidden)}, "end": {"model.norm": (hidden,)}}
+    shards["head"] = {"lm_head": (vocab, hidden)}
+    keys, attention, mlp = hidden // heads * kv_heads, "self_attn.{}_proj", "mlp.{}_proj"
+    for number in range(sizes["layers"]):
+        layer: dict[str, tuple[int, ...]] = {attention.format(name): (hidden, hidden) for name in "qo"}
+        layer |= {attention.format(name): (keys, hidden) for name in "kv"}
+        layer |= {mlp.format(name): (intermediate, hidden) for name in ("gate", "up")}
+        layer |= {mlp.format("down"): (hidden, intermediate), "input_layernorm": (hidden,)}
+        layer |= {"post_attention_layernorm": (hidden,)}
+        shards[f"layer-{number}"] = {f"model.layers.{number}.{name}": size for name, size in layer.items()}
+    random, places = np.random.default_rng(0), {}
+    for name, parts in shards.items():
+        tensors = {f"{part}.weight": weight(random, size) for part, size in parts.items()}
+        save_file(tensors, output / f"{name}.safetensors", {"format": "pt"})
+        places |= dict.fromkeys(tensors, f"{name}.safetensors")
+    (output / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     click.echo(output)
+
+
+def weight(random: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
+    if len(size) == 1:
+        return np.ones(size, np.float16)
+    found = random.standard_normal(size, np.float32)
+    found *= SPREAD * size[1] ** -0.5
+    return found.astype(np.float16)
+
+
+def write_tokenizer(output: Path, given: Path | None, vocab: int) -> int:
+    """Write a tokenizer's files, and return the size of the vocabulary."""
+    if given is not None:
+        shutil.copy(given / "tokenizer.json", output)
+        words = json.loads((output / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+        vocab = vocab or max(len(words), max(words.values()) + 1)
+    else:
+        vocab = vocab or WORDS
+        made = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab)}, unk_token="w0"))
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        made.save(str(output / "tokenizer.json"))
+    (output / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return vocab
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from acceptance import PROMPTS
+from bench_peers import PROMPTS
 
 from pass_runtime import GenerateOptions, load
 from pass_runtime.cli.command_errors import one_line_errors
@@ -49,22 +49,21 @@ def install_aiperf() -> Path:
 
 
 @contextmanager
-def serving(bundle: Path, threads: int, slots: int) -> Iterator[tuple[str, str]]:
-    """Start a server and yield its URL and the name of its model."""
-    serve = [sys.executable, "-m", "pass_runtime.cli.main", "serve", str(bundle)]
+def serving(bundle: Path, threads: int, slots: int) -> Iterator[tuple[str, str, int]]:
+    """Start a server; yield its URL, the name of its model and its process id."""
     flags = f"--port 0 --threads {threads} --max-batch-size {slots}".split()
-    process = subprocess.Popen([*serve, *flags], stderr=subprocess.PIPE, text=True, bufsize=1)
-    assert process.stderr is not None
-    try:
-        for said in process.stderr:
-            if found := re.fullmatch(r"(.+) is served at (\S+)/v1\n", said):
-                yield found[2], found[1]
-                return
-        raise PassError("the server did not start; try pass-run serve")
-    finally:
-        process.stderr.close()
-        process.terminate()
-        process.wait(60)
+    with tempfile.NamedTemporaryFile("w+") as log:
+        command = [sys.executable, "-m", "pass_runtime.cli.main", "serve", str(bundle), *flags]
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            while not (found := re.search(r"(?m)^(.+) is served at (\S+)/v1$", Path(log.name).read_text())):
+                if process.poll() is not None:
+                    raise PassError(f"the server ended: {Path(log.name).read_text().strip()}")
+                time.sleep(0.1)
+            yield found[2], found[1], process.pid
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 def load_of(
@@ -132,7 +131,7 @@ def cost_of_http(bundle: Path, url: str, model: str, prompts: list[str], threads
 def main(bundle: Path, clients: str, requests: int, tokens: int, threads: int, slots: int, count: int) -> None:
     program = install_aiperf()
     prompts = [prompt.text for prompt in read_use(PROMPTS) if prompt.kind == "chat"][:count]
-    with tempfile.TemporaryDirectory() as directory, serving(bundle, threads, slots) as (url, model):
+    with tempfile.TemporaryDirectory() as directory, serving(bundle, threads, slots) as (url, model, _):
         place = Path(directory)
         (place / "tokenizer").mkdir()
         shutil.copy(bundle / "tokenizer.json", place / "tokenizer")

@@ -1,13 +1,124 @@
 #!/usr/bin/env bash
-# Lint, types, and the whole test suite, with the newest versions of everything.
-# Arguments go to pytest: scripts/test.sh -m "not slow" -k plan. --all also runs the tests marked `seldom`.
+# The tests. A suite gets what it needs, says what it installs, and a second call installs nothing.
+#
+#     scripts/test.sh [OPTION...]         # lint, types, and every test for which everything is there; OPTIONs are
+#                                         # pytest's (-m "not slow", tests/docs); --all adds tests marked `seldom`
+#     scripts/test.sh cpp [--sanitizers]  # the C++ runtime, which it builds: its own tests, tests/cpp, format, clang-tidy;
+#                                         # --sanitizers: its own again under AddressSanitizer and UBSan, and TSan
+#     scripts/test.sh triton [OPTION...]  # the tests that need a Triton server (install_triton.sh)
+#     scripts/test.sh ranges              # the runtime with the oldest versions it allows, and without torch
+#     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray, because no other test needs its 38 packages
+#     scripts/test.sh all                 # what CI runs: the first four, with sanitizers
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-test_environment
+workers=${PYTEST_WORKERS:-2}
 
-ruff check .
-ruff format --check .
-mypy
-# Files go to workers in the order of tests/conftest.py; xdist's own is by how many tests they have, not how long they are.
-pytest -n "${PYTEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"
+usual() {
+    test_environment
+    ruff check .
+    ruff format --check .
+    mypy
+    # Files go to workers in the order of tests/conftest.py; xdist's own is by how many tests they have, not how long
+    # they are.
+    pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
+}
+
+cpp() { # check_cpp.sh fuzz takes minutes, and is run by hand
+    test_environment
+    local status=0 tool kinds program
+    bash scripts/build_cpp.sh || status=$?
+    if [ "$status" = 2 ]; then # its message names what this machine lacks
+        echo "NOT TESTED: the C++ runtime" >&2
+        return
+    fi
+    [ "$status" = 0 ]
+    for tool in clang-format clang-tidy; do # other versions than 14 format differently
+        if bash scripts/check_cpp.sh get $tool && [[ $($tool --version) == *"version 14."* ]]; then
+            bash scripts/check_cpp.sh "${tool#clang-}"
+        else
+            echo "NOT CHECKED: the C++ runtime by $tool 14" >&2
+        fi
+    done
+    export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles} # keeps exports of the default model
+    pytest -n "$workers" --dist loadfile tests/cpp
+    [ "${1:-}" = --sanitizers ] || return 0
+    for kinds in address,undefined thread; do
+        bash scripts/build_cpp.sh --sanitize "$kinds" --target pass-tests --no-tests
+        timeout 300 "build/cpp/${kinds/,/-}/pass-tests"
+    done
+    for program in fake_gpu fake_ort; do
+        bash scripts/build_cpp.sh --sanitize address,undefined --target $program --no-tests
+    done
+    PASS_CPP_BUILD=build/cpp/address-undefined pytest -n 0 tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py \
+        -k "writes or fails or counts"
+}
+
+triton() {
+    test_environment
+    if ! bash scripts/install_triton.sh; then # its message says why
+        echo "NOT TESTED: Triton" >&2
+        return
+    fi
+    pytest tests/serve/test_triton.py tests/serve/test_triton_stop.py "$@"
+}
+
+ray() {
+    VENV=.venv-ray environment train serve ray dev
+    pytest tests/serve/test_ray.py "$@"
+}
+
+# .venv-oldest runs bundles that .venv exported, must write the same tokens, and must pass the tests of the runtime and
+# its commands. It needs Python 3.11 or 3.12, for which numpy 1.26 was built: OLDEST_PYTHON names one.
+ranges() {
+    test_environment
+    local candidate python='' stamp
+    for candidate in ${OLDEST_PYTHON:-python3.11 python3.12}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; then
+            python=$candidate
+            break
+        fi
+    done
+    if [ -z "$python" ]; then
+        echo "NOT TESTED with the oldest versions: that needs Python 3.11 or 3.12; OLDEST_PYTHON=... names one" >&2
+        [ -z "${CI:-}" ] && return || exit 2
+    fi
+    mkdir -p build/ranges
+    python - >build/ranges/oldest.txt <<'E2'
+import re, tomllib
+for requirement in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]:
+    name, bound = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,.*)?", requirement).groups()
+    print(f"{name}=={bound}")
+E2
+    grep -E '^(hypothesis|jsonschema|psutil|pytest|pytest-timeout|pytest-xdist)==' constraints.txt >build/ranges/tools.txt
+    echo "scipy==1.16.3" >>build/ranges/tools.txt # the last version that works with the oldest numpy
+    stamp="$("$python" -c 'import sys; print(sys.version)') $(cat pyproject.toml build/ranges/*.txt | cksum)"
+    if [ "$(cat .venv-oldest/pass-stamp 2>/dev/null)" != "$stamp" ]; then
+        echo "installing into .venv-oldest: $(paste -sd' ' build/ranges/oldest.txt)" >&2
+        "$python" -m venv --clear .venv-oldest
+        .venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+            --constraint build/ranges/oldest.txt --requirement build/ranges/tools.txt --editable .
+        echo "$stamp" >.venv-oldest/pass-stamp
+    fi
+    echo "exporting and decoding with the newest versions" >&2
+    export PASS_RANGES=$PWD/build/ranges
+    pytest -q tests/ranges/record.py
+    echo "the same, and the tests of the runtime, with $(paste -sd' ' build/ranges/oldest.txt)" >&2
+    cd tests # pytest looks for plugins here
+    # The file that test_manifest_schema.py compares is as the newest pydantic writes it.
+    PYTHONPATH=$PWD:$PWD/ranges ../.venv-oldest/bin/python -m pytest -q -n "$workers" --dist loadfile --noconftest \
+        -p without_exporter ranges/compare.py runtime cli --ignore runtime/test_manifest_schema.py
+}
+
+case ${1:-} in
+cpp | triton | ray | ranges) "$@" ;;
+all)
+    for suite in usual triton "cpp --sanitizers" ranges; do
+        echo "== scripts/test.sh $suite" >&2
+        bash scripts/test.sh $suite
+    done ;;
+usual) shift; usual "$@" ;;
+-h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0" ;;
+-* | tests/* | '') usual "$@" ;;
+*) echo "error: no suite is called $1; see scripts/test.sh --help" >&2; exit 2 ;;
+esac

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -71,6 +72,24 @@ def test_the_tree_names_what_is_there_and_all_of_it():
     assert [path for path in left_out if not path.endswith("/__init__.py")] == []
 
 
+def test_the_line_counts_are_true():
+    """To a hundred lines and a few files. If not: run scripts/line_counts.py."""
+    tracked()
+    script = load_script("line_counts")
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.split(script.MARKERS[0])[1].split(script.MARKERS[1])[0]
+    rows = re.findall(r"^\| `([\w/]+)/` \| ([\d,]+) \| (\d+) \|$", table, re.MULTILINE)
+    shown = {room: (int(lines.replace(",", "")), int(files)) for room, lines, files in rows}
+    found = script.count()
+    assert set(shown) == set(found) and "runtime/pass_runtime/decode" in found
+    off = {
+        room: (shown[room], found[room])
+        for room in found
+        if abs(shown[room][0] - found[room][0]) > 100 or abs(shown[room][1] - found[room][1]) > 3
+    }
+    assert not off
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
@@ -90,11 +109,16 @@ def test_python_runs_as_printed(name, code, tiny_bundle, capsys):
     assert capsys.readouterr().out
 
 
-def test_the_picture_is_what_the_plans_look_like():
-    matplotlib = pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location("draw_windows", ROOT / "scripts" / "draw_windows.py")
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
+
+
+def test_the_picture_is_what_the_plans_look_like():
+    matplotlib = pytest.importorskip("matplotlib")
+    script = load_script("draw_windows")
     committed = script.PICTURE.read_text(encoding="utf-8")
     if script.drawn_by(committed) != matplotlib.__version__:
         pytest.skip(f"drawn by matplotlib {script.drawn_by(committed)}")

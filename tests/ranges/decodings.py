@@ -15,7 +15,7 @@ SAMPLING = ((0.0, 0, 1.0), (0.8, 0, 1.0), (1.0, 50, 0.8))
 
 
 def directory() -> Path:
-    """Where scripts/test_ranges.sh keeps them."""
+    """Where scripts/test.sh ranges keeps them."""
     return Path(os.environ["PASS_RANGES"])
 
 

@@ -1,4 +1,4 @@
-"""The newest end: export bundles and write down what they decode to. Run by scripts/test_ranges.sh, for its fixtures
+"""The newest end: export bundles and write down what they decode to. Run by scripts/test.sh ranges, for its fixtures
 through pytest."""
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def test_it_is_pinned_inside_its_range(line: str):
 
 @pytest.mark.parametrize("line", PROJECT["dependencies"])
 def test_the_runtime_pins_nobody(line: str):
-    """A lower bound, which scripts/test_ranges.sh installs; and room above it."""
+    """A lower bound, which scripts/test.sh ranges installs; and room above it."""
     specifiers = Requirement(line).specifier
     assert {found.operator for found in specifiers} <= {">=", "<"}
     (least,) = (found.version for found in specifiers if found.operator == ">=")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from pass_runtime.measuring.real_use import (
     MARGIN,
     Passes,
     Prompt,
+    encode,
     read_use,
 )
 from pass_runtime.options import GenerateOptions
@@ -39,7 +42,7 @@ from pass_trainer.evaluation.drafts import NOT_MADE, drafts_of
 from pass_trainer.evaluation.evaluate import PROMPTS, EvaluateConfig, evaluate
 from pass_trainer.evaluation.table import HEADINGS, markdown, rows_of
 
-TOKENS, LOOKAHEAD = 40, 4
+TOKENS, LOOKAHEAD, PLANS = 40, 4, ("two-pass", "fused")
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -65,23 +68,37 @@ def config(tiny_model: Path, adapter_weights: Path, prompts: Path) -> EvaluateCo
     )
 
 
-def load_script():
-    path = Path(__file__).parents[2] / "scripts" / "acceptance.py"
-    spec = importlib.util.spec_from_file_location("acceptance", path)
-    module = importlib.util.module_from_spec(spec)
+@pytest.fixture(scope="module")
+def bench_peers() -> ModuleType:
+    """The script that counts passes of the runtime."""
+    path = Path(__file__).parents[2] / "scripts" / "bench_peers.py"
+    spec = importlib.util.spec_from_file_location("bench_peers", path)
+    module = sys.modules["bench_peers"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+def count_in_runtime(script, session, prompts, temperature, top_k=0):
+    """The passes that the script counts, outside loops and in them, by kind of prompt and plan."""
+    main, looping = ({kind: dict.fromkeys(PLANS, Passes()) for kind in (*CORE_KINDS, ALL)} for _ in range(2))
+    for prompt, plan in itertools.product(prompts, PLANS):
+        options = {"temperature": temperature, "top_k": top_k, "seed": prompt.seed, "lookahead": LOOKAHEAD}
+        text = script.decode(session, encode(session, prompt), TOKENS + MARGIN, plan=plan, **options)
+        for sums, found in zip((main, looping), script.passes_of(text, TOKENS), strict=True):
+            for kind in (prompt.kind, ALL):
+                sums[kind][plan] += found
+    return main, looping
+
+
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.8, 0), (2.0, 7), (9.0, 0)])
-def test_it_expects_what_the_runtime_does(config, adapter_bundle, prompts, temperature, top_k):
+def test_it_expects_what_the_runtime_does(bench_peers, config, adapter_bundle, prompts, temperature, top_k):
     """Tau of both plans, exactly: in fp32 no near-tie parts these texts. The hotter, the more drafts are right, since
     what is drawn comes to depend on the shared noise alone."""
     asked = read_use(prompts)
     config = EvaluateConfig(**{**vars(config), "temperatures": (temperature,), "top_k": top_k})
     (expected,) = evaluate(config, Silent()).values()
     with load(adapter_bundle) as session:
-        main, looping = load_script().measure(session, asked, temperature, top_k, LOOKAHEAD, TOKENS)
+        main, looping = count_in_runtime(bench_peers, session, asked, temperature, top_k)
     assert list(main) == list(expected) == [*CORE_KINDS, ALL]
     for kind, found in expected.items():
         assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
@@ -91,14 +108,14 @@ def test_it_expects_what_the_runtime_does(config, adapter_bundle, prompts, tempe
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 9.0])
-def test_it_expects_what_the_runtime_does_with_a_head(config, subset_bundle, prompts, temperature):
+def test_it_expects_what_the_runtime_does_with_a_head(bench_peers, config, subset_bundle, prompts, temperature):
     """The head's candidates are half of the vocabulary."""
     directory = subset_bundle.parent
     changed = {"model": str(directory / "model"), "weights": directory / "lookahead.safetensors"}
     config = EvaluateConfig(**{**vars(config), **changed, "temperatures": (temperature,)})
     (expected,) = evaluate(config, Silent()).values()
     with load(subset_bundle) as session:
-        main, _ = load_script().measure(session, read_use(prompts), temperature, 0, LOOKAHEAD, TOKENS)
+        main, _ = count_in_runtime(bench_peers, session, read_use(prompts), temperature)
     for kind, found in expected.items():
         assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
     assert temperature < 9 or expected[ALL].main.right[0] > 10
@@ -117,7 +134,7 @@ def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
             options = GenerateOptions(
                 TOKENS + MARGIN, SamplingParams(temperature, seed=prompt.seed), "fused", lookahead=LOOKAHEAD
             )
-            ids = load_script().encode(session, prompt)
+            ids = encode(session, prompt)
             stream = session.generate_ids(ids, options)
             begin = 0
             for emitted in stream:

@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import click.testing
 import pytest
-from click.testing import CliRunner, Result
-from pass_run import assert_refused
+from click.testing import CliRunner
+from fake_gpu import FakeCuda
+from safetensors.numpy import load_file
 
 from pass_runtime.backends.cuda import DeviceInfo, find_device, why_no_device
 from pass_runtime.backends.trt.library import LIBRARIES
@@ -22,18 +24,18 @@ from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.errors import PassError
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/runtime")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/cli")]
 
 import gpu_check  # noqa: E402
-from fake_gpu import FakeCuda  # noqa: E402
-from gpu_checks import device, machine, running, steps  # noqa: E402
-from gpu_checks.machine import Found  # noqa: E402
-from gpu_checks.report import tables, verdict  # noqa: E402
-from gpu_checks.running import run_steps  # noqa: E402
-from gpu_checks.steps import OUTPUT, Step, plan_steps  # noqa: E402
+import gpu_report  # noqa: E402
+import gpu_steps  # noqa: E402
+from gpu_check import OUTPUT, SECONDS, Step, plan_steps, run_steps  # noqa: E402
+from gpu_report import Found, attention_advice, tables, verdict  # noqa: E402
+from pass_run import assert_refused  # noqa: E402
 
 GPU = {"name": "A | GPU", "memory.total": "81559 MiB", "compute_cap": "9.0"}
 GIB = 1 << 30
+LAYERS_RAN = (("layers cuda", "ok"), ("attention cuda", "failed"))
 WROTE = 'import sys; open(sys.argv[1], "w").write(\'{"plans": [{"plan": "ar", "ratio": 1.5}], "uncaptured": %s}\')'
 
 
@@ -41,7 +43,9 @@ def python(code: str) -> tuple[str, ...]:
     return sys.executable, "-c", code
 
 
-def run(monkeypatch: pytest.MonkeyPatch, given: list[Step], bundle: Path, output: Path, *flags: str) -> Result:
+def run(
+    monkeypatch: pytest.MonkeyPatch, given: list[Step], bundle: Path, output: Path, *flags: str
+) -> click.testing.Result:
     """The command on a machine with a GPU, with these steps in place of its own."""
     bundle.mkdir()
     (bundle / FILE_NAME).touch()
@@ -61,7 +65,7 @@ def test_without_a_gpu(tmp_path: Path):
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["verdict"] == "nothing ran"
     assert {(step["status"], step["reason"]) for step in report["steps"]} == {("skipped", "no NVIDIA GPU")}
-    assert {"device", "tiny cuda", "layers tensorrt", "peers"} <= {step["name"] for step in report["steps"]}
+    assert {"device", "tiny cuda", "layers tensorrt", "attention cuda"} <= {step["name"] for step in report["steps"]}
     assert (tmp_path / "out/report.md").read_text().startswith("**VERDICT: nothing ran** (no NVIDIA GPU")
 
 
@@ -71,30 +75,6 @@ def test_a_bundle_that_is_none_is_refused(tmp_path: Path):
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "is not a bundle" in assert_refused(done.returncode, done.stdout, done.stderr)
     assert not (tmp_path / "out").exists()
-
-
-def test_pieces_to_carry(tmp_path: Path):
-    """They are small, whole, and become the toolkit and the bundle again."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    bundle = tmp_path / "a bundle"
-    bundle.mkdir()
-    (bundle / FILE_NAME).write_text("{}")
-    (bundle / "weights").write_bytes(os.urandom(70 << 20))
-    command = [ROOT / "scripts/gpu_check.sh", "--pack", tmp_path / "to", bundle]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    pieces = sorted((tmp_path / "to").glob("pass-toolkit.tar.*"))
-    assert len(pieces) >= 2 and all(piece.stat().st_size <= 64 << 20 for piece in pieces)
-    joined = "sha256sum -c SHA256SUMS && mkdir there && cat pass-toolkit.tar.* | tar x -C there"
-    subprocess.run(joined, shell=True, cwd=tmp_path / "to", check=True, capture_output=True)
-    there = tmp_path / "to/there"
-    assert (there / "scripts/gpu_check.sh").read_bytes() == (ROOT / "scripts/gpu_check.sh").read_bytes()
-    assert (there / "a bundle/weights").stat().st_size == 70 << 20
-    alone = subprocess.run([*command[:2], tmp_path / "alone"], capture_output=True, text=True, check=False)
-    assert alone.returncode == 0 and "&& scripts/gpu_check.sh\n" in alone.stdout
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "is not empty" in assert_refused(again.returncode, again.stdout, again.stderr)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +107,11 @@ def test_the_verdict(status: str, uncaptured: dict[str, str], expected: str, cod
 def test_a_library_without_the_target_is_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, libraries: list[str]
 ):
-    monkeypatch.setattr(machine, "nvidia_smi", lambda: GPU)
-    monkeypatch.setattr(machine, "find_device", lambda: DeviceInfo("GPU", target, GIB, 80 * GIB))
-    monkeypatch.setattr(machine, "why_not", lambda _: "")
-    monkeypatch.setattr(steps, "PROGRAM", Path(sys.executable))
-    found = {step.name: step for step in plan_steps(machine.find(), tmp_path, 8)}
+    monkeypatch.setattr(gpu_report, "nvidia_smi", lambda: GPU)
+    monkeypatch.setattr(gpu_report, "find_device", lambda: DeviceInfo("GPU", target, GIB, 80 * GIB))
+    monkeypatch.setattr(gpu_report, "why_not", lambda _: "")
+    monkeypatch.setattr(gpu_check, "PROGRAM", Path(sys.executable))
+    found = {step.name: step for step in plan_steps(gpu_report.find(), tmp_path, 8, 4)}
     kinds = (
         "tiny {}",
         "layers {}",
@@ -140,7 +120,6 @@ def test_a_library_without_the_target_is_skipped(
         "bench {} greedy",
         "bench {} sampled",
         "cpp {}",
-        "step-time {}",
     )
     for name in LIBRARIES:
         for kind in kinds:
@@ -151,11 +130,11 @@ def test_a_library_without_the_target_is_skipped(
                 assert f"tensorrt-rtx has no target {target}; it has sm75, " in found[step].blocked
     assert found["build tensorrt"].after == ("export",) and not found["export"].blocked
     assert found["bench tensorrt greedy"].after == ("build tensorrt",)
-    assert not found["peers"].blocked and not found["step-time cuda"].blocked
+    assert not found["attention cuda"].blocked and found["attention cuda"].after == ("layers cuda",)
 
 
 def test_what_tells_most_comes_first(tmp_path: Path):
-    names = [step.name.split()[0] for step in plan_steps(Found(GPU, "sm89", 80.0), tmp_path, 8)]
+    names = [step.name.split()[0] for step in plan_steps(Found(GPU, "sm89", 80.0), tmp_path, 8, 4)]
     order = [
         "device",
         "tiny",
@@ -168,61 +147,59 @@ def test_what_tells_most_comes_first(tmp_path: Path):
         "cpp",
         "tests",
         "attention",
-        "step-time",
-        "peers",
     ]
     firsts = list(dict.fromkeys(names))
-    assert sorted(firsts) == sorted(order) and set(firsts) == set(running.SECONDS)
+    assert sorted(firsts) == sorted(order) and set(firsts) == set(SECONDS)
     assert firsts == order
 
 
 @pytest.mark.parametrize(("memory", "blocked"), [(23.6, False), (22.2, False), (16.0, True)])
 def test_a_card_of_24_gb_reports_less(memory: float, blocked: bool, tmp_path: Path):
-    found = {step.name: step for step in plan_steps(Found(GPU, "sm89", memory), tmp_path, 8)}
-    assert bool(found["step-time cuda"].blocked) == blocked
-    assert not found["layers cuda"].blocked
+    """It can run all layers of a 7B; a smaller one runs some of them."""
+    found = {
+        layers: {step.name: step for step in plan_steps(Found(GPU, "sm89", memory), tmp_path, 8, layers)}
+        for layers in (4, 32)
+    }
+    for name in ("layers cuda", "layers tensorrt", "attention cuda"):
+        assert bool(found[32][name].blocked) == blocked and not found[4][name].blocked
+        assert "--layers=32" in found[32][name].command
 
 
 def test_what_is_missing_blocks_its_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / FILE_NAME).touch()
-    model = SimpleNamespace(name="tiny", max_capacity=768, dtype="float32")
+    model = SimpleNamespace(max_capacity=768)
     monkeypatch.setattr(
-        steps, "read_manifest", lambda _: SimpleNamespace(model=model, lookahead=SimpleNamespace(length=3))
+        gpu_check, "read_manifest", lambda _: SimpleNamespace(model=model, lookahead=SimpleNamespace(length=3))
     )
-    monkeypatch.setattr(steps, "PROGRAM", tmp_path / "nothing")
-    without = plan_steps(Found(GPU, "sm89", 12.0), tmp_path, 8)
-    alone = plan_steps(Found(GPU, "sm89", 12.0, {}, dict.fromkeys(steps.DEVICES, "not here")), tmp_path, 8)
-    missing = {"cuda": "no onnxruntime-gpu", "tensorrt": "no TensorRT", "torch": "no CUDA in torch"}
-    found = {s.name: s for s in plan_steps(Found(GPU, "sm89", 12.0, {}, missing), tmp_path, 8)}
+    monkeypatch.setattr(gpu_check, "PROGRAM", tmp_path / "nothing")
+    without = plan_steps(Found(GPU, "sm89", 1.0), tmp_path, 8, 4)
+    missing = {"cuda": "no onnxruntime-gpu", "tensorrt": "no TensorRT"}
+    found = {s.name: s for s in plan_steps(Found(GPU, "sm89", 1.0, {}, missing), tmp_path, 8, 4)}
     assert "export" not in found
     assert "run scripts/build_cpp.sh" in next(s for s in without if s.name == "cpp tensorrt-rtx").blocked
-    assert found["bench cuda greedy"].blocked == "no onnxruntime-gpu" and found["peers"].blocked == "no CUDA in torch"
-    assert found["step-time tensorrt"].blocked == "no TensorRT"
-    assert found["step-time tensorrt-rtx"].blocked == "7B need 22 GiB, this GPU has 12.0"
+    assert found["bench cuda greedy"].blocked == found["attention cuda"].blocked == "no onnxruntime-gpu"
+    assert found["layers tensorrt"].blocked == "no TensorRT"
+    assert found["layers tensorrt-rtx"].blocked == "4 layers need 3 GiB, this GPU has 1.0"
     assert "--rows 1,4,16" in " ".join(found["rows tensorrt"].command)
     build = found["build tensorrt-rtx"]
     assert not build.blocked and build.command[-2:] == ("--max-seq-len", "768")
-    assert found["layers torch"].blocked == "not needed beside layers tensorrt-rtx"
-    assert next(s for s in alone if s.name == "layers torch").blocked is None
-    peers = next(s for s in plan_steps(Found(GPU, "sm89", 80.0), tmp_path, 8) if s.name == "peers")
-    assert "not in models/registry.toml" in peers.blocked and "fp32" in peers.command
 
 
 @pytest.mark.parametrize(("code", "hint"), [(35, "older than the CUDA library"), (100, "visible to nvidia-smi")])
 def test_why_cuda_sees_no_gpu(code: int, hint: str, monkeypatch: pytest.MonkeyPatch):
     """An old driver is not a missing package."""
     api = SimpleNamespace(cudaGetDeviceCount=lambda: (code, 0))
-    monkeypatch.setattr(machine, "nvidia_smi", lambda: GPU)
-    monkeypatch.setattr(machine, "find_device", lambda: find_device(api))
-    monkeypatch.setattr(machine, "why_no_device", lambda: why_no_device(api))
-    missing = machine.find().missing
+    monkeypatch.setattr(gpu_report, "nvidia_smi", lambda: GPU)
+    monkeypatch.setattr(gpu_report, "find_device", lambda: find_device(api))
+    monkeypatch.setattr(gpu_report, "why_no_device", lambda: why_no_device(api))
+    missing = gpu_report.find().missing
     assert f"CUDA error {code}" in missing["cuda-python"] and hint in missing["cuda-python"]
     assert missing["tensorrt"] == missing["cuda-python"]
 
 
 def test_the_device_is_checked():
     gpu = FakeCuda(target=(8, 9))
-    report = device.check(gpu)
+    report = gpu_steps.check_device(gpu)
     found = {each["check"]: each["result"] for each in report["checks"]}
     assert found["copy"] == "unchanged" and found["capture"] == "replayed twice" and not report["uncaptured"]
     assert not gpu.blocks and not gpu.streams and not gpu.graphs
@@ -231,51 +208,94 @@ def test_the_device_is_checked():
 def test_a_device_that_refuses_captures(monkeypatch: pytest.MonkeyPatch):
     gpu = FakeCuda(target=(8, 9))
     monkeypatch.setattr(gpu, "cudaStreamBeginCapture", lambda *_: (900,), raising=False)
-    report = device.check(gpu)
+    report = gpu_steps.check_device(gpu)
     assert "CUDA error 900" in report["uncaptured"]["a copy"]
     assert not gpu.blocks and not gpu.streams
 
 
 def test_a_device_without_memory():
-    gpu = FakeCuda(target=(8, 9), limit=device.SIZE - 1)
+    gpu = FakeCuda(target=(8, 9), limit=gpu_steps.COPY_BYTES - 1)
     with pytest.raises(PassError, match="the GPU has no 1 MiB left"):
-        device.check(gpu)
+        gpu_steps.check_device(gpu)
     assert not gpu.blocks and not gpu.streams
 
 
 def test_a_device_that_copies_wrongly(monkeypatch: pytest.MonkeyPatch):
     gpu = FakeCuda(target=(8, 9))
-    monkeypatch.setattr(device.Cuda, "download", lambda _self, array, _address: array.fill(1))
+    monkeypatch.setattr(gpu_steps.Cuda, "download", lambda _self, array, _address: array.fill(1))
     with pytest.raises(PassError, match="a copy to the GPU and back changed"):
-        device.check(gpu)
+        gpu_steps.check_device(gpu)
 
 
 @pytest.mark.slow
 def test_the_tiny_model(tmp_path: Path):
     """On the CPU, against itself: it is made, and every plan writes the same."""
-    command = [sys.executable, ROOT / "scripts/gpu_checks/tiny.py", "--device", "cpu", "-o", tmp_path / "out.json"]
+    command = [sys.executable, ROOT / "scripts/gpu_steps.py", "tiny", "--device", "cpu", "-o", tmp_path / "out.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out.json").read_text())
     assert [each["same_tokens"] for each in report["plans"]] == [True] * 4 and report["uncaptured"] == {}
 
 
-def test_times_of_some_layers_are_extrapolated_by_what_a_pass_reads():
-    shape = vars(running.Result("x", "ok"))  # any mapping is no shape
-    assert "7B, extrapolated" not in str(
-        tables(Found(GPU), [running.Result("bench x", "ok", 0, "", {"plans": [shape]})])
-    )
-    from step_time import Shape
+@pytest.mark.slow
+def test_times_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A model is made, with either attention; its passes are timed, and it is not made again. What counts as read are
+    the parameters of a layer, without its norms, with K and V of as many tokens."""
+    monkeypatch.setattr(gpu_steps, "SEVEN_B", {name: size for name, size in gpu_steps.TINY.items() if name != "layers"})
+    reports = []
+    for number, kind in enumerate(("attention", "group-query", "attention")):
+        output, flags = tmp_path / f"{number}.json", ["--rows=1", "--rows=5", "--capacity=64", "--capacity=128"]
+        words = ["layers", "--device=cpu", "--layers=1", f"--keep={tmp_path}", f"--cuda-attention={kind}", *flags]
+        done = CliRunner().invoke(gpu_steps.main, [*words, "-o", str(output)])
+        assert done.exit_code == 0, done.output
+        reports.append(json.loads(output.read_text()))
+        monkeypatch.setattr(gpu_steps.subprocess, "run", lambda *_, **__: None)  # the model is there
+    (place,) = {path.parent for path in tmp_path.glob("*/model")}
+    assert sorted(path.name for path in place.iterdir()) == ["attention", "group-query", "model"]
+    for report in reports:
+        cells = [(cell["rows"], cell["capacity"]) for cell in report["cells"]]
+        assert list(dict.fromkeys(cells)) == [(1, 64), (5, 64), (1, 128), (5, 128)]
+        assert all(cell["milliseconds"] > 0 for cell in report["cells"]) and report["uncaptured"] == {}
+    assert reports[0]["logits"] == reports[1]["logits"] == reports[2]["logits"] != []
+    parameters = load_file(place / "model/layer-0.safetensors")
+    read = sum(2 * weight.size for weight in parameters.values() if weight.ndim == 2)
+    assert reports[0]["cells"][0]["layer_bytes"] == read + 2 * 2 * 2 * 32 * 64  # K and V of two heads of 32
+    assert reports[0]["cells"][0]["other_bytes"] == 2 * 128 * 1024
 
-    data = {"shape": vars(Shape(num_hidden_layers=4)), "cells": [{"rows": 1, "capacity": 512, "milliseconds": 2.0}]}
-    (row,) = tables(Found(GPU), [running.Result("layers cuda", "ok", 0, "", data)])["layers cuda"]
-    read = [Shape(num_hidden_layers=n).weight_bytes + Shape(num_hidden_layers=n).cache_bytes(512) for n in (4, 32)]
-    assert row["7B, extrapolated"] == f"{2 * read[1] / read[0]:.2f}"
+
+def test_times_of_layers_beside_the_bandwidth():
+    """Copies take half as long as this pass, and a pass over all layers takes as many times as long as it reads."""
+    cell = {"window": "ar", "rows": 1, "ratio": 1.0, "capacity": 512, "milliseconds": 2.0}
+    cell |= {"layers": 4, "layer_bytes": 200, "other_bytes": 200}
+    results = [
+        gpu_report.Result("device", "ok", data={"checks": [], "copy_bandwidth": 1e6}),
+        gpu_report.Result("layers cuda", "ok", data={"cells": [cell]}),
+    ]
+    (row,) = tables(Found(GPU), results)["layers cuda"]
+    assert row["of the bound"] == "0.50" and row["7B, extrapolated"] == f"{2 * 6600 / 1000:.2f}"
+    (row,) = tables(Found(GPU), results[1:])["layers cuda"]
+    assert row["of the bound"] == "-"
+
+
+def test_which_attention_to_use():
+    plain = {"logits": [1.0, -4.0], "cells": [{"milliseconds": 2.0}, {"milliseconds": 4.0}]}
+
+    def advice(logits: list[float], factor: float, status: str = "ok") -> str:
+        cells = [{"milliseconds": factor * cell["milliseconds"]} for cell in plain["cells"]]
+        other = {"logits": logits, "cells": cells}
+        return attention_advice(gpu_report.Result("attention cuda", status, 1, "no kernel", other), plain)
+
+    assert advice([1.0, -4.1], 0.8) == "export with --cuda-attention group-query: 0.80 of the time"
+    assert advice([1.0, -4.0], 0.99).startswith("leave out")
+    assert "other logits, by 0.05 of" in advice([1.2, -4.0], 0.8)
+    assert advice([], 1, "failed") == "leave out --cuda-attention group-query: no kernel"
+    failed = [gpu_report.Result(name, status, 1, "no kernel") for name, status in LAYERS_RAN]
+    assert verdict(Found(GPU), failed) == ("works", "1 steps on the GPU")
 
 
 def test_times_of_windows_are_shown():
     row = {"rows": 9, "window": "prefill-9", "lookahead_rows": 0, "trunk_milliseconds": 1.5, "tail_milliseconds": None}
-    (shown,) = tables(Found(GPU), [running.Result("rows cuda", "ok", 0, "", {"rows": [row]})])["rows cuda"]
+    (shown,) = tables(Found(GPU), [gpu_report.Result("rows cuda", "ok", 0, "", {"rows": [row]})])["rows cuda"]
     assert [*shown.values()] == ["prefill-9", "9", "-", "1.50", "-"]
 
 
@@ -306,23 +326,23 @@ def test_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = (tmp_path / "out/report.md").read_text()
     assert "| name | A \\| GPU |" in text and "| ar | - | 1.50 | - | - |" in text
     assert "VERDICT: wrong (build x failed: [one] / two, and 1 more)" in done.output
-    for words in ("A | GPU", "build x failed", "[one] / two"):
+    for words in ("A \\| GPU", "build x failed", "[one] / two"):
         assert words in done.output
 
 
 def test_only_some_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    given = [Step(name, python("pass")) for name in ("export", "bench x", "bench y", "peers")]
-    done = run(monkeypatch, given, tmp_path / "bundle", tmp_path / "out", "--only", "bench", "--only", "peers")
+    given = [Step(name, python("pass")) for name in ("export", "bench x", "bench y", "cpp x")]
+    done = run(monkeypatch, given, tmp_path / "bundle", tmp_path / "out", "--only", "bench", "--only", "cpp")
     report = json.loads((tmp_path / "out/report.json").read_text())
-    assert done.exit_code == 0 and [step["name"] for step in report["steps"]] == ["bench x", "bench y", "peers"]
+    assert done.exit_code == 0 and [step["name"] for step in report["steps"]] == ["bench x", "bench y", "cpp x"]
 
 
 def test_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    given = [Step("peers", python("raise SystemExit('was run')")), Step("bench x", blocked="no x")]
+    given = [Step("export", python("raise SystemExit('was run')")), Step("bench x", blocked="no x")]
     results = run_steps(given, 10, tmp_path / "log", lambda _: None)
     assert [r.status for r in results] == ["skipped", "skipped"] and results[1].reason == "no x"
-    assert results[0].reason == "it needs 45 s, and 10 s of the budget are left"
-    monkeypatch.setitem(running.SECONDS, "bench", (0, 1))
+    assert results[0].reason == "it needs 40 s, and 10 s of the budget are left"
+    monkeypatch.setitem(SECONDS, "bench", (0, 1))
     slow = Step("bench x", python("import time; time.sleep(60)"))
     for budget, expected in ((10, ("failed", "its limit")), (0.5, ("skipped", "the end of the budget"))):
         (result,) = run_steps([slow], budget, tmp_path / "log", lambda _: None)
@@ -339,7 +359,7 @@ def test_ctrl_c_while_a_step_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             begun.append(self)
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(running.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(gpu_check.subprocess, "Popen", Interrupted)
     slow = Step("bench x", python("import time; time.sleep(60)"))
     with pytest.raises(KeyboardInterrupt):
         run_steps([slow], 60, tmp_path / "log", lambda _: None)
@@ -351,11 +371,10 @@ def test_ctrl_c_keeps_what_is_written(tmp_path: Path):
     driver = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
         "import gpu_check as g\n"
-        "from gpu_checks.machine import Found\n"
-        "from gpu_checks.steps import Step\n"
+        "from gpu_check import Found, Step\n"
         "g.look = lambda: Found({'name': 'GPU'})\n"
         "code = 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'\n"
-        "g.plan_steps = lambda *_: [Step('peers', (sys.executable, '-c', 'pass')),\n"
+        "g.plan_steps = lambda *_: [Step('bench y', (sys.executable, '-c', 'pass')),\n"
         "                           Step('bench x', (sys.executable, '-c', code))]\n"
         "g.main()\n"
     )
@@ -368,4 +387,4 @@ def test_ctrl_c_keeps_what_is_written(tmp_path: Path):
         errors = running_check.communicate(timeout=60)[1]
     assert running_check.returncode == 130 and errors.endswith("interrupted\n")
     assert not Path(f"/proc/{log.read_text().splitlines()[-1]}").exists()
-    assert [step["name"] for step in json.loads((tmp_path / "out/report.json").read_text())["steps"]] == ["peers"]
+    assert [step["name"] for step in json.loads((tmp_path / "out/report.json").read_text())["steps"]] == ["bench y"]

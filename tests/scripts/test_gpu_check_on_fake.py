@@ -34,7 +34,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(bundle: Path, output: Path, *steps: str, minutes: float = 10, **wrong: object) -> tuple[int, str, Any]:
     """Status, verdict and report of the command. steps: beginnings of the names of those to run."""
-    paths = [ROOT / "tests/cli/fake_gpu_site", *map(Path, sys.path)]
+    paths = [ROOT / "tests/scripts/fake_gpu_site", *map(Path, sys.path)]
     environment = os.environ | {
         "PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),

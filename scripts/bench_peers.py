@@ -1,0 +1,427 @@
+"""Speed in use: plans of a bundle against plain decoding and against other engines, prompt by prompt.
+
+    pip install -e '.[export,peers]'
+    python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --genai build/genai/int4
+    python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --clients 1 --clients 8
+
+It runs the first chat, text and code prompts of `pass-train evaluate`, chat through the chat template. Every
+contestant writes up to --tokens tokens (and MARGIN more, so that the last pass that counts is whole) or to the end
+token. Contestants take turns at every prompt, in reverse order in every second round. Each bundle and each peer has a
+process of its own, so that no other threads spin while one is timed; the first prompt of every kind warms all of them.
+
+A speed is the tokens of a kind over the seconds of decoding, and a ratio is to the first contestant: the median over
+rounds. Greedy text of small models repeats itself, which is easy to draft, so the ratio is also shown for the prompts
+after which the first contestant does not loop, and tau (tokens per pass) outside and inside loops. All plans of a
+bundle must write the same text: status 1 if they do not. Peers decode greedily, with weight files of their own, so
+their texts differ; `same` counts the texts that equal those of the same engine's first contestant.
+
+With --clients, each client sends its next prompt after the answer to the last one. A speed is then the tokens of all
+clients over the time from the first prompt to the last token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+import numpy as np
+
+from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load, read_manifest
+from pass_runtime.cli.bench import CONTESTANTS, write_json
+from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.cli.tables import show_rows
+from pass_runtime.measuring import real_use
+from pass_runtime.measuring.lossless import first_difference
+from pass_runtime.measuring.real_use import ALL, CORE_KINDS, MARGIN, Passes, Prompt, encode, read_use, stretches
+
+PROMPTS = Path(__file__).parents[1] / "exporter" / "pass_trainer" / "prompts" / "evaluation.jsonl"
+NGRAM = {"ngram_size": 3, "max_draft_tokens": 8}
+"""How onnxruntime-genai and OpenVINO GenAI draft with n-grams."""
+PATH = click.Path(exists=True, path_type=Path)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text, and the seconds in which `timed` of its tokens were decoded. sizes: the tokens of every pass, () if the
+    engine does not tell them."""
+
+    tokens: Sequence[int]
+    timed: int
+    seconds: float
+    sizes: Sequence[int] = ()
+
+
+Write = Callable[..., Written]
+"""(prompt ids, number of tokens, **options of the engine) -> Written."""
+Texts = Sequence[Sequence[Written]]
+"""What a contestant wrote: by prompt, and then by round."""
+Asked = tuple[list[int], Mapping[str, Any]]
+"""The tokens of a prompt, and options for `request_of`."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """first: the name of the first contestant with the same engine. bundle: of a plan of ours, None for a peer."""
+
+    name: str
+    write: Write
+    first: str
+    bundle: Path | None = None
+
+
+def request_of(
+    tokens: int, *, temperature: float = 0, seed: int = 1, top_k: int = 0, **options: Any
+) -> GenerateOptions:
+    return GenerateOptions(tokens, SamplingParams(temperature, top_k, seed=seed), **options)
+
+
+def decode(session: Session, ids: list[int], tokens: int, **options: Any) -> Written:
+    """Decode in a session. options: those of `request_of`."""
+    stream = session.generate_ids(ids, request_of(tokens, **options))
+    sizes = [len(emitted) for emitted in stream]
+    return Written(stream.token_ids, stream.stats.generated_tokens, stream.stats.decode_seconds, sizes)
+
+
+def open_pass(bundle: Path, threads: int, device: str) -> Write:
+    return partial(decode, load(bundle, device, threads=threads))
+
+
+def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
+    """Return decoding for several clients: (prompts, tokens, clients=N, **options). The result has no text."""
+    session = load(bundle, device, threads=threads, max_batch_size=slots, prefix_cache=False)
+    warm = set[object]()
+
+    def write(prompts: list[list[int]], tokens: int, *, clients: int, **options: Any) -> Written:
+        request = request_of(tokens, **options)
+        if request.sampling.sampler not in warm:
+            session.warm_up(request.sampling)  # as servers do; otherwise chance decides when sizes are timed
+        warm.add(request.sampling.sampler)
+        with ThreadPoolExecutor(clients) as pool:
+            started = perf_counter()
+            count = sum(pool.map(lambda ids: len(session.generate_ids(ids, request).result().token_ids), prompts))
+            return Written((), count, perf_counter() - started)
+
+    return write
+
+
+def open_genai(directory: Path, threads: int) -> Write:
+    """Return greedy decoding by onnxruntime-genai. Options: `ngram`, to draft, and `ignore_eos`."""
+    import onnxruntime_genai as og
+
+    config = og.Config(str(directory))
+    if threads:
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    model = og.Model(config)
+
+    def write(ids: list[int], tokens: int, *, ngram: bool = False, ignore_eos: bool = False) -> Written:
+        params, total = og.GeneratorParams(model), len(ids) + tokens
+        params.set_search_options(max_length=total, min_length=total if ignore_eos else 0, do_sample=False)
+        if ngram:
+            params.set_speculative_options(**NGRAM)
+        generator = og.Generator(model, params)
+        generator.append_tokens(ids)  # prefill
+        started, written = perf_counter(), list[int]()
+        while len(written) < tokens and not generator.is_done():
+            generator.generate_next_token()
+            written += map(int, generator.get_next_tokens())
+        return Written(written, len(written), perf_counter() - started)
+
+    return write
+
+
+def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
+    """Return greedy decoding by OpenVINO GenAI of a GGUF file, with its prompt lookup or without."""
+    genai, openvino = import_module("openvino_genai"), import_module("openvino")
+    settings = {"INFERENCE_NUM_THREADS": threads} if threads else {}
+    pipeline = genai.LLMPipeline(str(model), "CPU", **settings, **({"prompt_lookup": True} if lookup else {}))
+
+    def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> Written:
+        config = genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=ignore_eos, do_sample=False)
+        if lookup:
+            config.num_assistant_tokens, config.max_ngram_size = NGRAM["max_draft_tokens"], NGRAM["ngram_size"]
+        found = pipeline.generate(openvino.Tensor(np.array([ids], np.int64)), config)
+        written, times = list(map(int, found.tokens[0])), found.perf_metrics
+        decoding = (times.get_generate_duration().mean - times.get_ttft().mean) / 1000  # milliseconds
+        return Written(written, len(written) - 1, decoding)
+
+    return write
+
+
+def open_llama_cpp(model: Path, threads: int) -> Write:
+    """Return greedy decoding by llama.cpp of a GGUF file."""
+    llama = import_module("llama_cpp").Llama(str(model), n_ctx=2048, n_threads=threads or None, verbose=False)
+
+    def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> Written:
+        stream = llama.generate(ids, temp=0.0, repeat_penalty=1.0)
+        written = [next(stream)]  # prefill
+        started = perf_counter()
+        while len(written) < tokens and (ignore_eos or written[-1] != llama.token_eos()):
+            written.append(next(stream))
+        return Written(written, len(written) - 1, perf_counter() - started)
+
+    return write
+
+
+def build_genai(bundle: Path, directory: Path) -> Path:
+    """Return the directory of onnxruntime-genai's own CPU export of the bundle's base model. If it does not exist, it
+    is made, with the precision that the directory is named after."""
+    if not (directory / "genai_config.json").is_file():
+        if directory.name not in ("int4", "fp32"):
+            raise PassError(f"{directory} has no genai_config.json; name a directory int4 or fp32, and it will be made")
+        os.environ["TQDM_DISABLE"] = "1"
+        from pass_exporter.model.load import load_model
+        from pass_exporter.model.registry import resolve
+
+        base = directory / "base"
+        loaded = load_model(resolve(read_manifest(bundle).model.name), "fp32")
+        loaded.model.save_pretrained(base)
+        loaded.tokenizer.save_pretrained(base)
+        builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", base, "-o", directory]
+        subprocess.run([*builder, "-p", directory.name, "-e", "cpu"], check=True, stdout=subprocess.DEVNULL)
+    return directory
+
+
+def start(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Write:
+    """Open an engine in another process, and return its decoding."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    spawn.Process(target=_serve, args=(engine, path, threads, there), daemon=True).start()
+    there.close()
+
+    def answer() -> Any:
+        try:
+            return here.recv()
+        except EOFError:
+            raise PassError(f"the process that runs {path} ended; what it wrote above says why") from None
+
+    def write(*request: Any, **options: Any) -> Written:
+        here.send((request, options))
+        written: Written = answer()
+        return written
+
+    answer()  # engines load one after the other, which needs less memory
+    return write
+
+
+def _serve(engine: Callable[[Path, int], Write], path: Path, threads: int, pipe: Any) -> None:
+    write = engine(path, threads)
+    pipe.send("ready")
+    with suppress(EOFError, KeyboardInterrupt):  # until the script ends
+        while True:
+            request, options = pipe.recv()
+            pipe.send(write(*request, **options))
+
+
+def our_plans(
+    bundles: Sequence[Path], plans: Sequence[str], engine: Callable[[Path, int], Write], threads: int
+) -> list[Contestant]:
+    """Start every bundle. plans: names of CONTESTANTS, or plans. PassError names one that is neither."""
+    chosen = {plan: CONTESTANTS.get(plan, {"plan": plan}) for plan in plans}
+    for options in chosen.values():
+        GenerateOptions(**options)
+    found = []
+    for bundle in bundles:
+        write, prefix = start(engine, bundle, threads), f"{bundle.name} " if len(bundles) > 1 else ""
+        for plan, options in chosen.items():
+            found.append(Contestant(prefix + plan, partial(write, **options), prefix + plans[0], bundle))
+    return found
+
+
+def start_peers(genai: Sequence[Path], openvino: Path | None, llama_cpp: Path | None, threads: int) -> list[Contestant]:
+    found = []
+    for directory in genai:
+        write, name = start(open_genai, directory, threads), f"genai {directory.name}"
+        found += [Contestant(name, write, name), Contestant(f"{name}, n-gram", partial(write, ngram=True), name)]
+    if openvino is not None:
+        for name, lookup in {"openvino": False, "openvino, n-gram": True}.items():
+            engine = partial(open_openvino, lookup=lookup)
+            found.append(Contestant(name, start(engine, openvino, threads), "openvino"))
+    if llama_cpp is not None:
+        found.append(Contestant("llama.cpp", start(open_llama_cpp, llama_cpp, threads), "llama.cpp"))
+    return found
+
+
+def in_turn(writers: Mapping[str, Callable[[], Written]], rounds: int) -> dict[str, list[Written]]:
+    """Let all write in each round, in reverse order in every second one. Return the texts by round."""
+    found: dict[str, list[Written]] = {name: [] for name in writers}
+    for number in range(rounds):
+        for name in list(writers)[:: -1 if number % 2 else 1]:
+            found[name].append(writers[name]())
+    return found
+
+
+def rate(texts: Iterable[Written]) -> float:
+    """Tokens per second."""
+    texts = list(texts)
+    return sum(text.timed for text in texts) / sum(text.seconds for text in texts)
+
+
+def ratio(ours: Texts, theirs: Texts) -> float:
+    """The median over rounds of the ratio of rates."""
+    rounds = zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
+    return statistics.median(rate(a) / rate(b) for a, b in rounds)
+
+
+def passes_of(text: Written, tokens: int) -> tuple[Passes, Passes]:
+    """Return the passes that begin among the first `tokens` tokens: outside loops, and in them."""
+    outside, inside = (real_use.count_passes(text.sizes, where) for where in stretches(text.tokens, tokens))
+    return outside, inside
+
+
+def figures(texts: Texts, plain: Texts, first: Texts, tokens: int) -> dict[str, Any]:
+    """Return the figures of a contestant. plain: the texts to which ratios are. first: those of its own engine."""
+    straight = [i for i, (text, *_) in enumerate(plain) if not stretches(text.tokens, tokens)[1]]
+    passes = [passes_of(text, tokens) for text, *_ in texts]
+    outside, inside = (sum(parts, Passes()).tau or None for parts in zip(*passes, strict=True))
+    without_loops = ratio([texts[i] for i in straight], [plain[i] for i in straight]) if straight else None
+    return {
+        "tokens/s": rate(itertools.chain(*texts)),
+        "ratio": ratio(texts, plain),
+        "by_prompt": [ratio([a], [b]) for a, b in zip(texts, plain, strict=True)],
+        "without_loops": without_loops,
+        "looping": len(plain) - len(straight),
+        "tau": outside,
+        "in_loops": inside,
+        "same": sum(a[0].tokens == b[0].tokens for a, b in zip(texts, first, strict=True)),
+    }
+
+
+def differences(
+    contestants: Sequence[Contestant], found: Mapping[str, Any], asked: Mapping[str, Asked], device: str
+) -> dict[str, list[str]]:
+    """Compare the texts of our plans with those of the first plan of their bundle. Return the differences that are
+    near-ties, if rows of different windows may round differently; and all others. found: by contestant, id and round."""
+    lines: dict[str, list[str]] = {"near_ties": [], "differences": []}
+    for each in contestants:
+        for prompt, (ids, options) in asked.items():
+            for ours, theirs in zip(found[each.name][prompt], found[each.first][prompt], strict=True):
+                if each.bundle is None or ours.tokens == theirs.tokens:
+                    continue
+                with load(each.bundle, device) as session:
+                    if session.manifest.rule == "rejection" and options["temperature"] > 0:
+                        continue  # plans share a distribution then, not a text
+                    request = request_of(len(theirs.tokens), **options)
+                    difference = first_difference(session, ids, request, theirs.tokens, ours.tokens)
+                    alike = session.backend.capabilities.same_entries
+                near_tie = difference is not None and difference.is_near_tie and not alike
+                lines["near_ties" if near_tie else "differences"].append(f"{each.name}, {prompt}: {difference}")
+    return lines
+
+
+def bench(
+    contestants: Sequence[Contestant], prompts: Sequence[Prompt], asked: Mapping[str, Asked], report: Any
+) -> None:
+    """Let the contestants write after every prompt, and add their figures by kind of prompt to `report`."""
+    tokens, found = report["tokens"], {each.name: dict[str, list[Written]]() for each in contestants}
+    warm: list[str] = []
+    for prompt in prompts:
+        ids, options = asked[prompt.id]
+        of_peers = {"ignore_eos": options["ignore_eos"]}
+        kept = {each.name: options if each.bundle else of_peers for each in contestants}
+        writers = {each.name: partial(each.write, ids, tokens + MARGIN, **kept[each.name]) for each in contestants}
+        if prompt.kind not in warm:
+            in_turn(writers, 1)
+            warm.append(prompt.kind)
+        for name, texts in in_turn(writers, report["rounds"]).items():
+            found[name][prompt.id] = texts
+    for kind in (*warm, ALL):
+        chosen = [prompt.id for prompt in prompts if kind in (prompt.kind, ALL)]
+        texts = {name: [by_prompt[prompt] for prompt in chosen] for name, by_prompt in found.items()}
+        for each in contestants:
+            entry = figures(texts[each.name], texts[contestants[0].name], texts[each.first], tokens)
+            temperature = next(iter(asked.values()))[1]["temperature"]
+            report["runs"].append({"T": temperature, "prompts": kind, "contestant": each.name, **entry})
+    for name, lines in differences(contestants, found, asked, report["device"]).items():
+        report[name] += lines
+
+
+def bench_clients(
+    plans: Sequence[Contestant], ids: Sequence[list[int]], clients: int, options: Any, report: Any
+) -> None:
+    """Let so many clients work through the prompts, and add the figures to `report`."""
+    prompts = list(itertools.islice(itertools.cycle(ids), max(len(ids), 2 * clients)))
+    write = {each.name: partial(each.write, tokens=report["tokens"], clients=clients, **options) for each in plans}
+    in_turn({name: partial(call, prompts[:clients]) for name, call in write.items()}, 1)  # warms up
+    found = in_turn({name: partial(call, prompts) for name, call in write.items()}, report["rounds"])
+    for name, rounds in found.items():
+        by_round = [rate([a]) / rate([b]) for a, b in zip(rounds, found[plans[0].name], strict=True)]
+        entry = {"tokens/s": rate(rounds), "ratio": statistics.median(by_round), "by_round": by_round}
+        report["runs"].append({"T": options["temperature"], "clients": clients, "contestant": name, **entry})
+
+
+def cell(value: Any) -> str:
+    """Return what the table shows of a figure; of a list the least and the largest."""
+    if isinstance(value, list):
+        return f"{min(value):.2f}-{max(value):.2f}"
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("bundles", nargs=-1, required=True, type=PATH)
+@click.option("--prompts", "count", type=click.IntRange(1), default=12, show_default=True, help="Prompts of each kind.")
+@click.option("--kinds", default=",".join(CORE_KINDS), show_default=True, help="Kinds of prompts.")
+@click.option("--prompt-file", type=PATH, default=PROMPTS, help="JSON lines: id, kind, prompt.  [default: evaluate's]")
+@click.option(
+    "--tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens of an answer that count."
+)
+@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="How often each prompt is run.")
+@click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
+@click.option("--top-k", default=0, show_default=True)
+@click.option("--ignore-eos", is_flag=True, help="Write on after the end token.")
+@click.option("--plan", "plans", multiple=True, help=f"Repeatable: any plan, or of {', '.join(CONTESTANTS)} (all).")
+@click.option("--genai", multiple=True, type=click.Path(path_type=Path), help="onnxruntime-genai's DIR/int4, DIR/fp32.")
+@click.option("--openvino", type=PATH, help="The model's GGUF file, for OpenVINO GenAI (pip install openvino-genai).")
+@click.option("--llama-cpp", type=PATH, help="The same for llama.cpp (pip install llama-cpp-python).")
+@click.option("--clients", multiple=True, type=click.IntRange(1), help="So many at a time, and no peers; repeatable.")
+@click.option("--device", default="cpu", show_default=True, help="Of the bundles.")
+@click.option("--threads", default=0, help="0 is each engine's default.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON, too.")
+@one_line_errors
+def main(bundles: tuple[Path, ...], temperatures: tuple[float, ...], output: Path | None, **given: Any) -> None:
+    clients, threads = given["clients"], given["threads"]
+    kinds = [read_use(given["prompt_file"], (kind,), given["count"]) for kind in real_use.parse_kinds(given["kinds"])]
+    prompts = [prompt for each in itertools.zip_longest(*kinds) for prompt in each if prompt]
+    with load(bundles[0], "cpu") as session:
+        ids = {prompt.id: encode(session, prompt) for prompt in prompts}
+    engine = partial(open_clients, slots=max(clients)) if clients else open_pass
+    plans = given["plans"] or tuple(CONTESTANTS)
+    made = [build_genai(bundles[0], directory) for directory in given["genai"]] if not clients else []
+    contestants = our_plans(bundles, plans, partial(engine, device=given["device"]), threads)
+    if not clients:
+        contestants += start_peers(made, given["openvino"], given["llama_cpp"], threads)
+    report = {"bundles": [bundle.name for bundle in bundles], "device": given["device"], "threads": threads, "runs": []}
+    report |= {"tokens": given["tokens"], "rounds": given["rounds"], "near_ties": [], "differences": []}
+    for temperature in temperatures:
+        options = {"temperature": temperature, "top_k": given["top_k"], "ignore_eos": given["ignore_eos"]}
+        for number in clients:
+            bench_clients(contestants, [*ids.values()], number, options, report)
+        if not clients:
+            asked = {prompt.id: (ids[prompt.id], options | {"seed": prompt.seed}) for prompt in prompts}
+            bench([each for each in contestants if each.bundle or not temperature], prompts, asked, report)
+        write_json(report, output)
+    rows = [{name.replace("_", " "): cell(value) for name, value in run.items()} for run in report["runs"]]
+    show_rows(", ".join(report["bundles"]), rows, left=("contestant", "prompts"))
+    for name in ("near_ties", "differences"):
+        for line in report[name]:
+            click.echo(f"{name.replace('_', ' ')}: {line}", err=True)
+    if report["differences"]:
+        raise PassError(f"{len(report['differences'])} texts are not those of the same bundle's first plan")
+
+
+if __name__ == "__main__":
+    main()

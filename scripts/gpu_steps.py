@@ -1,0 +1,208 @@
+"""Steps of scripts/gpu_check.py that are no command of the toolkit: is the device sound, does a tiny model write what
+the CPU writes, what do the rows of a pass cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load, read_manifest
+from pass_runtime.backends.cuda import ON_DEVICE, Cuda, call, find_device, import_api, why_no_device
+from pass_runtime.backends.trt.library import LIBRARIES
+from pass_runtime.bundle.manifest import FILE_NAME
+from pass_runtime.cli.bench import write_json
+from pass_runtime.cli.bench_rows import RowsOptions, measure_rows
+from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.measuring.lossless import first_difference, run_tokens, token_scores
+
+SCRIPTS = Path(__file__).resolve().parent
+COPY_BYTES, LARGE_BYTES, COPIES = 1 << 20, 1 << 30, 10
+"""Bytes of the copy that is compared; bytes and number of those that are timed."""
+TINY = {"layers": 2, "hidden": 128, "intermediate": 256, "heads": 4, "kv-heads": 2, "vocab": 1024, "positions": 256}
+SEVEN_B = {"hidden": 4096, "intermediate": 11008, "heads": 32, "kv-heads": 8, "vocab": 32000, "positions": 8192}
+"""The sizes of models; those of LLaMA-7B, but with 8 heads for keys and values, as newer models have."""
+PLANS, TOKENS = ("ar", "two-pass", "fused", "auto"), 40
+SAMPLINGS = (SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.9, 7))
+FP16_BYTES, LOGITS = 2, 512
+"""Bytes of a number; how many logits are written down."""
+
+
+def check_device(api: Any) -> dict[str, Any]:
+    """Return the checks with their results, what could not be captured, and the bytes per second that copies in GPU
+    memory read and write. PassError if copies come back changed, or the device fails."""
+    device = find_device(api)
+    if device is None:
+        raise PassError(why_no_device(api))
+    checks = {"GPU": f"{device.name}, {device.target}"}
+    checks["memory"] = f"{device.free >> 20} of {device.total >> 20} MiB free"
+    for name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion"):
+        if hasattr(api, name):
+            version = call(getattr(api, name)(), name)
+            checks[name] = f"{version // 1000}.{version % 1000 // 10}"
+    cuda, uncaptured = Cuda(api), {}
+    try:
+        given = np.random.default_rng(0).integers(0, 256, COPY_BYTES, np.uint8)
+        address, pinned = cuda.allocate(COPY_BYTES), cuda.pinned((COPY_BYTES,), np.uint8)
+        back = np.zeros_like(given)
+        cuda.upload(address, given)
+        cuda.download(back, address)
+        _compare(back, given, "a copy to the GPU and back")
+        checks["copy"] = "unchanged"
+        try:
+            graph = cuda.capture(lambda: cuda.enqueue_download(pinned, address))
+        except PassError as error:
+            uncaptured["a copy"] = checks["capture"] = str(error)
+        else:
+            for replay in range(2):
+                cuda.upload(address, np.roll(given, replay))
+                cuda.launch(graph)
+                cuda.synchronize()
+                _compare(pinned, np.roll(given, replay), "a captured copy")
+            checks["capture"] = "replayed twice"
+        bandwidth = _copy_bandwidth(api, cuda, min(LARGE_BYTES, device.free // 4))
+        checks["copies in GPU memory"] = f"{bandwidth / 1e9:.0f} GB/s"
+    finally:
+        cuda.close()
+    shown = [{"check": name, "result": found} for name, found in checks.items()]
+    return {"checks": shown, "uncaptured": uncaptured, "copy_bandwidth": bandwidth}
+
+
+def _compare(found: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint8], what: str) -> None:
+    if wrong := int((found != expected).sum()):
+        raise PassError(f"{what} changed {wrong} of {expected.size} bytes: GPU or driver are broken")
+
+
+def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
+    source, target = cuda.allocate(size), cuda.allocate(size)
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        for _ in range(COPIES):
+            call(api.cudaMemcpyAsync(target, source, size, ON_DEVICE, cuda.stream))
+        cuda.synchronize()
+        return time.perf_counter() - started
+
+    return 2 * size * COPIES / min(seconds() for _ in range(3))
+
+
+def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: Any) -> Path:
+    """Export a random Llama into `place`, and build engines if the device wants them; what exists is kept. It needs no
+    download. options: of ExportConfig."""
+    from rich.console import Console
+
+    from pass_exporter.config import EngineConfig, ExportConfig
+    from pass_exporter.engines.build import build_engines
+    from pass_exporter.export import export
+    from pass_exporter.terminal import Terminal
+
+    model, bundle = place / "model", place / options.get("cuda_attention", "bundle")
+    with Terminal(Console(stderr=True)) as progress:
+        if not (bundle / FILE_NAME).is_file():
+            flags = [f"--{name}={size}" for name, size in sizes.items()]
+            subprocess.run([sys.executable, Path(__file__).with_name("random_llama.py"), model, *flags], check=True)
+            export(ExportConfig(str(model), lookahead=4, output=bundle, **options), progress)
+        if device in LIBRARIES and device not in [engines.library for engines in read_manifest(bundle).engines]:
+            build_engines(bundle, EngineConfig(device, max_seq_len=sizes["positions"]), progress)
+    return bundle
+
+
+def compare_plans(expected: Session, found: Session) -> dict[str, Any]:
+    """Return for every plan whether it wrote the plain text of `expected`, and whether everything was captured."""
+    prompt, plans = list(range(3, 30)), []
+    for plan in PLANS:
+        same = True
+        for sampling in SAMPLINGS:
+            options = GenerateOptions(TOKENS, sampling, plan=plan, ignore_eos=True)
+            plain = GenerateOptions(TOKENS, sampling, plan="ar", ignore_eos=True)
+            texts = run_tokens(expected, prompt, plain).token_ids, run_tokens(found, prompt, options).token_ids
+            difference = first_difference(expected, prompt, options, *texts)
+            same &= difference is None or difference.is_near_tie
+        plans.append({"plan": plan, "same_tokens": same, "captured": not found.backend.uncaptured})
+    return {"plans": plans, "uncaptured": found.backend.uncaptured}
+
+
+def time_rows(session: Session, rows: Sequence[int], capacity: int, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return milliseconds of the trunk by rows; the cache is full up to the widest window. With the bytes that a pass
+    reads for each layer and for the LM head."""
+    widest = max(*rows, session.backend.capabilities.least_width)
+    request = RowsOptions(SamplingParams(), tuple(rows), cached=capacity - widest)
+    keys, hidden = sizes["hidden"] // sizes["heads"] * sizes["kv-heads"], sizes["hidden"]
+    layer = hidden * (2 * hidden + 2 * keys + 3 * sizes["intermediate"]) + 2 * keys * capacity
+    read = {"layers": sizes["layers"], "layer_bytes": FP16_BYTES * layer, "capacity": capacity}
+    read["other_bytes"] = FP16_BYTES * hidden * sizes["vocab"]
+    return [
+        {name: row[name] for name in ("window", "rows", "ratio")} | read | {"milliseconds": row["trunk_milliseconds"]}
+        for row in measure_rows(session, request, [[3]])["rows"]
+    ]
+
+
+@click.group()
+def main() -> None:
+    """What scripts/gpu_check.py runs in processes of their own."""
+
+
+OUTPUT = click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the results here, as JSON.")
+DEVICE = click.option("--device", default="cuda", show_default=True)
+
+
+@main.command()
+@OUTPUT
+@one_line_errors
+def device(output: Path | None) -> None:
+    """Check that GPU 0 copies and captures."""
+    report = check_device(import_api())
+    write_json(report, output)
+    for each in report["checks"]:
+        click.echo(f"{each['check']}: {each['result']}")
+
+
+@main.command()
+@DEVICE
+@OUTPUT
+@one_line_errors
+def tiny(device: str, output: Path | None) -> None:
+    """Compare DEVICE with the CPU: does every plan of a tiny model write the same? Its weights are in fp32, so that
+    nothing but a mistake makes texts part, or two candidates whose scores are as good as equal."""
+    with tempfile.TemporaryDirectory() as directory:
+        bundle = make_bundle(Path(directory), device, TINY)
+        with load(bundle, "cpu", threads=1) as on_cpu, load(bundle, device) as on_device:
+            report = compare_plans(on_cpu, on_device)
+    write_json(report, output)
+    wrong = [each["plan"] for each in report["plans"] if not each["same_tokens"]]
+    if wrong:
+        raise PassError(f"{', '.join(wrong)} on {device} write other tokens than the CPU; please report it")
+    click.echo(f"{device}: {', '.join(PLANS)} write what the CPU writes")
+
+
+@main.command()
+@DEVICE
+@click.option("--layers", default=4, show_default=True)
+@click.option("--cuda-attention", default="attention", show_default=True, help="As of pass-export.")
+@click.option("--rows", multiple=True, type=click.IntRange(1), default=(1, 5, 25), show_default=True)
+@click.option("--capacity", "capacities", multiple=True, type=int, default=(512, 2048, 8192), show_default=True)
+@click.option("--keep", type=click.Path(path_type=Path), default=Path("build/gpu"), help="Where models are kept.")
+@OUTPUT
+@one_line_errors
+def layers(device: str, layers: int, cuda_attention: str, keep: Path, output: Path | None, **given: Any) -> None:
+    """Time passes over some layers of a random 7B by rows and KV capacity, and write some logits down."""
+    sizes = {"layers": layers, **SEVEN_B}
+    place = keep / "-".join(map(str, sizes.values()))
+    bundle = make_bundle(place, device, sizes, dtype="fp16", cuda_attention=cuda_attention)
+    with load(bundle, device, max_batch_size=1, prefix_cache=False) as session:
+        logits = token_scores(session, list(range(3, 40)), GenerateOptions(1))[:LOGITS].tolist()
+        cells = [cell for size in given["capacities"] for cell in time_rows(session, given["rows"], size, sizes)]
+        report = {"cells": cells, "logits": logits, "uncaptured": session.backend.uncaptured}
+    write_json(report, output)
+
+
+if __name__ == "__main__":
+    main()
