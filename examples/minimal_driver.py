@@ -1,0 +1,89 @@
+"""Decodes with a PaSS bundle by its manifest alone, one sequence, greedily, with ONNX Runtime and numpy.
+
+    python examples/minimal_driver.py BUNDLE PLAN NUM_TOKENS PROMPT_ID...
+
+PLAN is `ar` (plain decoding), or another of the manifest's plans: `draft-4` drafts and verifies in turn, `fused-2` does
+both in each pass. All of them write the same tokens. docs/bundle.md explains every tensor.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+CAPACITY = 512
+"""Entries of the KV cache: prompt, text, and the rows of the last window."""
+ort.set_default_logger_severity(3)  # ONNX Runtime warns that it copies the cache, which saves a hundred lines here
+
+
+class MinimalDriver:
+    """A sequence's tensors by name, and the graphs that read and write them."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.manifest = json.loads((bundle / "pass_config.json").read_text())
+        self.plans = {plan["name"]: plan for plan in self.manifest["plans"]}
+        model, inputs = self.manifest["model"], self.manifest["trunk"]["inputs"]
+        shape = (1, model["kv_heads"], CAPACITY, model["head_dim"])
+        self.cache = [tensor["name"] for tensor in inputs if tensor["name"].startswith("past_")]
+        self.tensors = {name: np.zeros(shape, np.float32) for name in self.cache} | {"active": np.ones(1, np.int64)}
+        self._bundle, self._sessions = bundle, dict[str, ort.InferenceSession]()
+
+    def generate(self, prompt: list[int], plan_name: str, num_tokens: int) -> list[int]:
+        """The prefill, the first window, then passes: a trunk, and a tail that lays out the next window."""
+        self._prefill(prompt[:-1])
+        self._lay_out(prompt, plan_name)
+        tokens: list[int] = []
+        while len(tokens) < num_tokens:
+            plan = self.plans[plan_name]
+            constants = self._constants(plan)
+            self._run(self.manifest["trunk"], constants)
+            self._run(plan["tails"]["greedy"], constants)
+            count = self.tensors["count"][0]
+            tokens += self.tensors["emitted"][0, :count].tolist()
+            if plan["parents"]:
+                self._keep_emitted_rows(len(prompt) + len(tokens) - 1 - count, count)
+            plan_name = plan["next"]
+        return tokens[:num_tokens]
+
+    def _prefill(self, tokens: list[int]) -> None:
+        """Write the K/V of `tokens`. Nobody reads the logits."""
+        rows = np.arange(len(tokens))
+        self.tensors |= {"input_ids": np.array([tokens], np.int64), "length": np.zeros(1, np.int64)}
+        window = {"row_position": rows, "logit_rows": rows[:1], "lookahead_rows": rows[:0]}
+        if tokens:
+            self._run(self.manifest["trunk"], window | {"window_mask": np.tri(len(rows), dtype=bool)})
+
+    def _lay_out(self, text: list[int], plan_name: str) -> None:
+        """The window behind a text: its last token, a missing draft (id V) in each draft row, the look-ahead rows."""
+        plan, missing = self.plans[plan_name], self.manifest["model"]["vocab_size"]
+        window = [text[-1], *[missing] * plan["drafts"], *plan["constants"]["lookahead_ids"]]
+        self.tensors |= {"input_ids": np.array([window]), "length": np.array([len(text) - 1])}
+
+    def _constants(self, plan: dict[str, Any]) -> dict[str, np.ndarray]:
+        arrays = {name: np.array(value, np.int64) for name, value in plan["constants"].items() if name != "window_mask"}
+        mask = [[seen == "1" for seen in row] for row in plan["constants"]["window_mask"]]
+        return arrays | {"window_mask": np.array(mask)}
+
+    def _keep_emitted_rows(self, length: int, count: int) -> None:
+        """The accepted rows of a tree lie apart in the KV cache: move them behind the first `length` entries."""
+        rows = length + self.tensors["emitted_rows"][0, :count]
+        for name in self.cache:
+            self.tensors[name][:, :, length : length + count] = self.tensors[name][:, :, rows]
+
+    def _run(self, graph: dict[str, Any], constants: dict[str, np.ndarray]) -> None:
+        """Run a graph; an output takes the place of the input that `feeds` names."""
+        if graph["file"] not in self._sessions:
+            self._sessions[graph["file"]] = ort.InferenceSession(self._bundle / graph["file"])
+        known = self.tensors | constants
+        feed = {tensor["name"]: known[tensor["name"]] for tensor in graph["inputs"]}
+        results = self._sessions[graph["file"]].run(None, feed)
+        for tensor, result in zip(graph["outputs"], results, strict=True):
+            self.tensors[self.manifest["feeds"].get(tensor["name"], tensor["name"])] = result
+
+
+if __name__ == "__main__":
+    directory, plan, count, *ids = sys.argv[1:]
+    print(*MinimalDriver(Path(directory)).generate([int(token) for token in ids], plan, int(count)))
