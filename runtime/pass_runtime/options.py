@@ -10,7 +10,7 @@ from functools import partial
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, make_cycle
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, SamplingParams
 from pass_runtime.bundle.tree import TREE_SIZES
-from pass_runtime.bundle.values import flag, number, shown, text, whole, whole_numbers
+from pass_runtime.bundle.values import flag, shown, text, whole, whole_numbers
 from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import Constraint
@@ -150,8 +150,6 @@ class LoadOptions:
     (as vLLM's raw_logprobs and processed_logprobs); both before temperature and truncation.
     speculative_max_concurrency: with more sequences than this decoding at a time, all of them are decoded plainly,
     whatever plans they name (None: as plans say, of which "auto" drafts where that is faster).
-    acceptance_threshold: while the first draft of a pass is accepted at a lower rate than this, all are decoded plainly
-    (`decode.draft_limits`); 0 is no limit.
     prefix_cache: use K/V of earlier requests again for the tokens that prompts begin with, on engines where that
     changes no bit of what follows (ONNX Runtime on the CPU).
     verify: compare the hashes of the bundle's files with the manifest's; a file that was verified before and has not
@@ -166,7 +164,6 @@ class LoadOptions:
     weight_cache: bool = True
     logprobs_mode: str = "raw"
     speculative_max_concurrency: int | None = None
-    acceptance_threshold: float = 0.0
     prefix_cache: bool = True
     verify: bool = True
 
@@ -178,7 +175,6 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None or name in ("threads", "max_queue"):
                 object.__setattr__(self, name, whole(name.replace("_", "-"), value))
-        object.__setattr__(self, "acceptance_threshold", number("acceptance-threshold", self.acceptance_threshold))
         for name in ("weight_cache", "prefix_cache", "verify"):
             object.__setattr__(self, name, flag(name.replace("_", "-"), getattr(self, name)))
         if not 0 <= self.threads <= MAX_THREADS:
@@ -187,8 +183,6 @@ class LoadOptions:
             raise PassError(f"max-batch-size must be 1 to {MAX_SLOTS}, not {self.max_batch_size}")
         if self.speculative_max_concurrency is not None and self.speculative_max_concurrency < 0:
             raise PassError(f"speculative-max-concurrency must be at least 0, not {self.speculative_max_concurrency}")
-        if not 0 <= self.acceptance_threshold <= 1:
-            raise PassError(f"acceptance-threshold must be 0 to 1, not {self.acceptance_threshold}")
         if self.max_queue < 1:
             raise PassError(f"max-queue must be at least 1, not {self.max_queue}")
         if self.capacity is not None and (self.capacity < 4 or self.capacity % 4):

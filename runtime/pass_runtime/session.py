@@ -22,7 +22,6 @@ from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import whole_numbers
-from pass_runtime.decode.draft_limits import DraftLimits
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
 from pass_runtime.decode.sequence import Request, SequenceState
@@ -54,7 +53,7 @@ class Session:
         *,
         max_queue: int = MAX_QUEUE,
         logprobs_mode: str = "raw",
-        draft_limits: DraftLimits | None = None,
+        speculative_max_concurrency: int | None = None,
         prefix_cache: bool = True,
     ) -> None:
         self.manifest, self.backend, self.tokenizer = manifest, backend, tokenizer
@@ -64,7 +63,7 @@ class Session:
         processed = logprobs_mode == "processed"
         runner = Runner(backend, processed_logprobs=processed, prefix_cache=prefix_cache)
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
-        self._scheduler = Scheduler(runner, self._tuners, max_queue, draft_limits)
+        self._scheduler = Scheduler(runner, self._tuners, max_queue, speculative_max_concurrency)
         self._worker = Worker(self._scheduler)
         self._finalizer = weakref.finalize(self, self._worker.close, backend.close)
 
@@ -308,6 +307,6 @@ def open_session_of(path: Path, manifest: Manifest, options: LoadOptions, *, bac
         template,
         max_queue=options.max_queue,
         logprobs_mode=options.logprobs_mode,
-        draft_limits=DraftLimits(options.speculative_max_concurrency, options.acceptance_threshold),
+        speculative_max_concurrency=options.speculative_max_concurrency,
         prefix_cache=options.prefix_cache,
     )

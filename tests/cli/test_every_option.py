@@ -13,13 +13,10 @@ import pytest
 from click.testing import CliRunner
 from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 
-from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.batch import Tally
 from pass_runtime.cli.batch_session import CONSTRAINT, BatchRequest
 from pass_runtime.cli.main import main
-from pass_runtime.cli.remote import as_fields
 from pass_runtime.options import GenerateOptions
-from pass_runtime.text.constraint import Constraint
 
 FILES = {"schema": "{}", "lark": 'start: "a"', "prompt": "from a file\n", "prompts": '{"prompt": "b"}\n', "keys": "k\n"}
 BUNDLE = "bundle"
@@ -66,7 +63,6 @@ ENGINE = {
 LIMITS = {
     "max_batch_size": Case(["--max-batch-size", 3], {"max_batch_size": 3}),
     "speculative_max_concurrency": Case(["--speculative-max-concurrency", 2], {"speculative_max_concurrency": 2}),
-    "acceptance_threshold": Case(["--acceptance-threshold", 0.3], {"acceptance_threshold": 0.3}),
 }
 NO_PREFIX_CACHE = {"no_prefix_cache": Case(["--no-prefix-cache"], {"prefix_cache": False})}
 LOGPROBS_MODE = {"logprobs_mode": Case(["--logprobs-mode", "processed"], {"logprobs_mode": "processed"})}
@@ -145,13 +141,9 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             **OPENED,
             **under("LoadOptions", NO_PREFIX_CACHE),
             "bundle": Case([], {"load.bundle": Path("other")}, ["other"]),
-            "server": Case(["--server", "http://b"], {"open_remote.url": "http://b"}, ["--server", "http://a"]),
-            "api_key_file": Case(
-                ["--api-key-file", "keys"], {"open_remote.key_file": Path("keys")}, ["--server", "http://a"]
-            ),
             "system": Case(["--system", "s"], {"Conversation.system": "s"}),
-            "context_overflow": Case(["--context-overflow", "stop"], {"SessionChat.drop": False}),
-            "show_drafts": Case(["--show-drafts"], {"SessionChat.show_drafts": True}),
+            "context_overflow": Case(["--context-overflow", "stop"], {"ChatLoop.drop": False}),
+            "show_drafts": Case(["--show-drafts"], {"ChatLoop.show_drafts": True}),
         },
     ),
     "batch": (
@@ -229,7 +221,7 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
 CASES = [(command, option) for command, (_, cases) in COMMANDS.items() for option in cases]
 
 
-for module in ("batch_ray", "batch_session", "bench_rows", "chat_loop", "tables", "inspect_bundle", "remote"):
+for module in ("batch_ray", "batch_session", "bench_rows", "chat_loop", "tables", "inspect_bundle"):
     import_module(f"pass_runtime.cli.{module}")  # before anything that they import is replaced
 
 
@@ -241,9 +233,7 @@ def prepare(calls: Calls) -> None:
     for name in ("print_json", "print_pieces", "print_summary"):
         calls.replace(f"pass_runtime.cli.main.{name}")
     calls.replace("pass_runtime.cli.tables.print_reasoning")
-    chat = StandIn(calls, {"run": lambda: 0})
-    calls.replace("pass_runtime.cli.chat_loop.SessionChat", chat)
-    calls.replace("pass_runtime.cli.remote.open_remote", chat)
+    calls.replace("pass_runtime.cli.chat_loop.ChatLoop", StandIn(calls, {"run": lambda: 0}))
     calls.replace("pass_runtime.bundle.read.read_manifest")
     calls.replace("pass_runtime.cli.batch.model_identity", "m")
     calls.replace("pass_runtime.cli.batch_session.SessionAnswerer", lambda given: given["open_session"]())
@@ -295,9 +285,6 @@ WITHOUT_USE = [
     ["generate", *PROMPT, "--system", "s"],
     ["generate", *PROMPT, "--logprobs", 1],
     ["generate", *PROMPT, "--plan", "ar", "--explain"],
-    ["chat", BUNDLE, "--api-key-file", "keys"],
-    *(["chat", "--server", "http://a", *case.given] for case in (ENGINE | NO_PREFIX_CACHE).values()),
-    ["chat", "--server", "http://a", "--show-drafts"],
     ["bench", BUNDLE, "--cached", 9],
     *(["bench", *ROWS, *more] for more in (["--plan", "ar"], ["--lookahead", 1], ["--breakdown"])),
     ["bench", *ROWS, "--max-new-tokens", 5],
@@ -341,24 +328,3 @@ def test_a_field_of_a_batch_changes_its_request(name):
 
 def listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-OWN_FIELDS = {"reuse_prefix", "logprobs", "sampling", "constraint"}
-"""Fields of GenerateOptions that a chat with a server has not, or that have fields of their own."""
-SENT = [each.name for kind in (GenerateOptions, SamplingParams) for each in dataclasses.fields(kind)]
-
-
-@pytest.mark.parametrize("name", [name for name in SENT if name not in OWN_FIELDS])
-def test_a_chat_with_a_server_sends_every_option(name):
-    if hasattr(SamplingParams(), name):
-        options = GenerateOptions(sampling=SamplingParams(**{name: VALUES[name]}))
-    else:
-        options = GenerateOptions(**{name: VALUES[name]})
-    assert as_fields(options) != as_fields(GenerateOptions())
-
-
-@pytest.mark.parametrize("name", CONSTRAINT)
-def test_it_sends_every_constraint(name):
-    options = GenerateOptions(constraint=Constraint(**{name: VALUES[name]}))
-    sent = {"json" if name == "json_schema" else name: VALUES[name]}
-    assert {key: listed(value) for key, value in as_fields(options)["structured_outputs"].items()} == sent

@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from pass_run import output, refusal
 
-from pass_runtime import Constraint, GenerateOptions, SamplingParams
-from pass_runtime.cli.flags import server_fields
-
 PROMPT = ("-p", "The quick brown fox")
 
 
@@ -88,19 +85,3 @@ def test_lines_of_a_batch_have_their_own(tiny_bundle: Path, tmp_path: Path):
     assert found[2]["token_ids"] == [9, 9, 9] and found[3]["token_ids"] == [11]
     for answer, why in zip(found[4:], ("is not a token id", "not valid", "exactly one of"), strict=True):
         assert why in answer["error"]
-
-
-def test_a_server_is_told_the_same():
-    options = GenerateOptions(
-        sampling=SamplingParams(presence_penalty=1.0, logit_bias={5: 2.0}),
-        constraint=Constraint(json_schema={"type": "object"}),
-        bad_words=["x"],
-    )
-    fields = {name: value for name, value in server_fields(options).items() if value is not None}
-    assert fields == {
-        "presence_penalty": 1.0,
-        "logit_bias": {"5": 2.0},
-        "structured_outputs": {"json": {"type": "object"}},
-        "bad_words": ["x"],
-    }
-    assert not any(server_fields(GenerateOptions()).values())

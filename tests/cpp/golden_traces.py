@@ -24,7 +24,6 @@ from pass_runtime.backends.ort.backend import ROUNDING
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.cli.command_errors import one_line_errors
-from pass_runtime.decode.draft_limits import DraftLimits
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
 from pass_runtime.decode.sequence import SequenceState
@@ -142,9 +141,6 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
     name = "drafts while at most two decode"
     yield {"name": name, "slots": 4, "speculative_max_concurrency": 2, "requests": limited[:-1]}
     yield {"name": "no drafts", "slots": 2, "speculative_max_concurrency": 0, "requests": limited}
-    for threshold in (0.05, 0.3, 0.7):
-        name = f"drafts while {threshold:g} of the first ones are accepted"
-        yield {"name": name, "slots": 4, "acceptance_threshold": threshold, "requests": limited[:-1]}
     if manifest.processors is not None:
         for plan in (*PLANS, *trees[-1:]):
             name = " ".join(str(value) for value in plan.values())
@@ -206,8 +202,7 @@ def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
             request["prompt_ids"] = [*first["prompt_ids"], *written, *request["prompt_ids"]]
     runner = Runner(session.backend, prefix_cache=scene.get("prefix_cache", True))
     tuners = Tuners(session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room)
-    most = scene.get("speculative_max_concurrency")
-    scheduler = Scheduler(runner, tuners, len(requests), DraftLimits(most, scene.get("acceptance_threshold", 0.0)))
+    scheduler = Scheduler(runner, tuners, len(requests), scene.get("speculative_max_concurrency"))
     streams: dict[int, TokenStream] = {}
     sequences: dict[int, SequenceState] = {}
     number = 0

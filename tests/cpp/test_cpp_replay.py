@@ -86,8 +86,6 @@ def test_replays_what_python_did(
     assert cached["salts"] == [0, 0, 64, 64, 0]
     limited = [result["stats"]["drafted"] for s in scenes if s["name"] == "no drafts" for result in s["results"]]
     assert limited and not any(limited)
-    drafted = [sum(r["stats"]["drafted"] for r in s["results"]) for s in scenes if "acceptance_threshold" in s]
-    assert drafted == sorted(drafted, reverse=True) and drafted[0] > drafted[-1] > 0, "some, until they are refused"
 
     scenes[1]["results"][0]["token_ids"][3] += 1
     scenes[2]["results"][1]["stats"]["passes"] += 1

@@ -235,5 +235,4 @@ def test_triton_reads_every_parameter_that_is_written():
     found = {name: getattr(settings.load, name) for name in OPENED}
     found |= {name: getattr(settings.limits, name) for name in LIMITS} | {"drain_seconds": settings.drain_seconds}
     assert found == {name: value for name, (_, value) in SERVED.items()}
-    not_offered = {"acceptance_threshold"}
-    assert {each.name for each in fields(LoadOptions)} - set(OPENED) - not_offered == {"max_queue", "verify"}
+    assert {each.name for each in fields(LoadOptions)} - set(OPENED) == {"max_queue", "verify"}

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.decode.draft_limits import DraftLimits
 from pass_runtime.decode.runner import Runner
 from pass_runtime.session import Session
 
@@ -41,14 +40,13 @@ def reciting_session(
     slots: int = 1,
     max_queue: int = 1024,
     capacity: int | None = None,
-    draft_limits: DraftLimits | None = None,
 ) -> Session:
     manifest = read_manifest(bundle)
     if capacity is not None:
         manifest = manifest.model_copy(update={"model": manifest.model.model_copy(update={"max_capacity": capacity})})
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     backend = scripted_backend(bundle, manifest, target, drafter or target, max_batch_size=slots)
-    return Session(manifest, backend, tokenizer, max_queue=max_queue, draft_limits=draft_limits)
+    return Session(manifest, backend, tokenizer, max_queue=max_queue)
 
 
 def runner_of(session: Session) -> Runner:

@@ -18,8 +18,7 @@ OPENED = {
     "capacity": (64, {"open_backend.capacity": 64}),
     "weight_cache": (False, {"open_backend.weight_cache": False}),
     "logprobs_mode": ("processed", {"Session.logprobs_mode": "processed"}),
-    "speculative_max_concurrency": (3, {"DraftLimits.concurrency": 3}),
-    "acceptance_threshold": (0.5, {"DraftLimits.acceptance": 0.5}),
+    "speculative_max_concurrency": (3, {"Session.speculative_max_concurrency": 3}),
     "prefix_cache": (False, {"Session.prefix_cache": False}),
     "verify": (False, {"open_backend.verify": False, "verify_files.hashes": False}),
 }

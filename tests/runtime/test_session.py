@@ -492,8 +492,7 @@ def test_numbers_of_threads_out_of_range_are_refused(tiny_bundle, threads):
         ({"capacity": 0}, "capacity"),
         ({"capacity": 6}, "capacity"),
         ({"capacity": 772}, "capacity"),
-        ({"acceptance_threshold": 1.5}, "acceptance-threshold"),
-        ({"acceptance_threshold": float("nan")}, "acceptance-threshold"),
+        ({"speculative_max_concurrency": -1}, "speculative-max-concurrency"),
     ],
 )
 def test_sizes_out_of_range_are_refused(tiny_bundle, wrong, name):

@@ -1,18 +1,14 @@
-"""pass-run serve and pass-run chat --server, as somebody types them."""
+"""pass-run serve, as somebody types it."""
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
-from changed_pass_run import slow_pass_run
 from running import PASS_RUN, Server, error
 
-from pass_runtime import GenerateOptions
 from pass_server.serve_options import check_exposure, read_keys
 
 
@@ -98,54 +94,3 @@ def test_ctrl_c_ends_it_with_status_0(random_bundle, tmp_path):
         server.process.send_signal(signal.SIGINT)
         assert server.ended() == 0
         assert "Traceback" not in server.said
-
-
-def test_a_chat_with_a_server(server, session, tmp_path):
-    done = run("chat", "--server", server.url, "--max-new-tokens", 12, stdin="Hello\n/save %s\n" % (tmp_path / "said"))
-    assert done.returncode == 0, done.stderr
-    expected = session.chat([{"role": "user", "content": "Hello"}], GenerateOptions(max_new_tokens=12)).result().text
-    assert done.stdout == expected + "\n"
-    assert [turn["content"] for turn in json.loads((tmp_path / "said").read_text())] == ["Hello", expected]
-    again = run("chat", "--server", f"{server.url}/v1/", "--max-new-tokens", 12, stdin="Hello\nfor\n")
-    assert again.stdout.startswith(expected + "\n")
-    assert len(again.stdout) > len(expected) + 1
-
-
-def test_a_chat_that_grows_too_long_forgets(server):
-    line = "word " * 60
-    done = run("chat", "--server", server.url, "--max-new-tokens", 20, stdin=f"{line}\n" * 4)
-    assert done.returncode == 0
-    assert "the context is full" in done.stderr
-    assert "error" not in done.stderr
-    kept = run("chat", "--server", server.url, "--context-overflow", "stop", stdin=f"{line}\n" * 4)
-    assert "context" in kept.stderr
-    assert "error: the server refuses" in kept.stderr and kept.returncode == 2
-
-
-def test_a_chat_with_a_key_and_a_server_that_dies(random_bundle, tmp_path):
-    keys, others = tmp_path / "keys", tmp_path / "others"
-    keys.write_text("secret\n")
-    others.write_text("guess\n")
-    with Server(random_bundle, tmp_path / "log", "--api-key-file", keys, command=slow_pass_run(0.05)) as server:
-        assert "wants an API key: name a file that has one with --api-key" in refused("chat", "--server", server.url)
-        message = refused("chat", "--server", server.url, "--api-key-file", others)
-        assert "does not know the API key" in message
-        assert "guess" not in message
-        chat = ("chat", "--server", server.url, "--api-key-file", keys)
-        done = run(*chat, "--max-new-tokens", 4, stdin="Hello\n")
-        assert done.returncode == 0, done.stderr
-        killing = threading.Timer(2, server.process.kill)
-        killing.start()
-        done = run(*chat, "--max-new-tokens", 500, "--ignore-eos", "--plan", "ar", stdin="Hello\n")
-        killing.join()
-        assert done.stdout
-        assert "went away in the middle of its answer" in done.stderr and done.returncode == 2
-
-
-def test_chats_that_cannot_be(random_bundle):
-    assert "--server" in refused("chat")
-    assert "--server" in refused("chat", random_bundle, "--server", "http://127.0.0.1:1")
-    assert "does not answer" in refused("chat", "--server", "http://127.0.0.1:1")
-    assert "is a URL" in refused("chat", "--server", "127.0.0.1:1")
-    assert "--threads" in refused("chat", "--server", "http://127.0.0.1:1", "--threads", 2)
-    assert "--api-key-file" in refused("chat", random_bundle, "--api-key-file", "x")

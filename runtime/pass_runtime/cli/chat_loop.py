@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 from pydantic import TypeAdapter, ValidationError
@@ -100,13 +99,6 @@ Turn = dict[str, str]
 FILE = TypeAdapter(list[TextMessage])
 
 
-class Template(Protocol):
-    """Checks whether messages can be rendered: a session, or a server."""
-
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], /) -> Sequence[int]:
-        """The prompt for messages; PassError where the chat template refuses them."""
-
-
 @dataclass
 class Conversation:
     """system: the system message at the beginning, which is never dropped. turns: all other messages, oldest first."""
@@ -131,7 +123,7 @@ class Conversation:
         write_whole(path, json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n")
 
     @classmethod
-    def load(cls, path: Path, template: Template) -> Conversation:
+    def load(cls, path: Path, session: Session) -> Conversation:
         """Read what `save` wrote, or any JSON list of {"role", "content"} that ends with an answer."""
         try:
             turns = [message.plain() for message in FILE.validate_json(read_text(path))]
@@ -141,7 +133,7 @@ class Conversation:
         loaded = cls(system, turns)
         if turns and (turns[0]["role"], turns[-1]["role"]) != ("user", "assistant"):
             raise PassError(f"{path}: a conversation begins with a user's message and ends with the assistant's answer")
-        template.encode_chat(loaded.messages("?"))  # raises where the template refuses it: the present one is kept then
+        session.encode_chat(loaded.messages("?"))  # raises where the template refuses it: the present one is kept then
         return loaded
 
 
@@ -183,18 +175,20 @@ Ctrl-C        stop an answer; at the prompt, end"""
 
 
 @dataclass
-class ChatLoop(ABC):
-    """Reads lines and commands; subclasses answer. drop: whether the oldest exchanges are dropped once the context is
+class ChatLoop:
+    """Reads lines and commands, and answers. drop: whether the oldest exchanges are dropped once the context is
     full."""
 
-    template: Template
+    session: Session
     options: GenerateOptions
     conversation: Conversation
     drop: bool
+    show_drafts: bool = False
 
     def run(self) -> int:
         """Answer every line of standard input. A line that fails is reported and skipped. -> how many lines failed"""
-        self._begin()
+        self.session.encode_chat(self.conversation.messages("?"))  # raises if the template refuses any message
+        self.session.resolve(self.options)
         read, failed = open_reader(), 0
         while True:
             try:
@@ -229,7 +223,7 @@ class ChatLoop(ABC):
 
     def _set_system(self, text: str) -> None:
         changed = Conversation(text or None, self.conversation.turns)
-        self.template.encode_chat(changed.messages("?"))  # some templates take no system message
+        self.session.encode_chat(changed.messages("?"))  # some templates take no system message
         self.conversation = changed
 
     def _save(self, name: str) -> None:
@@ -239,37 +233,18 @@ class ChatLoop(ABC):
 
     def _load(self, name: str) -> None:
         path = _path("/load", name)
-        self.conversation = Conversation.load(path, self.template)
+        self.conversation = Conversation.load(path, self.session)
         click.echo(f"{len(self.conversation.messages())} messages read from {path}", err=True)
 
-    @abstractmethod
-    def _begin(self) -> None:
-        """Check, before the first line is read, that answers are possible at all; PassError where they are not."""
-
-    @abstractmethod
     def _answer(self, user: str) -> None:
         """Print the answer to `user`, and add both to the conversation."""
-
-
-@dataclass
-class SessionChat(ChatLoop):
-    """A chat with a session."""
-
-    template: Session
-    show_drafts: bool = False
-
-    def _begin(self) -> None:
-        self.template.encode_chat(self.conversation.messages("?"))  # raises where the template refuses any message
-        self.template.resolve(self.options)
-
-    def _answer(self, user: str) -> None:
         generation = None
         try:
-            ids, dropped = fit(self.conversation, user, self.template, self.options.max_new_tokens, drop=self.drop)
+            ids, dropped = fit(self.conversation, user, self.session, self.options.max_new_tokens, drop=self.drop)
             if dropped:
                 what = "exchange" if dropped == 1 else f"{dropped} exchanges"
                 click.echo(f"the context is full: the oldest {what} dropped", err=True)
-            generation = self.template.generate(ids, self.options)
+            generation = self.session.generate(ids, self.options)
             print_pieces(generation, show_drafts=self.show_drafts)
         except Interrupted:
             if generation is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import sys
 from collections.abc import Callable
@@ -103,23 +102,6 @@ def _content(path: Path | None, option: str) -> str | None:
         raise PassError(f"cannot read the file of {option}: {error}") from None
 
 
-def server_fields(options: GenerateOptions) -> dict[str, Any]:
-    """The fields of a request to a server that say what is done to logits; those that do nothing are None."""
-    sampling, constraint = options.sampling, options.constraint
-    off = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-    fields: dict[str, Any] = {key: value for key in off if (value := getattr(sampling, key)) != off[key]}
-    if constraint is not None:
-        names = {"json_schema": "json"}
-        value = json.loads(constraint.schema) if constraint.schema else getattr(constraint, constraint.kind)
-        fields["structured_outputs"] = {names.get(constraint.kind, constraint.kind): value}
-    return fields | {
-        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
-        "min_tokens": options.min_tokens or None,
-        "bad_words": list(options.bad_words) or None,
-        "allowed_token_ids": list(options.allowed_token_ids) or None,
-    }
-
-
 DRAFT = click.option(
     "--draft", type=click.Choice(DRAFTS), help="Where drafts come from.  [default: both for auto, else lookahead]"
 )
@@ -186,13 +168,6 @@ MAX_DRAFTING = click.option(
     "--speculative-max-concurrency",
     type=int,
     help="With more sequences than this decoding at a time, none drafts.  [default: auto decides]",
-)
-ACCEPTANCE_THRESHOLD = click.option(
-    "--acceptance-threshold",
-    type=float,
-    default=0.0,
-    show_default=True,
-    help="Nothing drafts while the first draft of a pass is accepted at a lower rate than this, 0 to 1.",
 )
 LOGPROBS = click.option(
     "--logprobs",

@@ -81,9 +81,7 @@ def generate(
 
 
 @main.command()
-@click.argument("bundle", type=click.Path(path_type=Path), required=False)
-@click.option("--server", help="Talk to a running `pass-run serve` at this URL, not to a bundle.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="With --server: a file whose first key is shown.")
+@opts.BUNDLE
 @click.option("--system", help="A system message before the conversation.")
 @click.option(
     "--context-overflow",
@@ -99,15 +97,7 @@ def generate(
 @opts.engine_options
 @opts.SHOW_DRAFTS
 @one_line_errors
-def chat(
-    bundle: Path | None,
-    server: str | None,
-    api_key_file: Path | None,
-    system: str | None,
-    context_overflow: str,
-    show_drafts: bool,
-    **options: Any,
-) -> None:
+def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: bool, **options: Any) -> None:
     """Talk to the model, in a terminal or line by line from a pipe.
 
     /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the prompt it ends, as
@@ -115,21 +105,10 @@ def chat(
     come from a pipe or a file, the status is then 2.
     """
     with importing():
-        from pass_runtime.cli.chat_loop import ChatLoop, Conversation, SessionChat
+        from pass_runtime.cli.chat_loop import ChatLoop, Conversation
     request, drop = opts.generate_options(options, reuse_prefix=True), context_overflow == "drop-oldest"
-    if (bundle is None) == (server is None):
-        raise PassError("name a BUNDLE to talk to, or a server with --server URL")
-    if bundle is None:
-        with importing():
-            from pass_runtime.cli.remote import open_remote
-        local = ("device", "threads", "capacity", "trust_bundle", "no_weight_cache", "no_prefix_cache", "show_drafts")
-        opts.refuse_given("--server decides for itself", *local)
-        loop: ChatLoop = open_remote(str(server), api_key_file, request, Conversation(system), drop=drop)
-    else:
-        opts.refuse_given("a bundle asks for no key", "api_key_file")
-        session = opts.open_bundle(bundle, opts.load_options(options))
-        loop = SessionChat(session, request, Conversation(system), drop=drop, show_drafts=show_drafts)
-    failed = loop.run()
+    session = opts.open_bundle(bundle, opts.load_options(options))
+    failed = ChatLoop(session, request, Conversation(system), drop=drop, show_drafts=show_drafts).run()
     if failed and not sys.stdin.isatty():
         sys.exit(2)
 
@@ -144,7 +123,6 @@ def chat(
 @opts.LOGPROBS_MODE
 @opts.MAX_BATCH_SIZE
 @opts.MAX_DRAFTING
-@opts.ACCEPTANCE_THRESHOLD
 @opts.NO_PREFIX_CACHE
 @opts.engine_options
 @click.option("--retry-failed", is_flag=True, help="Answer lines again whose result in RESULTS is an error.")
@@ -228,7 +206,6 @@ def batch(
     "--allow-special-tokens", "special_tokens", is_flag=True, help="Encode special tokens that messages spell as such."
 )
 @opts.MAX_DRAFTING
-@opts.ACCEPTANCE_THRESHOLD
 @opts.NO_PREFIX_CACHE
 @opts.LOGPROBS_MODE
 @click.option("--tool-call-parser", default="auto", show_default=True, help="auto, none, hermes, llama3_json, mistral.")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan, make_cycle
-from pass_runtime.decode.draft_limits import DraftLimits
 from pass_runtime.decode.draft_policy import DraftPolicy, NextPass, TryWhereFaster, next_pass
 from pass_runtime.decode.runner import Runner, StepResult
 from pass_runtime.decode.sequence import End, Request, SequenceState, Slot
@@ -57,8 +56,11 @@ class Scheduler:
     """Any thread may call `usage`, and, one at a time, `add`, `reserve` and `release`; one thread calls everything
     else."""
 
-    def __init__(self, runner: Runner, tuners: Tuners, max_queue: int, limits: DraftLimits | None = None) -> None:
-        self.runner, self.tuners, self._limits = runner, tuners, limits or DraftLimits()
+    def __init__(
+        self, runner: Runner, tuners: Tuners, max_queue: int, speculative_max_concurrency: int | None = None
+    ) -> None:
+        self.runner, self.tuners = runner, tuners
+        self._speculative_max_concurrency = speculative_max_concurrency
         self.waiting: deque[SequenceState] = deque()
         self._max_queue = max_queue
         self._reserved = 0
@@ -160,7 +162,8 @@ class Scheduler:
                 self._finish(slot, _failed(error))
 
     def _decode(self, active: Sequence[Slot]) -> None:
-        batch, may_draft = self.runner.batch(active), self._limits.allow([slot.current for slot in active])
+        limit = self._speculative_max_concurrency
+        batch, may_draft = self.runner.batch(active), limit is None or len(active) <= limit
         tuner = self._tuner(active, batch) if may_draft else None
         chosen = self._choose(active, tuner, batch, may_draft=may_draft)
         if chosen is None:
@@ -175,11 +178,6 @@ class Scheduler:
         results, seconds = self.runner.run(plan, drafts)
         if tuner is not None:
             _observe(tuner, plan, batch, seconds, results, active)
-        for result in results:
-            if result.drafted:
-                self._limits.record(result.sequence, result.chain)
-        if not may_draft:
-            self._limits.forget()
         self._deliver(results)
 
     def _choose(
