@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,9 +30,19 @@ def count() -> dict[str, tuple[int, int]]:
     return {room: (lines[room], files[room]) for room in sorted(lines)}
 
 
+def with_counts(page: str, counts: Mapping[str, tuple[int, int]]) -> str:
+    """The page with these counts in the rows between MARKERS, whose last column, a description, stays."""
+    before, _, rest = page.partition(MARKERS[0])
+    table, _, after = rest.partition(MARKERS[1])
+    words = dict(re.findall(r"^\| `([\w/]+)/` .*\| ([^|]*) \|$", table, re.MULTILINE))
+    rows = [
+        f"| `{room}/` | {round(n, -2):,} | {files} | {words.get(room, '')} |" for room, (n, files) in counts.items()
+    ]
+    head = "| room | lines | files | |\n|---|---|---|---|\n"
+    return before + MARKERS[0] + head + "\n".join(rows) + "\n" + MARKERS[1] + after
+
+
 if __name__ == "__main__":
-    rows = [f"| `{room}/` | {round(lines, -2):,} | {files} |" for room, (lines, files) in count().items()]
-    table = "\n".join(["| room | lines | files |", "|---|---|---|", *rows]) + "\n"
-    print(table, end="")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKERS[0])
-    PAGE.write_text(before + MARKERS[0] + table + MARKERS[1] + rest.partition(MARKERS[1])[2], encoding="utf-8")
+    written = with_counts(PAGE.read_text(encoding="utf-8"), count())
+    PAGE.write_text(written, encoding="utf-8")
+    print(written.partition(MARKERS[0])[2].partition(MARKERS[1])[0], end="")
