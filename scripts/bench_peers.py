@@ -305,7 +305,7 @@ def differences(
     contestants: Sequence[Contestant], found: Mapping[str, Any], asked: Mapping[str, Asked], device: str
 ) -> dict[str, list[str]]:
     """Compare the texts of our plans with those of the first plan of their bundle. Return the differences that are
-    near-ties, if rows of different windows may round differently; and all others. found: by contestant, id and round."""
+    near-ties, if windows may round differently; and all others. found: by contestant, prompt id and round."""
     lines: dict[str, list[str]] = {"near_ties": [], "differences": []}
     for each in contestants:
         for prompt, (ids, options) in asked.items():
