@@ -304,11 +304,8 @@ def figures(texts: Texts, plain: Texts, first: Texts, tokens: int) -> dict[str, 
 def differences(
     contestants: Sequence[Contestant], found: Mapping[str, Any], asked: Mapping[str, Asked], device: str
 ) -> dict[str, list[str]]:
-    """Compare the texts of our plans with those of the first plan of their bundle.
-
-    Returns the differences that are near-ties, if rows of different windows may round differently, and all others.
-    found: by contestant, id and round.
-    """
+    """Compare the texts of our plans with those of the first plan of their bundle. Return the differences that are
+    near-ties, if windows may round differently; and all others. found: by contestant, prompt id and round."""
     lines: dict[str, list[str]] = {"near_ties": [], "differences": []}
     for each in contestants:
         for prompt, (ids, options) in asked.items():

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator, FormatChecker
 
 from pass_runtime import Constraint, GenerateOptions, PassError, SamplingParams, Session, load
 
-sys.path.append(str(Path(__file__).parents[1] / "cli"))
-from test_step_time import load_script
+SCHEMAS = Path(__file__).with_name("json_schemas.jsonl")
+CASES = [json.loads(line) for line in SCHEMAS.read_text(encoding="utf-8").splitlines()]
 
-json_schemas = load_script("json_schemas")
-CASES = [json.loads(line) for line in json_schemas.SCHEMAS.read_text(encoding="utf-8").splitlines()]
+
+def problem(schema: dict[str, Any], text: str) -> str | None:
+    """Why `text` is not JSON of `schema`; None if it is."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        return f"not JSON: {error}"
+    errors = list(Draft202012Validator(schema, format_checker=FormatChecker()).iter_errors(value))
+    return errors[0].message if errors else None
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +45,7 @@ def test_what_ends_is_valid(bundle_session: Session):
         generation = bundle_session.generate(case["prompt"], options).result()
         counts[generation.finish_reason] += 1
         if generation.finish_reason == "stop":
-            why = json_schemas.problem(case["schema"], generation.text)
+            why = problem(case["schema"], generation.text)
             assert why is None, (case, why, generation.text)
     assert counts["stop"] > 30, "so few texts ended that this shows little"
 

@@ -27,7 +27,7 @@ ROUNDINGS = 16.0
 to if they are independent. SmolLM2 has 0.3 of such a rounding unit, Qwen2.5-0.5B in int4 has 4.7."""
 
 CODES_LIMIT = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.5}
-"""SmolLM2 has 0.0002, 0.04 and 0.24, a random model of two layers 0.1 in float16. Rounding itself moves a value by 0.25."""
+"""SmolLM2 has 0.0002, 0.04 and 0.24; a random model has 0.1 in float16. Rounding itself moves a value by 0.25."""
 GREEDY_TOKENS = 32
 FULL = ("full", "fp8")
 """Weights that ONNX Runtime's CPU kernels hold as float32."""
