@@ -1,11 +1,12 @@
-"""`pass-run batch` on a Ray cluster: ray.data gives blocks of lines to actors, retries those of dead ones, and holds back
-what no actor has room for.
+"""`pass-run batch` on a Ray cluster. ray.data gives blocks of lines to actors, gives those of dead actors to new ones,
+and holds back what no actor has room for.
 
     pip install 'pass-toolkit[ray]'
     python scripts/ray_batch.py build/smollm2-135m in.jsonl out.jsonl --actors 8
 
-Requests, seeds and results are those of `pass-run batch`, but for the fingerprint with which it continues: a stopped run
-begins again. It joins the cluster of RAY_ADDRESS, or starts one; the bundle must be at the same path on every node.
+Requests, seeds and results are those of `pass-run batch`, without the fingerprint with which it continues: a run that
+was stopped begins again. The script joins the cluster of RAY_ADDRESS, or starts one. The bundle must be at the same
+path on every node.
 """
 
 from __future__ import annotations
