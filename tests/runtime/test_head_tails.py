@@ -1,4 +1,4 @@
-"""Tails with a draft head against numpy (`pass_exporter.tails.definitions`), given the drafts that the graph made before.
+"""Tails with a draft head against numpy (`pass_exporter.tails.definitions`), given the graph's drafts before each.
 
 Where the graph draws another token than numpy does, the two must be a near-tie of float32 rounding.
 """
