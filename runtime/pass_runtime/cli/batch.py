@@ -70,7 +70,8 @@ def run_batch(
         again = {each for each, found in there.items() if "error" in found} if retry_failed else set[str]()
         if there:
             last, note = max(lines[each].number for each in there), f", doing {len(again)} failed ones again"
-            click.echo(f"continuing after line {last} of {len(lines)}{note if again else ''}", err=True)
+            total = max(line.number for line in lines.values())
+            click.echo(f"continuing after line {last} of {total}{note if again else ''}", err=True)
         for each in there.keys() - again:
             tally.count(there[each])
         if todo := {each: lines[each] for each in lines if each in again or each not in there}:
