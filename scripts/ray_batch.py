@@ -11,6 +11,7 @@ path on every node.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from typing import Any
 
 import click
 
-from pass_runtime import Session
+from pass_runtime import Session, load
 from pass_runtime.backends.open import gpus_of_replica
 from pass_runtime.cli import flags as opts
 from pass_runtime.cli.batch_session import results_of
@@ -49,7 +50,7 @@ class Answerer:
 
     def _open(self) -> Session:
         if self._session is None or self._session.closed:
-            self._session = opts.open_bundle(self._bundle, self._opened)
+            self._session = load(self._bundle, self._opened)
         return self._session
 
 
@@ -75,14 +76,15 @@ def main(bundle: Path, requests: Path, results: Path, actors: int, **options: An
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
     with opts.open_bundle(bundle, opened) as session:  # errors of the bundle appear here, not in an actor's log
         size = BLOCK * session.slots
-    ray.init(include_dashboard=False, log_to_driver=False)
-    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order, context.enable_progress_bars = True, False
     rows = [{"number": line.number, "text": line.text} for line in lines]
     answered = ray.data.from_items(rows, override_num_blocks=max(1, len(rows) // size)).map_batches(
         Answerer,
         fn_constructor_args=(bundle.absolute(), opened, defaults),
         batch_size=size,
-        concurrency=actors,
+        compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=opened.threads,
         num_gpus=gpus,
     )

@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,26 +63,29 @@ def run_batch(
     answer lines again whose result is an error.
     """
     lines = {_fingerprint(model, defaults, line): line for line in read_lines(requests)}
-    file, tally = ResultFile(results), Tally()
-    try:
+    tally = Tally()
+    with closing(ResultFile(results, lines)) as file:
         if retry_failed and not file.resumable:
             raise PassError(f"--retry-failed reads the results of an earlier run: {results} is no regular file")
-        there = file.resume(lines)
-        again = {each for each, found in there.items() if "error" in found} if retry_failed else set[str]()
+        there = file.resume()
+        kept = {key: found for key, found in there.items() if not (retry_failed and "error" in found)}
+        todo = [key for key in lines if key not in kept]
         if there:
-            last, note = max(lines[each].number for each in there), f", doing {len(again)} failed ones again"
-            total = max(line.number for line in lines.values())
-            click.echo(f"continuing after line {last} of {total}{note if again else ''}", err=True)
-        for each in there.keys() - again:
-            tally.count(there[each])
-        if todo := {each: lines[each] for each in lines if each in again or each not in there}:
-            console = Console(stderr=True)
-            keys = track(todo, "batch", console=console) if console.is_terminal else todo
-            for key, found in zip(keys, results_of(open_session, [*todo.values()], defaults), strict=True):
-                file.append({"line": todo[key].number, "request": key, **found})
+            last, total = (max(lines[key].number for key in keys) for keys in (there, lines))
+            note = f", doing {len(there) - len(kept)} failed ones again" if len(kept) < len(there) else ""
+            click.echo(f"continuing after line {last} of {total}{note}", err=True)
+        for found in kept.values():
+            tally.count(found)
+        console = Console(stderr=True)
+        keys = track(todo, "batch", console=console) if todo and console.is_terminal else todo
+        answers = results_of(open_session, [lines[key] for key in todo], defaults)
+        try:
+            for key, found in zip(keys, answers, strict=True):
+                file.append({"line": lines[key].number, "request": key, **found})
                 tally.count(found)
-    finally:
-        file.close(lines)
+        finally:
+            if file.resumable and [*there, *todo] != [*lines]:
+                file.sort()
     where = "standard output" if results == STDOUT else results
     note = f', {tally.failed} failed (see their "error")' if tally.failed else ""
     click.echo(f"{tally.results} results in {where}{note}", err=True)
@@ -94,12 +98,14 @@ def _fingerprint(model: str, defaults: GenerateOptions, line: Line) -> str:
 
 class ResultFile:
     """The output of a batch. A regular file is locked against other runs until it is closed or this process ends, and
-    can be continued (`resumable`); a pipe, a terminal or a device cannot. The name `-` is standard output."""
+    can be continued (`resumable`); a pipe, a terminal or a device cannot. The name `-` is standard output.
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.resumable = path, path != STDOUT and (path.is_file() or not path.exists())
-        self._places: dict[str, tuple[int, int]] = {}  # by fingerprint: where the newest result begins, and its length
-        self._end = 0  # of the last whole line
+    order: the fingerprints of all requests.
+    """
+
+    def __init__(self, path: Path, order: Collection[str]) -> None:
+        self._path, self._order = path, order
+        self.resumable = path != STDOUT and (path.is_file() or not path.exists())
         try:
             if path == STDOUT:
                 if sys.stdout is None:
@@ -112,38 +118,48 @@ class ResultFile:
         except OSError as error:
             raise PassError(f"cannot write {path}: {error.strerror}") from None
 
-    def resume(self, fingerprints: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def resume(self) -> dict[str, dict[str, Any]]:
         """The results that are there, by fingerprint: "error" and "unexpected" of each. A torn last line is removed.
-        Raises PassError if one has a fingerprint that is not one of `fingerprints`."""
-        if not self.resumable:
-            return {}
-        known, there, places, end = {*fingerprints}, dict[str, dict[str, Any]](), dict[str, tuple[int, int]](), 0
-        with os.fdopen(os.dup(self._fd), "rb") as file:
-            for line in file:
-                found, whole = _parse(line), line.endswith(b"\n")
-                fingerprint = str(found.get("request"))
-                # A torn result at least begins like others, and anything else is another program's file.
-                torn = line.startswith(LINE_START) or LINE_START.startswith(line)
-                if not (fingerprint in known if whole else torn):
-                    raise PassError(
-                        f"{self._path} holds results of other requests or flags, or of another bundle; "
-                        "remove it, or choose another name"
-                    )
-                if whole:
-                    there[fingerprint] = {key: found[key] for key in ("error", "unexpected") if key in found}
-                    places[fingerprint] = end, len(line)
-                    end += len(line)
-        try:
-            os.ftruncate(self._fd, end)
-        except OSError as error:
-            raise self._failure(error) from None
-        self._places, self._end = places, end
+        Raises PassError if one is not of these requests."""
+        there, end = dict[str, dict[str, Any]](), 0
+        for line in self._lines():
+            if whole := line.endswith(b"\n"):
+                found = _parse(line)
+                key = str(found.get("request"))
+                there.pop(key, None)  # the error that a killed run answered again
+                there[key] = {name: found[name] for name in ("error", "unexpected") if name in found}
+                end += len(line)
+            # A torn result at least begins like others, and anything else is another program's file.
+            if key not in self._order if whole else not (line.startswith(LINE_START) or LINE_START.startswith(line)):
+                raise PassError(
+                    f"{self._path} holds results of other requests or flags, or of another bundle; "
+                    "remove it, or choose another name"
+                )
+        if self.resumable:
+            try:
+                os.ftruncate(self._fd, end)
+            except OSError as error:
+                raise self._failure(error) from None
         return there
+
+    def sort(self) -> None:
+        """Replace the file by one whose results are in the order of the requests, without those that were answered
+        again later."""
+        places, end = dict[str, tuple[int, int]](), 0
+        for line in self._lines():
+            if line.endswith(b"\n"):
+                places[str(_parse(line).get("request"))] = end, len(line)
+            end += len(line)
+        with replacing(self._path) as file:
+            for start, length in (places[key] for key in self._order if key in places):
+                file.write(os.pread(self._fd, length, start))
 
     def append(self, result: dict[str, Any]) -> None:
         """Append a result. In a regular file it is on disk when this returns."""
-        line = to_json(result).encode() + b"\n"
-        left = memoryview(line)
+        left = memoryview(to_json(result).encode() + b"\n")
         try:
             while left:
                 left = left[os.write(self._fd, left) :]
@@ -153,18 +169,12 @@ class ResultFile:
             if self._path == STDOUT or isinstance(error, BrokenPipeError):
                 raise  # `one_line_errors` knows how to end then
             raise self._failure(error) from None
-        self._places[result["request"]] = self._end, len(line)
-        self._end += len(line)
 
-    def close(self, order: Iterable[str]) -> None:
-        """Close the file, its results in the order of these fingerprints, without those that were answered again."""
-        places = [self._places[each] for each in order if each in self._places]
-        try:
-            if self.resumable and (places != sorted(places) or sum(length for _, length in places) < self._end):
-                with replacing(self._path) as file:
-                    file.writelines(os.pread(self._fd, length, start) for start, length in places)
-        finally:
-            os.close(self._fd)
+    def _lines(self) -> Iterator[bytes]:
+        if self.resumable:
+            with os.fdopen(os.dup(self._fd), "rb") as file:
+                file.seek(0)
+                yield from file
 
     def _failure(self, error: OSError) -> PassError:
         advice = "; run again to continue" if self.resumable else ""

@@ -143,6 +143,8 @@ def results_of(
     are; in neither case is it known which line was the cause. So a line with an unexpected error is answered once more,
     with no other line under way, in a session that works: if that fails too, the line is the cause.
     """
+    if not lines:
+        return
     session, failed_sessions = open_session(), 0
     todo, under_way = iter(lines), deque[LineGeneration]()
     for line in lines:
