@@ -205,11 +205,11 @@ def test_failed_lines_are_done_again_only_on_request(
 def test_an_interrupted_retry_keeps_what_it_did(
     tiny_bundle: Path, requests: Path, whole: Path, with_failures: list[dict], tmp_path: Path
 ):
-    part = ".whole.jsonl.part-*"
-    held = held_pass_run(tmp_path, part, 2)
+    """In the order of the requests, as after any other run."""
+    held = held_pass_run(tmp_path, whole.name, 9)  # once one more result is in the file
     command = [*held, "batch", str(tiny_bundle), str(requests), str(whole), *FLAGS, *RETRY]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
-        while not any(part.read_bytes().count(b"\n") >= 2 for part in tmp_path.glob(part)):
+        while whole.read_bytes().count(b"\n") < 9:
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=30)
@@ -223,21 +223,34 @@ def test_an_interrupted_retry_keeps_what_it_did(
     assert content(whole) == with_failures
 
 
-def test_new_results_are_locked_too_after_a_retry(
+def test_a_killed_retry_keeps_what_it_did(
     tiny_bundle: Path, requests: Path, whole: Path, with_failures: list[dict], tmp_path: Path
 ):
-    """The new file is another one for the operating system."""
-    lines = whole.read_bytes().splitlines(keepends=True)
-    whole.write_bytes(b"".join(lines[:6]))
-    with requests.open("a") as file:
-        file.write('{"prompt": "one more"}\n' * 4)
-    inode = whole.stat().st_ino
-    held = held_pass_run(tmp_path, whole.name, 7)  # when all that had failed are done
+    """Its results stand at the end of the file, still locked, until the next run sorts it."""
+    held = held_pass_run(tmp_path, whole.name, 9)
     command = [*held, "batch", str(tiny_bundle), str(requests), str(whole), *FLAGS, *RETRY]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
-        while whole.stat().st_ino == inode:
+        while whole.read_bytes().count(b"\n") < 9:
             assert running.poll() is None
         second = process("batch", tiny_bundle, requests, whole, *FLAGS)
         assert running.poll() is None
         running.kill()
     assert "another run is writing" in second.stderr
+    killed = whole.read_bytes()
+    requests.write_text('{"prompt": "other"}\n' + requests.read_text())
+    refusal("batch", tiny_bundle, requests, whole, *FLAGS)
+    assert whole.read_bytes() == killed, "what belongs to other requests is left as it is"
+    requests.write_text(requests.read_text().partition("\n")[2])
+    run(tiny_bundle, requests, whole)
+    now = content(whole)
+    assert [each["line"] for each in now] == list(range(1, 9))
+    assert now[:3] == with_failures[:3] and now[5]["error"] == "out of memory"
+
+
+def test_results_may_be_removed(tiny_bundle: Path, requests: Path, whole: Path):
+    """Their lines are answered again."""
+    before = content(whole)
+    lines = whole.read_text().splitlines(keepends=True)
+    whole.write_text("".join(lines[:3] + lines[5:]))
+    run(tiny_bundle, requests, whole)
+    assert content(whole) == before

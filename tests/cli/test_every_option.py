@@ -153,14 +153,11 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             **OPENED,
             **under("LoadOptions", LIMITS | LOGPROBS_MODE | NO_PREFIX_CACHE),
             "bundle": Case([], {"load.bundle": Path("other"), ANYTHING_ELSE: None}, ["other", "requests", "results"]),
-            "requests": Case([], {"Batch.requests": Path("other")}, [BUNDLE, "other", "results"]),
-            "results": Case([], {"Batch.results": Path("other")}, [BUNDLE, "requests", "other"]),
+            "requests": Case([], {"run_batch.requests": Path("other")}, [BUNDLE, "other", "results"]),
+            "results": Case([], {"run_batch.results": Path("other")}, [BUNDLE, "requests", "other"]),
             "logprobs": Case(["--logprobs", 2], {"GenerateOptions.logprobs": 2}),
-            "retry_failed": Case(["--retry-failed"], {"Batch.retry_failed": True}),
+            "retry_failed": Case(["--retry-failed"], {"run_batch.retry_failed": True}),
             "fail_on_error": Case(["--fail-on-error"], {"exit": 1}),
-            "processes": Case(
-                ["--ray", 2], {"open_ray.count": 2, "open_ray.bundle": Path(BUNDLE), "load.bundle": None}
-            ),
         },
     ),
     "serve": (
@@ -221,7 +218,7 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
 CASES = [(command, option) for command, (_, cases) in COMMANDS.items() for option in cases]
 
 
-for module in ("batch_ray", "batch_session", "bench_rows", "chat_loop", "tables", "inspect_bundle"):
+for module in ("batch", "bench_rows", "chat_loop", "tables", "inspect_bundle"):
     import_module(f"pass_runtime.cli.{module}")  # before anything that they import is replaced
 
 
@@ -236,10 +233,8 @@ def prepare(calls: Calls) -> None:
     calls.replace("pass_runtime.cli.chat_loop.ChatLoop", StandIn(calls, {"run": lambda: 0}))
     calls.replace("pass_runtime.bundle.read.read_manifest")
     calls.replace("pass_runtime.cli.batch.model_identity", "m")
-    calls.replace("pass_runtime.cli.batch_session.SessionAnswerer", lambda given: given["open_session"]())
-    calls.replace("pass_runtime.cli.batch_ray.open_ray")
-    tally = StandIn(calls, {"run": lambda: Tally(results=2, failed=1)})
-    calls.replace("pass_runtime.cli.batch.Batch", lambda given: (given["open_answerer"](), tally)[1])
+    tally = Tally(results=2, failed=1)
+    calls.replace("pass_runtime.cli.batch.run_batch", lambda given: (given["open_session"](), tally)[1])
     for name in ("bench.run_bench", "bench_rows.measure_rows", "bench.about"):
         calls.replace(f"pass_runtime.cli.{name}", {})
     calls.replace("pass_runtime.cli.bench.show_report")

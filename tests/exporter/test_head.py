@@ -20,8 +20,9 @@ from pass_exporter.model.head import DraftHead
 from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import Lookahead, read_lookahead
 from pass_exporter.model.registry import resolve
+from pass_exporter.tails.definitions import adjusted_logits, head_drafts
 from pass_runtime import PassError
-from pass_runtime.bundle.head import FILE, PREFIX, adjusted_logits, head_drafts, layout, map_head
+from pass_runtime.bundle.head import FILE, PREFIX, layout, map_head
 from pass_runtime.bundle.manifest import HeadInfo
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams

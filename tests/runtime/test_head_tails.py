@@ -1,4 +1,4 @@
-"""Tails with a draft head against numpy: `pass_runtime.bundle.head`, given the drafts that the graph made before each.
+"""Tails with a draft head against numpy (`pass_exporter.tails.definitions`), given the graph's drafts before each.
 
 Where the graph draws another token than numpy does, the two must be a near-tie of float32 rounding.
 """
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tail_oracle import NEAR_TIE, group_at, oracle_samples, plant_drafts, sampling_params
 from tail_runs import HIDDEN, PLANS, POSITIONS, PRUNED, random_head, run_tail
 
+from pass_exporter.tails.definitions import adjusted_logits
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
-from pass_runtime.bundle.head import adjusted_logits, has_subset
+from pass_runtime.bundle.head import has_subset
 from pass_runtime.bundle.noise import noise_offsets
 from pass_runtime.bundle.plan import Plan, draft_plan, fused_plan
 from pass_runtime.bundle.reference import gumbel_scores, kept, log_exponentials, two_level_scores

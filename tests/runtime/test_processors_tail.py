@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tail_runs import open_graph, run_graph
 
 from pass_exporter.bundle import write_processors
+from pass_exporter.tails.definitions import process_logits
 from pass_exporter.tails.processors import build_processors
-from pass_runtime.bundle.reference import process_logits
 
 
 @lru_cache

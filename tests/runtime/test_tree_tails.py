@@ -24,8 +24,8 @@ from tail_runs import (
     run_tail,
 )
 
+from pass_exporter.tails.definitions import adjusted_logits
 from pass_exporter.tails.match import build_tail
-from pass_runtime.bundle.head import adjusted_logits
 from pass_runtime.bundle.plan import Plan, full_tree
 from pass_runtime.bundle.reference import gumbel_scores
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams

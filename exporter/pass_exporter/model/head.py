@@ -12,8 +12,8 @@ Files of earlier versions have a trained `table` instead. One that was widened h
 those of a projection.
 
 The candidates are the tokens of the CANDIDATE_BLOCKS blocks with the largest l_j in them, where a block is the noise's
-(`pass_runtime.bundle.noise`): the CANDIDATES likeliest tokens are among them. `pass_runtime.bundle.head` defines the
-same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
+(`pass_runtime.bundle.noise`): the CANDIDATES likeliest tokens are among them. `pass_exporter.tails.definitions` has
+the same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The draft head of `pass_runtime.bundle.head` as ONNX operators: the drafts of the next window, for the tails of all
-plans that leave some.
+"""The draft head of `pass_exporter.tails.definitions` as ONNX operators: the drafts of the next window, for the tails
+of all plans that leave some.
 
 A tail with a head has one more input:
 

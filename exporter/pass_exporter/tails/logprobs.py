@@ -7,7 +7,7 @@
     top_logprobs   [B,E,K] float32
 
 They are the model's own log-probabilities: before temperature and truncation. As in `emitted`, only the first `count`
-entries of a row are valid. `pass_runtime.bundle.reference.token_logprobs` is the definition.
+entries of a row are valid. `pass_exporter.tails.definitions.token_logprobs` is the definition.
 """
 
 from __future__ import annotations

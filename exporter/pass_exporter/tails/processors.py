@@ -11,7 +11,7 @@
 
 P is the number of rows whose samples are emitted: the root and the drafts. What a look-ahead row follows is not known
 when a pass begins, so its logits stay; a draft that a constraint forbids is just never accepted.
-`pass_runtime.bundle.reference.process_logits` is the definition.
+`pass_exporter.tails.definitions.process_logits` is the definition.
 """
 
 from __future__ import annotations

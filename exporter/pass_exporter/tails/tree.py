@@ -10,7 +10,8 @@ follow one row differ, so at most one of them is. The K/V of the accepted rows m
 chain are, which is after one another.
 
 The next tree has the form of this one. The drafts that follow a row are the first, second, ... choice of the draft head
-(`pass_runtime.bundle.head`) after the draft in that row, by the order of the scores that the chain takes the best of.
+(`pass_exporter.tails.definitions`) after the draft in that row, by the order of the scores of which the chain takes the
+best.
 """
 
 from __future__ import annotations

@@ -1,16 +1,5 @@
-"""The draft head of a bundle: its arrays, their file, and what the tails compute with them, in numpy.
-
-A look-ahead row does not know which token stands before it; the head does. For the rows j = 0, 1, ... of a group, h_j
-is the hidden state that the LM head reads in row j, l_j are its logits, and t_j is the token before it (the new root,
-then the drafts made so far):
-
-    s_j = silu(h_j hidden + table[t_j] token + s_{j-1} state + bias)      s_{-1} = 0
-    draft j is chosen by l_j(c) + table[c] . (s_j out) among the candidates c; other tokens have no chance
-
-The candidates are the tokens of the CANDIDATE_BLOCKS blocks (`pass_runtime.bundle.noise`) that hold the largest l_j; in
-a tie the lower block is taken. A small vocabulary, and one that blocks do not divide, has all tokens as candidates. A
-draft is sampled as any token is (`pass_runtime.bundle.reference`), with logits that are -inf for all other tokens.
-"""
+"""The draft head of a bundle: its arrays and their file. `pass_exporter.tails.definitions` has what is computed with
+them."""
 
 from __future__ import annotations
 
@@ -23,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
-from pass_runtime.bundle.reference import sample
-from pass_runtime.bundle.sampling import SamplingParams
 
 FILE = "tail.head.data"
 """The file of a bundle that its drafting tails read the arrays from: one after another, little-endian."""
@@ -36,7 +23,6 @@ ALIGNMENT = 64
 """Every array in the file begins at a multiple of this many bytes."""
 
 Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -101,45 +87,3 @@ def has_subset(vocab_size: int) -> bool:
     """Whether only some tokens of such a vocabulary are candidates."""
     blocks = vocabulary_blocks(vocab_size)
     return vocab_size == blocks * BLOCK_SIZE and blocks > CANDIDATE_BLOCKS
-
-
-def candidates(logits: Floats) -> npt.NDArray[np.bool_]:
-    """[N,V] logits -> [N,V] bool: which tokens are candidates in each row."""
-    count, vocab = logits.shape
-    chosen = np.ones((count, vocab), np.bool_)
-    if has_subset(vocab):
-        best = logits.reshape(count, BLOCK_SIZE, -1).max(1)
-        chosen = np.zeros(best.shape, np.bool_)
-        np.put_along_axis(chosen, np.argsort(-best, axis=-1, kind="stable")[:, :CANDIDATE_BLOCKS], True, -1)
-        chosen = np.tile(chosen, (1, BLOCK_SIZE))
-    return chosen
-
-
-def adjusted_logits(head: Head, hidden: Floats, logits: Floats, before: Integers) -> Floats:
-    """hidden [B,D,H], logits [B,D,V] and the token `before` each row [B,D] -> [B,D,V]: the logits that drafts are
-    sampled from, -inf for tokens that are no candidates."""
-    state, table = np.zeros((len(hidden), len(head.bias)), np.float32), head.table.astype(np.float32)
-    rows = []
-    for j in range(hidden.shape[1]):
-        x = hidden[:, j] @ head.hidden + table[before[:, j]] @ head.token + state @ head.state + head.bias
-        state = x * (np.float32(0.5) + np.float32(0.5) * np.tanh(x / 2))  # silu
-        scores = logits[:, j] + state @ head.out @ table.T
-        rows.append(np.where(candidates(logits[:, j]), scores, np.float32(-np.inf)))
-    return np.stack(rows, 1)
-
-
-def head_drafts(
-    head: Head, hidden: Floats, logits: Floats, root: Integers, positions: Integers, params: SamplingParams
-) -> Integers:
-    """The drafts [B,D] of a group of D look-ahead rows, each of which follows the one before.
-
-    hidden [B,D,H] and logits [B,D,V] are those of the rows, root [B] is the token before the group, and positions [B,D]
-    are the drafts' positions in the text.
-    """
-    before = np.zeros(positions.shape, np.int64)
-    before[:, 0], drafts = root, np.zeros(positions.shape, np.int64)
-    for j in range(positions.shape[1]):
-        adjusted = adjusted_logits(head, hidden[:, : j + 1], logits[:, : j + 1], before[:, : j + 1])[:, j]
-        drafts[:, j] = sample(adjusted, positions[:, j], params)
-        before[:, j + 1 : j + 2] = drafts[:, j : j + 1]
-    return drafts

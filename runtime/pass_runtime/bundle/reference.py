@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.sampling import FORBIDDEN, MAX_CANDIDATES, MIN_TEMPERATURE, SamplingParams
+from pass_runtime.bundle.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, SamplingParams
 
 
 def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
@@ -90,44 +90,3 @@ def _smallest_candidate(p: npt.NDArray[np.float32], params: SamplingParams) -> n
     within = (np.cumsum(share, -1) - share < params.top_p) | (params.top_p == 1)
     smallest: npt.NDArray[np.float32] = np.where(within, ranked, np.float32(2)).min(-1, keepdims=True)
     return smallest
-
-
-def process_logits(
-    logits: npt.NDArray[np.float32],
-    allowed: npt.NDArray[np.bool_],
-    touched: npt.NDArray[np.int64],
-    bias: npt.NDArray[np.float32],
-    factor: npt.NDArray[np.float32],
-    penalty: npt.NDArray[np.float32],
-) -> npt.NDArray[np.float32]:
-    """logits [B,R,V] -> [B,R,V]: the first P rows with a constraint, biases and penalties, the others unchanged.
-
-    allowed [B,P,V]: the tokens that may be drawn; the others' logits fall by -FORBIDDEN. touched [B,T]: tokens to which
-    bias [B,T] is added; the sum is divided by factor [B,P,T] where it is above 0, and multiplied by it elsewhere; then
-    penalty [B,P,T] is subtracted.
-    """
-    rows = factor.shape[1]
-    processed = logits.copy()
-    ids = np.broadcast_to(touched[:, None], factor.shape)
-    values = np.take_along_axis(logits[:, :rows], ids, -1) + bias[:, None]
-    values = np.where(values > 0, values / factor, values * factor) - penalty
-    np.put_along_axis(processed[:, :rows], ids, values, -1)
-    processed[:, :rows] += np.where(allowed, np.float32(0), np.float32(FORBIDDEN))
-    return processed
-
-
-def token_logprobs(
-    logits: npt.NDArray[np.float32], emitted: npt.NDArray[np.int64], k: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Log-probabilities of the tokens that a pass emitted, and of the K = min(k, V) most likely tokens in their places.
-
-    logits [B,R,V] and emitted [B,E], where token j was drawn from row j -> the emitted tokens' log-probabilities [B,E];
-    the ids [B,E,K] of the most likely tokens by falling probability, the lower id first in a tie; and the
-    log-probabilities [B,E,K] of those. All are the model's own, before temperature and truncation.
-    """
-    rows = logits[:, : emitted.shape[1]]
-    shifted = rows - rows.max(-1, keepdims=True)
-    logprobs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    ids = np.argsort(-logprobs, axis=-1, kind="stable")[..., :k]
-    chosen = np.take_along_axis(logprobs, emitted[..., None], -1)[..., 0]
-    return chosen, ids, np.take_along_axis(logprobs, ids, -1)

@@ -12,7 +12,7 @@ SCHEMA_FILE = Path(__file__).with_name("pass_config.schema.json")
 
 
 def schema_text() -> str:
-    """As it stands in SCHEMA_FILE. What it cannot say, `pass_runtime.bundle.consistency` checks."""
+    """As it stands in SCHEMA_FILE. What it cannot say, `pass_runtime.bundle.read` checks."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
     return json.dumps(schema, indent=2) + "\n"
 

@@ -1,11 +1,11 @@
-"""The lines of a batch: their fields, and a session that answers them and is opened again if it fails."""
+"""The lines of a batch: their fields, and their results from a session that is opened again if it fails."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -96,7 +96,7 @@ def first_problem(error: ValidationError) -> str:
     return f"{where}: {problem['msg']}" if where else problem["msg"]
 
 
-SESSIONS = 3
+MAX_FAILED_SESSIONS = 3
 """The run ends when this many sessions in a row have failed."""
 
 
@@ -107,115 +107,72 @@ class LineGeneration:
         self.session = session
         self._own_id: dict[str, Any] = {}
         self._generation: Generation | Exception
-        self._found: dict[str, Any] | None = None
         try:
             value = line.object()
             self._own_id = {"id": value["id"]} if "id" in value else {}
             request = parse_line(value)
-            self._generation = _start(session, request, request.options(defaults, line.number))
+            options = request.options(defaults, line.number)
+            if request.messages is None:
+                self._generation = session.generate(request.prompt or "", options)
+            else:
+                self._generation = session.chat([message.plain() for message in request.messages], options)
         except Exception as error:
             self._generation = error
 
     def wait(self) -> dict[str, Any]:
-        """The result, or "error"; with "unexpected" where the error is not the request's fault."""
-        if self._found is None:
-            self._found = self._own_id | self._end()
-        return self._found
-
-    def _end(self) -> dict[str, Any]:
+        """The result, or "error"; with "unexpected" if the error is not the request's fault; and the line's "id"."""
         try:
             if isinstance(self._generation, Exception):
                 raise self._generation
             found = self._generation.result().as_dict()
-            to_json(found)  # raises here, in this line, where JSON cannot hold the result
+            to_json(found)  # raises here, in this line, if JSON cannot hold the result
         except PassError as error:
-            return {"error": _one_line(error)}
+            found = {"error": _one_line(error)}
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {_one_line(error)}", "unexpected": True}
-        return found
+            found = {"error": f"{type(error).__name__}: {_one_line(error)}", "unexpected": True}
+        return self._own_id | found
 
 
-class SessionAnswerer:
-    """An `Answerer` with one session. It keeps as many lines under way as fill its slots twice.
+def results_of(
+    open_session: Callable[[], Session], lines: Sequence[Line], defaults: GenerateOptions
+) -> Iterator[dict[str, Any]]:
+    """The result of every line, in order, each as soon as it is there. As many lines are under way as fill the slots
+    twice.
 
     A pass that fails ends all sequences that were in it, and a session that fails (`Session.closed`) ends all there
     are; in neither case is it known which line was the cause. So a line with an unexpected error is answered once more,
-    alone in a session that works: where that fails too, the line is the cause.
+    with no other line under way, in a session that works: if that fails too, the line is the cause.
     """
-
-    def __init__(self, open_session: Callable[[], Session], defaults: GenerateOptions) -> None:
-        self._open, self._defaults = open_session, defaults
-        self._session = open_session()
-        self._under_way: deque[LineGeneration] = deque()
-        self._one_by_one = False
-        self._failed = 0
-
-    @property
-    def ahead(self) -> int:
-        """How many lines should be under way; after a failure, one, until all those under way have ended."""
-        return 1 if self._one_by_one else 2 * self._session.backend.capabilities.slots
-
-    def start(self, line: Line) -> PendingLine:
-        if self._one_by_one:
-            self._one_by_one = False
-            self._open_again()
-        generation = LineGeneration(self._session, line, self._defaults)
-        self._under_way.append(generation)
-        return PendingLine(self, line)
-
-    def wait(self, line: Line) -> dict[str, Any]:
-        """The result of `line`, which was started first of those under way."""
-        generation = self._under_way.popleft()
+    if not lines:
+        return
+    session, failed_sessions = open_session(), 0
+    todo, under_way = iter(lines), deque[LineGeneration]()
+    for line in lines:
+        ahead = 2 * session.backend.capabilities.slots - len(under_way)
+        under_way.extend(LineGeneration(session, each, defaults) for each in islice(todo, ahead))
+        generation = under_way.popleft()
         found = generation.wait()
         if "unexpected" in found or ("error" in found and generation.session.closed):
-            return self._alone(line, found["error"])
-        return found
-
-    def _alone(self, line: Line, error: str) -> dict[str, Any]:
-        """The result of a line that ended with `error` before, answered with no other line under way."""
-        self._one_by_one = True
-        for other in self._under_way:
-            other.wait()
-        self._open_again(error)
-        found = LineGeneration(self._session, line, self._defaults).wait()
-        self._failed = self._failed + 1 if self._session.closed else 0
-        if self._failed == SESSIONS:
-            raise PassError(
-                f"the session failed {SESSIONS} times in a row, the last time at line {line.number}: "
-                f"{found.get('error', error)}; results so far are kept, run again to continue"
-            )
-        return found
-
-    def _open_again(self, error: str = "") -> None:
-        if not self._session.closed:
-            return
-        self._session.close()
-        try:
-            self._session = self._open()
-        except PassError:
-            raise
-        except Exception as problem:
-            raise PassError(
-                f"the session failed ({error}) and cannot be opened again ({type(problem).__name__}: {problem}); "
-                "results so far are kept, run again to continue"
-            ) from None
+            for other in under_way:
+                other.wait()
+            session = _working(session, open_session)
+            found = LineGeneration(session, line, defaults).wait()
+            failed_sessions = failed_sessions + 1 if session.closed else 0
+            if failed_sessions == MAX_FAILED_SESSIONS:
+                raise PassError(
+                    f"the session failed {MAX_FAILED_SESSIONS} times in a row, the last time at line {line.number}: "
+                    f"{found['error']}; results so far are kept, run again to continue"
+                )
+            session = _working(session, open_session)
+        yield found
 
 
-@dataclass(frozen=True)
-class PendingLine:
-    """A line under way. Lines must be waited for in the order in which they were started."""
-
-    answerer: SessionAnswerer
-    line: Line
-
-    def wait(self) -> dict[str, Any]:
-        return self.answerer.wait(self.line)
-
-
-def _start(session: Session, request: BatchRequest, options: GenerateOptions) -> Generation:
-    if request.prompt is not None:
-        return session.generate(request.prompt, options)
-    return session.chat([message.plain() for message in request.messages or ()], options)
+def _working(session: Session, open_session: Callable[[], Session]) -> Session:
+    """The session, or another one if it has failed."""
+    if not session.closed:
+        return session
+    session.close()
+    return open_session()
 
 
 def _one_line(error: Exception) -> str:

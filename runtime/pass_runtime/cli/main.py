@@ -127,23 +127,8 @@ def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: b
 @opts.engine_options
 @click.option("--retry-failed", is_flag=True, help="Answer lines again whose result in RESULTS is an error.")
 @click.option("--fail-on-error", is_flag=True, help="End with status 1 where any line failed.")
-@click.option(
-    "--ray",
-    "processes",
-    type=int,
-    metavar="N",
-    help="Answer in N processes of a Ray cluster: that of RAY_ADDRESS, or one that is started here.",
-)
 @one_line_errors
-def batch(
-    bundle: Path,
-    requests: Path,
-    results: Path,
-    retry_failed: bool,
-    fail_on_error: bool,
-    processes: int | None,
-    **options: Any,
-) -> None:
+def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_on_error: bool, **options: Any) -> None:
     """Answer every line of a .jsonl file, several at a time, in order. A stopped run continues where it was.
 
     A request is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of max_new_tokens,
@@ -159,20 +144,13 @@ def batch(
     """
     with importing():
         from pass_runtime.bundle.read import read_manifest
-        from pass_runtime.cli.batch import Answerer, Batch, model_identity
-        from pass_runtime.cli.batch_session import SessionAnswerer
+        from pass_runtime.cli.batch import model_identity, run_batch
     request = opts.generate_options(options)
     opened = opts.load_options(options, max_queue=2 * MAX_SLOTS)  # a next line for every slot, however many there are
     model = model_identity(bundle, read_manifest(bundle))
-
-    def open_answerer() -> Answerer:
-        if processes is None:
-            return SessionAnswerer(lambda: opts.open_bundle(bundle, opened), request)
-        from pass_runtime.cli.batch_ray import open_ray
-
-        return open_ray(processes, bundle, opened, request)
-
-    tally = Batch(requests, results, request, model, open_answerer, retry_failed=retry_failed).run()
+    tally = run_batch(
+        requests, results, request, model, lambda: opts.open_bundle(bundle, opened), retry_failed=retry_failed
+    )
     if tally.unexpected or (tally.failed and fail_on_error):
         sys.exit(1)
 

@@ -133,7 +133,6 @@ class SequenceState:
     """Seconds that the engine had spent in passes of all sequences by then."""
     acceptance: ConditionalAcceptance | None = None
     """How often look-ahead drafts are accepted in this sequence; None until `auto` needs it."""
-    """How often the first draft of a pass is, whatever made it; None until a limit to drafting needs it."""
     ngrams: dict[int, ConditionalAcceptance] = field(default_factory=dict)
     """The same of n-gram drafts, by the length of the match."""
     processors: Processors | None = None

@@ -1,0 +1,96 @@
+"""`pass-run batch` on a Ray cluster. ray.data gives blocks of lines to actors, gives those of dead actors to new ones,
+and holds back what no actor has room for.
+
+    pip install 'pass-toolkit[ray]'
+    python scripts/ray_batch.py build/smollm2-135m in.jsonl out.jsonl --actors 8
+
+Requests, seeds and results are those of `pass-run batch`, without the fingerprint with which it continues: a run that
+was stopped begins again. The script joins the cluster of RAY_ADDRESS, or starts one. The bundle must be at the same
+path on every node.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pass_runtime import Session, load
+from pass_runtime.backends.open import gpus_of_replica
+from pass_runtime.cli import flags as opts
+from pass_runtime.cli.batch_session import results_of
+from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.cli.prompt_io import read_lines
+from pass_runtime.errors import PassError
+from pass_runtime.files import Line, replacing, to_json
+from pass_runtime.options import GenerateOptions, LoadOptions
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+BLOCK = 8
+"""How many times a block of lines fills the slots of an actor."""
+
+
+class Answerer:
+    """A Ray actor with a session of its own."""
+
+    def __init__(self, bundle: Path, opened: LoadOptions, defaults: GenerateOptions) -> None:
+        self._bundle, self._opened, self._defaults = bundle, opened, defaults
+        self._session: Session | None = None
+
+    def __call__(self, block: dict[str, Sequence[Any]]) -> dict[str, list[str]]:
+        """number, text of lines -> result, as JSON."""
+        lines = [Line(int(number), str(text)) for number, text in zip(block["number"], block["text"], strict=True)]
+        results = zip(lines, results_of(self._open, lines, self._defaults), strict=True)
+        return {"result": [to_json({"line": line.number, **found}) for line, found in results]}
+
+    def _open(self) -> Session:
+        if self._session is None or self._session.closed:
+            self._session = load(self._bundle, self._opened)
+        return self._session
+
+
+@click.command()
+@opts.BUNDLE
+@click.argument("requests", type=click.Path(path_type=Path))
+@click.argument("results", type=click.Path(path_type=Path))
+@click.option("--actors", type=click.IntRange(1), default=1, show_default=True, help="Each has --threads CPUs (1).")
+@opts.MAX_BATCH_SIZE
+@opts.generation_options
+@click.option("--seed", type=int, default=0, show_default=True, help="Line n is sampled with this seed + n - 1.")
+@opts.engine_options
+@one_line_errors
+def main(bundle: Path, requests: Path, results: Path, actors: int, **options: Any) -> None:
+    """Answer every line of the .jsonl file REQUESTS with the actors of a Ray cluster, in order."""
+    defaults, lines = opts.generate_options(options), read_lines(requests)
+    opened = opts.load_options(options)
+    opened = replace(opened, threads=opened.threads or 1)
+    gpus = gpus_of_replica(opened.device)
+    try:
+        import ray.data
+    except ModuleNotFoundError:
+        raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
+    with opts.open_bundle(bundle, opened) as session:  # errors of the bundle appear here, not in an actor's log
+        size = BLOCK * session.slots
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order, context.enable_progress_bars = True, False
+    rows = [{"number": line.number, "text": line.text} for line in lines]
+    answered = ray.data.from_items(rows, override_num_blocks=max(1, len(rows) // size)).map_batches(
+        Answerer,
+        fn_constructor_args=(bundle.absolute(), opened, defaults),
+        batch_size=size,
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        num_cpus=opened.threads,
+        num_gpus=gpus,
+    )
+    with replacing(results) as file:
+        file.writelines(row["result"].encode() + b"\n" for row in answered.iter_rows())
+
+
+if __name__ == "__main__":
+    main()
