@@ -22,7 +22,7 @@ GOOD = (0.7, 0.45, 0.2, 0.06)
 @pytest.fixture
 def slow_passes(monkeypatch):
     """As if a pass took as long as in a real model: its decisions then take no noticeable part of it."""
-    monkeypatch.setattr(tuner_module, "BUDGET", 100.0)
+    monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 100.0)
 
 
 def test_dear_rows_mean_plain_decoding():

@@ -31,7 +31,7 @@ TOKENS = 700
 
 @pytest.fixture(autouse=True)
 def decisions_take_no_time(monkeypatch):
-    monkeypatch.setattr(tuner_module, "BUDGET", 1e9)
+    monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 1e9)
 
 
 @cache

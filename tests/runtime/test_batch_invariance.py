@@ -156,7 +156,7 @@ def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
 
 @pytest.mark.timeout(600)
 def test_any_interleaving(sessions: dict[int, Session], alone: Alone, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tuner_module, "BUDGET", 1e9)  # decisions as often as may be, whatever they take
+    monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 1e9)  # decisions as often as may be, whatever they take
     run_state_machine_as_test(
         partial(Batches, sessions, alone),
         settings=settings(

@@ -14,7 +14,7 @@ from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, fused_cycle, make_cycle, tree_cycle
 from pass_runtime.bundle.tree import TREE_SIZES, tree_nodes
 from pass_runtime.tuning.estimates import cumulative_of
-from pass_runtime.tuning.tuner import AFTER_LATER, LATER_CHOICES, menu, tokens_of
+from pass_runtime.tuning.tuner import AFTER_LATER_RATIO, LATER_CHOICE_SHARES, menu, tokens_of
 
 RATES = st.lists(st.floats(0.0, 0.95), min_size=1, max_size=8)
 TREES = Capabilities("test", 100, (4096,), (64, 1), trees=TREE_SIZES)
@@ -29,11 +29,11 @@ def simulate(plan: Plan, rates: list[float], passes: int = 40_000) -> float:
         usual = 1.0
         while len(path) < left:
             first = usual * rates[len(path)]
-            ends = np.cumsum([first, *(share * (1 - first) for share in LATER_CHOICES)])
+            ends = np.cumsum([first, *(share * (1 - first) for share in LATER_CHOICE_SHARES)])
             rank = int(np.searchsorted(ends, draws[len(path)], side="right"))
             if (*path, rank) not in nodes:
                 break
-            path, usual = (*path, rank), usual * (1.0 if rank == 0 else AFTER_LATER)
+            path, usual = (*path, rank), usual * (1.0 if rank == 0 else AFTER_LATER_RATIO)
         tokens += 1 + len(path)
         left = plan.groups[nodes.index(path) + 1 if path else 0]
     return tokens / passes

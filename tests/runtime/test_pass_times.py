@@ -18,7 +18,7 @@ from pass_runtime.bundle.plan import ar_plan, draft_plan, fused_plan, verify_pla
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
-from pass_runtime.tuning.estimates import WIDEST, PassShape, PassTimes, measure, probe_plans, shape_of
+from pass_runtime.tuning.estimates import MAX_TIMED_ROWS, PassShape, PassTimes, measure, probe_plans, shape_of
 from pass_runtime.tuning.tuner import PlanTuner, Tuners
 
 
@@ -64,7 +64,7 @@ def test_few_passes_show_all_widths(lookahead):
     plans = probe_plans(lookahead)
     assert len(plans) <= 8 and plans[0] == ar_plan() and draft_plan(lookahead) in plans
     full = fused_plan([lookahead] * (lookahead + 1))
-    assert max(plan.width for plan in plans) == (full.width if full.width <= WIDEST else WIDEST)
+    assert max(plan.width for plan in plans) == (full.width if full.width <= MAX_TIMED_ROWS else MAX_TIMED_ROWS)
     assert probe_plans(lookahead, 100) == [ar_plan()]
 
 

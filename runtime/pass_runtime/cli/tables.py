@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pass_runtime.tuning.estimates import shape_of
-from pass_runtime.tuning.tuner import ADVANTAGE, PlanTuner
+from pass_runtime.tuning.tuner import SWITCH_MARGIN, PlanTuner
 
 
 class OutputConsole(Console):
@@ -152,7 +152,7 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
     show_table(console, table)
     lines = [
         "~ has not run yet: its time follows from those of passes that were timed at the start",
-        f"in use now: {tuner.decided.cycle.plans[0].name}; another must promise {ADVANTAGE:.2f} times that",
+        f"in use now: {tuner.decided.cycle.plans[0].name}; another must promise {SWITCH_MARGIN:.2f} times that",
         f"passes take {times.slowness:.2f} times as long as they did then",
         "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_drafts.rates),
     ]

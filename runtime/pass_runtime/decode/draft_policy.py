@@ -13,7 +13,7 @@ from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.decode.sequence import Slot
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.estimates import ConditionalAcceptance, cumulative_of
-from pass_runtime.tuning.tuner import ADVANTAGE, Candidate, PlanTuner
+from pass_runtime.tuning.tuner import SWITCH_MARGIN, Candidate, PlanTuner
 
 DRAFTS = ("lookahead", "ngram", "both")
 """Where drafts come from: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams where one matches and
@@ -59,7 +59,7 @@ class TryWhereFaster(DraftPolicy):
         decided = self._decided.rate * len(slots)
         if window is not None:
             return count if count > window.depth and best >= CLEARLY * decided else 0
-        if best >= ADVANTAGE * decided:
+        if best >= SWITCH_MARGIN * decided:
             return count
         for slot in slots:
             if slot.ngram:

@@ -13,13 +13,13 @@ from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, veri
 
 Floats = npt.NDArray[np.float64]
 
-MEMORY = 200.0
-"""The number of passes that an acceptance rate is averaged over."""
-PRIOR_WEIGHT = 10.0
-"""The number of passes that the first rates count for, where nobody says otherwise."""
+AVERAGED_PASSES = 200.0
+"""Passes that an acceptance rate is averaged over."""
+PRIOR_PASSES = 10.0
+"""The default weight of the initial rates, in passes."""
 
 FORCED = -1
-"""What stands for the length of an n-gram's match where a grammar leaves no choice of drafts."""
+"""Stands for the length of an n-gram's match if a grammar forces the drafts."""
 
 
 def cumulative_of(rates: Sequence[float]) -> Floats:
@@ -31,7 +31,7 @@ def cumulative_of(rates: Sequence[float]) -> Floats:
 class ConditionalAcceptance:
     """By position i: the rate at which draft i is accepted where all drafts before it were."""
 
-    def __init__(self, prior: Sequence[float], weight: float = PRIOR_WEIGHT) -> None:
+    def __init__(self, prior: Sequence[float], weight: float = PRIOR_PASSES) -> None:
         self._prior = list(prior)
         self._hits = [rate * weight for rate in prior]
         self._trials = [weight] * len(prior)
@@ -44,37 +44,37 @@ class ConditionalAcceptance:
         """Count one pass that accepted `accepted` of `drafted` drafts. The weight of older passes fades."""
         drafted = min(drafted, len(self._prior))
         for i in range(min(accepted + 1, drafted)):
-            self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / MEMORY)
-            self._trials[i] = (self._trials[i] + 1) * (1 - 1 / MEMORY)
+            self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / AVERAGED_PASSES)
+            self._trials[i] = (self._trials[i] + 1) * (1 - 1 / AVERAGED_PASSES)
         if drafted == accepted < len(self._prior):  # where all drafts were accepted, the next one is likelier to be
-            self._pull(drafted, self.rates[drafted - 1], 1 / MEMORY)
+            self._pull(drafted, self.rates[drafted - 1], 1 / AVERAGED_PASSES)
 
     def forget(self) -> None:
         """Count a pass without such drafts: the rates drift slowly back to the first ones, so that drafts are tried
         again."""
         for i, rate in enumerate(self._prior):
-            self._pull(i, rate, 1 / (8 * MEMORY))
+            self._pull(i, rate, 1 / (8 * AVERAGED_PASSES))
 
     def _pull(self, i: int, rate: float, share: float) -> None:
         """Move rate i towards `rate` by this share of the difference."""
         self._hits[i] += (rate * self._trials[i] - self._hits[i]) * share
 
 
-AGREE = 1.1
-"""A pass is not timed again once its two shortest times are within this ratio."""
-REPEATS, WIDE_REPEATS, WIDE = 4, 2, 8
-"""How often a pass is timed at most, and one over more than WIDE rows: those take longest and matter least."""
-WIDEST = 64
-"""Passes over more rows, of all slots together, are not timed: they were not seen to pay anywhere."""
-TILES = ((2, 2, 1), (3, 3, 3, 3))
-"""Fused windows of 8 and of 16 rows, which are timed: processors multiply by tiles of so many rows, and a row more
-takes another tile."""
+AGREEMENT_RATIO = 1.1
+"""A pass is timed until its second shortest time is at most this many times its shortest."""
+TIMED_RUNS, TIMED_WIDE_RUNS, WIDE_WINDOW_ROWS = 4, 2, 8
+"""The most timings of a pass, and of one with more than WIDE_WINDOW_ROWS rows, which takes long and matters little."""
+MAX_TIMED_ROWS = 64
+"""Passes with more rows, of all slots together, are not timed: they paid on no machine."""
+TILE_GROUPS = ((2, 2, 1), (3, 3, 3, 3))
+"""Group sizes of the fused windows with 8 and 16 rows, which are timed because processors multiply in tiles of so many
+rows: one more row takes another tile."""
 
 LATEST_PASSES, SHAPE_PASSES = 4, 32
-"""Moving averages: over passes of all shapes, and over those of one shape, relative to the others."""
+"""Windows of two moving averages: the slowness of all passes, and the ratio of one shape to the others."""
 MAX_RATIO = 1.2
-"""A pass counts as this many times slower or faster than expected at most: a pause says nothing about later ones."""
-LEAST_SECONDS, FAR = 1e-9, 1_000_000
+"""A pass counts as at most so many times slower or faster than expected: a pause says nothing about later ones."""
+MIN_PASS_SECONDS, FAR_ROWS = 1e-9, 1_000_000
 
 Timer = Callable[[Plan], tuple[float, float]]
 """Times one pass over a plan; returns the seconds of trunk and tail."""
@@ -100,7 +100,7 @@ def _line(points: Mapping[int, float], *, flat: bool = False) -> Callable[[int],
     xs = sorted(points)
     ys = list(accumulate((points[x] for x in xs), max))
     rises = [] if flat else [(ys[-1] - ys[i]) / (xs[-1] - xs[i]) for i in {0, len(xs) - 2} if len(xs) > 1]
-    xs, ys = [*xs, xs[-1] + FAR], [*ys, ys[-1] + FAR * max(rises, default=0.0)]
+    xs, ys = [*xs, xs[-1] + FAR_ROWS], [*ys, ys[-1] + FAR_ROWS * max(rises, default=0.0)]
     return lambda x: float(np.interp(x, xs, ys))
 
 
@@ -142,7 +142,7 @@ class PassTimes:
         """The seconds of one pass."""
         if shape not in self._expected:
             tail = self._tail(shape.sampled) + self._drafts(shape.drafts)
-            self._expected[shape] = max(self._trunk_seconds(shape) + tail, LEAST_SECONDS)
+            self._expected[shape] = max(self._trunk_seconds(shape) + tail, MIN_PASS_SECONDS)
         return self._expected[shape] * self._ratios.get(shape, 1.0) * self.slowness
 
     def record(self, shape: PassShape, seconds: float) -> None:
@@ -160,13 +160,13 @@ class PassTimes:
 def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
     """The plans to time: few of them, from the narrowest to the widest that a bundle with `lookahead` look-ahead rows
     has, since pass times are nearly linear in between."""
-    lengths, tiles = ([1, 4, lookahead], TILES[1:]) if lookahead > 5 else ([1, lookahead], TILES)
+    lengths, tiles = ([1, 4, lookahead], TILE_GROUPS[1:]) if lookahead > 5 else ([1, lookahead], TILE_GROUPS)
     fused = [fused_plan([length] * (length + 1)) for length in range(1, lookahead + 1)]
-    widest = [plan for plan in fused if plan.width * batch <= WIDEST][-1:]
+    widest = [plan for plan in fused if plan.width * batch <= MAX_TIMED_ROWS][-1:]
     shapes = [fused_plan(groups) for groups in tiles if len(groups) <= lookahead + 1]
     drafts = map(draft_plan, (1, lookahead))
     plans = [ar_plan(), *map(verify_plan, lengths), *drafts, *shapes, *widest]
-    return [plan for plan in dict.fromkeys(plans) if plan.width * batch <= WIDEST or plan.width == 1]
+    return [plan for plan in dict.fromkeys(plans) if plan.width * batch <= MAX_TIMED_ROWS or plan.width == 1]
 
 
 def measure(time: Timer, plans: Sequence[Plan]) -> dict[Plan, tuple[float, float]]:
@@ -176,9 +176,9 @@ def measure(time: Timer, plans: Sequence[Plan]) -> dict[Plan, tuple[float, float
     agree is not timed again.
     """
     seconds: dict[Plan, list[tuple[float, float]]] = {plan: [] for plan in plans}
-    for number in range(REPEATS):
-        for plan in plans if number < WIDE_REPEATS else [plan for plan in plans if plan.width <= WIDE]:
+    for number in range(TIMED_RUNS):
+        for plan in plans if number < TIMED_WIDE_RUNS else [plan for plan in plans if plan.width <= WIDE_WINDOW_ROWS]:
             least = sorted(map(sum, seconds[plan]))[:2]
-            if len(least) < 2 or least[1] > AGREE * least[0]:
+            if len(least) < 2 or least[1] > AGREEMENT_RATIO * least[0]:
                 seconds[plan].append(time(plan))
     return {plan: (min(t for t, _ in passes), min(t for _, t in passes)) for plan, passes in seconds.items()}

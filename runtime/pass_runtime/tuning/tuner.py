@@ -22,7 +22,7 @@ from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.bundle.tree import tree_depth, tree_nodes
 from pass_runtime.tuning.estimates import (
     FORCED,
-    TILES,
+    TILE_GROUPS,
     ConditionalAcceptance,
     Floats,
     PassTimes,
@@ -32,15 +32,15 @@ from pass_runtime.tuning.estimates import (
     shape_of,
 )
 
-DRAFTS = (1, 2, 3, 4, 6)
-"""The drafts of two-pass cycles and of fused plans, besides as many as there are look-ahead rows."""
-LATER_CHOICES = (0.30, 0.12, 0.07, 0.048, 0.036)
-"""Of the places where the first choice is wrong, the shares where the second, third, ... is right: SmolLM2-135M's means
-over depths 1 and 2, greedy and at temperature 0.8 (0.23 to 0.37 for the second choice)."""
-AFTER_LATER = 0.75
-"""How often the first choice after a later one is right, relative to the first choice after a first one."""
-SQUARINGS = 9
-"""After 2^9 windows it is forgotten how the first one began."""
+DRAFT_COUNTS = (1, 2, 3, 4, 6)
+"""Numbers of drafts in two-pass and fused plans of the menu, besides one per look-ahead row."""
+LATER_CHOICE_SHARES = (0.30, 0.12, 0.07, 0.048, 0.036)
+"""The probability that the second, third, ... likeliest token is right if the likeliest is wrong. Measured with
+SmolLM2-135M: means over depths 1 and 2, greedy and at temperature 0.8 (0.23 to 0.37 for the second)."""
+AFTER_LATER_RATIO = 0.75
+"""The acceptance of a first choice that follows a second or later choice, relative to one that follows a first."""
+NUM_SQUARINGS = 9
+"""How often the transition matrix of draft depths is squared: after 2^9 windows the distribution is stationary."""
 
 
 @cache
@@ -52,9 +52,9 @@ def menu(lookahead: int, able: Capabilities | None = None) -> tuple[Cycle, ...]:
     """
     if able is not None and able.lookahead is not None:
         lookahead = min(lookahead, able.lookahead)
-    counts = sorted({count for count in (*DRAFTS, lookahead) if 0 < count <= lookahead})
+    counts = sorted({count for count in (*DRAFT_COUNTS, lookahead) if 0 < count <= lookahead})
     shapes = [groups for n in counts for groups in ((*range(n, 0, -1), 1), (n,) * (n + 1))]
-    shapes += [groups for groups in TILES if len(groups) <= lookahead + 1]
+    shapes += [groups for groups in TILE_GROUPS if len(groups) <= lookahead + 1]
     found = [make_cycle("ar", 0), *(make_cycle("two-pass", count) for count in counts)]
     found += map(fused_cycle, dict.fromkeys(shapes))
     for size in () if able is None else able.exact_trees:
@@ -78,7 +78,7 @@ def tokens_of(cycle: Cycle, cumulative: Floats) -> float:
     # How deep drafts are is a Markov chain: after row a they are groups[a] deep. A chain that stays where it is in half
     # of its steps has the same distribution in the end, and no period.
     steps = (np.maximum(last, 0.0) @ leads + np.eye(len(last))) / 2
-    for _ in range(SQUARINGS):
+    for _ in range(NUM_SQUARINGS):
         steps = steps @ steps
     return 1.0 + float(steps[0] @ reached[:, 1:].sum(1))
 
@@ -100,31 +100,31 @@ def _tree_acceptance(plan: Plan, cumulative: Floats) -> list[float]:
         chance, usual = 1.0, 1.0
         for depth, rank in enumerate(node):
             first = usual * float(rates[depth])
-            chance *= first if rank == 0 else LATER_CHOICES[rank - 1] * (1 - first)
-            usual *= 1.0 if rank == 0 else AFTER_LATER
+            chance *= first if rank == 0 else LATER_CHOICE_SHARES[rank - 1] * (1 - first)
+            usual *= 1.0 if rank == 0 else AFTER_LATER_RATIO
         found.append(chance)
     return found
 
 
-EVERY = 12
+DECISION_INTERVAL_PASSES = 12
 """The fewest passes between two decisions."""
-BUDGET = 0.005
-"""The share of decoding time that decisions may take."""
-ADVANTAGE = 1.03
-"""A cycle is taken up if its expected rate is at least this many times that of the present one. It is given up for
-plain decoding if its expected rate is less than this many times that."""
+DECISION_TIME_SHARE = 0.005
+"""The largest share of decoding time that decisions may take."""
+SWITCH_MARGIN = 1.03
+"""Switch cycles only if the expected rate is at least this many times the current cycle's. Switch to plain decoding if
+the current cycle's is below this many times the plain one."""
 IDLE_PASSES, TRIAL_PASSES = 2000, 4
-"""A cycle none of whose passes is among the last IDLE_PASSES is tried for TRIAL_PASSES after a decision, if it promises
-as much as the one in use; plain decoding, to which all are compared, whatever it promises."""
-UNKNOWN = 0.1
-"""The conditional acceptance of look-ahead drafts at first, where the bundle states none."""
+"""After a decision, a cycle that did not run in the last IDLE_PASSES is run for TRIAL_PASSES if its expected rate is at
+least that of the cycle in use. Plain decoding, which all are compared with, is run in any case."""
+DEFAULT_ACCEPTANCE = 0.1
+"""The initial acceptance rate of each look-ahead draft, if the bundle states none."""
 NGRAM_PRIOR = 0.6
-"""The conditional acceptance of n-gram drafts before any was tried."""
+"""The initial acceptance rate of n-gram drafts."""
 FORCED_PRIOR = 0.98
-"""The same where a grammar leaves no choice."""
-NGRAM_WEIGHT = 2.0
-"""The number of passes that the rates of all sequences count for in those of one. Texts differ widely in what an n-gram
-says of its next tokens: drafts that fail in one are given up after a few passes, however well they do in others."""
+"""The initial acceptance rate of drafts that a grammar forces."""
+NGRAM_PRIOR_PASSES = 2.0
+"""A new sequence starts with the rates of all sequences, weighted like so many passes of its own. Few, because texts
+differ: n-gram drafts that fail in one text are given up after a few passes, however well they do in others."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class PlanTuner:
         """acceptance: the cumulative acceptance by position that the bundle states for this sampler (`LookaheadInfo`);
         empty if it states none. able: as for `menu`."""
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
-        prior = [*rates, *[UNKNOWN] * lookahead][:lookahead]
+        prior = [*rates, *[DEFAULT_ACCEPTANCE] * lookahead][:lookahead]
         self.by_batch, self.lookahead, self._able = {1: times}, lookahead, able
         self.lookahead_drafts = ConditionalAcceptance(prior)
         self.ngrams: dict[int, ConditionalAcceptance] = {}
@@ -186,7 +186,7 @@ class PlanTuner:
         if own is None:
             return self.ngrams[matched]
         if matched not in own:
-            own[matched] = ConditionalAcceptance(self.ngrams[matched].rates, NGRAM_WEIGHT)
+            own[matched] = ConditionalAcceptance(self.ngrams[matched].rates, NGRAM_PRIOR_PASSES)
         return own[matched]
 
     def new_acceptance(self) -> ConditionalAcceptance:
@@ -209,15 +209,15 @@ class PlanTuner:
 
     def mode(self, lookahead: int, batch: int, acceptances: Sequence[ConditionalAcceptance]) -> Candidate:
         """The candidate for the next pass. It is decided anew from time to time, and at once for a new look-ahead or
-        batch size. Decisions take at most the share BUDGET of decoding time."""
+        batch size. Decisions take at most the share DECISION_TIME_SHARE of decoding time."""
         key, started = (lookahead, batch), time.perf_counter()
         self.decided, *_ = self._by_request.get(key, (self.decided,))
-        rested = self._passes - self._decided_at >= EVERY and self._decoding >= self._due
+        rested = self._passes - self._decided_at >= DECISION_INTERVAL_PASSES and self._decoding >= self._due
         if key not in self._by_request or rested:
             decided = self.decide(lookahead, batch, acceptances)
             self._by_request[key] = decided, self._trial, self._passes + TRIAL_PASSES
             took = time.perf_counter() - started
-            self._decided_at, self._due = self._passes, max(self._due, self._decoding) + took / BUDGET
+            self._decided_at, self._due = self._passes, max(self._due, self._decoding) + took / DECISION_TIME_SHARE
         self.decided, trial, ends = self._by_request[key]
         return trial if self._passes < ends else self.decided
 
@@ -229,9 +229,9 @@ class PlanTuner:
         candidates = self.candidates(lookahead, batch, cumulative)
         best, plain = candidates[0], next(c for c in candidates if not c.cycle.lookahead)
         present = next((c for c in candidates if c.cycle == self.decided.cycle), plain)
-        if present.rate < ADVANTAGE * plain.rate:
+        if present.rate < SWITCH_MARGIN * plain.rate:
             present = plain
-        self.decided = best if best.rate >= ADVANTAGE * present.rate else present
+        self.decided = best if best.rate >= SWITCH_MARGIN * present.rate else present
         self._trial = self.decided
         for candidate in candidates if self._passes else []:
             last = self._ran.get((candidate.cycle.plans[0], batch), -IDLE_PASSES)
@@ -246,8 +246,8 @@ class PlanTuner:
 IdlePass = Callable[[PassKind], tuple[float, float]]
 """Seconds of trunk and tail in a pass that changes no sequence (`pass_runtime.decode.runner.Runner.idle_pass`)."""
 
-UNSTATED = 0.6
-"""The conditional acceptance of sampled drafts, as a share of that of greedy ones, where a bundle states only those."""
+SAMPLED_ACCEPTANCE_RATIO = 0.6
+"""The acceptance rate of sampled drafts relative to greedy ones, if a bundle states only the greedy rates."""
 
 
 def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float, ...]:
@@ -256,7 +256,7 @@ def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float
     greedy, sampled = lookahead.acceptance_per_position, lookahead.acceptance_per_position_sampled
     if sampler == "greedy" or sampled:
         return greedy if sampler == "greedy" else sampled
-    return tuple(share * UNSTATED**i for i, share in enumerate(greedy, 1))
+    return tuple(share * SAMPLED_ACCEPTANCE_RATIO**i for i, share in enumerate(greedy, 1))
 
 
 class Tuners:
