@@ -34,7 +34,7 @@ WORDS = 32000
 @click.option("--heads", default=32, show_default=True)
 @click.option("--kv-heads", default=0, help="0 is as many as heads.")
 @click.option("--vocab", default=0, help="0 is the tokenizer's.")
-@click.option("--positions", default=8192, show_default=True, help="Tokens of the longest sequence.")
+@click.option("--positions", default=4096, show_default=True, help="Tokens of the longest sequence.")
 def main(output: Path, tokenizer: Path | None, vocab: int, **sizes: int) -> None:
     """Write OUTPUT, a model directory in fp16. The sizes are LLaMA-7B's unless they are given."""
     output.mkdir(parents=True, exist_ok=True)
