@@ -80,7 +80,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         if len(getattr(lookahead, name)) > lookahead.length:
             yield f"lookahead.{name} is longer than lookahead.length"
     if [(plan.name, plan.parents) for plan in manifest.plans] != [(p.name, p.parents) for p in manifest.layouts]:
-        yield f"the plans and their trees are not this version's for lookahead.length {lookahead.length}"
+        yield f"the plans, or their trees, are not those that this version has for lookahead.length {lookahead.length}"
     if (head := lookahead.head) is not None:
         stored = manifest.files.get(HEAD_FILE)
         if stored is None or stored.bytes != file_size(
