@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,16 +62,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise PassError(f"cannot write {path}: {error.strerror}") from None
 
 
-def open_locked(path: Path, *, wait: bool = False) -> int:
+def open_locked(path: Path) -> int:
     """A descriptor of the file `path`, which is created where it is missing, under an exclusive lock.
 
     The operating system holds the lock: it ends with the process, however that ends, and also works between containers
-    that share a host's volume. BlockingIOError where another process holds it, unless `wait`.
+    that share a host's volume. Raises BlockingIOError if another process holds it.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), path.stat()):
                 return fd
         except FileNotFoundError:
@@ -82,14 +83,19 @@ def open_locked(path: Path, *, wait: bool = False) -> int:
 
 
 @contextmanager
-def locked(path: Path, busy: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of the file `path` while the block runs; the file exists only for that time. PassError(busy) where
-    another process holds it, unless `wait`; OSError where the file cannot be created.
+def locked(path: Path, busy: str, *, wait_seconds: float = 0) -> Iterator[None]:
+    """Hold the lock of the file `path` while the block runs; the file exists only for that time. Raises PassError(busy)
+    if another process still holds it after `wait_seconds`, and OSError if the file cannot be created.
     """
-    try:
-        fd = open_locked(path, wait=wait)
-    except BlockingIOError:
-        raise PassError(busy) from None
+    until = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fd = open_locked(path)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise PassError(busy) from None
+            time.sleep(0.05)
     try:
         yield
     finally:

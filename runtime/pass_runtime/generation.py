@@ -18,8 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from pass_runtime.decode.sequence import End, FinishReason, Piece, SequenceState, Token
 from pass_runtime.decode.stats import Stats
-from pass_runtime.decode.worker import check_process
-from pass_runtime.errors import PassError
+from pass_runtime.errors import PassError, check_process
 
 T = TypeVar("T")
 

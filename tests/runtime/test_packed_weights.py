@@ -290,7 +290,7 @@ def test_one_that_waited_too_long_packs_for_itself(
     [entry] = cache.iterdir()
     shutil.rmtree(entry)
     caplog.clear()
-    monkeypatch.setattr(packed_weights, "PATIENCE", 0.1)
+    monkeypatch.setattr(packed_weights, "LOCK_SECONDS", 0.1)
     with packed_weights._lock(entry, 0):
         assert same(logits(tiny_bundle, None), logits(tiny_bundle))
     assert told(caplog) == ["trunk.cpu.one.onnx: weights are not packed: another process is packing them"]

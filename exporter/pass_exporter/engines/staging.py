@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +56,7 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
         if path.name not in listed:
             path.unlink()
     busy = f"another build is changing the manifest of {bundle}"
-    with locked(bundle / ENGINES / ".manifest.lock", busy, wait=True):
+    with locked(bundle / ENGINES / ".manifest.lock", busy, wait_seconds=math.inf):
         destination = engines.path(bundle)
         if destination.exists():  # the same engines, of a build that ended before it could list them
             shutil.rmtree(destination)

@@ -80,7 +80,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         if len(getattr(lookahead, name)) > lookahead.length:
             yield f"lookahead.{name} is longer than lookahead.length"
     if [(plan.name, plan.parents) for plan in manifest.plans] != [(p.name, p.parents) for p in manifest.layouts]:
-        yield f"the plans and their trees are not this version's for lookahead.length {lookahead.length}"
+        yield f"the plans, or their trees, are not those that this version has for lookahead.length {lookahead.length}"
     if (head := lookahead.head) is not None:
         stored = manifest.files.get(HEAD_FILE)
         if stored is None or stored.bytes != file_size(
@@ -97,7 +97,8 @@ def _of_cache(manifest: Manifest) -> Iterator[str]:
     expected = ("batch", model.kv_heads, "capacity", model.head_dim)
     for tensors, prefix in ((trunk.inputs, PAST), (trunk.outputs, PRESENT)):
         found = [tensor for tensor in tensors if tensor.name.startswith(prefix)]
-        if {tensor.name for tensor in found} != set(cache_names(prefix, model.layers)):
+        # The count comes first: a damaged number of layers may be too large to list their names.
+        if len(found) != 2 * model.layers or {t.name for t in found} != set(cache_names(prefix, model.layers)):
             yield f"model.layers is {model.layers} and the trunk has {len(found)} {prefix[:-1]} tensors"
         for tensor in found:
             if tensor.shape != expected:

@@ -26,7 +26,7 @@ from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
 from pass_runtime.decode.sequence import End, SequenceState
-from pass_runtime.errors import PassError
+from pass_runtime.errors import PassError, check_process
 
 log = logging.getLogger("pass_runtime.backends")
 
@@ -197,12 +197,6 @@ class Worker:
             future.set_result(task())
         except Exception as error:
             future.set_exception(error)
-
-
-def check_process(process: int) -> None:
-    """PassError in a fork of the process that opened a session: the thread that decodes is not in the fork."""
-    if os.getpid() != process:
-        raise PassError("this session belongs to the process that this one was forked from; load the bundle here")
 
 
 def _closed() -> PassError:

@@ -31,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from pass_runtime.errors import PassError
+from pass_runtime.errors import PassError, check_process
 
 HEADER = struct.Struct(">Q")
 WALL_SECONDS_PER_CPU_SECOND = 20
@@ -74,8 +74,7 @@ class ChildPool:
     def call(self, value: object) -> Any:
         """The function's result. Raises the PassError that it raises, ChildStopped if it exceeds a limit, and PassError
         if no child can be started, or if this process was forked from the one that made the pool."""
-        if os.getpid() != self._owner:
-            raise PassError("this session belongs to the process that this one was forked from; load the bundle here")
+        check_process(self._owner)
         child = self._free.get()
         try:
             if child is None or not child.alive:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from pass_runtime.errors import PassError
+from pass_runtime.errors import PassError, check_process
 from pass_runtime.text.child import ChildPool, ChildStopped, Limits
 from pass_runtime.text.compiler import Compiler, fields_of, problem
 from pass_runtime.text.constraint import Constraint
@@ -205,8 +205,7 @@ class Grammars:
         It has a PassError if the constraint is not valid or too complex. Raises TooManyConstraints if too many others
         wait, and PassError if the session is closed or belongs to another process.
         """
-        if os.getpid() != self._owner:
-            raise PassError("this session belongs to the process that this one was forked from; load the bundle here")
+        check_process(self._owner)
         if not self._end_tokens:
             raise PassError("the model has no token that ends a text, which a constraint needs")
         key = _key(constraint)

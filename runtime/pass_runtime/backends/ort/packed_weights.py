@@ -17,8 +17,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, give_back
 from pass_runtime.bundle.integrity import Remembered, cache_directory, has_hash
 from pass_runtime.bundle.manifest import FileInfo, Manifest
 from pass_runtime.errors import PassError
-from pass_runtime.files import open_locked, write_whole
+from pass_runtime.files import locked, write_whole
 
 NOTE = "packed.json"
 GROWTH = 2.5
@@ -38,7 +38,7 @@ GROWTH = 2.5
 2.2, int4 and int8 1.6. While it is written there are two copies of it."""
 RESERVE = 1 << 30
 """Bytes of the disk that stay free."""
-PATIENCE = 60.0
+LOCK_SECONDS = 60.0
 """Seconds to wait for another process that writes the same entry. That takes a few, and whoever does not wait has
 memory of its own for the weights for as long as its session is open."""
 
@@ -70,7 +70,7 @@ class WeightCache:
             session = _open_entry(entry, threads)
             if session is None:
                 entry.parent.mkdir(parents=True, exist_ok=True)
-                with _lock(entry, PATIENCE):
+                with _lock(entry, LOCK_SECONDS):
                     session = _open_entry(entry, threads)
                     session = session or self._write(bundle / file, entry, size, threads, probe, other)
         except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:  # RuntimeError: there is no home
@@ -137,7 +137,7 @@ class WeightCache:
     def _make_room(self, directory: Path, size: int) -> None:
         """Remove what killed processes left, and entries until another one fits. NotPacked where the disk is full."""
         for part in directory.glob("*.part"):
-            with suppress(OSError, NotPacked), _lock(part.with_suffix(""), 0):
+            with suppress(OSError, PassError), _lock(part.with_suffix(""), 0):
                 shutil.rmtree(part)
         entries = [path for path in directory.iterdir() if (path / NOTE).exists()]
         sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in entries}
@@ -206,20 +206,6 @@ def _part(entry: Path) -> Path:
     return entry.with_name(f"{entry.name}.part")
 
 
-@contextmanager
-def _lock(entry: Path, patience: float) -> Iterator[None]:
-    """Hold the lock of an entry. NotPacked where another process still holds it after so many seconds."""
-    path, until = entry.with_name(f"{entry.name}.lock"), time.monotonic() + patience
-    while True:
-        try:
-            fd = open_locked(path)
-            break
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise NotPacked("another process is packing them") from None
-            time.sleep(0.05)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(fd)
+def _lock(entry: Path, wait_seconds: float) -> AbstractContextManager[None]:
+    """Hold the lock of an entry. Raises PassError if another process still holds it after so many seconds."""
+    return locked(entry.with_name(f"{entry.name}.lock"), "another process is packing them", wait_seconds=wait_seconds)
