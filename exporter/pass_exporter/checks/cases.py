@@ -19,7 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.sliding import attention_masks, layer_windows
 from pass_exporter.quantize.emulate import Rounded, rounded_activations
-from pass_exporter.quantize.weights import ADAPTER, QuantizedModel
+from pass_exporter.quantize.weights import ADAPTER_PREFIX, QuantizedModel
 from pass_exporter.trunk.trace import Trunk
 from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
 
@@ -104,7 +104,7 @@ def _torch_case(
     window = _entries(cache, slice(length, None))
     adapted = plan.lookahead_rows
     read = {
-        name: Rounded(each.codes[:, adapted], each.scale) if name.startswith(ADAPTER) else each
+        name: Rounded(each.codes[:, adapted], each.scale) if name.startswith(ADAPTER_PREFIX) else each
         for name, each in rounded.items()
     }
     return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), read)
