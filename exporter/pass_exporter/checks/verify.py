@@ -137,7 +137,7 @@ def _error(actual: Array, expected: Array) -> float:
 
 
 def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | None]:
-    """Compares the greedy text of every mode with that of `ar`. Raises PassError if one differs by more than a near-tie.
+    """Compares the greedy text of every mode with that of `ar`. Raises PassError for more than a near-tie.
 
     Returns the number of tokens on which all agree, and the near-tie after them if there is one; 0 tokens if
     `session_for_checks` returns None.
