@@ -18,7 +18,7 @@ OPSET = 24
 EXTERNAL_DATA_THRESHOLD = 1024  # bytes; smaller tensors stay inside the .onnx file
 
 WeightParts = dict[str, tuple[str, ...]]
-"""For each weight [in,out] of the graph, the names of the model's weights [out_i,in] whose transposes it concatenates."""
+"""Names of the model's weights [out_i,in] whose transposes are concatenated in a weight [in,out], by its name."""
 
 _TIDY = ir.passes.Sequential(
     passes.IdentityEliminationPass(),
