@@ -17,7 +17,7 @@ from pass_exporter.config import ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
 from pass_exporter.derived.cuda import write_trunk_for_cuda
 from pass_exporter.model.load import LoadedModel, load_model
-from pass_exporter.model.lookahead import BASELINE, Lookahead, mean_embedding, read_lookahead
+from pass_exporter.model.lookahead import BASELINE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.model.shipped import shipped_weights
 from pass_exporter.progress import Progress
@@ -107,6 +107,6 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
 def _lookahead(config: ExportConfig, loaded: LoadedModel) -> Lookahead:
     """The file that the user named, else the weights shipped for this model, else the untrained baseline."""
     path = config.lookahead_weights or shipped_weights(loaded.model)
-    if path is None or str(path) == BASELINE:
+    if path is None or str(path) == BASELINE_NAME:
         return mean_embedding(loaded.model, config.lookahead)
     return read_lookahead(path, config.lookahead, loaded.model)
