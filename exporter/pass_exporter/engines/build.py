@@ -41,7 +41,7 @@ BUILD_FLAGS_KEY = "user allocation"
 
 @dataclass(frozen=True)
 class BuildReport:
-    """resumed: number of engines that an earlier, interrupted build had finished. comparisons: one per plan, or empty."""
+    """resumed: number of engines that an interrupted build had finished. comparisons: one per plan, or empty."""
 
     engines: EngineSet
     memory: MemoryEstimate
