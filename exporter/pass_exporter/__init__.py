@@ -1,1 +1,1 @@
-"""Turn a frozen Hugging Face decoder into a PaSS bundle. Offline: uses torch; the runtime never imports this."""
+"""Exports a frozen Hugging Face decoder to a PaSS bundle. It needs torch; the runtime does not import this package."""

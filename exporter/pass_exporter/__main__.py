@@ -1,4 +1,4 @@
-"""pass-export, and `python -m pass_exporter`."""
+"""The entry point of `pass-export` and `python -m pass_exporter`."""
 
 from pass_runtime.cli.start import run
 

@@ -1,4 +1,4 @@
-"""The files of a bundle beside the trunk: tails, tokenizer, manifest."""
+"""Writes a bundle's files except the trunk: tails, tokenizer and manifest."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "tokenizer
 def write_tails(
     directory: Path, lookahead: int, vocab_size: int, rule: Rule, draft_head: DraftHead | None = None
 ) -> tuple[PlanInfo, ...]:
-    """Write tail.<plan>.<sampler>.onnx for every plan that has tails of its own.
+    """Write tail.<plan>.<sampler>.onnx for every plan of the bundle.
 
-    All sampling tails share a file with the random tables; all drafting tails share one with the draft head. Trees of
-    drafts need the head, as without it the drafts after all drafts of one depth would be the same.
+    All sampling tails share a file with the noise tables, and all drafting tails one with the draft head. Bundles
+    without a draft head have no trees: all drafts of one depth would have the same children.
     """
     places = _write_noise_tables(directory, vocab_size)
     head = None
@@ -84,7 +84,7 @@ def write_tails(
 
 
 def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str, int]]:
-    """Returns each table's place, by its name in the tails: file and offset."""
+    """Return file and offset in bytes of each table, by its name in the tails."""
     places, offset = {}, 0
     with (directory / noise.TABLES_FILE).open("wb") as file:
         for name, table in zip(noise.TABLES, noise.noise_tables(vocab_size), strict=True):
@@ -94,7 +94,7 @@ def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str
 
 
 def _write_head(directory: Path, draft_head: DraftHead) -> tuple[heads.Head, dict[str, tuple[str, int]]]:
-    """Returns the arrays that the tails read, and their places as `_write_noise_tables` does."""
+    """Return the arrays that the tails read, and their files and offsets as in `_write_noise_tables`."""
     head = draft_head.arrays()
     places = heads.layout(len(head.table), len(head.hidden), draft_head.rank, draft_head.width)
     with (directory / heads.FILE).open("wb") as file:
@@ -116,7 +116,7 @@ def _write_plan(
     for sampler in SAMPLERS:
         by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
         model = (build_rejection_tail if by_rejection else build_tail)(plan, sampler, vocab_size, head)
-        _share(model, directory, shared)
+        _refer_to_files(model, directory, shared)
         name = f"tail.{plan.name}.{sampler}.onnx"
         ir.save(model, directory / name)
         tails[sampler] = graph_info(model, name)
@@ -132,21 +132,21 @@ def _write_plan(
 
 
 def write_logprobs(directory: Path, vocab_size: int) -> Graph:
-    """tail.logprobs.onnx, which serves all plans and samplers."""
+    """Write tail.logprobs.onnx, which serves all samplers and all plans but trees. Return its manifest entry."""
     model = build_logprobs(vocab_size)
     ir.save(model, directory / LOGPROBS_FILE)
     return graph_info(model, LOGPROBS_FILE)
 
 
 def write_processors(directory: Path, vocab_size: int) -> Graph:
-    """tail.processors.onnx, which serves all plans and samplers."""
+    """Write tail.processors.onnx, which serves all plans and samplers. Return its manifest entry."""
     model = build_processors(vocab_size)
     ir.save(model, directory / PROCESSORS_FILE)
     return graph_info(model, PROCESSORS_FILE)
 
 
-def _share(model: ir.Model, directory: Path, shared: Mapping[str, tuple[str, int]]) -> None:
-    """Let `model` read the constants that are in a file of `directory` from there."""
+def _refer_to_files(model: ir.Model, directory: Path, shared: Mapping[str, tuple[str, int]]) -> None:
+    """Make `model` read the constants `shared`, name -> (file, offset), from files of `directory`."""
     for name, (file, offset) in shared.items():
         value = model.graph.initializers.get(name)
         tensor = None if value is None else value.const_value
@@ -163,7 +163,7 @@ def _share(model: ir.Model, directory: Path, shared: Mapping[str, tuple[str, int
 
 
 def graph_info(model: ir.Model, file: str) -> Graph:
-    """The manifest's description of a graph's inputs and outputs."""
+    """Return the manifest entry of a graph."""
     return Graph(
         file=file,
         inputs=tuple(_tensor(value) for value in model.graph.inputs),
@@ -178,7 +178,7 @@ def _tensor(value: ir.Value) -> Tensor:
 
 
 def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """tokenizer.json, and the chat templates if the model has any. Raises PassError if one of them does not compile."""
+    """Write tokenizer.json, and chat templates if the model has any. Raises PassError if one does not compile."""
     tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_FILE))
     templates = tokenizer.chat_template or {}
     if isinstance(templates, str):
@@ -203,7 +203,7 @@ def write_manifest(
     derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
-    """Write pass_config.json, which comes last because it holds the hash of every other file."""
+    """Write pass_config.json. It must be the last file, because it has the hash of every other one."""
     record = lookahead.record
     manifest = Manifest(
         format="pass-bundle",
@@ -239,21 +239,22 @@ def _head_info(head: DraftHead | None) -> HeadInfo | None:
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
-    """Output -> the input of the next graph, or of the next pass, that has the same memory."""
+    """Return output -> the input of the next graph, or of the next pass, that shares its memory."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_by(output)) is not None}
 
 
 def describe(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
-    """Describe the trunk in its metadata, so that the manifest of another model does not pass for its own."""
+    """Write the model's description into the trunk's metadata, so that the runtime detects another model's manifest."""
     trunk.metadata_props[METADATA] = json.dumps(metadata(model, lookahead, rule), sort_keys=True)
 
 
 def _tools() -> dict[str, str]:
-    """The versions of the tools that made the bundle.
+    """Return the versions of the tools that made the bundle.
 
-    onnxruntime's package has other names on GPU machines, and a checkout of this project has no version.
+    The package of onnxruntime has another name on GPU machines, so its version comes from the module. Packages that are
+    not installed, such as this project in a bare checkout, are left out.
     """
     found = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     for name in RECORDED_TOOLS:

@@ -1,4 +1,4 @@
-"""pass-export: command line over `export.export`, `engines.build.build_engines` and `triton.write_model`."""
+"""pass-export: the command line of `export.export`, `engines.build.build_engines` and `triton.write_model`."""
 
 from __future__ import annotations
 
@@ -33,43 +33,47 @@ if TYPE_CHECKING:
 
 
 class _ExportOrBuild(OneLineGroup):
-    """`pass-export --model M ...` exports; `pass-export build BUNDLE ...` builds engines for a bundle that is there,
-    `pass-export triton BUNDLE ...` makes it a model of Triton's."""
+    """`pass-export --model M ...` exports, `pass-export build BUNDLE ...` builds engines for an existing bundle, and
+    `pass-export triton BUNDLE ...` adds it to a Triton model repository."""
 
     def collect_usage_pieces(self, _ctx: click.Context) -> list[str]:
         return ["--model MODEL [OPTIONS]", "| build BUNDLE [OPTIONS]", "| triton BUNDLE -o REPO"]
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, given: str | None) -> tuple[int, ...] | None:
-    """1024,256 -> (1024, 256)"""
+    """Parse "1024,256" to (1024, 256)."""
     if given is None:
         return None
     try:
         return tuple(int(word) for word in given.split(","))
     except ValueError:
-        raise click.BadParameter(f"numbers with commas between them, not {given!r}") from None
+        raise click.BadParameter(f"give numbers separated by commas, not {given!r}") from None
 
 
 def _engine_options(command: Any) -> Any:
-    """What decides how engines are built, in trtexec's and Polygraphy's words."""
+    """Add the options of engine builds, named as in trtexec and Polygraphy."""
     choices = [
-        click.option("--max-batch-size", type=int, default=1, show_default=True, help="Sequences in a pass."),
+        click.option("--max-batch-size", type=int, default=1, show_default=True, help="Most sequences per pass."),
         click.option("--max-seq-len", type=int, help="Prompt and output, in tokens.  [default: 4096, or the model's]"),
-        click.option("--capacity", type=int, help="S, the KV cache's columns, in place of --max-seq-len."),
+        click.option("--capacity", type=int, help="KV cache entries per sequence, in place of --max-seq-len."),
         click.option(
             "--prefill-widths",
             metavar="N,N,...",
             callback=_numbers,
-            help="Rows of the chunks in which prompts are read.  [default: up to 2048, where memory allows]",
+            help="Sizes of prefill chunks, in tokens.  [default: up to 2048, if memory allows]",
+        ),
+        click.option("--workspace", type=int, metavar="MIB", help="Scratch memory of kernels.  [default: all memory]"),
+        click.option(
+            "--timing-cache", type=click.Path(path_type=Path), help="File to read and update, for faster rebuilds."
         ),
         click.option(
-            "--workspace", type=int, metavar="MIB", help="Scratch memory of kernels.  [default: all there is]"
+            "--compute-capability",
+            multiple=True,
+            help="Target GPU, such as 8.9; repeatable.  [default: this machine's]",
         ),
-        click.option("--timing-cache", type=click.Path(path_type=Path), help="Read, and written: rebuilds are faster."),
         click.option(
-            "--compute-capability", multiple=True, help="Target GPU, as 8.9; several times.  [default: this machine's]"
+            "--device-memory", type=float, metavar="GIB", help="Memory of the target.  [default: this machine's]"
         ),
-        click.option("--device-memory", type=float, metavar="GIB", help="Of the target.  [default: this machine's]"),
     ]
     for option in reversed(choices):
         command = option(command)
@@ -79,37 +83,37 @@ def _engine_options(command: Any) -> Any:
 @click.group(cls=_ExportOrBuild, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
 @model_flags
-@click.option("--lookahead", type=int, default=4, show_default=True, help=f"L, drafts per round: 1..{MAX_LOOKAHEAD}.")
+@click.option("--lookahead", type=int, default=4, show_default=True, help=f"L, number of drafts: 1..{MAX_LOOKAHEAD}.")
 @click.option(
     "--lookahead-weights",
     type=click.Path(path_type=Path),
-    help="What pass-train wrote, or `mean`: untrained.  [default: the model's shipped weights, else mean]",
+    help="File that pass-train wrote, or `mean` (untrained).  [default: the model's shipped weights, else mean]",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Bundle directory.  [default: <model>-pass<L>]")
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),
-    help="Weights and KV cache.  [default: fp32; with --engine what the model is in]",
+    help="Dtype of weights and KV cache.  [default: fp32; with --engine the model's own]",
 )
-@click.option("--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Of the linear layers.")
+@click.option("--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Format of weights.")
 @click.option(
     "--calibrate",
     type=click.Path(path_type=Path),
     metavar="TEXT",
-    help="For int4 and w8a8: a file to round and measure on; `none`: int4 rounded to the nearest, for large "
+    help="For int4 and w8a8: a text file to calibrate on; `none`: round int4 to the nearest codes, for large "
     "models on few cores.  [default: the model writes some text]",
 )
 @click.option(
     "--zero-points/--no-zero-points",
     default=None,
-    help="For int4 and int8: nearer to the weights, not for TensorRT.  [default: int4 in fp32, no --engine]",
+    help="For int4 and int8: smaller errors, but not for TensorRT.  [default: int4 in fp32, no --engine]",
 )
 @click.option(
     "--cuda-attention",
     type=click.Choice(CUDA_ATTENTION),
     default=CUDA_ATTENTION[0],
     show_default=True,
-    help="Of ONNX Runtime on CUDA with one sequence, in fp16: group-query adds a trunk with its own operator.",
+    help="Operator on CUDA (ONNX Runtime, one sequence, fp16): group-query adds a trunk with GroupQueryAttention.",
 )
 @click.option("--rule", type=click.Choice(RULES), default="match", show_default=True, help="When a draft is accepted.")
 @click.option(
@@ -119,7 +123,7 @@ def _engine_options(command: Any) -> Any:
     "--engine", type=click.Choice(tuple(LIBRARIES)), help="Build TensorRT engines too, with the options below."
 )
 @_engine_options
-@click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
+@click.option("--force", is_flag=True, help="Replace an existing bundle.")
 @one_line_errors
 def main(**options: Any) -> None:
     """Export a frozen decoder with look-ahead embeddings into a bundle for pass-run, or build engines for a bundle."""
@@ -138,20 +142,20 @@ def main(**options: Any) -> None:
         raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}")
     if engine is not None:
         options["zero_points"] = _zero_points_for_engines(options["zero_points"])
-        _check_engine(engine)  # before the model is looked for
+        _check_engine(engine)  # first, because finding the model takes longer
     options["dtype"] = options["dtype"] or _default_dtype(options["model"], options["revision"], engine)
     config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_FIELDS})
     _export(config, engine)
 
 
 def _check_engine(engine: EngineConfig) -> None:
-    """PassError for one that cannot be built here."""
+    """Raises PassError if the engine's library or its targets are not available."""
     import_library(find_library(engine.engine))
     choose_targets(find_library(engine.engine), engine, find_device())
 
 
 def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None) -> str:
-    """GPUs have kernels for what models are published in; ONNX Runtime's CPU provider has them for fp32."""
+    """Return the model's own dtype for engines, else fp32, because ONNX Runtime's CPU kernels are for fp32."""
     if engine is None:
         return "fp32"
     with importing():
@@ -181,10 +185,10 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
 @click.option("--engine", type=click.Choice(tuple(LIBRARIES)), required=True, help="The library to build with.")
 @_engine_options
 @click.option("--verify", is_flag=True, help="Compare the engines' logits with ONNX Runtime's (needs the GPU).")
-@click.option("--force", is_flag=True, help="Build again what the bundle has already.")
+@click.option("--force", is_flag=True, help="Rebuild existing engines.")
 @one_line_errors
 def build(bundle: Path, **options: Any) -> None:
-    """Build TensorRT engines for BUNDLE. An interrupted build goes on where it was."""
+    """Build TensorRT engines for BUNDLE. If a build was interrupted, it resumes."""
     console = Console(stderr=True)
     config = EngineConfig(**options)
     console.print(f"[bold]pass-export build[/] {bundle}, {config.engine}")
@@ -201,7 +205,7 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     profiles = len(engines.engines[-1].profiles)
     console.print(f"engines                 {len(engines.engines)} in {engines.path(bundle)}")
     if report.resumed:
-        console.print(f"  of which {report.resumed} were finished before")
+        console.print(f"  of which {report.resumed} were built by an interrupted run")
     console.print(f"size                    {report.bytes / 1e9:.2f} GB")
     console.print(f"targets                 {', '.join(engines.targets)}")
     console.print(f"capacity                {engines.capacities[-1]}, {profiles} profiles of the trunk")
@@ -213,35 +217,42 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Model repository, old or new.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="Model repository, existing or new."
+)
 @click.option(
     "--served-model-name",
-    help="What clients call it.  [default: the bundle's name, with -tokens appended for --tokens]",
+    help="The model's name for clients.  [default: the bundle's name, with -tokens appended for --tokens]",
 )
 @click.option("--text/--tokens", "text", default=True, help="Text in and out (the default), or token ids.")
-@click.option("--reference/--copy", "reference", default=True, help="Name the bundle's path (the default), or copy it.")
-@click.option("--instances", type=int, default=1, show_default=True, help="Processes, each with the whole bundle.")
+@click.option(
+    "--reference/--copy", "reference", default=True, help="Refer to the bundle's path (the default), or copy it."
+)
+@click.option("--instances", type=int, default=1, show_default=True, help="Processes, each with its own session.")
 @click.option("--device", default="auto", show_default=True, help=NUMBERED)
-@click.option("--max-batch-size", type=int, help=f"Sequences at a time, of an instance.  [default: {DEFAULT_BATCH}]")
-@click.option("--max-queue", type=int, help="Sequences that wait; then requests are refused.  [default: 64]")
-@click.option("--max-prompt-tokens", type=int, help="Of a prompt.  [default: what the KV cache holds]")
-@click.option("--max-output-tokens", type=int, help="Of an answer.  [default: what the KV cache holds]")
-@click.option("--request-seconds", type=float, help="From arrival to the last token.  [default: 600]")
-@click.option("--drain-seconds", type=float, help="For answers under way when a signal ends it.  [default: 20]")
+@click.option("--max-batch-size", type=int, help=f"Most sequences per pass of an instance.  [default: {DEFAULT_BATCH}]")
+@click.option("--max-queue", type=int, help="Waiting sequences, above which requests are refused.  [default: 64]")
+@click.option("--max-prompt-tokens", type=int, help="Longest prompt.  [default: what the KV cache holds]")
+@click.option("--max-output-tokens", type=int, help="Longest answer.  [default: what the KV cache holds]")
+@click.option("--request-seconds", type=float, help="Time limit from arrival to the last token.  [default: 600]")
+@click.option("--drain-seconds", type=float, help="Time limit for running answers after a stop signal.  [default: 20]")
 @click.option("--threads", type=int, help="CPU threads of an instance.  [default: the engine's choice]")
 @click.option("--capacity", type=int, help="Longest sequence in tokens.  [default: the model's]")
 @click.option(
-    "--reuse-prefix", is_flag=True, default=None, help="Keep the K/V that a prompt has in common with an earlier one."
+    "--reuse-prefix",
+    is_flag=True,
+    default=None,
+    help="Reuse the K/V of the prefix that a prompt shares with an earlier one.",
 )
 @click.option(
-    "--weight-cache/--no-weight-cache", default=None, help="Whether processes share weights on the CPU; they do."
+    "--weight-cache/--no-weight-cache", default=None, help="Whether processes share weights on the CPU.  [default: yes]"
 )
 @click.option(
-    "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share K/V where that is exact; they do."
+    "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share K/V if that is exact.  [default: yes]"
 )
-@click.option("--speculative-max-concurrency", type=int, help="With more sequences decoding, none drafts.")
-@click.option("--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Of the log-probabilities.  [default: raw]")
-@click.option("--force", is_flag=True, help="Replace a model of that name.")
+@click.option("--speculative-max-concurrency", type=int, help="If more sequences decode, none drafts.")
+@click.option("--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Which log-probabilities.  [default: raw]")
+@click.option("--force", is_flag=True, help="Replace an existing model with that name.")
 @one_line_errors
 def triton(text: bool, reference: bool, **options: Any) -> None:
     """Add BUNDLE to a model repository of NVIDIA's Triton Inference Server."""
@@ -253,9 +264,10 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     weights = "" if config.weights == "full" else f", {config.weights} weights"
     console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}{weights}")
     silence_libraries()
+    # These raise errors for unreadable files before the long work.
     config.verification_text()
-    config.calibration_text()  # before the long work: what cannot be read
-    # torch takes seconds to import: --help and bad options should not wait for it.
+    config.calibration_text()
+    # --help and errors in options should not wait for the import of torch, which takes seconds.
     with Terminal(console) as progress:
         progress.phase("importing torch")
         with importing():
@@ -300,7 +312,7 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
 
 
 def _peak_memory() -> int:
-    """Bytes. (getrusage counts what the process that started this one held, too.)"""
+    """Return bytes. VmHWM is preferred, because getrusage may count memory of the parent process."""
     with suppress(OSError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) * 1024

@@ -15,22 +15,26 @@ from pass_runtime.files import read_text
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
-MAX_BATCH = 256
+MAX_BATCH_SIZE = 256
 WEIGHTS = tuple(SPECS)
 CUDA_ATTENTION = ("attention", "group-query")
-NO_TEXT = "none"
-"""Given instead of a file to calibrate on: quantize without text."""
+NO_CALIBRATION = "none"
+"""The value of --calibrate with which weights are quantized without text."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """engine: a name of `backends.trt.library.LIBRARIES`. compute_capability: GPUs to build for, as 8.9 or sm89; ()
-    means the GPU of this machine.
+    """Options of an engine build. Raises PassError if one is out of range.
 
-    max_seq_len: prompt and output tokens of the longest sequence; capacity: S itself, instead of max_seq_len.
-    prefill_widths: of the chunks in which prompts are read; None chooses them. workspace: MiB that kernels may use.
-    device_memory: GiB of the target; None means those of this machine's GPU.
-    timing_cache: a file that is read and written. verify: compare logits with ONNX Runtime's afterwards.
+    engine: a name in `backends.trt.library.LIBRARIES`.
+    max_seq_len: prompt and output tokens of the longest sequence. capacity: the KV capacity, instead of max_seq_len.
+    prefill_widths: tokens of the chunks in which prompts are prefilled; None if the build chooses them.
+    workspace: MiB of scratch memory for kernels; None for no limit.
+    timing_cache: a file that is read and updated.
+    compute_capability: GPUs to build for, such as 8.9 or sm89; () means the GPU of this machine.
+    device_memory: GiB of the target; None means the memory of this machine's GPU.
+    verify: compare logits with ONNX Runtime's afterwards.
+    force: rebuild existing engines.
     """
 
     engine: str
@@ -47,8 +51,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         find_library(self.engine)
-        if not 1 <= self.max_batch_size <= MAX_BATCH:
-            raise PassError(f"--max-batch-size must be 1 to {MAX_BATCH}, not {self.max_batch_size}")
+        if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
+            raise PassError(f"--max-batch-size must be 1 to {MAX_BATCH_SIZE}, not {self.max_batch_size}")
         if self.workspace is not None and self.workspace < 1:
             raise PassError(f"--workspace must be at least 1 MiB, not {self.workspace}")
         if self.device_memory is not None and not self.device_memory > 0:
@@ -57,21 +61,23 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """model: registry name, hub id, local directory or .gguf file. revision: of a hub id, its branch, tag or commit.
-    lookahead: L, the most drafts per round.
+    """Options of an export. Raises PassError if they are out of range or do not fit together.
 
+    model: registry name, hub id, local directory or .gguf file. revision: branch, tag or commit of a hub id.
+    lookahead: L, the number of drafts that follow one another.
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
-    takes the weights that are shipped for the model, else the baseline.
+    means the weights that are shipped for the model, or else the baseline.
+    output: the bundle directory; None names it after the model.
     weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize/spec.py).
-    zero_points: integers get a zero point for every block: nearer to the weights, but not for TensorRT. None: int4 has
-    them in fp32, which is for CPUs.
+    zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding errors smaller but
+    is not supported by TensorRT; None means int4 in fp32 only, which is for CPUs.
+    calibrate: a text file for rounding int4 weights and measuring w8a8's activations; None if the model writes the
+    text. Path(NO_CALIBRATION) rounds int4 to the nearest codes instead, for large models on few cores.
+    rule: "match" accepts a draft if it equals the model's own sample, so the text is that of plain decoding;
+    "rejection" is the paper's rule: it accepts more sampled drafts, and keeps only the distribution of texts.
+    verify: a text file on which perplexity and greedy agreement with the full-precision model are measured.
+    force: replace an existing bundle.
     cuda_attention: "group-query" adds a trunk with ONNX Runtime's own operator for CUDA (derived/cuda.py).
-    calibrate: a text file that int4 weights are rounded on, and w8a8's activations measured; None lets the model write.
-    Path(NO_TEXT) rounds int4 to the nearest codes instead, for large models on few cores.
-    rule: "match" accepts a draft where it equals the model's own sample, so that the text is that of plain decoding;
-    "rejection" is the paper's: it accepts more sampled drafts, and only the distribution stays the same.
-    verify: a text file to measure perplexity and greedy agreement with the full-precision model on.
-    output: the bundle directory; None names it after the model. force: replace a bundle that is there.
     """
 
     model: str
@@ -104,9 +110,11 @@ class ExportConfig:
         if self.zero_points and self.weights not in ("int4", "int8"):
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
         if self.calibrate is not None and not SPECS[self.weights].reads_text:
-            raise PassError(f"--calibrate is for --weights int4 and w8a8: {self.weights} is made without any text")
+            raise PassError(f"--calibrate is for --weights int4 and w8a8: {self.weights} needs no text")
         if self._to_nearest and not SPECS[self.weights].gptq:
-            raise PassError(f"--calibrate {NO_TEXT} is for --weights int4: {self.weights} cannot do without text")
+            raise PassError(
+                f"--calibrate {NO_CALIBRATION} is for --weights int4: {self.weights} cannot do without text"
+            )
 
     @property
     def spec(self) -> QuantSpec:
@@ -117,14 +125,14 @@ class ExportConfig:
 
     @property
     def _to_nearest(self) -> bool:
-        return self.calibrate == Path(NO_TEXT)
+        return self.calibrate == Path(NO_CALIBRATION)
 
     def verification_text(self) -> str | None:
-        """The text of `verify`, or None; PassError if it cannot be read or is empty."""
+        """Return the text of `verify`, or None. Raises PassError if it cannot be read or is empty."""
         return None if self.verify is None else _text_of(self.verify, "--verify")
 
     def calibration_text(self) -> str | None:
-        """The text of `calibrate`, or None; PassError if it cannot be read or is empty."""
+        """Return the text of `calibrate`, or None. Raises PassError if it cannot be read or is empty."""
         return None if self.calibrate is None or self._to_nearest else _text_of(self.calibrate, "--calibrate")
 
 

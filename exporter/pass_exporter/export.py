@@ -1,4 +1,4 @@
-"""One export, start to end: load, trace, write, check."""
+"""Runs an export: loads the model, traces and writes its graphs, and checks the bundle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pass_exporter.config import ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
 from pass_exporter.derived.cuda import write_trunk_for_cuda
 from pass_exporter.model.load import LoadedModel, load_model
-from pass_exporter.model.lookahead import BASELINE, Lookahead, mean_embedding, read_lookahead
+from pass_exporter.model.lookahead import BASELINE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.model.shipped import shipped_weights
 from pass_exporter.progress import Progress
@@ -37,7 +37,11 @@ TRUNK_FILE = "trunk.onnx"
 
 @dataclass(frozen=True)
 class ExportReport:
-    """The bundle that was written, and the results of its checks."""
+    """The written bundle, and the results of its checks.
+
+    relative_error: of the trunk's outputs against torch's. greedy_tokens, near_tie: see `check_greedy`.
+    quality: None without a text to verify on.
+    """
 
     output: Path
     manifest: Manifest
@@ -49,7 +53,7 @@ class ExportReport:
 
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
-    """Write a bundle and check it. On PassError nothing is left of it."""
+    """Write a bundle and check it. Raises PassError, and then removes what it wrote."""
     text, calibration = config.verification_text(), config.calibration_text()
     progress.phase("finding the model")
     source = resolve(config.model, config.revision)
@@ -87,7 +91,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         plans = files.write_tails(directory, config.lookahead, info.vocab_size, config.rule, lookahead.head)
         files.write_tokenizer(directory, loaded.tokenizer)
         manifest = files.write_manifest(directory, info, config.rule, lookahead, trunk, derived, plans)
-        del loaded, graph, quantized  # because ONNX Runtime loads the weights again for the checks
+        del loaded, graph, quantized  # frees memory: ONNX Runtime loads the weights again for the checks
         gc.collect()
         quality, limits = None, limits_of(manifest.model)
         with runnable(directory, manifest) as checked:
@@ -105,8 +109,8 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
 
 
 def _lookahead(config: ExportConfig, loaded: LoadedModel) -> Lookahead:
-    """The file that the user named, else the weights shipped for this model, else the untrained baseline."""
+    """Read the file that the user named, else the weights shipped for this model, else make the untrained baseline."""
     path = config.lookahead_weights or shipped_weights(loaded.model)
-    if path is None or str(path) == BASELINE:
+    if path is None or str(path) == BASELINE_NAME:
         return mean_embedding(loaded.model, config.lookahead)
     return read_lookahead(path, config.lookahead, loaded.model)

@@ -1,4 +1,4 @@
-"""Flags about the model that pass-export and pass-train have in common."""
+"""Command-line flags about the model that pass-export and pass-train share."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ TRUST_REMOTE_CODE = click.option("--trust-remote-code", is_flag=True, hidden=Tru
 
 
 def model_flags(command: Any) -> Any:
-    """--revision, and --trust-remote-code, which is there to say why it is refused."""
+    """Add --revision, and a hidden --trust-remote-code whose only use is to explain why it is refused."""
     return REVISION(TRUST_REMOTE_CODE(command))

@@ -1,4 +1,4 @@
-"""How long work reports its progress."""
+"""The protocol by which long work reports its progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 Step = Callable[[int, int], None]
-"""Called with the number of steps that are done, and of all steps."""
+"""(steps done, all steps) -> None."""
 
 
 class NotedStep(Protocol):
@@ -16,6 +16,6 @@ class NotedStep(Protocol):
 
 
 class Progress(Protocol):
-    """`phase` is called when a phase starts. If its length is known, the returned Step is called during it."""
+    """Work calls `phase` when a phase starts. If it knows the number of steps, it calls the returned Step after each."""
 
     def phase(self, name: str) -> Step: ...

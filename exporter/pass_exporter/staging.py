@@ -1,7 +1,7 @@
-"""A directory that appears whole or not at all: built beside its destination, then renamed.
+"""Writes a directory atomically: builds it beside its destination, then renames it.
 
-One export at a time writes to a destination, because it holds a lock on a file beside it. Any other files beside the
-destination when an export begins were left by an export that was killed.
+An export holds a lock on a file beside the destination, so only one at a time writes there. If the lock is free,
+partial files beside the destination are of an export that was killed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ def staged_directory(
     mark: str = FILE_NAME,
     elsewhere: str = "another --output",
 ) -> Iterator[Path]:
-    """Yields an empty directory that becomes `destination` when the block succeeds; otherwise nothing is left.
+    """Yields an empty directory that is renamed to `destination` if the block succeeds, and removed otherwise.
 
-    force: replace an existing directory of the same kind. kind: a word for messages; directories of the kind have the
-    file `mark`. elsewhere: the option with which a user names another destination, for messages.
+    force: replace an existing directory of the same kind. kind: names the kind in messages. mark: the file by which a
+    directory of the kind is recognised. elsewhere: for messages, the option that names another destination.
+
+    Raises PassError if the destination exists and must not be replaced, is locked, or cannot be written.
     """
     destination = destination.absolute()
     _check(destination, force, kind, mark, elsewhere)
@@ -81,8 +83,9 @@ def _sibling(destination: Path, kind: str) -> Path:
 
 
 def _recover(destination: Path) -> None:
-    """Remove the files of an export that was killed; the caller holds the lock. A bundle that had been set aside goes
-    back to the destination, unless a new one is there.
+    """Remove the files of an export that was killed. The caller holds the lock.
+
+    If that export had moved the old bundle away and not yet installed the new one, the old one is moved back.
     """
     old = _sibling(destination, "replaced")
     if old.exists() and not destination.exists():

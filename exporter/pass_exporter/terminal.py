@@ -1,4 +1,4 @@
-"""Progress on stderr, for pass-export and pass-train: a line per phase, drawn in a terminal and plain elsewhere."""
+"""Shows the progress of pass-export and pass-train on stderr: bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rich.text import Text
 
 from pass_exporter.progress import NotedStep
 
-SECONDS = 10
-"""The least time between two lines about one phase if stderr is not a terminal."""
+LINE_INTERVAL_SECONDS = 10
+"""The shortest time between two plain lines about one phase."""
 
 
 def silence_libraries() -> None:
-    """Disable tqdm, with which transformers and the hub's client draw. It reads this variable when it is imported."""
+    """Disable the tqdm bars of transformers and the hub's client. Call it before tqdm is imported."""
     os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 class Terminal:
-    """The Progress of pass-export and pass-train on a console. show: False prints nothing."""
+    """Implements Progress on a console. show: False prints nothing."""
 
     def __init__(self, console: Console, *, show: bool = True) -> None:
         self._console, self._show = console, show
-        self._bars: _Bars | None = _Bars(console) if show and console.is_terminal else None
+        self._bars: _ProgressBars | None = _ProgressBars(console) if show and console.is_terminal else None
 
     def __enter__(self) -> Terminal:
         if self._bars is not None:
@@ -49,7 +49,7 @@ class Terminal:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Bars:
+class _ProgressBars:
     """Shows a spinner or a bar while a phase runs, and a check mark and its time when it is done."""
 
     def __init__(self, console: Console) -> None:
@@ -66,7 +66,7 @@ class _Bars:
         self._progress.start()
 
     def end(self, *, finished: bool) -> None:
-        """finished: the last phase was completed."""
+        """Stop drawing. finished: whether the last phase was completed."""
         if finished:
             self._finish()
         self._progress.stop()
@@ -89,7 +89,7 @@ class _Bars:
 
 
 class _PhaseStatus(ProgressColumn):
-    """The time, the steps that are done and all steps, the note, and the remaining time."""
+    """Renders elapsed time, steps done and all steps, the note, and the remaining time."""
 
     def render(self, task: Task) -> Text:
         parts = [_clock(task.finished_time if task.finished else task.elapsed)]
@@ -107,15 +107,17 @@ def _clock(seconds: float | None) -> str:
 
 
 def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
-    """Prints a line for every tenth that is done, at most one in SECONDS, and one at the end; all but that with the
-    remaining time."""
+    """Returns a step that prints a line with the remaining time for every tenth done, and a line at the end.
+
+    Lines are at least LINE_INTERVAL_SECONDS apart, except for the last.
+    """
     begun = at = time.monotonic()
     printed = 0
 
     def step(done: int, total: int, note: str = "") -> None:
         nonlocal printed, at
         tenth, now = 10 * done // max(total, 1), time.monotonic()
-        if total > 1 and tenth > printed and (done >= total or now - at >= SECONDS):
+        if total > 1 and tenth > printed and (done >= total or now - at >= LINE_INTERVAL_SECONDS):
             left = f"{_clock((now - begun) * (total - done) / done)} left" if done < total else ""
             line("  ".join(part for part in (f"{name}: {done}/{total}", note, left) if part))
             printed, at = tenth, now

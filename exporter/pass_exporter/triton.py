@@ -1,4 +1,4 @@
-"""pass-export triton: a bundle as a model of Triton's Python backend, in a model repository."""
+"""`pass-export triton`: adds a bundle to a model repository, as a model of Triton's Python backend."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 from pass_server.triton.config import KINDS, Field, inputs, make_settings, outputs
 
-COPY = "1/bundle"
-"""The place of a copied bundle in its model's directory."""
-MODEL = '''\
+BUNDLE_COPY = "1/bundle"
+"""The path of a copied bundle in its model's directory."""
+MODEL_SOURCE = '''\
 """Written by `pass-export triton`: everything is in pass_server, which has to be installed where Triton runs."""
 
 import triton_python_backend_utils
@@ -30,7 +30,7 @@ class TritonPythonModel(Model):
 '''
 
 
-NO_CACHE = """\
+PYCACHE_PLACEHOLDER = """\
 A file of this name keeps Python from writing a directory of this name. Triton takes any change beside model.py for a
 new version of the model, and would load it a second time.
 """
@@ -38,9 +38,12 @@ new version of the model, and would load it a second time.
 
 @dataclass(frozen=True)
 class RepositoryConfig:
-    """The options of pass-export triton. output: the repository, to which a model is added. tokens: the model takes and
-    returns token ids, not text. copy: the bundle is copied into the model, not referred to. instances: processes, each
-    with its own session. The others are None for the model's default, see `pass_server.triton.config`.
+    """The options of pass-export triton.
+
+    output: the repository that the model is added to. tokens: the model takes and returns token ids instead of text.
+    copy: copy the bundle into the model's directory; otherwise the model refers to its path.
+    instances: processes, each with its own session. force: replace an existing model with the same name.
+    Others: see `pass_server.triton.config`; None means the default there.
     """
 
     bundle: Path
@@ -67,12 +70,12 @@ class RepositoryConfig:
 
     @property
     def chosen(self) -> dict[str, str | int | float | bool]:
-        """The parameters that are not None."""
+        """The parameters in KINDS that are not None."""
         return {name: value for name in KINDS if (value := getattr(self, name)) is not None}
 
 
 def write_model(config: RepositoryConfig) -> Path:
-    """Add a model to a repository, completely or not at all; returns its directory."""
+    """Add a model to a repository atomically. Returns its directory. Raises PassError if an option does not fit."""
     manifest = read_manifest(config.bundle)
     verify_files(config.bundle, manifest, hashes=False)
     name = config.served_model_name or _name(manifest.model.name, tokens=config.tokens)
@@ -81,7 +84,7 @@ def write_model(config: RepositoryConfig) -> Path:
     if config.instances < 1:
         raise PassError(f"instances must be at least 1, not {config.instances}")
     check_wanted(config.bundle, manifest, config.device, config.capacity)
-    make_settings(COPY, tokens=config.tokens, **config.chosen)
+    make_settings(BUNDLE_COPY, tokens=config.tokens, **config.chosen)
     _check_repository(config.output)
     model = config.output / name
     another = "another --served-model-name for one beside it"
@@ -89,18 +92,18 @@ def write_model(config: RepositoryConfig) -> Path:
     with staged_directory(model, force=config.force, elsewhere=another, **kind) as directory:
         (directory / "1").mkdir()
         if config.copy:
-            shutil.copytree(config.bundle, directory / COPY)
-        (directory / "1" / "model.py").write_text(MODEL, encoding="utf-8")
-        (directory / "1" / "__pycache__").write_text(NO_CACHE, encoding="utf-8")
+            shutil.copytree(config.bundle, directory / BUNDLE_COPY)
+        (directory / "1" / "model.py").write_text(MODEL_SOURCE, encoding="utf-8")
+        (directory / "1" / "__pycache__").write_text(PYCACHE_PLACEHOLDER, encoding="utf-8")
         (directory / "config.pbtxt").write_text(
             config_pbtxt(name, config), encoding="utf-8"
-        )  # last: it makes the directory a model
+        )  # last, because Triton recognises a model by this file
     return model
 
 
 def config_pbtxt(name: str, config: RepositoryConfig) -> str:
-    """The model's configuration. Triton does not batch requests, because the session does."""
-    bundle = COPY if config.copy else str(config.bundle.resolve())
+    """Return the model's configuration. Triton's batching is off, because the session batches."""
+    bundle = BUNDLE_COPY if config.copy else str(config.bundle.resolve())
     values = {"bundle": bundle, "tokens": config.tokens} | config.chosen
     lines = [
         f"name: {_text(name)}",
@@ -116,7 +119,7 @@ def config_pbtxt(name: str, config: RepositoryConfig) -> str:
 
 
 def _name(model: str, *, tokens: bool) -> str:
-    """The name of the model if --served-model-name does not give one."""
+    """Return the default of --served-model-name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + ("-tokens" if tokens else "")
 
 
@@ -128,7 +131,7 @@ def _check_repository(path: Path) -> None:
 
 
 def _kind(device: str) -> str:
-    """The kind of the instances. KIND_MODEL leaves the choice of a device to the session."""
+    """Return Triton's kind of instances for a device. With KIND_MODEL the session chooses the device."""
     return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
 
 
@@ -145,5 +148,5 @@ def _value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """A string in protobuf's text format: as in JSON, but characters beyond ASCII are not escaped."""
+    """Return a string literal of protobuf's text format: as in JSON, but non-ASCII characters are not escaped."""
     return json.dumps(text, ensure_ascii=False)

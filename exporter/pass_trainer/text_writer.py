@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from pass_exporter.config import ExportConfig
 from pass_exporter.export import export
-from pass_exporter.model.lookahead import BASELINE
+from pass_exporter.model.lookahead import BASELINE_NAME
 from pass_exporter.progress import Progress
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.bundle.sampling import SamplingParams
@@ -97,7 +97,7 @@ class BundleTextWriter:
             config = ExportConfig(
                 self._model,
                 lookahead=1,
-                lookahead_weights=Path(BASELINE),
+                lookahead_weights=Path(BASELINE_NAME),
                 output=self._bundle,
                 weights="w8a8",
                 revision=self._revision,

@@ -72,13 +72,13 @@ def test_the_model_writes_many_sequences_at_once(loaded: LoadedModel, monkeypatc
         ids = own_ids(loaded.model, loaded.tokenizer, 700, lambda done, total: steps.append((done, total)))
     finally:
         handle.remove()
-    assert ids.shape == (text.OWN_SEQUENCES // text.JOINED, text.OWN_LENGTH * text.JOINED)
+    assert ids.shape == (text.OWN_SEQUENCES // text.SEQUENCES_PER_ROW, text.OWN_TOKENS * text.SEQUENCES_PER_ROW)
     assert ids.numel() >= 3000
-    assert len(passes) == len(steps) < text.OWN_LENGTH and steps[-1] == (text.OWN_LENGTH, text.OWN_LENGTH)
+    assert len(passes) == len(steps) < text.OWN_TOKENS and steps[-1] == (text.OWN_TOKENS, text.OWN_TOKENS)
     prompts = [loaded.tokenizer.backend_tokenizer.encode(p, add_special_tokens=False).ids for p in text.PROMPTS]
-    begun = text.OWN_LENGTH - len(passes)
-    pieces = torch.cat(ids.chunk(text.JOINED, 1))
-    assert pieces[:, :begun].tolist() == text.JOINED * [prompt[:begun] for prompt in prompts]
+    begun = text.OWN_TOKENS - len(passes)
+    pieces = torch.cat(ids.chunk(text.SEQUENCES_PER_ROW, 1))
+    assert pieces[:, :begun].tolist() == text.SEQUENCES_PER_ROW * [prompt[:begun] for prompt in prompts]
     assert len({tuple(piece) for piece in pieces.tolist()}) == len(pieces)
 
 
@@ -125,7 +125,7 @@ def test_bf16_estimates_the_same_losses(loaded: LoadedModel, monkeypatch: pytest
 def test_the_cost_of_clipping_is_summed_in_parts(monkeypatch: pytest.MonkeyPatch):
     random = torch.Generator().manual_seed(0)
     x, gradient = (torch.randn(3, 7, 11, generator=random) for _ in range(2))
-    monkeypatch.setattr(calibrate, "CHUNK", 50)
+    monkeypatch.setattr(calibrate, "CHUNK_ELEMENTS", 50)
     found = calibrate._clip_losses(x, gradient, 0.02)
     weight = (gradient / calibrate.LOSS_SCALE).square() / 2
     expected = [float((weight * (round_activations(x, 0.02 * clip) - x).square()).sum()) for clip in CLIPS]

@@ -31,7 +31,7 @@ import pass_exporter.cli
 import pass_trainer.cli
 from conftest import EOS, VOCAB_SIZE, export_bundle, make_model
 from pass_exporter.bundle import write_tokenizer
-from pass_exporter.model.families import SUPPORTED
+from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
@@ -165,7 +165,7 @@ def test_a_tied_head_is_not_missing(tmp_path: Path):
 
 def test_every_family_loads(tmp_path: Path):
     """transformers adds tokens of its own to some families' tokenizers, which the model has no embeddings for."""
-    for family in SUPPORTED:
+    for family in SUPPORTED_FAMILIES:
         loaded = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32")
         assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE, family
 

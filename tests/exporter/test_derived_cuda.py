@@ -14,7 +14,7 @@ from host_values import copied_values
 
 from conftest import export_bundle, make_model, write_random_weights
 from pass_exporter.cli import main
-from pass_exporter.derived.cuda import FILE
+from pass_exporter.derived.cuda import CUDA_TRUNK_FILE
 from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
@@ -63,7 +63,7 @@ def run(bundle: Path, file: str, plan: Plan) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 def test_it_computes_what_the_trunk_does(bundle: Path, plan: Plan):
     """As far as fp16 goes; of the cache, the entries up to the window's end."""
-    expected, found = run(bundle, "trunk.onnx", plan), run(bundle, FILE, plan)
+    expected, found = run(bundle, "trunk.onnx", plan), run(bundle, CUDA_TRUNK_FILE, plan)
     assert expected.keys() == found.keys()
     for name, right in expected.items():
         valid = slice(None) if name == "logits" else slice(LENGTH + plan.width)
@@ -73,8 +73,8 @@ def test_it_computes_what_the_trunk_does(bundle: Path, plan: Plan):
 
 
 def test_nothing_in_it_is_copied_between_host_and_device(bundle: Path):
-    assert copied_values(bundle / FILE) == []
-    graph = onnx.load(bundle / FILE, load_external_data=False).graph
+    assert copied_values(bundle / CUDA_TRUNK_FILE) == []
+    graph = onnx.load(bundle / CUDA_TRUNK_FILE, load_external_data=False).graph
     operators = [node.op_type for node in graph.node]
     assert operators.count("GroupQueryAttention") == read_manifest(bundle).model.layers
     assert not {"Attention", "TensorScatter", "RotaryEmbedding"} & {*operators}
@@ -84,8 +84,8 @@ def test_it_is_for_one_sequence_on_cuda(bundle: Path):
     manifest = read_manifest(bundle)
     (derived,) = manifest.derived
     assert (derived.device, derived.batch, derived.spare_entries) == ("cuda", 1, 0)
-    assert (manifest.trunk_file("cuda", 1), manifest.trunk_file("cuda", 2)) == (FILE, "trunk.onnx")
-    assert manifest.trunk_file("cpu", 1) == "trunk.onnx" and FILE in manifest.files
+    assert (manifest.trunk_file("cuda", 1), manifest.trunk_file("cuda", 2)) == (CUDA_TRUNK_FILE, "trunk.onnx")
+    assert manifest.trunk_file("cpu", 1) == "trunk.onnx" and CUDA_TRUNK_FILE in manifest.files
 
 
 def test_it_is_made_only_where_it_is_asked_for_and_can_be():

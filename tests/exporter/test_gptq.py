@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conftest import make_model
 from pass_exporter.model.adapter import linear_layers
-from pass_exporter.model.families import SUPPORTED
+from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.quantize.gptq import Forecast, gptq_model, gptq_weight, hessian, inverse_factor, rounding_cost
 from pass_exporter.quantize.rounding import round_to
 from pass_exporter.quantize.spec import INT4, SPECS, QuantSpec, WeightScheme
@@ -78,7 +78,7 @@ def test_inputs_that_are_never_used_are_rounded_all_the_same():
         assert ((restored - weight).abs() < 1).all()
 
 
-@pytest.mark.parametrize("family", SUPPORTED)
+@pytest.mark.parametrize("family", SUPPORTED_FAMILIES)
 def test_every_layer_is_rounded_once_and_in_its_place(family: str, tmp_path: Path):
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve

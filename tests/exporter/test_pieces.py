@@ -22,7 +22,7 @@ from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
 @pytest.mark.parametrize("size", [1, 20_000, 1 << 30])
 @pytest.mark.parametrize("file", ["trunk.onnx", "trunk.cpu.onnx", "trunk.cpu.one.onnx"])
 def test_a_trunk_in_pieces(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int):
-    monkeypatch.setattr(pieces, "PIECE", size)
+    monkeypatch.setattr(pieces, "MAX_PIECE_ELEMENTS", size)
     model, rng = read_manifest(adapter_bundle).model, np.random.default_rng(0)
     feeds = []
     for plan in (fused_plan([2, 2, 1]), fused_plan([1, 1])):
@@ -70,7 +70,7 @@ def test_weights_are_restored_once_for_all_feeds(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(pieces, "open_session", watched)
     for size in (1, 1000):
-        monkeypatch.setattr(pieces, "PIECE", size)
+        monkeypatch.setattr(pieces, "MAX_PIECE_ELEMENTS", size)
         ran.clear()
         found = run_in_pieces(tmp_path / "products.onnx", [{"x": each} for each in x])
         first, last = codes.astype(np.float32) / 2

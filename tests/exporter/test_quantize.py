@@ -16,7 +16,7 @@ from conftest import export_bundle
 from pass_exporter.config import ExportConfig
 from pass_exporter.engines.target import check_dtype
 from pass_exporter.quantize.rounding import round_to
-from pass_exporter.quantize.spec import FP8, INT4, INT8, LARGEST, LEVELS, SPECS, WeightScheme
+from pass_exporter.quantize.spec import FP8, INT4, INT8, MAX_SIGNED_CODE, MAX_UNSIGNED_CODE, SPECS, WeightScheme
 from pass_runtime import GenerateOptions, PassError, SamplingParams, load, read_manifest
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
@@ -45,8 +45,8 @@ def test_a_weight_moves_by_half_a_step_at_most(name, data):
     codes, restored = packed.codes(), packed.restored()
     count = 1 if scheme.block_size is None else blocks
     assert codes.shape == restored.shape == weight.shape and packed.scales.shape == (outputs, count)
-    largest = LARGEST[scheme.code_type]
-    low, high = (0, LEVELS[scheme.code_type]) if scheme.zero_points else (-largest - 1, largest)
+    largest = MAX_SIGNED_CODE[scheme.code_type]
+    low, high = (0, MAX_UNSIGNED_CODE[scheme.code_type]) if scheme.zero_points else (-largest - 1, largest)
     assert codes.min() >= low and codes.max() <= high
     steps = packed.scales.repeat_interleave(weight.shape[1] // count, 1)
     inside = (codes > low) & (codes < high)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from conftest import SilentProgress, export_bundle, make_tokenizer
 from pass_exporter import export
 from pass_exporter.config import ExportConfig
-from pass_exporter.model.families import SUPPORTED
+from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import read_lookahead
 from pass_exporter.model.registry import ModelSource, registry, resolve
@@ -50,7 +50,7 @@ def config_only(directory: Path, source: Path, **changes: object) -> Path:
 def test_unsupported_architecture(tiny_model: Path, tmp_path: Path, model_type: str):
     text = load_message(config_only(tmp_path / "model", tiny_model, model_type=model_type))
     assert model_type in text
-    assert all(family in text for family in SUPPORTED)
+    assert all(family in text for family in SUPPORTED_FAMILIES)
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from conftest import SilentProgress, export_bundle, make_model, write_random_weights
 from pass_exporter.checks.cases import torch_cases
-from pass_exporter.checks.rounded import PREFIX, with_given_codes
+from pass_exporter.checks.rounded import FILE_PREFIX, with_given_codes
 from pass_exporter.checks.verify import Limits, check_trunk
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import Lookahead, read_lookahead
@@ -93,7 +93,7 @@ def test_every_family_passes_the_exporters_check(families, family, tmp_path: Pat
     found = read_manifest(bundle).model.quantization
     assert found is not None and found.activations == "static_int8"
     assert found.calibration == "the model's own text"
-    assert not list(bundle.glob(f"{PREFIX}*"))
+    assert not list(bundle.glob(f"{FILE_PREFIX}*"))
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_a_wrong_scale_of_one_layer_is_found_out(
         wrong.activations = quantized.activations | {last: quantized.activations[last] * factor}
         with pytest.raises(PassError, match=r"differs from torch by .*8-bit codes by"):
             check_trunk(w8a8_bundle, manifest, torch_cases(loaded.model, lookahead, wrong), Limits(1.0, 0.01))
-    assert not [file for file in w8a8_bundle.iterdir() if file.name.startswith(PREFIX)]
+    assert not [file for file in w8a8_bundle.iterdir() if file.name.startswith(FILE_PREFIX)]
 
 
 @pytest.mark.parametrize("portable", [True, False], ids=["portable", "derived"])

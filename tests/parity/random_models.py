@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from conftest import CORPUS, make_model, randomize_vectors
-from pass_exporter.model.families import SUPPORTED
+from pass_exporter.model.families import SUPPORTED_FAMILIES
 
 KINDS = ("byte-level", "byte-fallback", "metaspace", "wordpiece")
 GGUF_KINDS = KINDS[:2]
@@ -47,7 +47,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    family = draw(st.sampled_from(SUPPORTED))
+    family = draw(st.sampled_from(SUPPORTED_FAMILIES))
     as_gguf = family not in NO_GGUF and draw(st.booleans())
     heads, positions = draw(st.sampled_from((2, 4))), draw(st.sampled_from((64, 128, 256)))
     layers = draw(st.integers(1, 3))

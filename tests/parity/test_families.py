@@ -11,7 +11,7 @@ import pytest
 from conftest import SilentProgress, make_model, randomize_vectors
 from pass_exporter.config import ExportConfig
 from pass_exporter.export import ExportReport, export
-from pass_exporter.model.families import SUPPORTED
+from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_runtime import GenerateOptions, load
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
@@ -68,7 +68,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def test_every_supported_family_is_here():
-    assert {family for family, _ in MODELS.values()} == set(SUPPORTED)
+    assert {family for family, _ in MODELS.values()} == set(SUPPORTED_FAMILIES)
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda name: name.replace(" ", "-"))

@@ -12,7 +12,7 @@ from pass_exporter.engines.build import build_engines
 from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.graph import aliases, tail_for_tensorrt, trunk_for_tensorrt, widened
 from pass_exporter.engines.profiles import engine_plans, tail_profiles, trunk_profiles
-from pass_exporter.engines.target import FIRST_TARGET
+from pass_exporter.engines.target import MIN_COMPUTE_CAPABILITY
 from pass_exporter.tails.match import build_tail
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.integrity import file_info, verify_files
@@ -57,7 +57,7 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
     """With an adapter; profiles, files and aliases of the manifest are what was built."""
     bundle = export_bundle(tiny_model, tmp_path / kind, lookahead=2, lookahead_weights=adapter_weights, **FORMATS[kind])
     manifest = read_manifest(bundle)
-    first = max(FIRST_TARGET.get(name, 0) for name in (manifest.model.dtype, manifest.model.weights))
+    first = max(MIN_COMPUTE_CAPABILITY.get(name, 0) for name in (manifest.model.dtype, manifest.model.weights))
     targets = tuple(target for target in RTX.targets if int(target[2:]) >= first)
     batches = (1, 4) if kind == "fp16" else (1,)
     config = EngineConfig("tensorrt-rtx", max_batch_size=batches[-1], compute_capability=targets)

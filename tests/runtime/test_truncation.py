@@ -15,7 +15,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from pass_exporter.tails.sampler import SamplerNodes
 from pass_exporter.tails.tape import GraphTape
-from pass_exporter.tails.truncation import FEW
+from pass_exporter.tails.truncation import FIRST_CANDIDATES
 from pass_runtime.bundle.reference import kept
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, SamplingParams
 
@@ -92,7 +92,7 @@ def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
     """A request, the slope of probabilities that fall as stairs do (0: all alike), and the step that its nucleus ends
     on: often next to the candidates that are looked at first, or to the last of all."""
     slope = draw(st.sampled_from([0.0, 0.002, 0.01, 0.05, 0.3]))
-    edges = [edge + i for edge in (FEW, MAX_CANDIDATES) for i in (-2, -1, 0, 1, 2)]
+    edges = [edge + i for edge in (FIRST_CANDIDATES, MAX_CANDIDATES) for i in (-2, -1, 0, 1, 2)]
     step = draw(st.one_of(st.sampled_from(edges), st.integers(1, STAIRS)))
     top_k = draw(st.one_of(st.just(0), st.sampled_from([1, *(k for k in edges if k <= MAX_CANDIDATES)])))
     shares = np.exp(-slope * np.arange(STAIRS))

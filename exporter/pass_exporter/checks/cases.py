@@ -1,7 +1,7 @@
-"""Windows and torch's results for them, which the exporter's checks compare the trunk with.
+"""Test windows and torch's results for them, with which the exporter's checks compare the trunk.
 
-transformers' unpatched model runs before the trunk is written; the written files run afterwards, when torch's copy of
-the weights is gone.
+transformers' unpatched model runs before the trunk is written. The written files run afterwards, when torch's copy of
+the weights is released.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from transformers import DynamicCache, PreTrainedModel
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.sliding import attention_masks, layer_windows
 from pass_exporter.quantize.emulate import Rounded, rounded_activations
-from pass_exporter.quantize.weights import ADAPTER, QuantizedModel
+from pass_exporter.quantize.weights import ADAPTER_PREFIX, QuantizedModel
 from pass_exporter.trunk.trace import Trunk
 from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
 
-LARGE = 300 << 20
-"""Bytes of weights above which memory may be too small for ONNX Runtime's packed or widened copies of them."""
-LONG = 1025
-"""Sliding windows of so many tokens are not checked: the text would have to be longer, which takes torch minutes."""
+LARGE_MODEL_BYTES = 300 << 20
+"""Above so many bytes of weights, memory may be too small for ONNX Runtime's packed or widened copies of them."""
+MAX_CHECKED_WINDOW = 1025
+"""Sliding windows of so many tokens or more are not checked: the text must be longer, which takes torch minutes."""
 
 Array = npt.NDArray[Any]
 
@@ -35,8 +35,10 @@ Array = npt.NDArray[Any]
 class Case:
     """One window after `length` committed tokens, and torch's results for it.
 
-    past, window: per layer and part (keys first), [1,KVH,length,D] and [1,KVH,Q,D]. logits: [1,Q,V]. hidden: [1,Q,H],
-    what the LM head reads. rounded: what each layer with a static scale reads, by its weight's name.
+    past: the KV cache before the window, [1,KVH,length,D] for every layer's keys, then every layer's values.
+    window: the window's keys and values in the same order, [1,KVH,Q,D].
+    logits: [1,Q,V]. hidden: [1,Q,H], the LM head's input.
+    rounded: the input of each layer with a static scale, by its weight's name.
     """
 
     plan: Plan
@@ -52,17 +54,17 @@ class Case:
 def torch_cases(
     model: PreTrainedModel, lookahead: Lookahead, quantized: QuantizedModel | None = None, seed: int = 0
 ) -> list[Case]:
-    """A random window of every plan of the bundle, and one of prefill; of a large model's, the widest plans.
+    """Runs a random window of every plan of the bundle, and one of prefill. A large model skips most plans.
 
-    If layers have a sliding window, also one of the widest plan behind more tokens than they see. quantized: says how
-    activations are rounded.
+    If layers have a sliding window, the widest plan also runs after a text longer than that window.
+    quantized: how activations are rounded.
     """
     rng, plans = np.random.default_rng(seed), bundle_plans(lookahead.length, trees=lookahead.head is not None)
-    if model.num_parameters() > LARGE // 2:  # minutes where there is no kernel for its dtype
+    if model.num_parameters() > LARGE_MODEL_BYTES // 2:  # It takes minutes if torch has no kernel for the dtype.
         plans = (plans[0], *plans[-3:])
-    sliding = max((window for window in layer_windows(model.config) if window is not None), default=LONG)
+    sliding = max((window for window in layer_windows(model.config) if window is not None), default=MAX_CHECKED_WINDOW)
     windows = [(plan, 0) for plan in (*plans, prefill_plan(16))]
-    if sliding < LONG:
+    if sliding < MAX_CHECKED_WINDOW:
         windows.append((plans[-1], sliding))
     with ExitStack() as stack:
         rounded = (
@@ -80,7 +82,7 @@ def _torch_case(
     least: int,
     rounded: Mapping[str, Rounded],
 ) -> Case:
-    """least: the fewest tokens before the window. rounded: what layers read in the last pass."""
+    """Runs one window. least: the fewest tokens before it. rounded: the layers' rounded inputs in the last pass."""
     trunk, vocab = Trunk(model, lookahead), model.config.vocab_size
     length = least + int(rng.integers(3, 40))
     cache = DynamicCache()
@@ -104,14 +106,17 @@ def _torch_case(
     window = _entries(cache, slice(length, None))
     adapted = plan.lookahead_rows
     read = {
-        name: Rounded(each.codes[:, adapted], each.scale) if name.startswith(ADAPTER) else each
+        name: Rounded(each.codes[:, adapted], each.scale) if name.startswith(ADAPTER_PREFIX) else each
         for name, each in rounded.items()
     }
     return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), read)
 
 
 def _adapted(model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.Tensor) -> AbstractContextManager[None]:
-    """The adapter where `is_lookahead` [Q], computed for every row and masked: not the way the trunk does it."""
+    """Applies the adapter to the rows with `is_lookahead` [Q].
+
+    It computes all rows and masks the others, so the check does not repeat the trunk's implementation.
+    """
     adapter = lookahead.adapter
     if adapter is None:
         return nullcontext()
@@ -121,5 +126,5 @@ def _adapted(model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.T
 def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
     """Copies of the cache's columns: every layer's keys, then every layer's values."""
     parts = [getattr(layer, part)[:, :, columns] for part in ("keys", "values") for layer in cache.layers]
-    # numpy has no bf16; float32 holds all of it
+    # numpy has no bf16; float32 represents its values exactly.
     return [(part.float() if part.dtype == torch.bfloat16 else part).numpy().copy() for part in parts]

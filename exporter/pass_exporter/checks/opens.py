@@ -1,4 +1,4 @@
-"""The last check of an export: the finished bundle opens and generates text, from its files alone."""
+"""The last check of an export: the runtime opens the finished bundle and generates text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session, load
 
 PROMPT, TOKENS = "The", 4
-ROOM = 1 << 30
-"""The most bytes of float32 weights for which ONNX Runtime's packed copies fit into the memory of an export."""
-ADVICE = "; export the bundle again"
-"""The runtime's advice, which would not help here."""
+MAX_PACKED_BYTES = 1 << 30
+"""With at most so many bytes of float32 weights, ONNX Runtime's packed copies fit into the memory of an export."""
+RUNTIME_ADVICE = "; export the bundle again"
+"""The end of some of the runtime's messages. It is removed here, because exporting again would not help."""
 
 
 def check_opens(bundle: Path, runs: Manifest) -> None:
-    """PassError if the runtime cannot open the bundle or generate with it. runs: the manifest from `runnable`.
+    """Raises PassError if the runtime cannot open the bundle or generate with it. runs: the manifest from `runnable`.
 
-    If `session_for_checks` has no memory to run a large model, only the manifest and all hashes are checked.
+    If `session_for_checks` returns None, only the manifest and all hashes are checked.
     """
     try:
         manifest = read_manifest(bundle)
@@ -32,13 +32,14 @@ def check_opens(bundle: Path, runs: Manifest) -> None:
             with session:
                 session.generate(PROMPT, GenerateOptions(max_new_tokens=TOKENS)).result()
     except PassError as error:
-        reason = str(error).removesuffix(ADVICE)
+        reason = str(error).removesuffix(RUNTIME_ADVICE)
         raise PassError(f"the runtime refuses the bundle that this export wrote, please report it: {reason}") from None
 
 
 def _open(bundle: Path, manifest: Manifest, runs: Manifest) -> Session | None:
-    """Open it as `load` does on a CPU; a model that is large, or in bf16, which a CPU cannot run, as checks do."""
+    """Opens the bundle by `load` on the CPU, or by `session_for_checks` if the model is large or quantized or in a
+    16-bit dtype."""
     model = manifest.model
-    if model.dtype == "float32" and model.weights == "full" and weight_bytes(bundle) <= ROOM:
+    if model.dtype == "float32" and model.weights == "full" and weight_bytes(bundle) <= MAX_PACKED_BYTES:
         return load(bundle, "cpu", verify=False)
     return session_for_checks(bundle, runs if model.dtype == "bfloat16" else manifest)

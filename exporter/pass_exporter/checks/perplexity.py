@@ -1,4 +1,4 @@
-"""What an export costs in quality: perplexity and greedy agreement against the full-precision torch model."""
+"""Measures the quality of an export: perplexity and greedy agreement with the full-precision torch model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
 from pass_runtime.errors import PassError
 
-WINDOW = 256
+WINDOW_TOKENS = 256
 MAX_WINDOWS = 24
 Logits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
-"""[WINDOW] ids -> [WINDOW,V] logits."""
+"""ids [WINDOW_TOKENS] -> logits [WINDOW_TOKENS,V]."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """windows [N,WINDOW]: of the text. likelihood, choice [N,WINDOW-1]: torch's log-likelihood of every next token, and
-    its greedy choice there."""
+    """A model's scores of a text. T is WINDOW_TOKENS.
+
+    windows [N,T]: the token ids of the text.
+    likelihood [N,T-1]: the log-likelihood of every next token.
+    choice [N,T-1]: the greedy choice at the same positions.
+    """
 
     windows: npt.NDArray[np.int64]
     likelihood: npt.NDArray[np.float64]
@@ -35,7 +39,8 @@ class Reference:
 
 @dataclass(frozen=True)
 class Quality:
-    """perplexity: exp of the mean negative log-likelihood per token. agreement: share of equal greedy choices."""
+    """perplexity: exp of the mean negative log-likelihood per token; full_perplexity is the torch model's.
+    agreement: the share of tokens at which both models' greedy choices are equal."""
 
     tokens: int
     perplexity: float
@@ -45,30 +50,30 @@ class Quality:
 
 @torch.no_grad()
 def reference(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> Reference:
-    """The first MAX_WINDOWS windows of a text, through the model before anything is quantized."""
-    ids = tokenizer.backend_tokenizer.encode(text[: 16 * WINDOW * MAX_WINDOWS], add_special_tokens=False).ids
-    count = min(len(ids) // WINDOW, MAX_WINDOWS)
+    """Scores the first MAX_WINDOWS windows of a text by the unquantized torch model. PassError if the text is short."""
+    ids = tokenizer.backend_tokenizer.encode(text[: 16 * WINDOW_TOKENS * MAX_WINDOWS], add_special_tokens=False).ids
+    count = min(len(ids) // WINDOW_TOKENS, MAX_WINDOWS)
     if not count:
-        raise PassError(f"the text of --verify has {len(ids)} tokens; give one of at least {WINDOW}")
-    windows = np.array(ids[: count * WINDOW], np.int64).reshape(count, WINDOW)
+        raise PassError(f"the text of --verify has {len(ids)} tokens; give one of at least {WINDOW_TOKENS}")
+    windows = np.array(ids[: count * WINDOW_TOKENS], np.int64).reshape(count, WINDOW_TOKENS)
     return _scores(windows, lambda row: model(input_ids=torch.from_numpy(row[None])).logits[0].float().numpy())
 
 
-def score(
+def score_tokens(
     logits: npt.NDArray[np.float32], row: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """[WINDOW,V] logits -> log-likelihood of each next token, and the greedy choice, [WINDOW-1]."""
+    """logits [T,V], ids [T] -> the log-likelihood of each next token and the greedy choice there, [T-1] each."""
     values = torch.from_numpy(logits[:-1])
     likelihood = values.log_softmax(-1).gather(1, torch.from_numpy(row[1:, None]))[:, 0]
     return likelihood.double().numpy(), values.argmax(-1).numpy()
 
 
 def scorer(bundle: Path, manifest: Manifest) -> Logits:
-    """The trunk's logits, over an empty cache."""
+    """Returns a function that computes the trunk's logits of one window, with an empty KV cache."""
     session = open_session(bundle / manifest.trunk_file("cpu"), "cpu")
-    plan, model = prefill_plan(WINDOW), manifest.model
+    plan, model = prefill_plan(WINDOW_TOKENS), manifest.model
     names = {value.name for value in session.get_inputs()}
-    cache = np.zeros((1, model.kv_heads, WINDOW, model.head_dim), model.dtype)
+    cache = np.zeros((1, model.kv_heads, WINDOW_TOKENS, model.head_dim), model.dtype)
     feed = {
         "row_position": plan.row_position,
         "window_mask": plan.window_mask,
@@ -86,7 +91,7 @@ def scorer(bundle: Path, manifest: Manifest) -> Logits:
 
 
 def measure_quality(bundle: Path, manifest: Manifest, expected: Reference) -> Quality:
-    """Run the trunk over the same windows."""
+    """Runs the trunk over the windows of `expected`, and compares."""
     logits = scorer(bundle, manifest)
     found = _scores(expected.windows, logits)
     agreement = float((found.choice == expected.choice).mean())
@@ -95,5 +100,5 @@ def measure_quality(bundle: Path, manifest: Manifest, expected: Reference) -> Qu
 
 
 def _scores(windows: npt.NDArray[np.int64], logits: Logits) -> Reference:
-    scored = [score(logits(row), row) for row in windows]
+    scored = [score_tokens(logits(row), row) for row in windows]
     return Reference(windows, np.stack([s[0] for s in scored]), np.stack([s[1] for s in scored]))

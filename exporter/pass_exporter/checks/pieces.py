@@ -1,7 +1,7 @@
-"""Runs a graph in pieces, one after the other, so that only a piece's weights are copied at a time.
+"""Runs a graph in pieces, one after the other, so that ONNX Runtime copies only one piece's weights at a time.
 
-ONNX Runtime's CPU provider widens fp16 weights to float32 and packs others. A model that just fits into memory has no
-room for such copies of all its weights.
+Its CPU provider widens fp16 weights to float32 and packs others. If a model just fits into memory, such copies of all
+its weights do not.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import onnx_ir as ir
 from pass_runtime.backends.ort.engine import open_session
 
 Array = npt.NDArray[Any]
-PIECE = 32 << 20
-"""Weights in a piece, in elements, unless a single node has more."""
+MAX_PIECE_ELEMENTS = 32 << 20
+"""The most weight elements in a piece, unless a single node has more."""
 
 
 def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    """The outputs of the graph in `path` by name and in its order, for each of `feeds` (`exact`: see `open_session`).
+    """Returns the outputs of the graph in `path` by name, in the graph's order, for each of `feeds`.
 
-    What depends on constants alone, as quantized weights in float32, is computed once for all feeds.
+    Nodes that depend on constants alone, such as the dequantization of weights, run once for all feeds.
     """
     model = ir.load(path)
     values = [dict(feed) for feed in feeds]
@@ -40,7 +40,7 @@ def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[dict
 def _run(
     model: ir.Model, path: Path, nodes: Collection[ir.Node], feeds: Sequence[Mapping[str, Array]]
 ) -> list[dict[str, Array]]:
-    """The `_results` of `nodes` for each of `feeds`, by name."""
+    """Runs `nodes` for each of `feeds`. Returns their `_results` by name."""
     if not nodes:
         return [{} for _ in feeds]
     file = path.with_name(f"{path.stem}.piece.onnx")
@@ -51,15 +51,17 @@ def _run(
         file.unlink(missing_ok=True)
     read, made = ([value.name for value in ends] for ends in (session.get_inputs(), session.get_outputs()))
     runs = (session.run(made, {name: feed[name] for name in read}) for feed in feeds)
-    return [{name: array.copy() for name, array in zip(made, run, strict=True)} for run in runs]  # lets the session go
+    return [
+        {name: array.copy() for name, array in zip(made, run, strict=True)} for run in runs
+    ]  # Views would keep the session in memory.
 
 
 def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    """Splits `nodes` into runs whose weights have at most PIECE elements, or that begin with a node that has more."""
+    """Splits `nodes` into sequences of at most MAX_PIECE_ELEMENTS weight elements; a node with more begins one."""
     started, sizes = 0, dict[ir.Value, int]()
     for at, node in enumerate(nodes):
         new = {value: value.const_value.size for value in node.inputs if value is not None and value.const_value}
-        if new and at > started and sum((sizes | new).values()) > PIECE:
+        if new and at > started and sum((sizes | new).values()) > MAX_PIECE_ELEMENTS:
             yield nodes[started:at]
             started, sizes = at, {}
         sizes |= new
@@ -77,16 +79,16 @@ def _constant(nodes: Sequence[ir.Node]) -> dict[ir.Node, None]:
 
 
 def _results(model: ir.Model, nodes: Collection[ir.Node]) -> list[ir.Value]:
-    """What other nodes read of `nodes`, and the model's outputs among it."""
+    """The values that `nodes` compute and other nodes read, or that are outputs of the model."""
     inside, outputs = set(nodes), set(model.graph.outputs)
     made = (value for node in nodes for value in node.outputs)
     return [value for value in made if value in outputs or any(use.node not in inside for use in value.uses())]
 
 
 def _piece(model: ir.Model, nodes: Collection[ir.Node], known: Mapping[str, Array]) -> ir.Model:
-    """The graph of `nodes`. Its inputs come from other nodes; its outputs are their `_results`.
+    """A model of `nodes` alone. Its inputs are the values of other nodes that they read; its outputs are `_results`.
 
-    known: the arrays so far, whose dtypes the inputs take.
+    known: the arrays computed so far; they give the inputs' dtypes.
     """
     inside = set(nodes)
     read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)

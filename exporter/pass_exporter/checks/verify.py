@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pass_exporter.checks.cases import LARGE, Array, Case
+from pass_exporter.checks.cases import LARGE_MODEL_BYTES, Array, Case
 from pass_exporter.checks.pieces import run_in_pieces
 from pass_exporter.checks.rounded import given_feed, own_difference
 from pass_runtime.backends.ort.backend import OrtBackend
@@ -21,53 +21,58 @@ from pass_runtime.measuring.lossless import Difference, first_difference, run_to
 from pass_runtime.options import GenerateOptions, LoadOptions
 from pass_runtime.session import Session, open_session_of
 
-LEAST_LIMIT = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
-ROUNDINGS = 16.0
-"""The limit for float32 is that many times what as many roundings as a sum of the hidden size has, in every layer, come
-to if they are independent. SmolLM2 has 0.3 of such a rounding unit, Qwen2.5-0.5B in int4 has 4.7."""
+MIN_ERROR_LIMIT = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
+ROUNDING_FACTOR = 16.0
+"""The error limit for float32 is this times eps * sqrt(layers * hidden size), the expected error if each layer sums
+hidden-size terms with independent roundings. SmolLM2's error is 0.3 times that, Qwen2.5-0.5B's in int4 4.7 times."""
 
 CODES_LIMIT = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.5}
-"""SmolLM2 has 0.0002, 0.04 and 0.24; a random model has 0.1 in float16. Rounding itself moves a value by 0.25."""
+"""By dtype, the largest accepted mean difference in codes. SmolLM2 has 0.0002, 0.04 and 0.24, a random model 0.1 in
+float16. Rounding itself moves a value by 0.25 codes."""
 GREEDY_TOKENS = 32
-FULL = ("full", "fp8")
-"""Weights that ONNX Runtime's CPU kernels hold as float32."""
-LARGE_TOKENS = 6
+WIDENED_FORMATS = ("full", "fp8")
+"""Weight formats that ONNX Runtime's CPU kernels hold as float32."""
+LARGE_MODEL_GREEDY_TOKENS = 6
 
 
 @dataclass(frozen=True)
 class Limits:
-    """error: the largest |onnx - torch| over the largest |torch| that is accepted, for logits and cache. codes: the
-    largest mean difference between torch's codes of what a layer reads and the graph's own."""
+    """The largest accepted differences.
+
+    error: max |onnx - torch| / max |torch|, for logits and cache.
+    codes: the mean difference between torch's codes of a layer's input and the graph's own.
+    """
 
     error: float
     codes: float
 
 
 def limits_of(sizes: ModelInfo) -> Limits:
-    """They hold for quantized weights too: torch has their codes' values, and ONNX Runtime multiplies in float32."""
-    least, codes = LEAST_LIMIT[sizes.dtype], CODES_LIMIT[sizes.dtype]
+    """Returns the limits for a model. They hold for quantized weights too, because torch's weights have the values of
+    the codes, and ONNX Runtime multiplies in float32."""
+    least, codes = MIN_ERROR_LIMIT[sizes.dtype], CODES_LIMIT[sizes.dtype]
     if sizes.dtype != "float32":
         return Limits(least, codes)
-    several = ROUNDINGS * float(np.finfo(np.float32).eps) * math.sqrt(sizes.layers * sizes.hidden_size)
+    several = ROUNDING_FACTOR * float(np.finfo(np.float32).eps) * math.sqrt(sizes.layers * sizes.hidden_size)
     return Limits(max(least, several), codes)
 
 
 def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits) -> float:
-    """Run `cases` through the trunk and what was derived from it; returns the largest relative error.
+    """Runs `cases` through the trunk and the trunks derived from it. Returns the largest relative error.
 
-    Raises PassError if a difference is beyond `limits`.
+    Raises PassError if a difference exceeds `limits`.
     """
     plain = [case for case in cases if not len(case.plan.lookahead_rows)]
     worst = _check_file(bundle / manifest.trunk.file, manifest, cases, limits, keeps=True)
     for derived in manifest.derived:
-        # GroupQueryAttention, in trunks for one sequence, copies only what it reads where it cannot write in place.
+        # If GroupQueryAttention (in trunks for one sequence) cannot write in place, it copies only the valid entries.
         fitting, keeps = cases if derived.lookahead_rows else plain, derived.batch is None
         worst = max(worst, _check_file(bundle / derived.file, manifest, fitting, limits, keeps))
     return worst
 
 
 def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits, keeps: bool) -> float:
-    """keeps: whether the cache after the window keeps its values also where outputs have memory of their own."""
+    """Checks one trunk. keeps: whether the trunk copies the cache's entries after the window to its outputs."""
     worst = 0.0
     runs = run_in_pieces(file, [_feed(case, manifest) for case in cases])
     for case, outputs in zip(cases, runs, strict=True):
@@ -83,7 +88,7 @@ def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limits: L
 
 
 def rows_expected(case: Case, manifest: Manifest) -> list[Array]:
-    """The trunk's outputs before the cache: logits, and with a draft head the hidden rows that it reads."""
+    """The expected values of the trunk's outputs before the cache: logits, and the draft head's hidden rows if any."""
     with_hidden = any(tensor.name == HIDDEN_OUTPUT for tensor in manifest.trunk.outputs)
     return [case.logits, *([case.hidden[:, case.plan.lookahead_rows]] if with_hidden else [])]
 
@@ -103,8 +108,11 @@ def _feed(case: Case, manifest: Manifest) -> dict[str, Array]:
 
 
 def _caches(case: Case, spare: int = 24) -> list[Array]:
-    """The cache before the pass. After `length` it holds the same random numbers every time: they must have no effect,
-    and must not be overwritten beyond the window."""
+    """The cache before the pass, with `spare` or more entries after the window.
+
+    The entries from `length` on are random, the same on every call: they must not change the results, and the pass must
+    not overwrite them beyond the window.
+    """
     capacity, random = -(-(case.length + case.plan.width + spare) // 4) * 4, np.random.default_rng(1)
     caches = []
     for past in case.past:
@@ -130,19 +138,20 @@ def _error(actual: Array, expected: Array) -> float:
 
 
 def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | None]:
-    """Greedy text of every mode: the fewest tokens that agree with `ar`, and a near-tie if one parts from it there.
+    """Compares the greedy text of every mode with that of `ar`. Raises PassError for more than a near-tie.
 
-    0 tokens where `session_for_checks` finds no room.
+    Returns the number of tokens on which all agree, and the near-tie after them if there is one; 0 tokens if
+    `session_for_checks` returns None.
     """
     session = session_for_checks(bundle, manifest)
     if session is None:
         return 0, None
     capacity = session.backend.capabilities.max_capacity
     prompt = session.encode("The quick brown fox jumps over")[: capacity // 2]
-    count = min(LARGE_TOKENS if _is_large(bundle, manifest) else GREEDY_TOKENS, capacity - len(prompt))
+    count = min(LARGE_MODEL_GREEDY_TOKENS if _is_large(bundle, manifest) else GREEDY_TOKENS, capacity - len(prompt))
     same, near_tie = count, None
     plain: list[int] = []
-    # A tree's rows round elsewhere than plain decoding does, by more than a near-tie where activations have 8 bits.
+    # A tree's rows round differently from plain decoding's; with 8-bit activations by more than a near-tie.
     exact = session.backend.capabilities.exact_trees
     trees = [plan.name for plan in manifest.layouts if plan.parents and plan.drafts in exact]
     for plan in (*MODES, *trees[:1]):
@@ -158,9 +167,9 @@ def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | No
 
 
 def session_for_checks(bundle: Path, manifest: Manifest) -> Session | None:
-    """On the CPU; a large model's without fused kernels, which have copies of the weights.
+    """Opens a session on the CPU. A large model runs without fused kernels, which copy the weights.
 
-    None where ONNX Runtime would have to hold a large model's weights widened to float32.
+    Returns None if ONNX Runtime would have to hold a large model's weights widened to float32.
     """
     large = _is_large(bundle, manifest)
     if large and (manifest.model.dtype != "float32" or manifest.model.weights == "fp8"):
@@ -170,8 +179,9 @@ def session_for_checks(bundle: Path, manifest: Manifest) -> Session | None:
 
 
 def weight_bytes(bundle: Path) -> int:
+    """The size of the largest weights file of the bundle's trunks."""
     return max(file.stat().st_size for file in bundle.glob("trunk*.data"))
 
 
 def _is_large(bundle: Path, manifest: Manifest) -> bool:
-    return weight_bytes(bundle) > LARGE and manifest.model.weights in FULL
+    return weight_bytes(bundle) > LARGE_MODEL_BYTES and manifest.model.weights in WIDENED_FORMATS

@@ -1,8 +1,9 @@
-"""A trunk with the same weights in a form that ONNX Runtime's CPU provider can run, for the exporter's checks.
+"""Writes a trunk with the same weights that ONNX Runtime's CPU provider can run, for the exporter's checks.
 
-bf16 becomes float32, because there are no bf16 kernels; masks, positions, weights and the cache, which are checked, do
-not depend on the dtype. Static 8-bit activations become uint8 if the bundle has no trunk for the CPU with them. ONNX
-Runtime multiplies only uint8 activations as integers, whose sums are exact, so that windows of all widths agree.
+bf16 becomes float32, because the provider has no bf16 kernels; the checked masks, positions, weights and cache do not
+depend on the dtype. Static int8 activations become uint8, unless the bundle has a trunk for the CPU, which has uint8
+already: ONNX Runtime multiplies only uint8 activations as integers. Integer sums are exact, so windows of all widths
+agree.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from pass_exporter.trunk.graph import save
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
 from pass_runtime.bundle.read import METADATA, trunk_metadata
 
-FILE = "trunk.check.onnx"
+RUNNABLE_FILE = "trunk.check.onnx"
 
 
 @contextmanager
 def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """A manifest whose trunk ONNX Runtime can run on a CPU. A graph that is written for it is removed afterwards."""
+    """Yields a manifest whose trunk ONNX Runtime can run on a CPU. If it writes a graph, it removes it afterwards."""
     wide = manifest.model.dtype == "bfloat16"
     signed = rounds_activations(manifest) and not any(each.device == "cpu" for each in manifest.derived)
     if not wide and not signed:
@@ -34,7 +35,7 @@ def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     trunk, sizes = manifest.trunk, manifest.model
     if wide:
         trunk, sizes = trunk.model_copy(update=_wide(trunk)), sizes.model_copy(update={"dtype": "float32"})
-    found = manifest.model_copy(update={"trunk": trunk.model_copy(update={"file": FILE}), "model": sizes})
+    found = manifest.model_copy(update={"trunk": trunk.model_copy(update={"file": RUNNABLE_FILE}), "model": sizes})
     model = ir.load(directory / manifest.trunk.file)
     if signed:
         unsigned_activations(model.graph)
@@ -42,13 +43,13 @@ def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
         if wide:
             _widen(model)
             model.metadata_props[METADATA] = json.dumps(trunk_metadata(found))
-            save(model, directory / FILE)
+            save(model, directory / RUNNABLE_FILE)
         else:
-            ir.save(model, directory / FILE)  # its weights stay in the trunk's file
+            ir.save(model, directory / RUNNABLE_FILE)  # The weights stay in the trunk's file.
         del model
         yield found
     finally:
-        for path in (directory / FILE, directory / f"{FILE}.data"):
+        for path in (directory / RUNNABLE_FILE, directory / f"{RUNNABLE_FILE}.data"):
             path.unlink(missing_ok=True)
 
 
@@ -58,7 +59,7 @@ def rounds_activations(manifest: Manifest) -> bool:
 
 
 def _widen(model: ir.Model) -> None:
-    """Change every bf16 initializer, input, output and cast to float32."""
+    """Changes every bf16 initializer, input, output and cast to float32."""
     for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         if value.dtype == ir.DataType.BFLOAT16:
             value.dtype = ir.DataType.FLOAT

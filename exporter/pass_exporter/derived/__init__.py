@@ -1,1 +1,1 @@
-"""Graphs for one engine, derived from trunk.onnx: other nodes over the same weights."""
+"""Derives trunks for one engine from trunk.onnx. They have other nodes and share the weights file."""

@@ -1,7 +1,7 @@
-"""Static 8-bit activations as ONNX Runtime's CPU kernels want them: uint8 around 128, not int8 around 0.
+"""Changes static 8-bit activations from int8 with zero point 0 to uint8 with zero point 128, for ONNX Runtime's CPU.
 
-The values are the same: a code q in -128..127 is stored as q + 128. TensorRT wants int8 around 0, which ONNX Runtime
-does not fuse; a pass of SmolLM2 then takes 40 times as long.
+The values are the same: a code q in -128..127 is stored as q + 128. The portable trunk has int8 because TensorRT needs
+it. ONNX Runtime's CPU provider does not fuse int8: a pass of SmolLM2 takes 40 times as long with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pass_exporter.trunk.graph import initializer
 
 
 def unsigned_activations(graph: ir.Graph) -> None:
-    """Give every QuantizeLinear to int8, and the DequantizeLinear that reads it, the zero point 128 in uint8."""
+    """Changes the zero point of every QuantizeLinear, and of its DequantizeLinear, from int8 0 to uint8 128."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
         quantized = node.outputs[0]
         middle = initializer(graph, "activations.middle", np.array(128, np.uint8))

@@ -1,8 +1,9 @@
-"""The adapter reads and changes the look-ahead rows alone: how the trunks for the CPU do it.
+"""Makes the adapter, which applies to look-ahead rows only, cheaper in the trunks for the CPU.
 
-Where a layer reads rows rounded to 8 bits, the codes are gathered. The portable trunk gathers the rows, and rounds them
-once more. What the adapter computes is added to the rows where they lie. The portable trunk pads it with rows of zeros
-to a whole window, and adds that: one node more, which moves all rows.
+- The adapter's result is added to the look-ahead rows by a ScatterND. The portable trunk pads it with zeros to a whole
+  window and adds that: one node more, which moves all rows.
+- If the layer's input is rounded to 8 bits, the codes of the look-ahead rows are gathered. The portable trunk gathers
+  the rows before rounding, and rounds them a second time.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from pass_runtime.bundle.tensors import ROWS_INPUT
 
 
 def add_in_place(graph: ir.Graph) -> None:
-    """Pad, Add -> ScatterND at every place of the adapter."""
+    """Replaces Pad, Add by ScatterND in every layer that the adapter changes."""
     rows = next((value for value in graph.inputs if value.name == ROWS_INPUT), None)
     pads = [] if rows is None else [node for node in graph if _pads_rows(node, rows)]
     if rows is None or not pads:
         return
-    places = _places(graph, rows)
+    places = _row_indices(graph, rows)
     for pad in pads:
         (use,) = pad.outputs[0].uses()
         add = use.node
@@ -33,7 +34,7 @@ def add_in_place(graph: ir.Graph) -> None:
 
 
 def gather_codes(graph: ir.Graph) -> None:
-    """Gather, QuantizeLinear -> Gather of the codes, where the same rounded rows are there for another product."""
+    """Replaces Gather, QuantizeLinear by a Gather of codes, if another product reads the same rows rounded alike."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
         source = None if node.inputs[0] is None else node.inputs[0].producer()
         if source is None or source.op_type != "Gather" or source.inputs[0] is None:
@@ -54,20 +55,20 @@ def _scale(node: ir.Node) -> float | None:
 
 
 def _pads_rows(node: ir.Node, rows: ir.Value) -> bool:
-    """Whether a node pads a tensor to the window that has the look-ahead rows `rows`."""
+    """Whether a node pads a tensor from the look-ahead rows `rows` to the whole window."""
     return node.op_type == "Pad" and _from_shape(node.inputs[1], rows)
 
 
 def _from_shape(value: ir.Value | None, rows: ir.Value) -> bool:
-    """Whether a tensor of sizes is computed from the number of look-ahead rows."""
+    """Whether `value` is computed from the shape of `rows`."""
     node = None if value is None else value.producer()
     if node is None:
         return False
     return rows in node.inputs if node.op_type == "Shape" else any(_from_shape(each, rows) for each in node.inputs)
 
 
-def _places(graph: ir.Graph, rows: ir.Value) -> ir.Value:
-    """[B,A,2]: the slot and the row of each look-ahead row. Its nodes are put at the beginning of the graph."""
+def _row_indices(graph: ir.Graph, rows: ir.Value) -> ir.Value:
+    """[B,A,2]: the slot and the row of each look-ahead row. Its nodes are inserted at the beginning of the graph."""
     length = next(value for value in graph.inputs if value.name == "length")
     nodes: list[ir.Node] = []
 

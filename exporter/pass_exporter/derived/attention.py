@@ -1,9 +1,10 @@
-"""Attention in which the query heads of a group are rows of the key head that they share.
+"""Folds the query heads of a group into rows of the key head that they share.
 
-Grouped-query attention of H heads over KVH equals attention of KVH heads over G = H/KVH times as many rows, because
-[B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. No product then has a single row, for which ONNX Runtime has kernels
-that round differently (`trunk.pad_queries` says why that matters). Models without groups need a spare query row for it.
-It is for batches, of which GroupQueryAttention (`derived.group_query`) refuses those with several rows.
+Grouped-query attention with H heads and KVH key heads equals attention with KVH heads and G = H/KVH times as many rows,
+because [B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. So no product has a single row; ONNX Runtime's kernels for
+single rows round differently (`trunk.pad_queries` says why that matters). Models without groups get a spare query row
+instead. The trunk for batches uses this, because GroupQueryAttention (`derived.group_query`) does not accept batches of
+windows with several rows.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pass_exporter.trunk.graph import initializer
 
 
 def fold_groups(graph: ir.Graph) -> bool:
-    """Fold every Attention; False if the model has no groups, so that there is nothing to fold.
+    """Folds every Attention. Returns False if the model has no groups.
 
-    The mask is converted to numbers once for all layers, and not in every layer.
+    The bool mask is converted to float once for all layers.
     """
     masks: dict[ir.Value, ir.Value] = {}
     for node in [node for node in graph if node.op_type == "Attention"]:
@@ -42,7 +43,7 @@ def fold_groups(graph: ir.Graph) -> bool:
 
 
 def _tiled(graph: ir.Graph, before: ir.Node, mask: ir.Value, group: int) -> ir.Value:
-    """[B,1,Q,S] bool -> [B,1,G*Q,S] float32, which is added to the scores."""
+    """mask [B,1,Q,S] bool -> bias [B,1,G*Q,S] float32, to be added to the attention scores."""
     seen = initializer(graph, "mask.seen", np.array(0, np.float32))
     unseen = initializer(graph, "mask.unseen", np.array(np.finfo(np.float32).min, np.float32))
     added = ir.node("Where", [mask, seen, unseen])

@@ -1,9 +1,9 @@
-"""The trunk in the forms that ONNX Runtime's CPU provider runs fastest: for one sequence and for batches, and each of
-these also for passes without look-ahead rows.
+"""Derives the trunks that are fastest on ONNX Runtime's CPU provider: one for a single sequence and one for batches,
+each also in a version for passes without look-ahead rows.
 
-They have the inputs, the outputs and the weights' file of trunk.onnx. Their results are those of trunk.onnx up to
-rounding. Those of one graph are bit for bit the same for every window width and, for batches, for every batch size and
-capacity that is a multiple of 64.
+They have the inputs, outputs and weights file of trunk.onnx, and equal results up to rounding. The results of one graph
+are bit for bit the same for every window width and, for batches, for every batch size and every capacity that is a
+multiple of 64.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from pass_exporter.derived.activations import unsigned_activations
 from pass_exporter.derived.adapter_rows import add_in_place, gather_codes
 from pass_exporter.derived.attention import fold_groups
 from pass_exporter.derived.group_query import use_group_query_attention
-from pass_exporter.derived.heads import cut_heads_at_once, norm_before_turning
+from pass_exporter.derived.heads import norm_before_transpose, split_heads_together
 from pass_exporter.derived.residual_norms import fuse_residual_norms
 from pass_exporter.derived.without_adapter import drop_adapter
 from pass_exporter.trunk.pad_queries import pad_queries
 from pass_runtime.bundle.manifest import DerivedTrunk
 
-BATCHES, ONE = "trunk.cpu", "trunk.cpu.one"
+BATCHED_STEM, SINGLE_STEM = "trunk.cpu", "trunk.cpu.one"
 
 
 def write_trunks_for_cpu(
     trunk: Path, max_capacity: int, windows: Sequence[int | None], *, spare_rows: bool
 ) -> tuple[DerivedTrunk, ...]:
-    """Write the derived graphs beside `trunk`, a graph without spare rows, whose weights stay in their file.
+    """Writes the derived graphs beside `trunk`, a graph without spare rows. They share its weights file.
 
-    spare_rows: a window of one row must agree with wider ones, so attention needs spare rows where it has no groups.
-    windows: the positions that each layer sees, None for all.
+    spare_rows: windows of all widths must agree bit for bit, so attention without groups gets spare rows.
+    windows: each layer's sliding window in positions, None if the layer has none.
     """
     model = ir.load(trunk)
-    cut_heads_at_once(model.graph)
+    split_heads_together(model.graph)
     if not fold_groups(model.graph) and spare_rows:
         pad_queries(model.graph)
-    derived = _write(model, trunk.with_name(BATCHES), None)
+    derived = _write(model, trunk.with_name(BATCHED_STEM), None)
     model = ir.load(trunk)
-    norm_before_turning(model.graph)
+    norm_before_transpose(model.graph)
     if use_group_query_attention(model, max_capacity, windows):
-        derived += _write(model, trunk.with_name(ONE), 1)
+        derived += _write(model, trunk.with_name(SINGLE_STEM), 1)
     return derived
 
 
 def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[DerivedTrunk, ...]:
-    """Write a graph for all passes and, where there is an adapter, one for those without look-ahead rows.
+    """Writes a graph for all passes and, if the model has an adapter, one for passes without look-ahead rows.
 
-    name: of the files, without what they end in.
+    name: the path of the files without their suffixes.
     """
     unsigned_activations(model.graph)
     gather_codes(model.graph)
-    add_in_place(model.graph)  # before norms are fused, which would take the adapter's sum for a residual
+    add_in_place(model.graph)  # First, because fusing norms would take the adapter's Add for a residual.
     fuse_residual_norms(model.graph)
     derived = _save(model, name.with_name(f"{name.name}.onnx"), batch, lookahead_rows=True)
     if not drop_adapter(model.graph):

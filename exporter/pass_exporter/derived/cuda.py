@@ -1,13 +1,13 @@
-"""A trunk for ONNX Runtime's CUDA provider in which each layer's attention is one GroupQueryAttention.
+"""Derives a trunk for ONNX Runtime's CUDA provider in which each layer's attention is one GroupQueryAttention.
 
-`Attention` with a mask copies K and V out to all query heads where they share them, in every layer and pass (fp16:
-`LaunchUngroup` before the memory-efficient kernel). GroupQueryAttention with `attention_bias` does not: it multiplies
-with the cache as it lies, in kernels that are not fused (pull request 29525 of ONNX Runtime, which 1.31.1 has). Which
-is faster only a GPU can say, so an export makes this trunk only where it is asked for.
+If query heads share K and V, `Attention` with a mask first expands K and V to all query heads, in every layer and pass
+(fp16: `LaunchUngroup` before the memory-efficient kernel). GroupQueryAttention with `attention_bias` reads the cache
+directly, but its kernels are not fused (pull request 29525 of ONNX Runtime, which 1.31.1 has). Which one is faster has
+not been measured on a GPU, so an export writes this trunk only on request.
 
-The operator takes `total_sequence_length` from the host, where a captured pass cannot have the text's length. It gets
-the capacity, which is a shape; `seqlens_k`, on the device, says how many entries are valid. It has kernels for 16-bit
-numbers alone, and refuses batches of windows with several rows, so this trunk is for one sequence.
+The operator reads `total_sequence_length` on the host, so in a captured pass it cannot be the length of the text. It is
+the capacity, which is a shape; `seqlens_k`, on the device, gives the number of valid entries. The operator has kernels
+for 16-bit dtypes only, and does not accept batches of windows with several rows, so this trunk is for one sequence.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ from onnx_ir.passes import common as passes
 from pass_exporter.derived.group_query import (
     DOMAIN,
     Layer,
-    OtherForm,
+    UnsupportedAttention,
     common_rows,
     read_layer,
+    replace_value,
     rotation_tables,
-    take_place,
 )
-from pass_exporter.derived.heads import norm_before_turning
+from pass_exporter.derived.heads import norm_before_transpose
 from pass_exporter.trunk.graph import initializer
 from pass_runtime.bundle.manifest import DerivedTrunk
 from pass_runtime.errors import PassError
 
-FILE = "trunk.cuda.one.onnx"
+CUDA_TRUNK_FILE = "trunk.cuda.one.onnx"
 
 
 def write_trunk_for_cuda(trunk: Path, max_capacity: int) -> tuple[DerivedTrunk, ...]:
-    """Write the graph beside `trunk`, the portable one, whose weights stay in their file. PassError where the model's
-    attention is not one that the operator computes."""
+    """Writes the graph beside `trunk`, the portable one. They share the weights file.
+
+    Raises PassError if the operator cannot compute the model's attention.
+    """
     model = ir.load(trunk)
-    norm_before_turning(model.graph)
+    norm_before_transpose(model.graph)
     try:
         _replace_attention(model, max_capacity)
-    except OtherForm:
+    except UnsupportedAttention:
         raise PassError(
             "--cuda-attention group-query: the operator cannot rotate this model's heads; leave the option out"
         ) from None
     passes.RemoveUnusedNodesPass()(model)
-    ir.save(model, trunk.with_name(FILE))
-    return (DerivedTrunk(file=FILE, device="cuda", batch=1),)
+    ir.save(model, trunk.with_name(CUDA_TRUNK_FILE))
+    return (DerivedTrunk(file=CUDA_TRUNK_FILE, device="cuda", batch=1),)
 
 
 def _replace_attention(model: ir.Model, max_capacity: int) -> None:
@@ -67,7 +69,7 @@ def _replace_attention(model: ir.Model, max_capacity: int) -> None:
         return nodes[-1].outputs[0]
 
     length, row_position, one = inputs["length"], inputs["row_position"], number("one", [1])
-    # The number of rows as a tensor of the device: from a sum, because a size is on the host.
+    # The number of rows must be a tensor on the device. Shape would put it on the host, so it is a sum of ones.
     rows = add("ReduceSum", add("Expand", one, add("Shape", row_position)), keepdims=1)
     valid = add("Cast", add("Sub", add("Add", length, rows), one), to=int(ir.DataType.INT32))
     capacity = add("Cast", add("Shape", layers[0].past[0], start=2, end=3), to=int(ir.DataType.INT32))
@@ -83,7 +85,7 @@ def _replace_attention(model: ir.Model, max_capacity: int) -> None:
 
 
 def _bias(graph: ir.Graph, layer: Layer, known: dict[ir.Value, ir.Value]) -> ir.Value:
-    """The mask [B,1,Q,S] of a layer as numbers that are added to the scores, made once for all that share it."""
+    """The mask [B,1,Q,S] of a layer as floats to be added to the scores. Layers with the same mask share it."""
     mask, dtype = layer.attention.inputs[3], layer.past[0].dtype
     assert mask is not None and dtype is not None
     if mask not in known:
@@ -107,4 +109,4 @@ def _replace(graph: ir.Graph, layer: Layer, shared: list[ir.Value]) -> None:
     attended = ir.node("GroupQueryAttention", [*rows, *layer.past, *shared], attributes, domain=DOMAIN, num_outputs=3)
     graph.insert_before(layer.attention, attended)
     for old, new in zip((layer.result, *layer.present), attended.outputs, strict=True):
-        take_place(graph, old, new)
+        replace_value(graph, old, new)

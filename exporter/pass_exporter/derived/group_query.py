@@ -1,12 +1,12 @@
-"""GroupQueryAttention, ONNX Runtime's own operator, in a trunk that runs one sequence.
+"""Replaces attention by GroupQueryAttention, ONNX Runtime's own operator, in a trunk for one sequence.
 
-It reads the product of q, k and v as it is, rotates, writes the cache in place and attends, in one node where the
-portable trunk has eleven, and takes time for the valid entries of the cache alone. It refuses batches of windows with
-several rows, so the trunk that it is in serves one slot.
+This one node reads the merged product of q, k and v, rotates, writes the cache in place and attends. The portable trunk
+has eleven nodes for it. Its time depends on the valid entries of the cache, not on the capacity. It does not accept
+batches of windows with several rows, so such a trunk serves one slot.
 
-From two rows on its results are the same bits for every width; a single row is rounded differently. A window of one row
-therefore gets a spare row in attention, which repeats that row's position and is dropped from the result. Its K/V are
-written into the entry after the window, which the cache must have.
+Its results are bit for bit the same for all window widths from two rows on; a single row is rounded differently. So a
+window of one row gets a spare row in attention, which has the same position and is dropped from the result. The spare
+row's K/V are written into the entry after the window, so the cache must have room for one more entry.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx_ir.convenience import extract
 
-from pass_exporter.derived.heads import TO_HEADS
+from pass_exporter.derived.heads import HEADS_FIRST
 from pass_exporter.trunk.graph import initializer
 
 DOMAIN = "com.microsoft"
-HEAD_STEP = 16
-"""The operator rotates whole heads whose size is a multiple of this, or refuses them."""
-LEAST_POSITIONS = 2048
-"""The tables of rotation have rows for at least so many: the export's checks run windows that a tiny model's capacity
-does not hold."""
+HEAD_SIZE_MULTIPLE = 16
+"""The operator rotates only heads whose size is a multiple of this."""
+MIN_TABLE_ROWS = 2048
+"""The fewest positions in the tables of cos and sin: the export's checks run more positions than the capacity of a tiny
+model."""
 
 
 @dataclass(frozen=True)
 class Layer:
     """The attention of one layer in the portable trunk.
 
-    by_head: q, k and v [B,Q,heads,D] before they are rotated. past, present: the cache inputs and outputs of keys and
-    values. result: [B,Q,H*D]. window: the positions that it sees, None for all.
+    by_head: q, k and v [B,Q,heads,D] before they are rotated.
+    past, present: the cache inputs and outputs, of keys and of values.
+    result: [B,Q,H*D].
+    window: the sliding window in positions, None if the layer has none.
     """
 
     attention: ir.Node
@@ -51,15 +53,21 @@ class Layer:
 
     @property
     def rotation(self) -> tuple[ir.Value | None, ...]:
-        """cos and sin, which are others in layers with another base."""
+        """The values of cos and sin. Layers with another RoPE base have others."""
         return tuple(self.rotary.inputs[1:3])
 
 
 @dataclass(frozen=True)
 class _Window:
-    """What layers read. sizes: the valid entries, counted as GroupQueryAttention wants them. tables: of every rotation.
-    positions: [1,Q]. biases: the masks, by the positions that a layer sees. spare_row: the pads that add the spare row
-    to [B,Q,N]. width: [1], the rows without it."""
+    """Inputs of GroupQueryAttention that layers share.
+
+    sizes: the numbers of valid entries, `seqlens_k` and `total_sequence_length`.
+    tables: cos and sin, by `Layer.rotation`.
+    positions: [1,Q].
+    biases: the masks [1,1,Q,entries] as floats, by `Layer.window`.
+    spare_row: the pads that add the spare row, if the window needs one, to [B,Q,N].
+    width: [1], the number of rows without the spare row.
+    """
 
     sizes: Sequence[ir.Value]
     tables: Mapping[tuple[ir.Value | None, ...], Sequence[ir.Value]]
@@ -69,18 +77,20 @@ class _Window:
     width: ir.Value
 
 
-class OtherForm(Exception):
-    """A layer's attention is not made as this module knows it."""
+class UnsupportedAttention(Exception):
+    """A layer's attention has nodes that this module cannot replace."""
 
 
 def use_group_query_attention(model: ir.Model, max_capacity: int, windows: Sequence[int | None]) -> bool:
-    """Replace every Attention with its rotations and cache writes; False, with nothing changed, if a layer has another
-    form. The model must be the portable trunk without spare rows. windows: the positions that each layer sees."""
+    """Replaces every Attention, its rotations and its cache writes. Returns False, and changes nothing, if it cannot.
+
+    model: the portable trunk without spare rows. windows: each layer's sliding window in positions, or None.
+    """
     graph = model.graph
     attentions = [node for node in graph if node.op_type == "Attention"]
     try:
         layers = [read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
-    except OtherForm:
+    except UnsupportedAttention:
         return False
     window = _window(model, layers, max_capacity)
     for layer in layers:
@@ -90,19 +100,20 @@ def use_group_query_attention(model: ir.Model, max_capacity: int, windows: Seque
 
 
 def read_layer(attention: ir.Node, window: int | None) -> Layer:
+    """Finds the nodes of a layer's attention. Raises UnsupportedAttention if they are not the expected ones."""
     queries, keys, values, _ = attention.inputs
     writes = [_producer(cache, "TensorScatter") for cache in (keys, values)]
     rotary, key_rotary = (_producer(value, "RotaryEmbedding") for value in (queries, writes[0].inputs[1]))
     turned = [_producer(v, "Transpose") for v in (rotary.inputs[0], key_rotary.inputs[0], writes[1].inputs[1])]
     same = rotary.inputs[1:] == key_rotary.inputs[1:] and rotary.attributes == key_rotary.attributes
-    whole = "rotary_embedding_dim" not in rotary.attributes and _size(turned[0].outputs[0], 3) % HEAD_STEP == 0
-    if not same or not whole or any(tuple(node.attributes["perm"].as_ints()) != TO_HEADS for node in turned):
-        raise OtherForm
+    whole = "rotary_embedding_dim" not in rotary.attributes and _size(turned[0].outputs[0], 3) % HEAD_SIZE_MULTIPLE == 0
+    if not same or not whole or any(tuple(node.attributes["perm"].as_ints()) != HEADS_FIRST for node in turned):
+        raise UnsupportedAttention
     return Layer(
         attention,
         rotary,
-        [_given(node.inputs[0]) for node in turned],
-        [_given(write.inputs[0]) for write in writes],
+        [_present_value(node.inputs[0]) for node in turned],
+        [_present_value(write.inputs[0]) for write in writes],
         [write.outputs[0] for write in writes],
         _size(turned[0].outputs[0], 1),
         _size(turned[1].outputs[0], 1),
@@ -112,25 +123,25 @@ def read_layer(attention: ir.Node, window: int | None) -> Layer:
 
 
 def common_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
-    """The common product [B,Q,(H+2*KVH)*D] of q, k and v where they are its parts, else each as [B,Q,heads*D]."""
+    """The merged product [B,Q,(H+2*KVH)*D] of q, k and v if they are parts of one, else each as [B,Q,heads*D]."""
     flat = []
     for value in layer.by_head:
         maker = value.producer()
         if maker is not None and maker.op_type == "Reshape":
-            flat.append(_given(maker.inputs[0]))
-        else:  # normalized by heads
+            flat.append(_present_value(maker.inputs[0]))
+        else:  # The model normalizes q or k by head.
             shape = initializer(graph, "group_query.flat", np.array([0, 0, -1]))
             reshape = ir.node("Reshape", [value, shape])
             graph.insert_before(layer.attention, reshape)
             flat.append(reshape.outputs[0])
     split = flat[0].producer()
     if split is not None and split.op_type == "Split" and list(split.outputs) == flat:
-        return [_given(split.inputs[0])]
+        return [_present_value(split.inputs[0])]
     return flat
 
 
 def _window(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _Window:
-    """Add the nodes that compute what layers read, at the beginning of the graph."""
+    """Adds the nodes that compute the shared inputs, at the beginning of the graph."""
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
     length, mask, row_position = inputs["length"], inputs["window_mask"], inputs["row_position"]
@@ -157,7 +168,9 @@ def _window(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _Win
     added = add("Where", mask, seen, hidden)  # [Q,Q]
     added = add("Pad", added, add("Concat", zero, zero, spare, zero, axis=0), mode="edge")
     added = add("Pad", added, add("Concat", zero, zero, zero, spare, axis=0), hidden)
-    added = add("Pad", added, add("Concat", zero, length, zero, zero, axis=0), seen)  # all see the entries before
+    added = add(
+        "Pad", added, add("Concat", zero, length, zero, zero, axis=0), seen
+    )  # All rows see the entries before the window.
     before = add("Range", *(add("Squeeze", value) for value in (add("Neg", length), zero, one)))
     distance = add("Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0))  # [Q,entries]
     biases = {}
@@ -174,15 +187,15 @@ def _window(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _Win
 def rotation_tables(
     model: ir.Model, rotation: tuple[ir.Value | None, ...], index: int, max_capacity: int
 ) -> list[ir.Value]:
-    """cos and sin [positions,R/2] of every position, computed by the trunk's own nodes.
+    """cos and sin [positions,R/2] of every position, computed by running the trunk's own nodes.
 
-    The operator wants a row for every valid entry, and one is the spare row's.
+    The operator needs a row for every valid entry and for the spare row.
     """
     values = [value for value in rotation if value is not None]
     part = extract(model.graph, ["length", "row_position"], [str(value.name) for value in values])
     proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version))
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    positions = np.arange(max(max_capacity + 1, LEAST_POSITIONS))
+    positions = np.arange(max(max_capacity + 1, MIN_TABLE_ROWS))
     feed = {"length": np.zeros(1, np.int64), "row_position": positions}
     tables = session.run(None, feed)
     return [
@@ -206,11 +219,12 @@ def _replace(graph: ir.Graph, layer: Layer, window: _Window) -> None:
     window_rows = ir.node("Slice", [attended.outputs[0], zero, window.width, axis])
     graph.insert_before(layer.attention, [*padded, attended, window_rows])
     for old, new in zip(layer.present, attended.outputs[1:], strict=True):
-        take_place(graph, old, new)
-    take_place(graph, layer.result, window_rows.outputs[0])
+        replace_value(graph, old, new)
+    replace_value(graph, layer.result, window_rows.outputs[0])
 
 
-def take_place(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Makes all readers of `old` read `new`, which also takes its name and shape if `old` is an output of the graph."""
     new.shape, new.type = old.shape, old.type
     for place, output in enumerate(graph.outputs):
         if output is old:
@@ -225,7 +239,7 @@ def _result(attention: ir.Node) -> ir.Value:
     for op_type in ("Transpose", "Reshape"):
         users = [use.node for use in value.uses()]
         if len(users) != 1 or users[0].op_type != op_type:
-            raise OtherForm
+            raise UnsupportedAttention
         value = users[0].outputs[0]
     return value
 
@@ -234,18 +248,18 @@ def _size(value: ir.Value, axis: int) -> int:
     """A static size of [B,heads,Q,D]."""
     size = None if value.shape is None else value.shape[axis]
     if not isinstance(size, int):
-        raise OtherForm
+        raise UnsupportedAttention
     return size
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node:
-    node = _given(value).producer()
+    node = _present_value(value).producer()
     if node is None or node.op_type != op_type:
-        raise OtherForm
+        raise UnsupportedAttention
     return node
 
 
-def _given(value: ir.Value | None) -> ir.Value:
+def _present_value(value: ir.Value | None) -> ir.Value:
     if value is None:
-        raise OtherForm
+        raise UnsupportedAttention
     return value

@@ -1,7 +1,7 @@
-"""Query, key and value heads are cut out of their common product together.
+"""Splits the merged product of q, k and v into heads with fewer nodes.
 
-The portable trunk splits the product of q, k and v, and reshapes, transposes and rotates each part by itself. Those are
-eight nodes that move little data, and even a small node costs microseconds when a layer's weights have just filled the
+The portable trunk splits the product, and reshapes, transposes and rotates each part separately. These eight nodes move
+little data, but each costs microseconds, because the layer's weights have just evicted everything else from the CPU's
 caches.
 """
 
@@ -14,13 +14,13 @@ import onnx_ir as ir
 
 from pass_exporter.trunk.graph import initializer
 
-TO_HEADS = (0, 2, 1, 3)
+HEADS_FIRST = (0, 2, 1, 3)
 """[B,Q,heads,D] -> [B,heads,Q,D]"""
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """`value` [B,heads,Q,D], cut out of a product. rotary: the node that rotated it, for queries and keys."""
+    """The heads `value` [B,count,Q,size] of q, k or v. rotary: the node that rotates them; None if none does."""
 
     value: ir.Value
     rotary: ir.Node | None
@@ -28,28 +28,29 @@ class _Heads:
     size: int
 
 
-def cut_heads_at_once(graph: ir.Graph) -> None:
-    """Split, 3 Reshape, 3 Transpose, 2 RotaryEmbedding -> Reshape, Transpose, Split, RotaryEmbedding, Split.
+def split_heads_together(graph: ir.Graph) -> None:
+    """Replaces Split, 3 Reshape, 3 Transpose, 2 RotaryEmbedding by Reshape, Transpose, Split, RotaryEmbedding, Split.
 
-    This is possible only where q and k go from the product straight to the same rotation. Some models normalize them
-    in between.
+    It skips layers that compute something between the product and the rotation of q and k, such as a norm.
     """
     for split in [node for node in graph if node.op_type == "Split" and len(node.outputs) == 3]:
         q, k, v = (_heads(part) for part in split.outputs)
         if q and k and v and _same_rotation(q, k) and v.rotary is None and q.size == v.size:
-            _cut(graph, split, q, k, v)
+            _rewrite(graph, split, q, k, v)
 
 
-def norm_before_turning(graph: ir.Graph) -> None:
-    """Transpose, RMSNormalization over D -> RMSNormalization, Transpose: Gemma3 has its norms of q and k behind the
-    transposition, Qwen3 before it. The results are the same bits."""
+def norm_before_transpose(graph: ir.Graph) -> None:
+    """Replaces Transpose, RMSNormalization over D by RMSNormalization, Transpose.
+
+    Gemma3 has its norms of q and k after the Transpose, Qwen3 before it. The results are bit for bit the same.
+    """
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         source, scale = norm.inputs
         turn = None if source is None or len(source.uses()) != 1 else source.producer()
-        if turn is None or turn.op_type != "Transpose" or tuple(turn.attributes["perm"].as_ints()) != TO_HEADS:
+        if turn is None or turn.op_type != "Transpose" or tuple(turn.attributes["perm"].as_ints()) != HEADS_FIRST:
             continue
         normed = ir.node("RMSNormalization", [turn.inputs[0], scale], norm.attributes)
-        turned = ir.node("Transpose", normed.outputs, {"perm": TO_HEADS})
+        turned = ir.node("Transpose", normed.outputs, {"perm": HEADS_FIRST})
         graph.insert_before(norm, [normed, turned])
         turned.outputs[0].shape, turned.outputs[0].type = norm.outputs[0].shape, norm.outputs[0].type
         norm.outputs[0].replace_all_uses_with(turned.outputs[0])
@@ -59,7 +60,7 @@ def norm_before_turning(graph: ir.Graph) -> None:
 def _heads(part: ir.Value) -> _Heads | None:
     reshape = _only_user(part, "Reshape")
     transpose = _only_user(reshape.outputs[0], "Transpose") if reshape is not None else None
-    if transpose is None or tuple(transpose.attributes["perm"].as_ints()) != TO_HEADS:
+    if transpose is None or tuple(transpose.attributes["perm"].as_ints()) != HEADS_FIRST:
         return None
     rotary = _only_user(transpose.outputs[0], "RotaryEmbedding")
     value = transpose.outputs[0] if rotary is None else rotary.outputs[0]
@@ -76,14 +77,14 @@ def _same_rotation(q: _Heads, k: _Heads) -> bool:
     return q.rotary.inputs[1:] == k.rotary.inputs[1:] and q.rotary.attributes == k.rotary.attributes
 
 
-def _cut(graph: ir.Graph, split: ir.Node, q: _Heads, k: _Heads, v: _Heads) -> None:
+def _rewrite(graph: ir.Graph, split: ir.Node, q: _Heads, k: _Heads, v: _Heads) -> None:
     assert q.rotary is not None and split.inputs[0] is not None
     total = q.count + k.count + v.count
     shape = initializer(graph, f"heads.{total}x{q.size}", np.array([0, 0, total, q.size]))
     rotated = _sizes(graph, q.count + k.count, v.count)
     queries = _sizes(graph, q.count, k.count)
     rows = ir.node("Reshape", [split.inputs[0], shape])
-    by_head = ir.node("Transpose", [rows.outputs[0]], {"perm": TO_HEADS})
+    by_head = ir.node("Transpose", [rows.outputs[0]], {"perm": HEADS_FIRST})
     first = ir.node("Split", [by_head.outputs[0], rotated], {"axis": 1}, num_outputs=2)
     rotary = ir.node("RotaryEmbedding", [first.outputs[0], *q.rotary.inputs[1:]], q.rotary.attributes)
     second = ir.node("Split", [rotary.outputs[0], queries], {"axis": 1}, num_outputs=2)

@@ -1,7 +1,7 @@
-"""A residual addition and the normalization of its result in one node, ONNX Runtime's SkipSimplifiedLayerNormalization.
+"""Fuses each residual Add and the norm of its result into ONNX Runtime's SkipSimplifiedLayerNormalization.
 
-The portable trunk has two such pairs in every layer. Each is computed row by row, so its bits do not depend on how many
-rows there are.
+Every layer of the portable trunk has two such pairs. The fused node computes each row separately, so its results are
+bit for bit the same for all window widths.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pass_exporter.derived.group_query import DOMAIN
 
 
 def fuse_residual_norms(graph: ir.Graph) -> None:
-    """Add, RMSNormalization -> SkipSimplifiedLayerNormalization, which also returns the sum."""
+    """Replaces Add, RMSNormalization by SkipSimplifiedLayerNormalization, which also outputs the sum."""
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         total = norm.inputs[0]
         add = None if total is None else total.producer()
@@ -37,7 +37,7 @@ def fuse_residual_norms(graph: ir.Graph) -> None:
 
 
 def _fits(add: ir.Node, norm: ir.Node) -> bool:
-    """Whether two [B,Q,N] are added and normalized over N by a scale that is known where they are added."""
+    """Whether `add` adds two [B,Q,N], and `norm` normalizes over N with a scale that is an initializer."""
     scale = norm.inputs[1]
     last = norm.attributes.get_int("axis", -1) in (-1, 2)
     return last and scale is not None and scale.is_initializer() and all(_is_3d(value) for value in add.inputs)

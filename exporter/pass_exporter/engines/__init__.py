@@ -1,1 +1,1 @@
-"""pass-export build: TensorRT engines for a bundle."""
+"""`pass-export build`: builds TensorRT engines for a bundle."""

@@ -35,13 +35,13 @@ from pass_runtime.files import write_whole
 if TYPE_CHECKING:
     from pass_exporter.engines.compare import Comparison
 
-BUILD_FLAGS = "user allocation"
-"""A part of the key of an engine that an interrupted build left behind: it changes with the builder's flags."""
+BUILD_FLAGS_KEY = "user allocation"
+"""A part of the key of finished engines in a partial directory. Change it whenever the builder's flags change."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """resumed: engines that an earlier, interrupted build had finished. comparisons: of the plans, with --verify."""
+    """resumed: number of engines that an interrupted build had finished. comparisons: one per plan, or empty."""
 
     engines: EngineSet
     memory: MemoryEstimate
@@ -55,7 +55,7 @@ class BuildReport:
 
 @dataclass(frozen=True)
 class _Job:
-    """A build whose settings have been checked."""
+    """A build with checked settings."""
 
     manifest: Manifest
     name: str
@@ -68,7 +68,7 @@ class _Job:
 
 
 def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
-    """Build every graph of `bundle`. On PassError the bundle is left as it was."""
+    """Build an engine for every graph of `bundle`. Raises PassError, and then the bundle is unchanged."""
     progress.phase("checking the bundle")
     job = _prepare(bundle, config)
     with engine_staging.staging(bundle, job.name) as directory:
@@ -97,7 +97,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
 
 
 def _prepare(bundle: Path, config: EngineConfig) -> _Job:
-    """Check everything before anything is built; raises PassError."""
+    """Check all settings before anything is built. Raises PassError."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     chosen, device = find_library(config.engine), find_device()
@@ -118,7 +118,9 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
     workspace = None if config.workspace is None else config.workspace << 20
     memory = estimate(bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0)
     check_fits(memory, available_memory(config, device), columns[-1])
-    builder = EngineBuilder(chosen, targets if chosen.builds_ahead else (), workspace, _read(config.timing_cache))
+    builder = EngineBuilder(
+        chosen, targets if chosen.builds_ahead else (), workspace, _read_timing_cache(config.timing_cache)
+    )
     name = "-".join([chosen.name, builder.version, *targets])
     wanted = (chosen.name, builder.version, targets)
     if not config.force and any((e.library, e.version, e.targets) == wanted for e in manifest.engines):
@@ -129,7 +131,7 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
 def _build_all(
     job: _Job, directory: Path, timing_cache: Path | None, progress: Progress
 ) -> tuple[list[EngineFile], int]:
-    """The engines in the order of the graphs, and how many of them an earlier build had finished."""
+    """Return the engines in the order of the graphs, and how many of them an earlier build had finished."""
     *tails, trunk = job.sources
     files: list[EngineFile] = []
     resumed = 0
@@ -161,8 +163,10 @@ def graph_sources(
     least_width: int = 1,
     chunks: Sequence[int] | None = None,
 ) -> list[Source]:
-    """The graphs that engine plans need. Tails come first: if a library is too old, they fail within seconds. chunks:
-    as for `trunk_profiles`."""
+    """Return the graphs that engine plans need. Tails come first: if a library is too old, they fail within seconds.
+
+    chunks: as for `trunk_profiles`.
+    """
     sources, capacity = [], columns[-1]
     for plan in engine_plans(manifest):
         profiles = tail_profiles(plan, capacity, max_batch_size)
@@ -183,7 +187,7 @@ def graph_sources(
 
 
 def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profile, ...]) -> Source:
-    """The trunk with a cache of `capacity` tokens, of which a pass reads the first `columns`."""
+    """Return the trunk with a cache of `capacity` tokens, and with the input `columns` (see engines/graph.py)."""
     inputs = (*(_fixed(t, capacity) for t in graph.inputs), Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
     outputs = tuple(_fixed(t, capacity) for t in graph.outputs)
     return Source(graph, trunk_for_tensorrt(path, capacity), path, inputs, outputs, profiles, aliases(path))
@@ -215,14 +219,14 @@ def _key(source: Source, job: _Job) -> str:
     """A short hash of everything that an engine is built from."""
     model = hashlib.sha256(source.model).hexdigest()
     settings = (job.manifest.content, job.builder.version, job.builder.workspace, job.targets, source.profiles)
-    return _digest([model, BUILD_FLAGS, *map(repr, settings)])
+    return _digest([model, BUILD_FLAGS_KEY, *map(repr, settings)])
 
 
 def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _read(path: Path | None) -> bytes:
+def _read_timing_cache(path: Path | None) -> bytes:
     """The content of a timing cache; empty if the file does not exist yet."""
     if path is None or not path.exists():
         return b""

@@ -15,9 +15,10 @@ from pass_runtime.errors import PassError
 
 @dataclass(frozen=True)
 class Source:
-    """A graph to build. graph: its manifest entry. model: serialized. path: its external data is beside it.
+    """A graph to build an engine from.
 
-    aliases: output -> the input whose memory it is written over.
+    graph: its manifest entry. model: the serialized model. path: of the .onnx file; external data is beside it.
+    aliases: output -> the input whose memory it overwrites.
     """
 
     graph: Graph
@@ -32,7 +33,7 @@ class Source:
 class EngineBuilder:
     """Builds engines that share settings and a timing cache.
 
-    targets: compute capabilities as `sm89`; () means the GPU of this machine. workspace: bytes, None for no limit.
+    targets: compute capabilities such as `sm89`; () means the GPU of this machine. workspace: bytes; None for no limit.
     """
 
     def __init__(
@@ -44,14 +45,17 @@ class EngineBuilder:
         self._logger = make_logger(self._trt, self._errors)
         self._builder = self._trt.Builder(self._logger)
         self.timing_cache = timing_cache
-        """The measured times of kernels, to which every engine adds."""
+        """The serialized timing cache. Every build adds to it."""
 
     @property
     def version(self) -> str:
         return str(self._trt.__version__)
 
     def build(self, source: Source, step: Step) -> bytes:
-        """Parse, check against the manifest, build. Raises PassError. An interrupt stops it after the current step."""
+        """Build an engine. Raises PassError if the graph does not fit the manifest or cannot be built.
+
+        Ctrl-C stops it after the current step.
+        """
         self._errors.clear()
         network = self._parse(source)
         self._check_bindings(network, source)
@@ -85,7 +89,7 @@ class EngineBuilder:
             layer = network.get_layer(i)
             if layer.type == trt.LayerType.ATTENTION_INPUT:
                 layer.__class__ = trt.IAttentionInputLayer
-                layer.attention.decomposable = True  # fused where the target can, decomposed elsewhere (fp32)
+                layer.attention.decomposable = True  # not fused if the target cannot (fp32)
         return network
 
     def _parse_error(self, parser: Any) -> str:
@@ -94,14 +98,14 @@ class EngineBuilder:
         return f"{self.library.name} {self.version} does not take {what}: {' '.join(error.desc().split())}"
 
     def _check_bindings(self, network: Any, source: Source) -> None:
-        """PassError unless names, dtypes and static sizes are the manifest's and every cache is updated in place."""
+        """Raises PassError if names, dtypes or static sizes differ from the manifest, or a cache is not in place."""
         inputs = [network.get_input(i) for i in range(network.num_inputs)]
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
         for actual, expected in ((inputs, source.inputs), (outputs, source.outputs)):
             found = {value.name: (_dtype(value.dtype), tuple(value.shape)) for value in actual}
             listed = {tensor.name: (tensor.dtype, tensor.shape) for tensor in expected}
             for name in {**found, **listed}:
-                if not _agree(found.get(name), listed.get(name)):
+                if not _matches(found.get(name), listed.get(name)):
                     raise PassError(
                         f"{source.graph.file}: {name} is {found.get(name, 'missing')} in {self.library.name}, but "
                         f"{listed.get(name, 'missing')} in the manifest; please report it"
@@ -121,7 +125,7 @@ class EngineBuilder:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace)
         if self.library.timing_cache:
             config.set_timing_cache(config.create_timing_cache(self.timing_cache), True)
-        if self.library.compiles_kernels:  # Else it may allocate while it runs, which a CUDA graph cannot hold.
+        if self.library.compiles_kernels:  # Otherwise it may allocate during a run, which a CUDA graph cannot capture.
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         for profile in source.profiles:
             config.add_optimization_profile(self._profile(network, source, profile))
@@ -145,7 +149,7 @@ class EngineBuilder:
 
 
 _NO_DRIVER = "cudaError 35"
-"""Part of a message that appears on every machine without a GPU, and is not the reason why a build fails."""
+"""A part of a message that every machine without a GPU logs. It is not the reason for a failed build."""
 _REDUCE = "CONTRIBUTING.md (Reducing a failing graph) shows how to find the part that fails"
 
 
@@ -157,24 +161,25 @@ def _dtype(dtype: Any) -> str:
 _Described = tuple[str, Sequence[int | str]]
 
 
-def _agree(found: _Described | None, listed: _Described | None) -> bool:
-    """Whether dtype and rank are the same and no static size differs. A size that the library did not infer is -1."""
+def _matches(found: _Described | None, listed: _Described | None) -> bool:
+    """Whether dtype and rank are equal, and no static size differs. The library's size is -1 if it inferred none."""
     if found is None or listed is None or found[0] != listed[0] or len(found[1]) != len(listed[1]):
         return False
     return all(have in (-1, want) or isinstance(want, str) for have, want in zip(found[1], listed[1], strict=True))
 
 
 def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
-    """Output -> input of every cache update layer."""
+    """Return output -> input of every KV cache update layer."""
     layers = (network.get_layer(i) for i in range(network.num_layers))
     updates = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
     return {layer.get_output(0).name: layer.get_input(0).name for layer in updates}
 
 
 def _make_monitor(trt: Any, report: Step) -> Any:
-    """Reports the progress of the outermost phase.
+    """Return a monitor that reports the progress of the outermost phase.
 
-    An exception in a callback, as from Ctrl-C, must not pass through the library, so it is kept.
+    An exception in a callback, such as KeyboardInterrupt, must not propagate through the library, so the monitor keeps
+    it in `interruption`.
     """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
@@ -199,6 +204,6 @@ def _make_monitor(trt: Any, report: Step) -> Any:
             return self.interruption is None
 
         def phase_finish(self, phase_name: str) -> None:
-            """Nothing to do: the build ends with its outermost phase."""
+            """Do nothing: the interface requires this method."""
 
     return Monitor()

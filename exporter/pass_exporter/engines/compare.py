@@ -1,4 +1,4 @@
-"""Compares engines with ONNX Runtime: the logits of every engine plan after the same prompt, with Polygraphy."""
+"""Compares the logits of engines and ONNX Runtime for every engine plan after the same prompt, by Polygraphy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 
 PROMPT_TOKENS = 40
-LIMIT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
-"""Largest |engine - ONNX Runtime| over the largest |logit|, by the model's dtype."""
+RELATIVE_LIMITS = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
+"""By the model's dtype, the largest accepted max |engine - ONNX Runtime| / max |logit|."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One plan's largest difference of a logit, absolute and as a share of the largest logit, and the share's limit."""
+    """One plan's largest difference of a logit: absolute, and relative to the largest logit. limit: of the latter."""
 
     plan: str
     absolute: float
@@ -34,12 +34,12 @@ class Comparison:
 
 
 def compare_engines(bundle: Path, device: str) -> list[Comparison]:
-    """Run both on this machine's GPU and CPU; PassError where they differ by more than rounding."""
+    """Run the engines on `device` and ONNX Runtime on the CPU. Raises PassError if their logits differ too much."""
     from polygraphy.comparator import IterationResult, SimpleCompareFunc
     from polygraphy.logger import G_LOGGER
 
     manifest, found = read_manifest(bundle), []
-    limit = LIMIT[manifest.model.dtype]
+    limit = RELATIVE_LIMITS[manifest.model.dtype]
     with runnable(bundle, manifest) as checked:
         expected = _logits(open_backend(bundle, checked, "cpu"), manifest)
     actual = _logits(open_backend(bundle, manifest, device), manifest)
@@ -60,7 +60,7 @@ def compare_engines(bundle: Path, device: str) -> list[Comparison]:
 
 
 def _logits(backend: Backend, manifest: Manifest) -> dict[str, npt.NDArray[np.float32]]:
-    """[Q,V] logits of every engine plan's window, with random drafts, after a random prompt."""
+    """Return the logits [Q,V] of a window of every engine plan, with random drafts after a random prompt."""
     rng = np.random.default_rng(0)
     tokens = [int(token) for token in rng.integers(0, manifest.model.vocab_size, PROMPT_TOKENS)]
     found = {}

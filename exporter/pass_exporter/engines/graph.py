@@ -1,8 +1,8 @@
-"""A bundle's graphs in the form that TensorRT parses: with a static cache, of which a pass reads the first columns.
+"""Changes a bundle's graphs for TensorRT: the KV cache has a static capacity, and a pass reads its first columns only.
 
-TensorRT wants the KV cache's capacity S static, and attention over unused capacity is wasted work. So the trunk gets
-one more input, `columns` [s], of which only the length counts: attention and its mask see the cache's first s columns.
-Profiles for several s then share one engine and one cache.
+TensorRT needs a static capacity S of the KV cache, and attention over the unused part would waste time. So the trunk
+gets an additional input, `columns` [s], of which only the size s is used: attention and its mask read the cache's first
+s columns. Profiles with several s share one engine and one cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pass_runtime.bundle.tensors import COLUMNS, WINDOWS
 
 
 def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
-    """trunk.onnx with S = `capacity` and the input `columns` [s] bool, serialized without its external data."""
+    """Return trunk.onnx with S = `capacity` and the input `columns` [s] bool, serialized without external data."""
     model = onnx.load(path, load_external_data=False)
     _fix_capacity(model.graph, capacity)
     _read_columns(model.graph)
@@ -28,7 +28,7 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
 
 
 def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Tensor, ...]:
-    """The inputs or outputs of a tail of `plan` where engines keep windows of at least `least_width` rows."""
+    """Return the inputs or outputs of a tail of `plan`, with windows widened to at least `least_width` rows."""
     widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(
         tensor.model_copy(update={"shape": (tensor.shape[0], max(widths[tensor.name], least_width))})
@@ -39,7 +39,10 @@ def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Te
 
 
 def tail_for_tensorrt(path: Path, plan: Plan, least_width: int) -> bytes:
-    """The tail of a plan with windows narrower than `least_width`: it reads the first rows and pads the next window."""
+    """Return the tail of a plan with its windows widened to `least_width`.
+
+    It reads the first rows of its window, and pads the next window.
+    """
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     for value in graph.input:
@@ -72,7 +75,7 @@ def _integers(graph: onnx.GraphProto, name: str, values: Sequence[int]) -> str:
 
 
 def aliases(path: Path) -> dict[str, str]:
-    """present_key.i -> past_key.i and so on: the outputs of TensorScatter, which are written over its first input."""
+    """Return output -> input (present_key.i -> past_key.i, ...): TensorScatter overwrites its first input in place."""
     graph = onnx.load(path, load_external_data=False).graph
     outputs = {value.name for value in graph.output}
     scatters = (node for node in graph.node if node.op_type == "TensorScatter")
@@ -88,8 +91,10 @@ def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
 
 
 def _read_columns(graph: onnx.GraphProto) -> None:
-    """Let attention read slices of the cache and of the mask. A mask that is built for s columns, which would need no
-    slice, made TensorRT-RTX 1.7 fail in fp16."""
+    """Make attention read slices of the cache and of the mask.
+
+    Computing the mask for s columns from the start would save its slice, but TensorRT-RTX 1.7 fails on that in fp16.
+    """
     graph.input.append(helper.make_tensor_value_info(COLUMNS, TensorProto.BOOL, ["columns"]))
     for name, value in {"zero": 0, "cache_axis": 2, "mask_axis": 3}.items():
         graph.initializer.append(helper.make_tensor(f"{COLUMNS}.{name}", TensorProto.INT64, [1], [value]))

@@ -1,4 +1,4 @@
-"""An estimate of the device memory that decoding needs, made before anything is built."""
+"""Estimates the device memory that decoding needs, before anything is built."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pass_runtime.backends.memory import activation_bytes, item_size
 from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.errors import PassError
 
-SPARE = 512 << 20
-"""Bytes for the CUDA context, the driver and the tails."""
+RESERVED_BYTES = 512 << 20
+"""Bytes reserved for the CUDA context, the driver and the tails."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """All in bytes. activations: of the largest profile, without the savings of fused kernels."""
+    """Sizes in bytes. activations: an upper bound for the largest profile, as if no kernels were fused."""
 
     weights: int
     kv_cache: int
@@ -25,17 +25,17 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.activations + self.workspace + SPARE
+        return self.weights + self.kv_cache + self.activations + self.workspace + RESERVED_BYTES
 
     def __str__(self) -> str:
         parts = [f"{name} {size / 2**30:.2f}" for name, size in vars(self).items() if size]
-        return f"{self.total / 2**30:.2f} GiB ({', '.join(parts)}, spare {SPARE / 2**30:.2f})"
+        return f"{self.total / 2**30:.2f} GiB ({', '.join(parts)}, spare {RESERVED_BYTES / 2**30:.2f})"
 
 
 def estimate(
     bundle: Path, manifest: Manifest, profiles: Sequence[Profile], capacity: int, max_batch_size: int, workspace: int
 ) -> MemoryEstimate:
-    """From the sizes of the files and of the model."""
+    """Estimate from the sizes of the files and of the model. workspace: in bytes."""
     model = manifest.model
     element = item_size(model.dtype)
     trunk = bundle / manifest.trunk.file
@@ -50,7 +50,7 @@ def _activations(manifest: Manifest, profile: Profile) -> int:
 
 
 def check_fits(needed: MemoryEstimate, available: int | None, largest_capacity: int) -> None:
-    """PassError if the `available` bytes are known and too few. largest_capacity: S, which the message names."""
+    """Raises PassError if the number of `available` bytes is known and too small. largest_capacity: for the message."""
     if available is not None and needed.total > available:
         raise PassError(
             f"the engines need about {needed}, and the GPU has {available / 2**30:.2f} GiB; lower --max-seq-len "

@@ -1,9 +1,9 @@
-"""The shapes that engines are tuned for: one optimization profile for every window that decoding repeats.
+"""Optimization profiles: the shapes that engines are tuned for.
 
-A window is (width Q, look-ahead rows A). Only trees and plans with all of the bundle's drafts have profiles, with full
-groups, for exactly their windows. Fewer rows would save little where rows are nearly free, every profile of SmolLM2
-takes seconds to build, and TensorRT-RTX 1.7 refuses one profile with ranges in fp16. Every profile exists for each
-number of cache columns that a pass may read, for a batch of one, and for up to `max_batch_size` if that is larger.
+There is a profile for each window (width Q, look-ahead rows A) of trees and of plans with all of the bundle's drafts.
+Plans with fewer rows have none: rows are nearly free on a GPU, every profile of SmolLM2 takes seconds to build, and
+TensorRT-RTX 1.7 does not build a profile with ranges in fp16. Each window has a profile for every number of cache
+columns that a pass may read, for batch size 1 and, if `max_batch_size` is larger, for batches up to that size.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from pass_runtime.bundle.plan import MODES, Plan, make_cycle
 from pass_runtime.bundle.sampling import LIST_SIZES
 
 PREFILL_WIDTHS = (256, 32)
-"""The widths of a prompt's chunks, beside those of `backends.chunks.WIDE` for which there is room."""
-FIRST_COLUMNS = 512
+"""The widths of a prompt's chunks, besides the wider ones of `backends.memory.wide_chunks`."""
+MIN_COLUMNS = 512
 COLUMNS_FACTOR = 4
-NEAR = 1.2
-"""A number of columns is of use where the capacity is more than this many times as large."""
+MIN_CAPACITY_RATIO = 1.2
+"""A number of columns gets profiles only if the capacity is more than this many times as large."""
 
 
 def column_steps(capacity: int) -> tuple[int, ...]:
-    """The numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in rising order. A number just
-    below `capacity` is left out: its profiles would cost what any others do, and save a few columns."""
-    steps, columns = [], FIRST_COLUMNS
-    while columns * NEAR < capacity:
+    """Return the numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in rising order.
+
+    A number just below `capacity` is left out: its profiles would cost as much as others and save few columns.
+    """
+    steps, columns = [], MIN_COLUMNS
+    while columns * MIN_CAPACITY_RATIO < capacity:
         steps.append(columns)
         columns *= COLUMNS_FACTOR
     return (*steps, capacity)
 
 
 def prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
-    """The widths of a prompt's chunks that fit the cache, in falling order."""
+    """Return the widths of a prompt's chunks that fit into the cache, in falling order."""
     return (*wide_chunks(manifest.model, columns[-1:]), *(width for width in PREFILL_WIDTHS if width <= columns[-1]))
 
 
@@ -48,7 +50,7 @@ def engine_plans(manifest: Manifest) -> list[Plan]:
 
 
 def widest(manifest: Manifest) -> Plan:
-    """The widest of them."""
+    """Return the widest of `engine_plans`."""
     return max(engine_plans(manifest), key=lambda plan: plan.width)
 
 
@@ -59,20 +61,21 @@ def trunk_profiles(
     least_width: int = 1,
     chunks: Sequence[int] | None = None,
 ) -> tuple[Profile, ...]:
-    """Decoding, then prefill, by rising columns; the first profile that admits a pass serves it. Prompts are read one
-    at a time, so larger batches have no profiles for it.
+    """Return the trunk's profiles by rising columns, for each decoding before prefill. A pass uses the first that fits.
 
-    least_width: windows with fewer rows are padded to it (see `Library.least_width`). chunks: the widths of prefill;
-    None is `prefill_widths`.
+    Prompts are prefilled one at a time, so larger batches have no prefill profiles.
+
+    least_width: windows with fewer rows are padded to it (see `Library.least_width`).
+    chunks: the widths of prefill; None means `prefill_widths`.
     """
     adapted = manifest.lookahead.reads_rows
     plans = engine_plans(manifest)
     windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if adapted else 0) for plan in plans)
-    shapes = [_exactly(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]
+    shapes = [_fixed_sizes(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]
     widths = prefill_widths(manifest, columns) if chunks is None else chunks
-    prefill = [_exactly(width=q, logit_rows=1, lookahead_rows=0) for q in widths]
+    prefill = [_fixed_sizes(width=q, logit_rows=1, lookahead_rows=0) for q in widths]
     return tuple(
-        Profile(sizes=shape | batch | _exactly(columns=read))
+        Profile(sizes=shape | batch | _fixed_sizes(columns=read))
         for number, batch in enumerate(_batches(max_batch_size))
         for read in columns
         for shape in (*shapes, *(prefill if number == 0 else ()))
@@ -81,40 +84,42 @@ def trunk_profiles(
 
 
 def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """A profile for every batch."""
+    """Return a tail's profiles, one for each range of batch sizes."""
     rows = len(plan.lookahead_rows)
-    sizes = _exactly(width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity))
+    sizes = _fixed_sizes(width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity))
     return tuple(Profile(sizes=sizes | batch) for batch in _batches(max_batch_size))
 
 
 def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """The profiles of the graph of log-probabilities: one for every window but those of trees, and every batch."""
+    """Return the profiles of tail.logprobs.onnx, for every window but those of trees, and each range of batch sizes."""
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in plans)
     return tuple(
-        Profile(sizes=_exactly(width=width, max_emitted=emitted) | batch)
+        Profile(sizes=_fixed_sizes(width=width, max_emitted=emitted) | batch)
         for batch in _batches(max_batch_size)
         for width, emitted in windows
     )
 
 
 def processors_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """The profiles of the graph of logits processors, as `logprobs_profiles` has them; each for lists of touched tokens
-    of any length."""
+    """Return the profiles of tail.processors.onnx: windows and batches as in `logprobs_profiles`.
+
+    Each profile takes lists of `touched` tokens of any length.
+    """
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.drafts + 1) for plan in plans)
     touched = {"touched": (LIST_SIZES[0], LIST_SIZES[1], LIST_SIZES[-1])}
     return tuple(
-        Profile(sizes=_exactly(width=width, processed_rows=rows) | touched | batch)
+        Profile(sizes=_fixed_sizes(width=width, processed_rows=rows) | touched | batch)
         for batch in _batches(max_batch_size)
         for width, rows in windows
     )
 
 
 def _batches(max_batch_size: int) -> list[dict[str, tuple[int, int, int]]]:
-    one = [_exactly(batch=1)]
+    one = [_fixed_sizes(batch=1)]
     return one if max_batch_size == 1 else [*one, {"batch": (1, max_batch_size, max_batch_size)}]
 
 
-def _exactly(**sizes: int) -> dict[str, tuple[int, int, int]]:
+def _fixed_sizes(**sizes: int) -> dict[str, tuple[int, int, int]]:
     return {name: (size, size, size) for name, size in sizes.items()}

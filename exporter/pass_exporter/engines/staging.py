@@ -1,4 +1,4 @@
-"""Installs engines: finished ones are kept in a partial directory, and the bundle changes in one step."""
+"""Installs engines atomically: finished engines are collected in a partial directory, which is then renamed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pass_runtime.files import locked, write_whole
 
 @contextmanager
 def staging(bundle: Path, name: str) -> Iterator[Path]:
-    """The directory in which the set `name` is collected. After an interruption the next build goes on with it.
+    """Yield the directory in which the engines of the set `name` are collected. An interrupted build can be resumed.
 
-    One build at a time uses it, under a lock that ends with its process.
+    A lock, which ends with the process, admits one build at a time.
     """
     directory = bundle / ENGINES / f".{name}.partial"
     busy = f"another pass-export build is making the engines {name} of {bundle}; wait for it"
@@ -35,13 +35,13 @@ def staging(bundle: Path, name: str) -> Iterator[Path]:
 
 
 def keep(directory: Path, engine: bytes, entry: EngineFile, key: str) -> None:
-    """Write a finished engine, then a note that it is complete. key: the hash of everything it was built from."""
+    """Write a finished engine, then a note that it is complete. key: a hash of everything that it is built from."""
     (directory / entry.file).write_bytes(engine)
     write_whole(directory / f"{entry.file}.{key}.json", entry.model_dump_json())
 
 
 def kept(directory: Path, file: str, key: str) -> EngineFile | None:
-    """The engine that an earlier build finished with the same key."""
+    """Return the engine that an earlier build finished with the same key, or None."""
     try:
         entry = EngineFile.model_validate_json((directory / f"{file}.{key}.json").read_text(encoding="utf-8"))
         return entry if file_info(directory / file).sha256 == entry.sha256 else None
@@ -50,18 +50,18 @@ def kept(directory: Path, file: str, key: str) -> EngineFile | None:
 
 
 def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
-    """Move the finished set into place, replace the manifest by one that lists it, then remove the set it replaces."""
+    """Move the finished set into the bundle, list it in the manifest, and remove the set that it replaces."""
     listed = {engine.file for engine in engines.engines}
-    for path in directory.iterdir():  # notes, and what a build with other settings left
+    for path in directory.iterdir():  # notes, and files of builds with other settings
         if path.name not in listed:
             path.unlink()
     busy = f"another build is changing the manifest of {bundle}"
     with locked(bundle / ENGINES / ".manifest.lock", busy, wait_seconds=math.inf):
         destination = engines.path(bundle)
-        if destination.exists():  # the same engines, of a build that ended before it could list them
+        if destination.exists():  # the same engines, of a build that was interrupted before it listed them
             shutil.rmtree(destination)
         directory.rename(destination)
-        manifest = read_manifest(bundle)  # again: another build may have ended meanwhile
+        manifest = read_manifest(bundle)  # read again, because another build may have changed it meanwhile
         replaced = [known for known in manifest.engines if same_place(known, engines)]
         others = [known for known in manifest.engines if known not in replaced]
         changed = manifest.model_copy(update={"engines": (*others, engines)})
@@ -72,5 +72,5 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
 
 
 def same_place(a: EngineSet, b: EngineSet) -> bool:
-    """Whether they are for the same library and GPUs."""
+    """Whether two sets are for the same library, version and GPUs."""
     return (a.library, a.version, a.targets) == (b.library, b.version, b.targets)

@@ -1,4 +1,4 @@
-"""The targets of an engine build: GPUs, the cache's capacity, and the available memory."""
+"""Chooses the targets of an engine build: GPUs, the cache's capacity, and widths of prefill."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
 
 DEFAULT_SEQ_LEN = 4096
-ALIGNMENT = 64
-"""A multiple of the columns that attention kernels read at a time."""
+CAPACITY_MULTIPLE = 64
+"""Capacities are multiples of this many columns, because attention kernels read that many or a divisor at a time."""
 
 
 def choose_targets(chosen: Library, config: EngineConfig, device: DeviceInfo | None) -> tuple[str, ...]:
-    """The compute capabilities to build for, as `sm89`. Users may write 8.9, 89 or sm89."""
+    """Return the compute capabilities to build for, such as `sm89`. Users may write 8.9, 89 or sm89."""
     requested = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in config.compute_capability)
     if not chosen.builds_ahead:
         if device is None:
@@ -39,24 +39,24 @@ def choose_targets(chosen: Library, config: EngineConfig, device: DeviceInfo | N
     return tuple(target for target in chosen.targets if target in wanted)
 
 
-FIRST_TARGET = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
-"""The oldest compute capability for which TensorRT-RTX 1.7 multiplies matrices of a format; found by building."""
+MIN_COMPUTE_CAPABILITY = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
+"""By format, the lowest compute capability for which TensorRT-RTX 1.7 multiplies matrices; found by building."""
 
 
 def check_dtype(manifest: Manifest, targets: Sequence[str]) -> None:
-    """PassError for GPUs that cannot compute in the bundle's formats, and for weights with zero points."""
+    """Raises PassError if a target does not support the bundle's formats, or weights have zero points."""
     quantization = manifest.model.quantization
     if quantization is not None and quantization.zero_points:
         again = "export the bundle again with --weights int4 --no-zero-points"
         raise PassError(f"TensorRT multiplies symmetric integers only; {again}")
     for kind in (manifest.model.dtype, manifest.model.weights):
-        old = [target for target in targets if int(target.removeprefix("sm")) < FIRST_TARGET.get(kind, 0)]
+        old = [target for target in targets if int(target.removeprefix("sm")) < MIN_COMPUTE_CAPABILITY.get(kind, 0)]
         if old:
             raise PassError(f"{old[0]} has no {kind}: leave it out, or export with another --dtype or --weights")
 
 
 def choose_capacity(config: EngineConfig, manifest: Manifest) -> int:
-    """S: a multiple of 4 with room for the longest sequence and then the widest window."""
+    """Return the capacity S: a multiple of 4 with room for the longest sequence plus the widest window."""
     most, window = manifest.model.max_capacity, widest(manifest).width
     if config.capacity is not None:
         if config.capacity % 4 or not window < config.capacity <= most:
@@ -67,11 +67,11 @@ def choose_capacity(config: EngineConfig, manifest: Manifest) -> int:
     longest = min(DEFAULT_SEQ_LEN, most) if config.max_seq_len is None else config.max_seq_len
     if not 1 <= longest <= most:
         raise PassError(f"--max-seq-len must be 1 to {most} for {manifest.model.name}, not {longest}")
-    return min(most, -(-(longest + window) // ALIGNMENT) * ALIGNMENT)
+    return min(most, -(-(longest + window) // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE)
 
 
 def choose_chunks(config: EngineConfig, manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
-    """The widths of a prompt's chunks, in falling order."""
+    """Return the widths of a prompt's chunks, in falling order."""
     if config.prefill_widths is None:
         return prefill_widths(manifest, columns)
     chunks = tuple(sorted(set(config.prefill_widths), reverse=True))
@@ -82,7 +82,7 @@ def choose_chunks(config: EngineConfig, manifest: Manifest, columns: Sequence[in
 
 
 def available_memory(config: EngineConfig, device: DeviceInfo | None) -> int | None:
-    """Bytes on the target; None if they are unknown."""
+    """Return the bytes of memory on the target GPU; None if unknown."""
     if config.device_memory is not None:
         return int(config.device_memory * 2**30)
     return None if device is None else device.total

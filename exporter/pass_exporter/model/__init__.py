@@ -1,1 +1,1 @@
-"""The frozen model and its look-ahead weights: finding, loading and checking both. The trainer uses this too."""
+"""Finds, loads and checks the frozen model and its look-ahead weights. The trainer uses this package too."""

@@ -23,8 +23,10 @@ def linear_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
 
 
 class Adapter(torch.nn.Module):
-    """The matrices A and B of each adapted linear layer. factors: by the layer's name, such as
-    `layers.0.mlp.down_proj`."""
+    """The matrices A and B of each adapted linear layer.
+
+    factors: (A, B) by the layer's name, such as `layers.0.mlp.down_proj`.
+    """
 
     def __init__(self, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class Adapter(torch.nn.Module):
         return int(self.lora_A[0].shape[0])
 
     def part(self, indices: Sequence[int]) -> Adapter:
-        """Return an adapter of the layers `names[i]` alone."""
+        """Return an adapter for only the layers `names[i]`, i in `indices`."""
         return Adapter({self.names[i]: (self.lora_A[i].detach(), self.lora_B[i].detach()) for i in indices})
 
     def delta(self, index: int, x: torch.Tensor) -> torch.Tensor:
@@ -59,8 +61,11 @@ class Adapter(torch.nn.Module):
     def attached(
         self, model: PreTrainedModel, add: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] | None = None
     ) -> Iterator[None]:
-        """Adapt the decoder's layers inside the `with` block: on all rows, or as `add(y, x, index)` computes the
-        output."""
+        """Adapt the decoder's layers within the block.
+
+        add: computes a layer's adapted output from its output y, its input x and its index in `names`; None adds
+        `delta` to all rows.
+        """
 
         def adapt(index: int) -> Callable[..., torch.Tensor]:
             def hook(_: torch.nn.Module, inputs: tuple[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
@@ -78,7 +83,7 @@ class Adapter(torch.nn.Module):
 
 
 def truncated(adapter: Adapter, rank: int) -> Adapter:
-    """Return the nearest adapter of at most `rank`: a truncated singular value decomposition of every B A."""
+    """Return the closest adapter with at most `rank`, by a truncated singular value decomposition of every B A."""
     if rank >= adapter.rank:
         return adapter
     factors = {}

@@ -1,6 +1,6 @@
-"""Checks that a checkpoint is complete and fits its configuration; a refusal names the tensors.
+"""Checks that a checkpoint is complete and fits its configuration. Error messages name the tensors.
 
-transformers only warns: it fills missing tensors with random numbers and ignores unknown ones.
+transformers only warns about such checkpoints: it fills missing tensors with random numbers and ignores unknown ones.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from pass_runtime.errors import PassError
 
-NAMED = 3
-"""The most tensors that a message names; it gives the number of the others."""
+MAX_NAMED_TENSORS = 3
+"""The most tensors that a message names. It gives the number of the others."""
 
 
 def check_not_quantized(name: str, config: PretrainedConfig) -> None:
@@ -35,11 +35,11 @@ def check_not_quantized(name: str, config: PretrainedConfig) -> None:
 def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
     """Raise PassError unless the checkpoint has exactly the tensors of the model, in their shapes.
 
-    report: transformers' `output_loading_info`, which omits tied tensors and buffers that are computed.
+    report: transformers' `output_loading_info`, which does not list tied tensors and computed buffers.
     """
     reshaped = [f"{key} {list(stored)}, not {list(shape)}" for key, stored, shape in report["mismatched_keys"]]
     problems = [
-        f"{len(keys)} {what}: {_some(keys)}"
+        f"{len(keys)} {what}: {_listed_names(keys)}"
         for what, keys in (
             ("missing", report["missing_keys"]),
             ("not part of the model", report["unexpected_keys"]),
@@ -55,7 +55,7 @@ def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
 
 
 def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
-    """Return the tensors of a .gguf file that are not the model's, which transformers ignores silently."""
+    """Return the names of tensors of a .gguf file that the model does not have. transformers ignores them silently."""
     reader = gguf.GGUFReader(str(file))
     field = reader.fields["general.architecture"]
     arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == field.contents())
@@ -68,7 +68,7 @@ def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
 def check_finite(name: str, model: PreTrainedModel) -> None:
     """Raise PassError if a tensor of the checkpoint contains NaN or an infinity."""
     for key, tensor in model.state_dict().items():
-        ends = torch.stack(torch.aminmax(tensor))  # a NaN makes both NaN
+        ends = torch.stack(torch.aminmax(tensor))  # If there is a NaN, both are NaN.
         if bool(torch.isfinite(ends).all()):
             continue
         if bool(torch.isnan(ends).any()):
@@ -81,7 +81,7 @@ def check_finite(name: str, model: PreTrainedModel) -> None:
 def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise PassError if an id of the tokenizer, or an end-of-text token, is not in the model's vocabulary."""
     vocabulary = int(model.config.vocab_size)
-    added = tokenizer.backend_tokenizer.encode("").ids  # what every prompt begins or ends with
+    added = tokenizer.backend_tokenizer.encode("").ids  # tokens that the tokenizer adds to every prompt
     largest = max((*tokenizer.get_vocab().values(), *added), default=0)
     if largest >= vocabulary:
         raise PassError(
@@ -113,7 +113,7 @@ def damaged_file(directory: Path) -> str | None:
     return None
 
 
-def _some(names: Iterable[str]) -> str:
+def _listed_names(names: Iterable[str]) -> str:
     ordered = sorted(names)
-    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
-    return ", ".join(ordered[:NAMED]) + more
+    more = f" and {len(ordered) - MAX_NAMED_TENSORS} more" if len(ordered) > MAX_NAMED_TENSORS else ""
+    return ", ".join(ordered[:MAX_NAMED_TENSORS]) + more

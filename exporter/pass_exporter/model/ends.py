@@ -1,5 +1,8 @@
-"""Where a model ends its turn. Several places say so and all of them count, as in vLLM and llama.cpp: a place that
-states one end does not mean that there is no other."""
+"""Finds the tokens with which a model ends a text or a turn.
+
+Several files of a checkpoint state such tokens, and often each states only some. As in vLLM and llama.cpp, all of them
+are used.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,22 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.chat_template import ChatTemplate
 
 GGUF_ENDS = ("eos", "eot", "eom")
-"""A .gguf file's `tokenizer.ggml.{}_token_id`: the ends of a text, of a turn and of a message."""
-QUESTION, ANSWER = "Is it raining?", "It is a sunny day"
+"""Keys `tokenizer.ggml.{}_token_id` of a .gguf file: the tokens that end a text, a turn and a message."""
+SAMPLE_QUESTION, SAMPLE_ANSWER = "Is it raining?", "It is a sunny day"
 
 
 def end_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, location: str, kwargs: dict[str, Any]
 ) -> tuple[int, ...]:
-    """Return the ids that end a text or a turn, the generation config's first. Ids beyond the vocabulary, which the
-    model cannot write, are left out."""
+    """Return the ids that end a text or a turn, those of the generation config first.
+
+    Ids beyond the vocabulary are left out, because the model cannot emit them.
+    """
     places: list[Any] = [end_of_text(model)]
     if "gguf_file" in kwargs:
         fields = gguf.GGUFReader(str(Path(location) / kwargs["gguf_file"])).fields
         places += [fields[key].contents() for end in GGUF_ENDS if (key := f"tokenizer.ggml.{end}_token_id") in fields]
-    else:  # as written: a class of configurations has an end of its own where the file states none
+    else:  # The raw file: an object of a configuration class has a default end token if the file states none.
         places.append(PretrainedConfig.get_config_dict(location, **kwargs)[0].get("eos_token_id"))
     places += [tokenizer.eos_token_id, list(_template_ends(tokenizer))]
     found = dict.fromkeys(token for place in places for token in _listed(place))
@@ -53,21 +58,23 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
     if not ids:
         return None
     added = re.compile("|".join(re.escape(text) for text in sorted(ids, key=len, reverse=True)))
-    asked, answered = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}
+    asked, answered = {"role": "user", "content": SAMPLE_QUESTION}, {"role": "assistant", "content": SAMPLE_ANSWER}
 
-    chat = ChatTemplate(template, dict(tokenizer.special_tokens_map))  # in a child process, within limits
+    chat = ChatTemplate(
+        template, dict(tokenizer.special_tokens_map)
+    )  # renders in a child process, with limits on time and memory
 
     def written(*messages: dict[str, str], opened: bool = False) -> str:
         return chat.render(messages, add_generation_prompt=opened)
 
     try:
-        before, found, after = written(asked, answered).rpartition(ANSWER)
+        before, found, after = written(asked, answered).rpartition(SAMPLE_ANSWER)
         opening = set(added.findall(written(asked, opened=True))) - set(added.findall(written(asked)))
     except PassError:  # a template may refuse such a conversation
         return None
     finally:
         chat.close()
     end = added.match(after.lstrip()) if found else None
-    # Some templates open the next turn behind every message: what opens an answer does not end it.
+    # Some templates write the opening of the next turn after every message. A token that opens a turn does not end one.
     opening.update(added.findall(before)[-1:])
     return None if end is None or end[0] in opening else ids[end[0]]

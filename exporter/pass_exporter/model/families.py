@@ -9,21 +9,21 @@ from transformers import PretrainedConfig
 from pass_exporter.model.sliding import layer_windows
 from pass_runtime.errors import PassError
 
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma3_text", "olmo2")
-"""Values of `config.model_type`; each has a parity test against torch."""
+SUPPORTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma3_text", "olmo2")
+"""The supported values of `config.model_type`. Each has a parity test against torch."""
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary types whose frequencies do not depend on the length of the sequence."""
 
-REFUSED = {
+UNSUPPORTED_SETTINGS = {
     "attn_logit_softcapping": "soft-capped attention",
     "final_logit_softcapping": "soft-capped logits",
     "use_bidirectional_attention": "attention in both directions",
 }
-"""Settings of Gemma3's configuration that change what a decoder computes; no published text model has them."""
+"""Settings of Gemma3's configuration that the exporter does not support. No published text model uses them."""
 
 MIN_CAPACITY = 16
-"""The least number of positions: an export checks itself with a prompt and a few tokens."""
+"""The smallest supported `max_position_embeddings`: the export's checks decode a prompt and a few tokens."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,23 @@ class Geometry:
     kv_heads: int
     head_dim: int
     max_capacity: int
-    """The longest sequence: the position limit. Layers with a sliding window have masks of their own."""
+    """The position limit, rounded down to a multiple of 4."""
     windows: tuple[int | None, ...]
-    """For each layer the positions that it sees; None where it sees all."""
+    """Each layer's sliding window in positions; None if it has none."""
 
 
 def geometry(config: PretrainedConfig) -> Geometry:
-    """Return the sizes of a supported model; PassError for any other model."""
-    if config.model_type not in SUPPORTED:
-        raise PassError(f"model type {config.model_type!r} is not supported; supported are {', '.join(SUPPORTED)}")
+    """Return the sizes of a model. Raises PassError if the model is not supported."""
+    if config.model_type not in SUPPORTED_FAMILIES:
+        raise PassError(
+            f"model type {config.model_type!r} is not supported; supported are {', '.join(SUPPORTED_FAMILIES)}"
+        )
     for name in rotary_types(config):
-        if name not in STATIC_ROPE:
-            raise PassError(f"rotary type {name!r} changes with the sequence; supported are {', '.join(STATIC_ROPE)}")
-    for setting, what in REFUSED.items():
+        if name not in STATIC_ROPE_TYPES:
+            raise PassError(
+                f"rotary type {name!r} changes with the sequence; supported are {', '.join(STATIC_ROPE_TYPES)}"
+            )
+    for setting, what in UNSUPPORTED_SETTINGS.items():
         if getattr(config, setting, None):
             raise PassError(f"{what} ({setting} in config.json) is not supported")
     capacity = config.max_position_embeddings
@@ -65,13 +69,13 @@ def geometry(config: PretrainedConfig) -> Geometry:
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        max_capacity=capacity // 4 * 4,  # TensorRT wants multiples of 4
+        max_capacity=capacity // 4 * 4,  # TensorRT needs a multiple of 4
         windows=layer_windows(config),
     )
 
 
 def rotary_types(config: PretrainedConfig) -> set[str]:
-    """Return the rotary types of a model. Gemma3 has parameters for each type of layer."""
+    """Return the rotary types of a model's layers. Gemma3 has one for each type of layer."""
     found = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in found.values() if isinstance(value, dict)]
     return {parameters.get("rope_type", "default") for parameters in by_layer or [found]}

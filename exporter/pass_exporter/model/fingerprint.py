@@ -1,7 +1,8 @@
-"""The fingerprint of a base model, which tells what model look-ahead weights belong to.
+"""The fingerprint of a base model, by which look-ahead weights are matched with their model.
 
-It has one element of every weight matrix. A hash would differ between fp32, fp16 and bf16 copies of one model. These
-few hundred numbers are compared within the rounding error of bfloat16: copies are equal, and a fine-tuned model is not.
+It consists of one element of every weight matrix, a few hundred numbers. A hash would differ between fp32, fp16 and
+bf16 copies of a model. Fingerprints are compared with a tolerance for bfloat16 rounding, so copies match and fine-tuned
+models do not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-RELATIVE, ABSOLUTE = 2.0**-8, 2.0**-20
+RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 2.0**-8, 2.0**-20
 """Tolerances: bfloat16 has a relative rounding error of 2^-9; float16's smallest numbers are 2^-24 apart."""
 
 
@@ -20,4 +21,7 @@ def base_sample(model: PreTrainedModel) -> torch.Tensor:
 
 
 def same_base(sample: torch.Tensor, other: torch.Tensor) -> bool:
-    return sample.shape == other.shape and torch.allclose(sample, other, rtol=RELATIVE, atol=ABSOLUTE)
+    """Return whether two fingerprints are of the same model."""
+    return sample.shape == other.shape and torch.allclose(
+        sample, other, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE
+    )

@@ -1,7 +1,7 @@
-"""The configuration that a .gguf file states. transformers reads some of its keys and ignores the others silently.
+"""Reads the configuration from a .gguf file. transformers reads only some of its keys and ignores the others silently.
 
-Every key below the architecture's name is known here: it becomes a setting of the configuration, has a value that
-changes nothing, or is refused by name. Meanings and defaults are llama.cpp's, which defines the format.
+Here every key `<architecture>.*` either becomes a setting, or must have a value without effect, or raises an error that
+names it. Meanings and defaults are those of llama.cpp, which defines the format.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 import gguf
 from transformers import PretrainedConfig
 
-from pass_exporter.model.sliding import FULL, SLIDING
+from pass_exporter.model.sliding import FULL_ATTENTION, SLIDING_ATTENTION
 from pass_runtime.errors import PassError
 
-ORIGINAL = "take the original checkpoint of this model"
-"""What to do about a file that is refused."""
+ORIGINAL_ADVICE = "take the original checkpoint of this model"
+"""The advice in messages about files that cannot be exported."""
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma3")
-"""The values of `general.architecture` that transformers reads, and whose models are supported."""
+"""The supported values of `general.architecture`."""
 
-SIZES = {
+SIZE_SETTINGS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -30,13 +30,13 @@ SIZES = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-"""Keys that every file has -> settings."""
+"""Required keys -> settings of the configuration."""
 
-TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-"""Settings -> keys of the tokenizer. A class of configurations has ids of its own if a file states none."""
+TOKEN_KEYS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+"""Settings -> keys `tokenizer.ggml.*_token_id`. A missing key sets None, because the class's default would be wrong."""
 
-READ = (
-    *SIZES,
+KNOWN_KEYS = (
+    *SIZE_SETTINGS,
     "vocab_size",
     "attention.head_count_kv",
     "attention.key_length",
@@ -52,9 +52,10 @@ READ = (
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )
-READ_FOR_GEMMA3 = ("attention.sliding_window_pattern", "rope.freq_base_swa")
+"""Keys that this module reads."""
+KNOWN_GEMMA3_KEYS = ("attention.sliding_window_pattern", "rope.freq_base_swa")
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
@@ -79,17 +80,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tensor_data_layout": ("Meta AI original pth",),
     "use_parallel_residual": (False,),
 }
-"""Keys that no supported model uses, and their values that change nothing. With another value the file is refused."""
+"""Keys that no supported model uses -> the values without effect. Any other value is an error."""
 
 GEMMA3_LOCAL_BASE, GEMMA3_PATTERN = 10000.0, 6
 GEMMA3_27B_LAYERS = 62
-"""Gemma 3 27B alone scales attention by the hidden size for each head. No key says so: llama.cpp counts its layers."""
-ROPE_BASE = 10000.0
-"""`rope.freq_base` of a file that has none."""
+"""Gemma 3 27B scales attention by hidden size / heads. No key states this; like llama.cpp, this module recognises the
+model by its number of layers."""
+DEFAULT_ROPE_BASE = 10000.0
+"""The value of `rope.freq_base` if a file does not state it."""
 
 
 class _Keys:
-    """The keys below the architecture's name."""
+    """The keys `<architecture>.*` of a file, without that prefix, and its token ids and tensor names."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(str(path))
@@ -100,7 +102,7 @@ class _Keys:
         }
         self.tokens = {
             token: field.contents() if (field := reader.fields.get(f"tokenizer.ggml.{key}_token_id")) else None
-            for token, key in TOKENS.items()
+            for token, key in TOKEN_KEYS.items()
         }
         self.tensors = {tensor.name for tensor in reader.tensors}
 
@@ -111,8 +113,8 @@ class _Keys:
         return self._values.get(key, default)
 
     def refuse(self, key: str, why: str = "is not supported") -> PassError:
-        """Return the error for a key."""
-        return PassError(f"{self.arch}.{key} = {self.get(key)!r} {why}: {ORIGINAL}")
+        """Return the PassError for a key that is not supported."""
+        return PassError(f"{self.arch}.{key} = {self.get(key)!r} {why}: {ORIGINAL_ADVICE}")
 
 
 def gguf_settings(path: Path) -> dict[str, Any]:
@@ -123,10 +125,10 @@ def gguf_settings(path: Path) -> dict[str, Any]:
     keys = _Keys(path)
     if keys.arch not in ARCHITECTURES:
         raise PassError(
-            f"GGUF files of architecture {keys.arch!r} are not read (but {', '.join(ARCHITECTURES)}): {ORIGINAL}"
+            f"GGUF files of architecture {keys.arch!r} are not read (but {', '.join(ARCHITECTURES)}): {ORIGINAL_ADVICE}"
         )
     _refuse_unknown(keys)
-    settings: dict[str, Any] = {setting: keys.get(key) for key, setting in SIZES.items()} | keys.tokens
+    settings: dict[str, Any] = {setting: keys.get(key) for key, setting in SIZE_SETTINGS.items()} | keys.tokens
     hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
     rotated = keys.get("rope.dimension_count")
     head_dim = keys.get("attention.key_length") or (rotated if keys.arch == "llama" else None) or hidden // heads
@@ -146,7 +148,7 @@ def gguf_settings(path: Path) -> dict[str, Any]:
 
 
 def check_settings(name: str, settings: dict[str, Any], config: PretrainedConfig) -> None:
-    """Raise PassError if the configuration in use is not what the file states."""
+    """Raise PassError if a setting of `config` differs from the file's."""
     for setting, value in settings.items():
         used = getattr(config, setting, None)
         if used != value and not (isinstance(value, dict) and _within(value, used)):
@@ -154,7 +156,7 @@ def check_settings(name: str, settings: dict[str, Any], config: PretrainedConfig
 
 
 def _within(stated: dict[str, Any], used: Any) -> bool:
-    """Whether `used` has all values of `stated`; transformers adds some of its own."""
+    """Whether `used` has all values of `stated`. It may have others, which transformers adds."""
     return isinstance(used, dict) and all(
         _within(value, used.get(key)) if isinstance(value, dict) else used.get(key) == value
         for key, value in stated.items()
@@ -162,28 +164,28 @@ def _within(stated: dict[str, Any], used: Any) -> bool:
 
 
 def _refuse_unknown(keys: _Keys) -> None:
-    read = (*READ, *READ_FOR_GEMMA3) if keys.arch == "gemma3" else READ
+    read = (*KNOWN_KEYS, *KNOWN_GEMMA3_KEYS) if keys.arch == "gemma3" else KNOWN_KEYS
     for key in keys:
         value = keys.get(key)
-        if key in NEUTRAL:
-            if value not in NEUTRAL[key]:
+        if key in NEUTRAL_VALUES:
+            if value not in NEUTRAL_VALUES[key]:
                 raise keys.refuse(key)
         elif key not in read:
             raise keys.refuse(key, "is not known")
         elif isinstance(value, list) and key != "attention.sliding_window_pattern":
             raise keys.refuse(key, "has a value for each layer, which is not supported")
-    required = (*SIZES, "rope.freq_base") if keys.arch == "gemma3" else SIZES
+    required = (*SIZE_SETTINGS, "rope.freq_base") if keys.arch == "gemma3" else SIZE_SETTINGS
     for key in required:
         if keys.get(key) is None:
             raise PassError(f"the file has no {keys.arch}.{key}: it is damaged or very old, get it again")
 
 
 def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
-    """Return `rope_parameters`. rotated: how many dimensions of a head turn with the position."""
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", ROPE_BASE)}
+    """Return `rope_parameters`. rotated: the number of dimensions of a head that RoPE rotates."""
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", DEFAULT_ROPE_BASE)}
     if keys.arch == "phi3":
         share = rotated / head_dim
-        # transformers rounds their product down
+        # transformers computes int(head_dim * share), which must not round below `rotated`.
         found["partial_rotary_factor"] = share if int(head_dim * share) == rotated else math.nextafter(share, 1)
     elif rotated != head_dim:
         raise keys.refuse("rope.dimension_count", f"is not the size of a head, {head_dim}, which is not supported")
@@ -203,11 +205,11 @@ def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
     if keys.arch != "gemma3":
         return found
     local = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", GEMMA3_LOCAL_BASE)}
-    return {FULL: found, SLIDING: local}
+    return {FULL_ATTENTION: found, SLIDING_ATTENTION: local}
 
 
 def _attention(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of attention's scale and of sliding windows."""
+    """Return the settings for the attention scale and sliding windows."""
     window = keys.get("attention.sliding_window") or None
     layers, head_dim = settings["num_hidden_layers"], settings["head_dim"]
     scale = keys.get("attention.scale") or head_dim**-0.5
@@ -216,8 +218,8 @@ def _attention(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
             scale = (settings["hidden_size"] // settings["num_attention_heads"]) ** -0.5
         pattern = keys.get("attention.sliding_window_pattern", GEMMA3_PATTERN)
         slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
-        kinds = [SLIDING if slide and window else FULL for slide in slides]
-        window = window or settings["max_position_embeddings"]  # transformers wants a number
+        kinds = [SLIDING_ATTENTION if slide and window else FULL_ATTENTION for slide in slides]
+        window = window or settings["max_position_embeddings"]  # transformers needs a number
         return {"query_pre_attn_scalar": round(scale**-2), "sliding_window": window, "layer_types": kinds}
     if not math.isclose(scale, head_dim**-0.5, rel_tol=1e-5):
         raise keys.refuse("attention.scale", f"is not the one of heads of {head_dim}, which is not supported")

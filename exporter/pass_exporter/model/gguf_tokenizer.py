@@ -1,4 +1,4 @@
-"""What transformers leaves out when it restores a tokenizer from a .gguf file."""
+"""Corrects tokenizers that transformers restores from .gguf files, because it ignores some keys."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
 from transformers import PreTrainedTokenizerFast
 
-from pass_exporter.model.gguf_config import ORIGINAL
+from pass_exporter.model.gguf_config import ORIGINAL_ADVICE
 from pass_runtime.errors import PassError
 
-MODELS = ("gpt2", "llama")
-"""The values of `tokenizer.ggml.model`, byte-level and with byte fallback, for which the tokenizer is that of the file.
-Others depend on tables (t5) or rules that transformers does not read."""
+SUPPORTED_TYPES = ("gpt2", "llama")
+"""The supported values of `tokenizer.ggml.model`: byte-level BPE and BPE with byte fallback. Other types need tables
+(t5) or rules that transformers does not read."""
 
-RESTORED = ("default", "qwen2")
-"""The values of `tokenizer.ggml.pre` for which transformers restores the tokenizer: that of qwen2 gave the tokens of
-llama.cpp for 1,233 texts (HumanEval, Wikipedia, Python, documentation)."""
+TRUSTED_PRE_TOKENIZERS = ("default", "qwen2")
+"""The values of `tokenizer.ggml.pre` for which transformers restores the right tokenizer. For qwen2, its tokens were
+those of llama.cpp in 1,233 texts (HumanEval, Wikipedia, Python, documentation)."""
 
 
 def _pre_tokenizers() -> dict[str, PreTokenizer]:
-    """Return pre-tokenizers by `tokenizer.ggml.pre`: transformers does not restore these from a GGUF file."""
+    """Return the pre-tokenizers that transformers does not restore, by `tokenizer.ggml.pre`."""
     return {"smollm": Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)])}
 
 
 def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    """Make `tokenizer` the one that the file describes. Raises PassError for kinds that cannot be restored."""
+    """Change `tokenizer` to what the file describes. Raises PassError if its type is not supported."""
     fields = gguf.GGUFReader(str(path)).fields
 
     def stated(key: str, default: Any) -> Any:
         field = fields.get(f"tokenizer.ggml.{key}")
         return default if field is None else field.contents()
 
-    if (model := stated("model", None)) not in MODELS:
-        raise PassError(f"tokenizer.ggml.model = {model!r} is not supported: {ORIGINAL}")
+    if (model := stated("model", None)) not in SUPPORTED_TYPES:
+        raise PassError(f"tokenizer.ggml.model = {model!r} is not supported: {ORIGINAL_ADVICE}")
     pre, known = stated("pre", "default"), _pre_tokenizers()
     if model == "llama":
         _prefix_space(tokenizer, wanted=stated("add_space_prefix", True))
     elif pre in known:
         tokenizer.backend_tokenizer.pre_tokenizer = known[pre]
-    elif pre not in RESTORED:
+    elif pre not in TRUSTED_PRE_TOKENIZERS:
         warnings.warn(
             f"the tokenizer was rebuilt from {path.name} ({pre}); compare it with the original before trusting it",
             stacklevel=2,
@@ -52,12 +52,16 @@ def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
 
 
 def _prefix_space(tokenizer: PreTrainedTokenizerFast, *, wanted: bool) -> None:
-    """Leave out the space before a text if the file does not want it. transformers goes by the architecture alone."""
+    """Remove the space that the tokenizer adds before a text if `wanted` is False.
+
+    transformers decides this by the architecture, not by the file.
+    """
     if tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith("\u2581") == wanted:
         return
     if wanted:
         raise PassError(
-            f"tokenizer.ggml.add_space_prefix is not False, which is not supported for this architecture: {ORIGINAL}"
+            "tokenizer.ggml.add_space_prefix is not False, which is not supported for this architecture: "
+            f"{ORIGINAL_ADVICE}"
         )
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     if (content["pre_tokenizer"] or {}).get("type") == "Metaspace":

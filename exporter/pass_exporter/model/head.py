@@ -1,19 +1,20 @@
-"""The draft head: a small network that adds to a look-ahead row what the row does not know, the token before it.
+"""The draft head: a small network that corrects a look-ahead row's logits by the token before its draft.
 
-For the rows j = 0, 1, ... of a group, with h_j [H] the hidden state that the LM head reads, l_j [V] the row's logits,
-and t_j the token before the row's draft (the new root, then the drafts so far):
+A look-ahead row is computed before this token is known. For the rows j = 0, 1, ... of a group, let h_j [H] be the
+hidden state that the LM head reads, l_j [V] the row's logits, and t_j the token before the row's draft (the new root,
+then the drafts so far):
 
     s_j = silu(hidden h_j + token table[t_j] + state s_{j-1} + bias)      s_{-1} = 0
-    draft j is sampled from the logits l_j(c) + table[c] . (out s_j) of the candidates c; no other token is possible
+    draft j is sampled from the logits l_j(c) + table[c] . (out s_j) of the candidates c; other tokens are not drafted
 
-table [V,r] is what the model knows of its tokens: the rows of its LM head less their mean, times `projection` [H,r],
-which `new_head` takes from their principal directions. It is frozen; a weights file has the projection in its place.
-Files of earlier versions have a trained `table` instead. One that was widened has both: columns of a table first, then
-those of a projection.
+table [V,r] has a vector for each token: the rows of the LM head minus their mean, times `projection` [H,r], which are
+principal directions of these rows (`new_head`). It is frozen, and a weights file stores the projection instead. Files
+of earlier versions store a trained `table`. If such a head was widened, its file has both: the table's columns come
+first, then the projection's.
 
-The candidates are the tokens of the CANDIDATE_BLOCKS blocks with the largest l_j in them, where a block is the noise's
-(`pass_runtime.bundle.noise`): the CANDIDATES likeliest tokens are among them. `pass_exporter.tails.definitions` has
-the same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
+The candidates are the tokens of the CANDIDATE_BLOCKS blocks with the largest l_j. The blocks are those of
+`pass_runtime.bundle.noise`. The CANDIDATES most likely tokens are among the candidates. `pass_exporter.tails.definitions`
+defines the same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 PREFIX = "head."
 TRAINED = ("hidden", "token", "state", "bias", "out")
 TABLE, PROJECTION = "table", "projection"
-SCALED = 96
-"""The main directions whose numbers have a root mean square of 1; those of others are smaller, as they are in the
-model."""
+SCALED_DIRECTIONS = 96
+"""The table is scaled so that the columns of this many first principal directions have a root mean square of 1."""
 
 
 class DraftHead(torch.nn.Module):
     """table [V,r], hidden [m,H], token [m,r], state [m,m], bias [m], out [r,m].
 
-    tensors: those of TRAINED, and PROJECTION [H,r] or TABLE, or both. embeddings [V,H]: the rows of the model's LM
-    head, from which a projection makes columns of the table, in float16 as bundles have it.
+    tensors: those of TRAINED, and PROJECTION [H,r] or TABLE, or both.
+    embeddings [V,H]: the weight of the model's LM head, from which the projection computes columns of the table.
+    The table is rounded to float16, as in bundles.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], embeddings: torch.Tensor) -> None:
@@ -73,7 +74,7 @@ class DraftHead(torch.nn.Module):
         return {f"{PREFIX}{name}": tensor for name, tensor in (self.sources | trained).items()}
 
     def arrays(self) -> Head:
-        """Return the weights as the tails of a bundle read them."""
+        """Return the weights in the layout and dtypes of a bundle's tails."""
         turned = {name: getattr(self, name).detach().float().cpu().numpy().T for name in TRAINED}
         table = self.table.cpu().numpy().astype(np.float16)
         return Head(table, **{name: np.ascontiguousarray(array) for name, array in turned.items()})
@@ -83,12 +84,14 @@ class DraftHead(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the candidates' ids [B,R,C] and their adjusted logits [B,R,C].
 
-        hidden [B,R,H]; logits [B,R,V]; tokens [B,R], the t_j; index [B,R], the j: rows of one group are consecutive.
+        hidden [B,R,H]; logits [B,R,V]; tokens [B,R]: the t_j; index [B,R]: the j. Rows of one group are consecutive.
         """
         ids = candidates(logits.detach())
         read = hidden.float() @ self.hidden.T + self.table[tokens] @ self.token.T + self.bias
         states = torch.nn.functional.silu(read)
-        for _ in range(int(index.max()) if index.numel() else 0):  # j iterations make the states of rows 0..j final
+        for _ in range(
+            int(index.max()) if index.numel() else 0
+        ):  # After j iterations the states of rows 0..j are final.
             before = torch.nn.functional.pad(states, (0, 0, 1, 0))[:, :-1] * (index > 0)[..., None]
             states = torch.nn.functional.silu(read + before @ self.state.T)
         added = torch.einsum("brcd,brd->brc", self.table[ids], states @ self.out.T)
@@ -96,8 +99,10 @@ class DraftHead(torch.nn.Module):
 
 
 def candidates(logits: torch.Tensor) -> torch.Tensor:
-    """Map logits [...,V] to ids [...,C]: the tokens of the CANDIDATE_BLOCKS blocks that hold the largest logits. In a
-    small vocabulary, and in one that blocks do not divide, all ids are candidates."""
+    """Map logits [...,V] to ids [...,C]: the tokens of the CANDIDATE_BLOCKS blocks with the largest logits.
+
+    All ids are candidates if the vocabulary is small or not a multiple of the block size.
+    """
     vocabulary = logits.shape[-1]
     blocks = vocabulary_blocks(vocabulary)
     if not has_subset(vocabulary):
@@ -109,8 +114,11 @@ def candidates(logits: torch.Tensor) -> torch.Tensor:
 
 
 def new_head(embeddings: torch.Tensor, rank: int, width: int, generator: torch.Generator) -> DraftHead:
-    """Return a head before training, which adds 0 to every logit. embeddings [V,H]: the rows of the model's LM head, of
-    whose principal directions the table has the first `rank`, at most H."""
+    """Return an untrained head, which adds 0 to every logit.
+
+    embeddings [V,H]: the weight of the model's LM head. rank: number of their principal directions in the table; at
+    most H are used. width: size of a state.
+    """
     size, rank = embeddings.shape[1], min(rank, embeddings.shape[1])
     tensors = {
         PROJECTION: _directions(embeddings)[:, :rank],
@@ -124,9 +132,12 @@ def new_head(embeddings: torch.Tensor, rank: int, width: int, generator: torch.G
 
 
 def widened(head: DraftHead, embeddings: torch.Tensor, rank: int, width: int, generator: torch.Generator) -> DraftHead:
-    """Return a head of larger sizes that computes what `head` does, until it is trained: new numbers of the state read
-    the row and the token at random and add nothing yet, and the old ones do not read the table's new columns, which are
-    the principal directions `head.rank`, `head.rank + 1`, ... (At most H, as in `new_head`.)"""
+    """Return a larger head that computes the same as `head` until it is trained.
+
+    The new elements of the state have random input weights and zero output weights. The weights from the table's new
+    columns, which are the principal directions `head.rank`, `head.rank + 1`, ..., to the old elements are zero.
+    rank: at most H is used, as in `new_head`.
+    """
     rank = max(min(rank, embeddings.shape[1]), head.rank)
     more, units = rank - head.rank, width - head.width
     old = {name: getattr(head, name).detach() for name in TRAINED}
@@ -150,12 +161,14 @@ def widened(head: DraftHead, embeddings: torch.Tensor, rank: int, width: int, ge
 
 
 def _directions(embeddings: torch.Tensor) -> torch.Tensor:
-    """[H,H]: the principal directions of embeddings [V,H], the main one first, scaled so that a table of the first
-    SCALED has a root mean square of 1."""
+    """[H,H]: the principal directions of embeddings [V,H] as columns, the one of largest variance first.
+
+    They are scaled so that the table of the first SCALED_DIRECTIONS has a root mean square of 1.
+    """
     centred = _centred(embeddings)
     _, directions = torch.linalg.eigh(centred.T @ centred)  # eigenvalues ascend
     directions = directions.flip(-1)
-    scaled: torch.Tensor = directions / (centred @ directions[:, :SCALED]).pow(2).mean().sqrt()
+    scaled: torch.Tensor = directions / (centred @ directions[:, :SCALED_DIRECTIONS]).pow(2).mean().sqrt()
     return scaled
 
 

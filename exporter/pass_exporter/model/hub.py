@@ -1,7 +1,7 @@
 """Looks a model up on the Hugging Face hub before it is loaded.
 
-Without a connection, the hub's client retries six times, for half a minute each. One short request tells beforehand
-whether the hub can be reached and has the model.
+Without a connection, the hub's client retries six times, for half a minute each. So one short request first finds out
+if the hub can be reached and has the model.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pass_exporter.model.registry import adapter_message
 from pass_runtime.errors import PassError
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
-SECONDS = 5.0
-"""The timeout of the request."""
+TIMEOUT_SECONDS = 5.0
+"""The timeout of this request."""
 
 
 def look_up(repo: str, revision: str | None) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` besides the name; PassError if there is nothing to load.
+    """Return the keyword arguments with which `from_pretrained` loads a hub model. Raises PassError if it cannot.
 
-    Without a connection, a model that was fetched before is loaded from the cache.
+    Without a connection, a model in the cache is used.
     """
     arguments = {} if revision is None else {"revision": revision}
     try:
-        siblings = HfApi().model_info(repo, revision=revision, timeout=SECONDS).siblings or []
+        siblings = HfApi().model_info(repo, revision=revision, timeout=TIMEOUT_SECONDS).siblings or []
     except HFValidationError:
         raise PassError(f"there is no directory {repo}, and {repo!r} is no id of the Hugging Face hub") from None
     except RevisionNotFoundError:
@@ -42,7 +42,7 @@ def look_up(repo: str, revision: str | None) -> dict[str, Any]:
             f"there is no directory {repo}, and no such model on the Hugging Face hub: check the name, or log in "
             "(hf auth login) where it is private or gated"
         ) from None
-    except HfHubHTTPError:  # the hub answers, and transformers explains this better
+    except HfHubHTTPError:  # the hub answered; transformers' own message explains the error better
         return arguments
     except Exception as error:  # errors of the HTTP library, which differs between major versions
         if isinstance(try_to_load_from_cache(repo, CONFIG, revision=revision), str):

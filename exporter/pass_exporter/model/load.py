@@ -48,15 +48,15 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerFast
     geometry: Geometry
     eos_token_ids: tuple[int, ...]
-    """The tokens that end a text or a turn (`ends.py`)."""
+    """The ids of the tokens that end a text or a turn (`ends.py`)."""
 
 
 def stored_dtype(source: ModelSource) -> LoadDtype:
-    """Return the dtype that the model's config states; fp16 for a GGUF file, whose scales are fp16."""
+    """Return the dtype in the model's config; fp16 for a GGUF file, because its scales are fp16."""
     if source.is_gguf:
         return "fp16"
-    location, kwargs = _place(source)
-    with _refusing(source):
+    location, kwargs = _pretrained_arguments(source)
+    with _errors_as_pass_error(source):
         dtype = AutoConfig.from_pretrained(location, **kwargs).dtype
     return next((name for name, known in TORCH_DTYPES.items() if known == dtype), "fp32")
 
@@ -64,11 +64,11 @@ def stored_dtype(source: ModelSource) -> LoadDtype:
 def load_model(source: ModelSource, dtype: LoadDtype) -> LoadedModel:
     """Load a model with weights in `dtype`.
 
-    An unsupported model is refused before its weights are read. Afterwards the checkpoint is refused unless it has
+    Raises PassError if the model is not supported, before its weights are read, or if the checkpoint does not have
     exactly the tensors of its configuration.
     """
-    location, kwargs = _place(source)
-    with _refusing(source), _parse_gguf_once():
+    location, kwargs = _pretrained_arguments(source)
+    with _errors_as_pass_error(source), _parse_gguf_once():
         settings = gguf_settings(Path(source.location)) if source.is_gguf else {}
         config = AutoConfig.from_pretrained(location, **kwargs)
         config = type(config).from_dict(config.to_dict() | settings) if settings else config
@@ -81,7 +81,7 @@ def load_model(source: ModelSource, dtype: LoadDtype) -> LoadedModel:
             config=config,
             dtype=TORCH_DTYPES[dtype],
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # check_complete refuses them, by name
+            ignore_mismatched_sizes=True,  # check_complete reports them by name
             quantization_config=transformers.GgufConfig(dequantize=True) if source.is_gguf else None,
             **kwargs,
         )
@@ -96,8 +96,8 @@ def load_model(source: ModelSource, dtype: LoadDtype) -> LoadedModel:
     return LoadedModel(model, tokenizer, sizes, ends)
 
 
-def _place(source: ModelSource) -> tuple[str, dict[str, Any]]:
-    """Return the directory or hub id, and the arguments, for `from_pretrained`, which never run a checkpoint's code."""
+def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
+    """Return the directory or hub id, and the keyword arguments, for `from_pretrained`. They forbid remote code."""
     kwargs: dict[str, Any] = {"trust_remote_code": False}
     if isinstance(source.location, str):
         return source.location, kwargs | look_up(source.location, source.revision)
@@ -107,9 +107,11 @@ def _place(source: ModelSource) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def _refusing(source: ModelSource) -> Iterator[None]:
-    """Turn every error into a PassError: for damaged files transformers, tokenizers, safetensors, gguf and pickle raise
-    errors that have no common class."""
+def _errors_as_pass_error(source: ModelSource) -> Iterator[None]:
+    """Within the block, every error becomes a PassError.
+
+    transformers, tokenizers, safetensors, gguf and pickle raise errors without a common class for damaged files.
+    """
     try:
         with _quiet():
             yield
@@ -147,13 +149,14 @@ def _load_tokenizer(
         )
     if source.is_gguf:
         fix_gguf_tokenizer(tokenizer, Path(source.location))
-    tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may have been saved with either;
-    tokenizer.backend_tokenizer.no_padding()  # transformers uses them for calls that ask for them only
+    # A tokenizer.json may have truncation or padding switched on. transformers ignores both by default.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
 def _own_tokens(source: ModelSource, location: str, kwargs: dict[str, Any]) -> int | None:
-    """Return the number of ids in the checkpoint's own files, or None without a tokenizer.json."""
+    """Return the number of token ids in the checkpoint's files; None if it has no tokenizer.json."""
     if source.is_gguf:
         return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)
     place = {name: kwargs[name] for name in ("revision", "local_files_only") if name in kwargs}
@@ -162,10 +165,10 @@ def _own_tokens(source: ModelSource, location: str, kwargs: dict[str, Any]) -> i
 
 
 def _drop_added_tokens(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> dict[str, int]:
-    """Remove the added tokens that the model has no embeddings for; return their texts and ids.
+    """Remove the added tokens that have no embeddings in the model. Return their texts and ids.
 
-    Published models have some (Gemma3's picture token in its text models), and transformers appends tokens of its own,
-    such as <|endoftext|>. Their text is plain text from now on.
+    Some published models have such tokens (Gemma3's text models have an image token), and transformers adds others,
+    such as <|endoftext|>. Afterwards their texts are tokenized as plain text.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     dropped = {token["content"]: token["id"] for token in content["added_tokens"] if token["id"] >= vocabulary}
@@ -182,8 +185,11 @@ def _drop_added_tokens(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> d
 
 @contextmanager
 def _parse_gguf_once() -> Iterator[None]:
-    """Cache the parsed GGUF file, which transformers parses for the config, the tokenizer and the weights, and the
-    names of its tensors, which transformers makes anew for every module. Each takes seconds."""
+    """Within the block, cache parsed GGUF files and maps of tensor names.
+
+    transformers parses the file for the config, the tokenizer and the weights, and computes the map for every module.
+    Each takes seconds.
+    """
     reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader = functools.cache(lambda path, *_: _GgufReader(path))
     gguf.get_tensor_name_map = functools.cache(names)
@@ -194,7 +200,7 @@ def _parse_gguf_once() -> Iterator[None]:
 
 
 class _GgufReader(gguf.GGUFReader):  # type: ignore[misc]
-    """A reader whose `data` is a plain array over the mapped file: numpy cuts up a memmap many times as slowly."""
+    """A reader whose `data` is a plain array of the mapped file, because slicing a np.memmap is many times slower."""
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
@@ -207,7 +213,7 @@ class _GgufReader(gguf.GGUFReader):  # type: ignore[misc]
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Turn off the messages and progress bars of transformers: the toolkit shows its own."""
+    """Within the block, transformers prints no messages and no progress bars, because the toolkit prints its own."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -2,13 +2,13 @@
 
 `lookahead.safetensors` holds
 
-    lookahead            [L,H]      in the space of the decoder's inputs (after any embedding scale)
-    adapter.<layer>.lora_A, .lora_B [rank,in], [out,rank]   with `--adapter lora` only
-    head.<name>          the draft head's, as in `model.head`, with `--head` only
+    lookahead            [L,H]      inputs of the decoder's first layer (after the embedding scale if there is one)
+    adapter.<layer>.lora_A, .lora_B [rank,in], [out,rank]   if trained with `--adapter lora`
+    head.<name>          the draft head's tensors (see `model.head`), if trained with `--head`
     base_sample          [matrices] fingerprint of the base model
     metadata `pass`      JSON: TrainingRecord
 
-A file with `lookahead` alone is valid too. These are embeddings from elsewhere; only their size can be checked.
+A file with `lookahead` alone is valid too: embeddings that pass-train did not make. Only their size can be checked.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
 FILE_NAME = "lookahead.safetensors"
-BASELINE = "mean"
+BASELINE_NAME = "mean"
 """The value of --lookahead-weights for the untrained baseline."""
-TENSOR, SAMPLE, RECORD = "lookahead", "base_sample", "pass"
+EMBEDDINGS_KEY, SAMPLE_KEY, RECORD_KEY = "lookahead", "base_sample", "pass"
 
 
 class TrainingRecord(BaseModel):
     """The metadata of a weights file: what was trained, on which text, and how.
 
-    acceptance: greedy cumulative acceptance of drafts 1..L. It is that of held-out sequences of the training run, until
-    `pass-train evaluate --record` replaces it by that of its prompts. acceptance_sampled: the same at temperature 0.8;
-    empty before `--record`.
+    acceptance: greedy cumulative acceptance of drafts 1..L. Training measures it on held-out sequences;
+    `pass-train evaluate --record` replaces it by the one on its prompts.
+    acceptance_sampled: the same at temperature 0.8; empty before `--record`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,8 +63,12 @@ class TrainingRecord(BaseModel):
 
 @dataclass(frozen=True)
 class Lookahead:
-    """Look-ahead weights in memory. embeddings [L,H] float32. adapter: acts on look-ahead rows. head: re-scores their
-    drafts. record: None for weights that pass-train did not write."""
+    """Look-ahead weights in memory.
+
+    embeddings: [L,H] float32. trained: False for the baseline. source: a description for the manifest.
+    adapter: changes look-ahead rows only. head: changes the logits of their drafts.
+    record: None for weights that pass-train did not write.
+    """
 
     embeddings: torch.Tensor
     trained: bool
@@ -79,7 +83,7 @@ class Lookahead:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether the trunk needs the input that names the look-ahead rows of a window."""
+        """Whether the trunk has the input `lookahead_rows`."""
         return self.adapter is not None or self.head is not None
 
 
@@ -99,22 +103,28 @@ def write_lookahead(
     base: torch.Tensor,
     record: TrainingRecord,
 ) -> None:
-    """Write a weights file in float16, beside its place and renamed. base: `base_sample` of the model."""
-    tensors = {TENSOR: embeddings.detach()} | (adapter.tensors() if adapter else {}) | (head.tensors() if head else {})
-    tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {SAMPLE: base}
-    write_whole(path, save(tensors, metadata={RECORD: record.model_dump_json()}))  # save_file makes it private
+    """Write a weights file in float16 atomically. base: `base_sample` of the model."""
+    tensors = (
+        {EMBEDDINGS_KEY: embeddings.detach()}
+        | (adapter.tensors() if adapter else {})
+        | (head.tensors() if head else {})
+    )
+    tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {SAMPLE_KEY: base}
+    write_whole(
+        path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()})
+    )  # save_file would make the file readable by its owner only.
 
 
 def read_record(path: Path) -> TrainingRecord:
-    """Return the record of a file that pass-train wrote; PassError for any other file."""
+    """Return the record of a weights file. Raises PassError if pass-train did not write it."""
     return _read_trained(path)[1]
 
 
 def record_acceptance(path: Path, greedy: tuple[float, ...], sampled: tuple[float, ...]) -> None:
-    """Replace the acceptance that a weights file states, and keep its tensors."""
+    """Replace the acceptance in the record of a weights file."""
     tensors, record = _read_trained(path)
     record = record.model_copy(update={"acceptance": greedy, "acceptance_sampled": sampled})
-    write_whole(path, save(tensors, metadata={RECORD: record.model_dump_json()}))
+    write_whole(path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()}))
 
 
 def read_base(path: Path) -> torch.Tensor:
@@ -122,7 +132,7 @@ def read_base(path: Path) -> torch.Tensor:
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
-            return file.get_tensor(SAMPLE) if SAMPLE in names else torch.empty(0)
+            return file.get_tensor(SAMPLE_KEY) if SAMPLE_KEY in names else torch.empty(0)
     except (OSError, SafetensorError) as error:
         raise PassError(f"cannot read look-ahead weights from {path}: {error}") from None
 
@@ -144,10 +154,9 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord | No
 
 
 def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead:
-    """Return the first `length` look-ahead rows of a file, with adapter and head; PassError if they do not fit
-    `model`."""
+    """Return the first `length` embeddings of a file, with adapter and head. Raises PassError if they do not fit."""
     tensors, record = _read_file(path)
-    if record is not None and not same_base(tensors.get(SAMPLE, torch.empty(0)), base_sample(model)):
+    if record is not None and not same_base(tensors.get(SAMPLE_KEY, torch.empty(0)), base_sample(model)):
         raise PassError(
             f"{path} was trained for another model ({record.base}); train look-ahead weights for this one "
             "with pass-train, or leave --lookahead-weights out"
@@ -166,10 +175,10 @@ def _describe(path: Path, record: TrainingRecord | None) -> str:
 
 
 def _record(path: Path, metadata: dict[str, str]) -> TrainingRecord | None:
-    if RECORD not in metadata:
+    if RECORD_KEY not in metadata:
         return None
     try:
-        return TrainingRecord.model_validate_json(metadata[RECORD])
+        return TrainingRecord.model_validate_json(metadata[RECORD_KEY])
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
@@ -177,17 +186,17 @@ def _record(path: Path, metadata: dict[str, str]) -> TrainingRecord | None:
 
 
 def _embeddings(path: Path, tensors: dict[str, torch.Tensor], length: int, hidden_size: int) -> torch.Tensor:
-    if TENSOR not in tensors:
-        raise PassError(f"cannot read look-ahead weights from {path}: it holds no tensor {TENSOR!r}")
-    embeddings = tensors[TENSOR].float()
+    if EMBEDDINGS_KEY not in tensors:
+        raise PassError(f"cannot read look-ahead weights from {path}: it holds no tensor {EMBEDDINGS_KEY!r}")
+    embeddings = tensors[EMBEDDINGS_KEY].float()
     if embeddings.ndim != 2 or embeddings.shape[1] != hidden_size:
         raise PassError(
-            f"{path}: {TENSOR} has shape {list(embeddings.shape)}, but this model needs [{length}, {hidden_size}]; "
-            "were these weights made for another model?"
+            f"{path}: {EMBEDDINGS_KEY} has shape {list(embeddings.shape)}, but this model needs "
+            f"[{length}, {hidden_size}]; were these weights made for another model?"
         )
     if len(embeddings) < length:
         raise PassError(f"{path} holds {len(embeddings)} look-ahead rows; use --lookahead {len(embeddings)} or less")
-    _finite(path, TENSOR, embeddings)
+    _finite(path, EMBEDDINGS_KEY, embeddings)
     return embeddings[:length].clone()
 
 

@@ -1,4 +1,4 @@
-"""Finds the weights that a model name stands for: a local file or directory, or a Hugging Face hub id."""
+"""Resolves the name of a model to its source: a local file or directory, or a Hugging Face hub id."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ NO_REMOTE_CODE = (
     "code that comes with a checkpoint is never run: take a model of a family that transformers has itself "
     "(convert it to that family's own class, and save_pretrained)"
 )
-"""The explanation for a model that needs --trust-remote-code."""
+"""The explanation in messages about models that need --trust-remote-code."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model is. location: a directory, a .gguf file, or a hub id. description: for the manifest. revision: the
-    branch, tag or commit of a hub id; None is the main branch."""
+    """Where a model is.
+
+    location: a directory, a .gguf file, or a hub id. description: for the manifest.
+    revision: the branch, tag or commit of a hub id; None is the main branch.
+    """
 
     name: str
     location: Path | str
@@ -42,7 +45,7 @@ class ModelSource:
 
 
 def models_directory() -> Path:
-    """Return models/ of the installed package, or of the checkout for an editable install."""
+    """Return the directory models/ of the installed package, or of the checkout if the install is editable."""
     installed = Path(__file__).parents[1] / "models"
     return installed if installed.is_dir() else Path(__file__).parents[3] / "models"
 
@@ -52,7 +55,7 @@ def registry() -> dict[str, dict[str, Any]]:
 
 
 def resolve(model: str, revision: str | None = None) -> ModelSource:
-    """Return the source that `model` names; a model of the registry is fetched if necessary. revision: of a hub id."""
+    """Return the source that `model` names. Downloads a model of the registry if necessary. revision: of a hub id."""
     known = registry()
     source = _from_registry(model, known[model]) if model in known else _local(model) or _from_hub(model, known)
     if revision is None:
@@ -79,7 +82,7 @@ def _local(model: str) -> ModelSource | None:
 
 
 def _adapter_base(file: Path) -> str | None:
-    """Return the name of the model that a PEFT adapter belongs to."""
+    """Return the name of the model that a PEFT adapter belongs to, or None if the file does not state it."""
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -97,7 +100,7 @@ def adapter_message(name: str, base: str | None) -> str:
 
 
 def _from_hub(model: str, known: Iterable[str]) -> ModelSource:
-    """Return the source for owner/name; PassError for what looks like the path of a missing directory."""
+    """Return the source for owner/name. Raises PassError if `model` looks like the path of a missing directory."""
     owner, slash, name = model.partition("/")
     if slash and name and "/" not in name and not model.startswith((".", "/", "~")):
         if Path(owner).is_dir():
@@ -120,10 +123,10 @@ def _from_registry(name: str, entry: dict[str, Any]) -> ModelSource:
 
 @dataclass(frozen=True)
 class Wheels:
-    """A file that a package index has in a wheel, or in `parts` wheels in pieces to be joined in order.
+    """A file in a wheel of a package index, or split over `parts` wheels.
 
-    requirement, file: the wheel, and the file in it; "{part}" in them stands for 1, 2, ... sha256: of the whole file.
-    name: of the whole file, if it is not that of the file in the wheel.
+    requirement, file: the wheel, and the path of the file in it; "{part}" in either stands for 1, 2, ...
+    sha256: of the whole file. name: of the whole file, if it differs from that in the wheel.
     """
 
     requirement: str
@@ -138,7 +141,7 @@ class Wheels:
 
 
 def _fetch_from_wheels(wheels: Wheels) -> Path:
-    """Fetch a file from the package index into the cache; the wheels are not installed."""
+    """Download a file from the package index into the cache. Its wheels are not installed."""
     target = cache_directory() / wheels.saved_as
     if target.is_file() and _sha256(target) == wheels.sha256:
         return target

@@ -1,4 +1,4 @@
-"""Finds the look-ahead weights that come with this package, by the fingerprint of the model, not by its name."""
+"""Finds the look-ahead weights that this package ships for a model, by the model's fingerprint, not by its name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pass_exporter.model.registry import models_directory
 
 
 def shipped_weights(model: PreTrainedModel) -> Path | None:
-    """Return the weights file in models/ that was trained for `model`, in any dtype, or None. Fine-tuned models have
-    none."""
+    """Return the weights file in models/ that was trained for `model`, in any dtype; None if there is none.
+
+    A fine-tuned model does not match its base model's file.
+    """
     sample = base_sample(model)
     files = sorted(models_directory().glob(f"*/{FILE_NAME}"))
     return next((file for file in files if same_base(read_base(file), sample)), None)

@@ -1,7 +1,7 @@
-"""Calibration in bf16, where the CPU multiplies it: twice as fast as float32, for half the memory traffic.
+"""Runs calibration in bf16 if the CPU multiplies it: twice as fast as float32, with half the memory traffic.
 
-Text to calibrate on, the magnitudes of channels and the cost of rounding need no more than its 8 bits. The weights that
-are rounded, and all that is checked, keep the model's dtype.
+bf16's 8 significant bits are enough to write calibration text, to measure channel maxima and to estimate the cost of
+rounding. The weights that are rounded, and the results that are checked, keep the model's dtype.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 CPU_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")
-"""Of x86 and Arm. On other CPUs products in bf16 are slower than in float32."""
+"""Names of the bf16 features of x86 and Arm CPUs. On CPUs without them bf16 is slower than float32."""
 
 
 def has_bf16_products(model: PreTrainedModel) -> bool:
-    """Whether the CPU has products in bf16, and the model is in float32."""
+    """Whether the CPU multiplies in bf16, and the model is in float32."""
     found = torch.cpu.get_capabilities()
     return model.dtype == torch.float32 and any(found.get(feature, False) for feature in CPU_FEATURES)
 
@@ -28,6 +28,6 @@ def bf16_products(model: PreTrainedModel) -> AbstractContextManager[object]:
 
 
 def bf16_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with parameters in bf16, for many small passes, in each of which `bf16_products` would convert them."""
+    """A copy with parameters in bf16, for many small passes: `bf16_products` would convert them in each pass."""
     weights = {id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False) for weight in model.parameters()}
     return copy.deepcopy(model, weights)

@@ -1,10 +1,11 @@
-"""Static scales for activations: one for every quantization point, measured on some text.
+"""Chooses the static activation scale of every quantization point, on some text.
 
-The cost of rounding is measured in the model's own loss. Where a tensor changes by d, the mean log-likelihood changes
-by about the mean over rows of sum(g^2 d^2) / 2, where g is the gradient there (the diagonal of the empirical Fisher
-information). One forward and one backward pass give this for every point and any number of scales, and for the outputs
-of layers whose weights are rounded. For SmolLM2 the sum over all static layers was 0.029 nats per token; the real loss
-was 0.044 on Wikipedia and 0.028 on code. Measured on the text that the channels come from, the sum would be half.
+The cost of rounding is estimated as a change of the model's loss. If rounding changes a tensor by d, the mean
+log-likelihood changes by about the mean over rows of sum(g^2 d^2) / 2, with g the gradient at the tensor (the diagonal
+of the empirical Fisher information). One forward and one backward pass give this for every point and any number of
+scales, and for the outputs of layers whose weights are rounded. For SmolLM2 the sum over all static layers was 0.029
+nats per token; the real loss was 0.044 on Wikipedia and 0.028 on code. The sum would be half of that if it were
+measured on the same text as the channel maxima.
 """
 
 from __future__ import annotations
@@ -20,25 +21,29 @@ from pass_exporter.model.adapter import linear_layers
 from pass_exporter.progress import Step
 from pass_exporter.quantize.bf16 import bf16_products
 from pass_exporter.quantize.points import QuantPoint
-from pass_exporter.quantize.rounding import CHUNK, round_to
-from pass_exporter.quantize.spec import LARGEST, WeightScheme
+from pass_exporter.quantize.rounding import CHUNK_ELEMENTS, round_to
+from pass_exporter.quantize.spec import MAX_SIGNED_CODE, WeightScheme
 
-MAX_CODE = LARGEST["int8"]
+MAX_CODE = MAX_SIGNED_CODE["int8"]
 CLIPS = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.65, 0.5, 0.35)
-"""Scales to try, as factors of the scale that covers `channel_maxima`; larger values are clipped. Some factors are
-above 1, because in other text an MLP may write values ten times as large as any in thousands of tokens before."""
+"""Scales to try, as factors of the scale that covers `channel_maxima`; values beyond a scale are clipped. Some factors
+exceed 1, because an MLP may output values ten times as large as any in the thousands of tokens that gave the maxima."""
 BATCH_TOKENS = 512
-"""Tokens of a pass: more take more memory for the activations that the backward pass reads."""
+"""Tokens per pass. It bounds the memory of the activations that are kept for the backward pass."""
 LOSS_SCALE = 256.0
-"""Gradients are multiplied by it, so that small ones do not vanish in float16."""
+"""The likelihood is multiplied by it, so that small gradients do not vanish in float16."""
 
 Watch = Callable[[QuantPoint, int, torch.Tensor], torch.Tensor | None]
-"""(point, index of the reader, what it reads) -> what it is to read instead, or None for no change."""
+"""(point, index of the reader, its input) -> a replacement for the input, or None for no change."""
 
 
 @dataclass(frozen=True)
 class StaticScale:
-    """scale: of a point's int8 codes. loss: in nats per token, of rounding the tensor and its readers' weights."""
+    """A point's static scale.
+
+    scale: of its int8 codes.
+    loss: the estimated cost, in nats per token, of rounding the tensor and its readers' weights.
+    """
 
     scale: float
     loss: float
@@ -66,7 +71,7 @@ def channel_maxima(
         found[point] = torch.maximum(found[point], largest) if point in found else largest
 
     batches = _batches(ids)
-    with bf16_products(model), _watched(model, points, lambda point, _, x: record(point, x)):
+    with bf16_products(model), _watching(model, points, lambda point, _, x: record(point, x)):
         for done, rows in enumerate(batches):
             model.model(input_ids=rows, use_cache=False)
             step(done + 1, len(batches))
@@ -80,7 +85,7 @@ def static_scales(
     ids: torch.Tensor,
     step: Step,
 ) -> dict[QuantPoint, StaticScale]:
-    """For every point the scale that costs least on the text ids [N,T]. scheme: of the readers' weights."""
+    """Returns each point's scale of least cost on the text ids [N,T]. scheme: of the readers' weights."""
     losses, batches = _Losses(maxima), _batches(ids)
     with bf16_products(model), losses.measured(model, scheme):
         for done, rows in enumerate(batches):
@@ -92,8 +97,10 @@ def static_scales(
 
 
 def _likelihood_gradient(model: PreTrainedModel, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The gradient of the log-likelihood of ids [N,T] at hidden [N,T,H], times LOSS_SCALE; the logits of one sequence
-    at a time take memory."""
+    """The gradient [N,T,H] of the log-likelihood of ids [N,T] at hidden [N,T,H], times LOSS_SCALE.
+
+    Works on one sequence at a time, so that only one sequence's logits are in memory.
+    """
     found = torch.zeros_like(hidden)
     for row, following, gradient in zip(hidden, ids, found, strict=True):
         read = row[:-1].requires_grad_()
@@ -104,14 +111,14 @@ def _likelihood_gradient(model: PreTrainedModel, hidden: torch.Tensor, ids: torc
 
 
 def _batches(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The sequences [N,T] in groups of about BATCH_TOKENS tokens, or of one."""
+    """Splits the sequences [N,T] into batches of about BATCH_TOKENS tokens, but at least one sequence."""
     return torch.split(ids, max(1, BATCH_TOKENS // ids.shape[1]))
 
 
 class _Losses:
-    """The cost of rounding by point, summed over the tokens so far.
+    """The cost of rounding by point, in nats, summed over the tokens so far.
 
-    covering: the scale that covers the maxima. inputs: the cost of rounding the tensor, for every entry of CLIPS.
+    covering: the scale that covers the maxima. inputs: the cost of rounding the tensor, for every factor in CLIPS.
     weights: the cost of rounding the readers' weights.
     """
 
@@ -124,7 +131,7 @@ class _Losses:
     def measured(self, model: PreTrainedModel, scheme: WeightScheme) -> Iterator[None]:
         """Within the block, every backward pass adds to the sums."""
         layers = linear_layers(model)
-        with _watched(model, self.inputs, self._input_watch()), ExitStack() as hooks:
+        with _watching(model, self.inputs, self._input_watch()), ExitStack() as hooks:
             for point in self.inputs:
                 for name in point.readers:
                     hooks.callback(layers[name].register_forward_hook(self._output_hook(point, scheme)).remove)
@@ -144,7 +151,7 @@ class _Losses:
         missing: dict[QuantPoint, int] = {}
 
         def watch(point: QuantPoint, reader: int, x: torch.Tensor) -> torch.Tensor:
-            """Gives each reader a view of its own: the tensor's gradient would include other users, as the residual."""
+            """Gives each reader its own view: the tensor's gradient would include other users, such as the residual."""
             if not reader:
                 seen[point], missing[point], gradients[point] = x.detach(), len(point.readers), torch.zeros_like(x)
             view = x.view_as(x)
@@ -172,12 +179,14 @@ class _Losses:
 
 
 def _clip_losses(x: torch.Tensor, gradient: torch.Tensor, covering: float) -> torch.Tensor:
-    """What rounding x costs with each of CLIPS as a factor of the scale `covering`, float64 [len(CLIPS)].
+    """The cost of rounding x with each factor of CLIPS times the scale `covering`, float64 [len(CLIPS)].
 
-    Works on parts that stay in a core's cache, in place.
+    Works in place, on chunks that fit into a core's cache.
     """
     losses = torch.zeros(len(CLIPS), dtype=torch.float64)
-    for part, slope in zip(torch.split(x.flatten(), CHUNK), torch.split(gradient.flatten(), CHUNK), strict=True):
+    for part, slope in zip(
+        torch.split(x.flatten(), CHUNK_ELEMENTS), torch.split(gradient.flatten(), CHUNK_ELEMENTS), strict=True
+    ):
         values, weight = part.float(), _fisher(slope)
         for index, clip in enumerate(CLIPS):
             moved = round_activations(values, covering * clip).sub_(values)
@@ -186,12 +195,12 @@ def _clip_losses(x: torch.Tensor, gradient: torch.Tensor, covering: float) -> to
 
 
 def _fisher(gradient: torch.Tensor) -> torch.Tensor:
-    """g^2 / 2: multiplied by a squared change, it is the change's cost."""
+    """g^2 / 2, the factor from a squared change of the tensor to its cost."""
     return (gradient.float() / LOSS_SCALE).square() / 2
 
 
 def too_costly(found: Mapping[QuantPoint, StaticScale], budget: float) -> list[QuantPoint]:
-    """The fewest points to leave out so that all others together cost at most `budget` nats per token."""
+    """The fewest points that must be left out so that the others together cost at most `budget` nats per token."""
     rest, left_out = sum(static.loss for static in found.values()), []
     for point, static in sorted(found.items(), key=lambda item: -item[1].loss):
         if rest <= budget:
@@ -202,8 +211,8 @@ def too_costly(found: Mapping[QuantPoint, StaticScale], budget: float) -> list[Q
 
 
 @contextmanager
-def _watched(model: PreTrainedModel, points: Iterable[QuantPoint], watch: Watch) -> Iterator[None]:
-    """Within the block, `watch` is called for everything that the readers of `points` read."""
+def _watching(model: PreTrainedModel, points: Iterable[QuantPoint], watch: Watch) -> Iterator[None]:
+    """Within the block, `watch` is called on every input of the readers of `points`."""
 
     def hook(point: QuantPoint, reader: int) -> Callable[..., tuple[torch.Tensor] | None]:
         def call(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:

@@ -1,11 +1,11 @@
-"""Rows read as more columns than they have channels, so that 8 bits are enough for a tensor with a few large channels.
+"""Reduces outlier channels of the LM head's input, so that 8 bits with one scale are enough for it.
 
-A scale covers the largest magnitude, so a few channels that are larger than the rest would cost all others their
-precision. Two things bring them down; the product computes the same:
+The scale must cover the largest magnitude, so a few large channels would leave all others few codes. Two
+transformations reduce these channels without changing the product:
 
-- SmoothQuant's factors: a channel is divided, and its weights are multiplied (`pass_exporter.quantize.smooth`);
-- outlier channel splitting (Zhao et al. 2019, arXiv 1901.09504): a channel is read by n columns with the same weights,
-  each of which has an n-th of it. They round at places that are 1/n of a code apart, so their sum is n times as fine.
+- SmoothQuant: a channel is divided by a factor, and its weights are multiplied (`pass_exporter.quantize.smooth`);
+- outlier channel splitting (Zhao et al. 2019, arXiv 1901.09504): n columns with the same weights replace a channel, and
+  each holds 1/n of it. Their rounding thresholds are 1/n of a code apart, so their sum has n times the resolution.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ from dataclasses import dataclass
 
 import torch
 
-from pass_exporter.quantize.smooth import LEAST
+from pass_exporter.quantize.smooth import MIN_MAGNITUDE
 
 EXPONENT = 0.2
-"""Of SmoothQuant: the share of a channel's magnitude that goes to its weights."""
+"""SmoothQuant's alpha: the share of a channel's magnitude that moves to its weights."""
 ADDED_COLUMNS = 96
-"""Columns beside one for each channel. SmolLM2 needs them all, Qwen2.5-Coder-0.5B 64; each is one more to multiply."""
+"""Columns beyond one per channel. SmolLM2 needs all 96, Qwen2.5-Coder-0.5B needs 64. Each makes the product larger."""
 SCALE_MARGIN = 1.25
-"""Other text has larger magnitudes than the text that was measured: 1.3 times as large in Wikipedia and Python."""
+"""The scale leaves this much room above the measured maximum. Magnitudes in Wikipedia and Python were up to 1.3 times
+those of the calibration text."""
 MAX_CODE = 126.5
-"""The code of the largest magnitude, which an offset of less than 0.5 is added to."""
+"""The largest magnitude before an offset of less than 0.5 is added, in units of a code."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How a product reads rows [...,in] as columns [...,n].
+    """The transformation of rows [...,in] to columns [...,n].
 
-    divisor [in] float32: what a channel is divided by. copies [in] int64: the columns of a channel, which lie side by
-    side. scale: of the columns' codes.
+    divisor [in] float32: the number that each channel is divided by.
+    copies [in] int64: the number of columns of each channel; they are adjacent.
+    scale: the static scale of the columns' codes.
     """
 
     divisor: torch.Tensor
@@ -45,12 +47,12 @@ class Columns:
 
     @property
     def factors(self) -> torch.Tensor:
-        """[n] float32: what a column multiplies its channel by."""
+        """[n] float32: the number that each column's channel is multiplied by."""
         return (1 / (self.divisor * self.copies))[self.channels]
 
     @property
     def offsets(self) -> torch.Tensor:
-        """[n] float32: what is added to a column before it is rounded. The sum over a channel's columns is 0."""
+        """[n] float32: the offset added to each column before it is rounded. A channel's offsets sum to 0."""
         return torch.cat([(torch.arange(count) + 0.5) / count - 0.5 for count in self.copies.tolist()]) * self.scale
 
     def codes(self, rows: torch.Tensor) -> torch.Tensor:
@@ -59,14 +61,14 @@ class Columns:
         return (columns / self.scale).round_().clamp_(-128, 127)
 
     def restored(self, codes: torch.Tensor) -> torch.Tensor:
-        """The rows [...,in] that a product with these columns reads as `codes` [...,n]."""
+        """The rows [...,in] that `codes` [...,n] represent."""
         sums = torch.zeros(*codes.shape[:-1], len(self.copies)).index_add_(-1, self.channels, codes)
         return sums * self.scale * self.divisor
 
 
 def split_columns(weight: torch.Tensor, maxima: torch.Tensor) -> Columns:
-    """weight [out,in]: the product's. maxima [in]: the largest magnitude of each channel in some text."""
-    magnitudes, largest = (values.float().clamp(min=LEAST) for values in (maxima, weight.abs().amax(0)))
+    """Chooses divisors and copies. weight [out,in]. maxima [in]: the largest magnitude of each channel in some text."""
+    magnitudes, largest = (values.float().clamp(min=MIN_MAGNITUDE) for values in (maxima, weight.abs().amax(0)))
     divisor = magnitudes**EXPONENT / largest ** (1 - EXPONENT)
     divisor /= divisor.median()
     copies, magnitudes = torch.ones(len(maxima), dtype=torch.int64), magnitudes / divisor

@@ -1,4 +1,4 @@
-"""torch's model with activations rounded as the graph rounds them, for the exporter's check."""
+"""Runs the torch model with its activations rounded as in the graph, for the exporter's check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pass_exporter.quantize.weights import QuantizedModel, factor_name, weight_n
 
 @dataclass(frozen=True)
 class Rounded:
-    """What a layer read: int8 codes [1,Q,n], with zero point 0, and their scale."""
+    """A layer's input: int8 codes [1,Q,n], with zero point 0, and their scale."""
 
     codes: npt.NDArray[np.int8]
     scale: float
@@ -34,9 +34,9 @@ class Rounded:
 def rounded_activations(
     model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel
 ) -> Iterator[dict[str, Rounded]]:
-    """Within the block, layers with a static scale and their adapters read rounded inputs.
+    """Within the block, the inputs of layers with a static scale, and of their adapters, are rounded.
 
-    Yields what each of them read in the last pass, by its weight's name.
+    Yields the rounded inputs of the last pass, by the name of the weight that reads them.
     """
     read: dict[str, Rounded] = {}
 

@@ -1,9 +1,9 @@
-"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): weights are rounded one input after another, and the weights of later
-inputs are changed so that they make up for what the rounding did to the layer's output.
+"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): rounds weights one input after another, and changes the weights of
+later inputs to compensate for the error in the layer's output.
 
-A layer's Hessian, the sum of x x^T over the rows x that it reads, gives how much one input can stand in for another.
-Text runs through the model once. A layer is rounded when the text reaches it, so that its rows come from the rounded
-layers before it.
+The Hessian of a layer, the sum of x x^T over its input rows x, says how well one input can compensate for another. Text
+runs through the model once. A layer is rounded when the text reaches it, so its input comes from layers that are
+rounded already.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from pass_exporter.quantize.spec import QuantSpec, WeightScheme
 from pass_exporter.threads import one_thread
 
 DAMPING = 0.01
-"""This share of the mean of the Hessian's diagonal is added to the diagonal."""
+"""The mean of the Hessian's diagonal times this is added to the diagonal."""
 
-LONG_MINUTES, SHOWN = 30, 0.02
-"""A forecast of more minutes is shown, when this share of the work is done."""
+FORECAST_MINUTES, FORECAST_SHARE = 30, 0.02
+"""When this share of the work is done, a warning gives the expected time if it exceeds so many minutes."""
 
-SMALL = 128
-"""The largest triangular matrix that is inverted as a whole."""
+MAX_DIRECT_SIZE = 128
+"""The size of the largest triangular matrix that is inverted without being split into blocks."""
 
-OUTPUTS = 2048
-"""Outputs that are rounded at a time, so that a block of their inputs stays in a core's cache."""
+OUTPUTS_PER_BATCH = 2048
+"""Outputs that are rounded together. A block of inputs by so many outputs fits into a core's cache."""
 
 
 @torch.no_grad()
 def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step: Step) -> dict[str, QuantizedWeight]:
-    """Rounds the decoder's layers in place, by their names, on the text ids [N,T]; then `lm_head`, as "lm_head".
+    """Rounds the decoder's layers and the LM head in place, on the text ids [N,T]. Returns their codes by name.
 
-    Layers whose inputs fill no whole blocks are left as they are.
+    Skips layers whose number of inputs is not a multiple of the block size. The LM head's name is "lm_head".
     """
     layers, points, found = linear_layers(model), find_points(model), dict[str, QuantizedWeight]()
     assert spec.scheme is not None and spec.lm_head is not None
@@ -74,25 +74,25 @@ def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step:
 
 
 def rounding_cost(outputs: int, inputs: int) -> float:
-    """Multiplications, nearly: the factor of a Hessian, and what each input's rounding changes in the later ones."""
+    """The approximate number of multiplications: for the Hessian's factor, and for updating the later inputs."""
     return inputs**2 * (inputs / 3 + outputs / 2)
 
 
 class Forecast:
-    """Warns once, after the first parts of long work, of how long all of it will take. total: its cost in any unit."""
+    """Warns once, early in long work, how many minutes it will take. total: the cost of all work, in any unit."""
 
     def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._done, self._clock, self._is_shown = total, 0.0, clock, False
         self._begun = clock()
 
     def add(self, cost: float) -> None:
-        """Count work that was done since the last call, or since the beginning."""
+        """Adds the cost of work that is done, and warns if it is time to. cost: in the unit of `total`."""
         self._done += cost
         minutes = (self._clock() - self._begun) / 60 * self._total / self._done
-        if self._done < SHOWN * self._total or self._is_shown:
+        if self._done < FORECAST_SHARE * self._total or self._is_shown:
             return
         self._is_shown = True
-        if minutes > LONG_MINUTES:
+        if minutes > FORECAST_MINUTES:
             warnings.warn(
                 f"rounding this model by GPTQ will take about {minutes:.0f} minutes here; --calibrate none rounds to "
                 "the nearest instead, in a small part of that time",
@@ -101,16 +101,16 @@ class Forecast:
 
 
 def hessian(x: torch.Tensor) -> torch.Tensor:
-    """[in,in] float32 of rows x [...,in]."""
+    """The Hessian [in,in] float32 of rows x [...,in]."""
     rows = x.flatten(0, -2).float()
     return rows.T @ rows
 
 
 def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
-    """U [in,in], upper triangular, where U^T U is the inverse of the damped Hessian.
+    """Returns the upper triangular U [in,in] such that U^T U is the inverse of the damped Hessian.
 
-    With the order of the inputs turned round, the Hessian's Cholesky factor is an upper triangular R with R R^T for the
-    Hessian, so U is the inverse of R: the Hessian's own inverse, which costs three times as much, is not needed.
+    Cholesky of the Hessian with its inputs in reverse order, reversed back, gives an upper triangular R such that R R^T
+    is the Hessian. So U is the inverse of R. This costs a third of inverting the Hessian itself.
     """
     damped, diagonal = hessian.flip(0, 1), hessian.diagonal()
     damped.diagonal().add_(DAMPING * diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny / DAMPING))
@@ -119,10 +119,10 @@ def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse_upper(matrix: torch.Tensor) -> torch.Tensor:
-    """The inverse of an upper triangular matrix [n,n], by halves, so that most of the work is matrix products."""
+    """Inverts an upper triangular matrix [n,n] recursively by halves, so that most of the work is matrix products."""
     size = len(matrix)
     inverse = torch.zeros_like(matrix)
-    if size <= SMALL:
+    if size <= MAX_DIRECT_SIZE:
         return inverse.copy_(torch.linalg.solve_triangular(matrix, torch.eye(size), upper=True))
     half = size // 2
     first, last = inverse[:half, :half], inverse[half:, half:]
@@ -133,12 +133,12 @@ def _inverse_upper(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def gptq_weight(scheme: WeightScheme, weight: torch.Tensor, factor: torch.Tensor) -> QuantizedWeight:
-    """Round a weight [out,in] so that the layer's output changes little.
+    """Rounds a weight [out,in] so that the layer's output changes little.
 
-    scheme: has blocks. factor: `inverse_factor` of the layer's Hessian.
+    scheme: one with a block size. factor: `inverse_factor` of the layer's Hessian.
     """
     with one_thread():
-        parts = [_gptq_outputs(scheme, outputs, factor) for outputs in torch.split(weight, OUTPUTS)]
+        parts = [_gptq_outputs(scheme, outputs, factor) for outputs in torch.split(weight, OUTPUTS_PER_BATCH)]
     data, scales, zero_points = (torch.cat([part[i] for part in parts]) for i in range(3))
     return QuantizedWeight(scheme, data, scales, zero_points if scheme.zero_points else None)
 
@@ -146,10 +146,10 @@ def gptq_weight(scheme: WeightScheme, weight: torch.Tensor, factor: torch.Tensor
 def _gptq_outputs(
     scheme: WeightScheme, weight: torch.Tensor, factor: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Data, scales and zero points of some outputs."""
+    """Rounds some outputs of a weight. Returns their data, scales and zero points."""
     size = scheme.block_size
     assert size is not None
-    rest = weight.float().T.contiguous()  # [in,out], where the outputs of an input lie side by side
+    rest = weight.float().T.contiguous()  # [in,out]: the outputs of an input are contiguous.
     codes, diagonal = torch.empty_like(rest), factor.diagonal()
     scales, zeros = (torch.empty(len(rest) // size, rest.shape[1]) for _ in range(2))
     for index, start in enumerate(range(0, len(rest), size)):

@@ -1,7 +1,7 @@
-"""The quantization points of a decoder: the tensors that its linear layers read. The readers of one share its scale.
+"""The quantization points of a decoder: the inputs of its linear layers. Layers with the same input share its scale.
 
-A decoder layer has four in every family: the inputs of attention and of its output projection, and the same two of the
-MLP. Names of layers are those of `model.adapter.linear_layers`.
+A decoder layer has four points in every family: the inputs of attention and of its output projection, and the inputs
+of the MLP and of its down projection. Layers are named as in `model.adapter.linear_layers`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pass_exporter.quantize.spec import PointKind
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """Outputs start .. start+count-1 of the layer `name`, which another layer reads: those of v by o, of up by down.
+    """Outputs start .. start+count-1 of the layer `name`, which are channels of another layer's input.
 
-    Every group of `width` outputs is read `repeats` times in turn, as a K/V head is by the query heads of its group.
+    o_proj reads those of v_proj, and down_proj those of up_proj. Each group of `width` outputs makes `repeats`
+    consecutive groups of channels, as each V head serves all query heads of its group.
     """
 
     name: str
@@ -32,10 +33,10 @@ class LayerOutputs:
 
 @dataclass(frozen=True)
 class QuantPoint:
-    """A tensor [...,in] that linear layers read. readers: all of them; they read nothing else.
+    """A tensor [...,in] that linear layers read.
 
-    producer: the norm or the layer outputs that make the tensor, where its channels can be divided; None if they
-    cannot be.
+    readers: the names of all layers that read it.
+    producer: the norm or the layer outputs that compute the tensor and can be scaled by channel; None if neither can.
     """
 
     kind: PointKind
@@ -44,7 +45,7 @@ class QuantPoint:
 
 
 def find_points(model: PreTrainedModel) -> list[QuantPoint]:
-    """In the order of the forward pass."""
+    """Returns all points, in the order of the forward pass."""
     layers = enumerate(model.model.layers)
     return [point for index, layer in layers for point in _layer_points(model, f"layers.{index}", layer)]
 
@@ -58,7 +59,7 @@ def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[Qua
     values = _values(model, layer.self_attn, f"{attention}.{parts[-1]}")
     yield QuantPoint("attention_in", tuple(f"{attention}.{part}" for part in parts), before_attention)
     yield QuantPoint("attention_out", (f"{attention}.o_proj",), values)
-    fused = hasattr(layer.mlp, "gate_up_proj")  # Phi3, as qkv_proj
+    fused = hasattr(layer.mlp, "gate_up_proj")  # Phi3 fuses gate and up, as well as q, k and v.
     parts = ("gate_up_proj",) if fused else ("gate_proj", "up_proj")
     yield QuantPoint("mlp_in", tuple(f"{mlp}.{part}" for part in parts), before_mlp)
     width = layer.mlp.down_proj.in_features
@@ -67,7 +68,7 @@ def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[Qua
 
 
 def _values(model: PreTrainedModel, attention: Any, name: str) -> LayerOutputs:
-    """The outputs that are V. A layer that makes Q and K as well has them last."""
+    """The outputs of the layer `name` that are V: the last ones if the layer computes Q and K as well."""
     heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
     head_dim = attention.o_proj.in_features // heads
     count = kv_heads * head_dim

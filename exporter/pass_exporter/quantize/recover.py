@@ -1,7 +1,7 @@
-"""Recovers the codes, scales and offsets of GGUF's Q4_0, Q4_1 and Q8_0 from the values that were restored from them.
+"""Recovers the codes, scales and offsets of GGUF's Q4_0, Q4_1 and Q8_0 from the dequantized values.
 
-A value is the product of an integer code and a scale, which the file holds in float16; in Q4_1 the block's minimum is
-added. For each block guesses of the scale are tried, the likeliest first, until one restores its values bit for bit.
+A value is an integer code times a scale, which the file holds in float16; Q4_1 adds the block's minimum. For each block
+several scales are tried, the likeliest first, until one reproduces all values (within TOLERANCES).
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from itertools import product
 import torch
 
 from pass_exporter.quantize.rounding import QuantizedWeight, chunks, pack
-from pass_exporter.quantize.spec import INT8, LEVELS, WeightScheme
+from pass_exporter.quantize.spec import INT8, MAX_UNSIGNED_CODE, WeightScheme
 
-BLOCK = 32
-UINT4 = WeightScheme("int4", BLOCK, zero_points=True)
-FIRST_OUTPUTS = 8
-"""Outputs that are tried first: a weight that no format gives is refused there, before the rest is looked at."""
+BLOCK_SIZE = 32
+UINT4 = WeightScheme("int4", BLOCK_SIZE, zero_points=True)
+PROBE_OUTPUTS = 8
+"""Outputs of a weight that are tried first. A format that does not fit them is rejected without trying the rest."""
 TOLERANCES = {torch.float32: (0.0,), torch.float16: (0.0, 2**-10), torch.bfloat16: (2**-6,)}
-"""The largest error of a value, relative to the largest of its block, by dtype. fp32 holds the file's values. fp16
-rounds them, sometimes to a value that no scale in float16 gives. bf16 has fewer bits than the file's scales."""
+"""By the model's dtype, the accepted errors of a value relative to the largest of its block, tried in turn. fp32 holds
+the file's values. fp16 rounds them, sometimes to a value that no float16 scale gives. bf16 has fewer bits than the
+file's scales."""
 
 Fitted = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Scale, zero point and offset, float32 [blocks,1]: a value is (code - zero point) * scale + offset."""
 Guess = Callable[[torch.Tensor], Fitted]
-"""Fits blocks [blocks,BLOCK] in one way."""
+"""Computes parameters for blocks [blocks,BLOCK_SIZE] under one assumption of how their scale was chosen."""
 
 
 @dataclass(frozen=True)
 class _Format:
-    """A GGUF format: the scheme that holds its codes, and the guesses of how a quantizer chose them."""
+    """A GGUF format: the scheme for its codes, and the guesses to try, the likeliest first."""
 
     scheme: WeightScheme
     guesses: Callable[[], Iterator[Guess]]
@@ -40,9 +41,9 @@ class _Format:
 
 
 def recover(weight: torch.Tensor) -> QuantizedWeight | None:
-    """The codes of a weight [out,in] whose values come from one of the formats; None if no format gives them."""
+    """Returns the codes of a weight [out,in] that was dequantized from one of FORMATS; None if none fits."""
     for form in FORMATS:
-        if _solve(form, weight[:FIRST_OUTPUTS]) is None:
+        if _solve(form, weight[:PROBE_OUTPUTS]) is None:
             continue
         found = []
         for outputs in chunks(*weight.shape):
@@ -64,15 +65,18 @@ def _joined(parts: list[QuantizedWeight]) -> QuantizedWeight:
 
 
 def _solve(form: _Format, weight: torch.Tensor) -> QuantizedWeight | None:
-    """The codes of some outputs of a weight; None if no guess gives some block."""
-    scheme, blocks = form.scheme, weight.float().reshape(-1, BLOCK)
-    if scheme.code_type == "int4" and _most_values(blocks[: FIRST_OUTPUTS * BLOCK]) > LEVELS["int4"] + 1:
+    """Returns the codes of some outputs of a weight; None if a block fits no guess."""
+    scheme, blocks = form.scheme, weight.float().reshape(-1, BLOCK_SIZE)
+    if (
+        scheme.code_type == "int4"
+        and _max_distinct(blocks[: PROBE_OUTPUTS * BLOCK_SIZE]) > MAX_UNSIGNED_CODE["int4"] + 1
+    ):
         return None
     left, rest, answer = torch.arange(len(blocks)), blocks, None
     for tolerance, guess in ((tolerance, guess) for tolerance in TOLERANCES[weight.dtype] for guess in form.guesses()):
         scale, zero, offset = guess(rest)
         scale, offset = _stored(scale, weight.dtype), _stored(offset, weight.dtype)
-        least, most = (0, LEVELS["int4"]) if scheme.zero_points else (-128, 127)
+        least, most = (0, MAX_UNSIGNED_CODE["int4"]) if scheme.zero_points else (-128, 127)
         codes = (rest - offset).div_(scale).add_(zero).round_().clamp_(least, most)
         error = _stored((codes - zero) * scale + offset, weight.dtype).sub_(rest).abs_()
         solved = (error.amax(-1, keepdim=True) <= tolerance * rest.abs().amax(-1, keepdim=True)).flatten()
@@ -104,26 +108,27 @@ def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype).float()
 
 
-def _most_values(blocks: torch.Tensor) -> int:
-    """The most different values that one of the blocks has."""
+def _max_distinct(blocks: torch.Tensor) -> int:
+    """The largest number of distinct values in any of the blocks."""
     ordered = blocks.sort(-1).values
     return 1 + int((ordered[:, 1:] != ordered[:, :-1]).sum(-1).max())
 
 
 def _scale(size: torch.Tensor, steps: int, nudge: int) -> torch.Tensor:
-    """`size` divided by `steps` in float16, then `nudge` float16 values further; 1 for a block of zeros."""
+    """`size` divided by `steps`, rounded to float16 and moved by `nudge` float16 values; 1 for a block of zeros."""
     scale = (size / steps).half()
     scale = (scale.view(torch.int16) + nudge).view(torch.float16).float()
     return torch.where((size > 0) & (scale > 0), scale, 1)
 
 
 NUDGES = (0, 1, -1, 2, -2)
+"""How many float16 values a quantizer's scale can differ from the one computed here, because of its own rounding."""
 
 
 def _q4_0() -> Iterator[Guess]:
-    """A block's largest magnitude is 8 steps, on the side of zero that has 8 codes; the other side has 7.
+    """Guesses for Q4_0: the largest magnitude is 8 steps, on the side of zero that has 8 codes; the other has 7.
 
-    It is fewer steps where a quantizer chose another scale.
+    A quantizer may have chosen a larger scale, so fewer steps are tried as well.
     """
 
     def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fitted:
@@ -135,7 +140,7 @@ def _q4_0() -> Iterator[Guess]:
 
 
 def _q8_0() -> Iterator[Guess]:
-    """A block's largest magnitude is 127 steps, or another number where a quantizer chose another scale."""
+    """Guesses for Q8_0: the largest magnitude is 127 steps, or another number if a quantizer chose another scale."""
 
     def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fitted:
         scale = _scale(blocks.abs().amax(-1, keepdim=True), steps, nudge)
@@ -145,9 +150,9 @@ def _q8_0() -> Iterator[Guess]:
 
 
 def _q4_1() -> Iterator[Guess]:
-    """A block's least value is its minimum, and its largest is 15 steps above; or they are two other of the 16 codes.
+    """Guesses for Q4_1: the least value has code 0 and the largest code 15; then all other pairs of codes.
 
-    The zero point makes the offset as small as it can be. It is 0 where that offset cannot be stored exactly.
+    A zero point is chosen that makes the offset small, or 0 because that offset may not be representable exactly.
     """
 
     def guess(first: int, last: int, nudge: int, centred: bool, blocks: torch.Tensor) -> Fitted:

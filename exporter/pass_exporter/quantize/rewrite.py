@@ -1,4 +1,4 @@
-"""The trunk's MatMuls over quantized weights: DequantizeLinear over the codes in place of each weight."""
+"""Rewrites the trunk's MatMuls of quantized weights: DequantizeLinear of the codes replaces each weight."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ DATA_TYPES = {
 }
 
 SCALE_SUFFIX = ".input.scale"
-"""After the name of the first weight that reads rounded rows: the name of the rows' scale."""
+"""The scale of rounded rows is named like the first weight that reads them, plus this suffix."""
 
 ZERO_POINT = "activation.zero_point"
-"""The one zero point of all activations: 0, int8."""
+"""Name of the initializer that all activations share as their zero point: 0, int8."""
 
-LEAST_SUMS = 16
-"""The fewest columns of block sums. ONNX Runtime lets products share a constant of up to 8 numbers, and then does not
-fuse them."""
+MIN_SUM_COLUMNS = 16
+"""The fewest columns of block sums. ONNX Runtime merges equal constants of up to 8 numbers, and does not fuse a product
+whose constant has several readers."""
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
-    """Give every MatMul of a quantized weight its codes, and rounded rows where its input has a static scale.
+    """Makes every MatMul of a quantized weight read codes, and rounded rows if its input has a static scale.
 
-    The codes are laid out while they are written.
+    The codes are transposed and packed only when the graph is saved.
     """
     rewriter = _Rewriter(model.graph, quantized)
     for node in list(model.graph):
@@ -50,15 +50,15 @@ def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedMode
 
 
 class _Rewriter:
-    """Changes products in a graph. The products that read the same rows share their rounded rows and block sums."""
+    """Rewrites MatMuls in a graph. Those with the same input share its rounded rows and block sums."""
 
     def __init__(self, graph: ir.Graph, quantized: QuantizedModel) -> None:
         self._graph, self._quantized = graph, quantized
         self._rounded: dict[ir.Value, ir.Value] = {}
-        self._sums: dict[ir.Value, ir.Value] = {}
+        self._sum_columns: dict[ir.Value, ir.Value] = {}
 
     def replace(self, node: ir.Node, weight: ir.Value, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> None:
-        """`node` is the product of rows and `weight`, which becomes `parts`: the model's weights called `names`."""
+        """Rewrites `node`, the product of rows and `weight`. parts: the codes of the model's weights `names` in it."""
         rows, scale = node.inputs[0], self._quantized.activations.get(names[0])
         assert rows is not None and weight.dtype is not None
         node.replace_input_with(1, self._dequantized(node, weight, parts, self._quantized.columns.get(names[0])))
@@ -67,16 +67,16 @@ class _Rewriter:
                 self._rounded[rows] = self._rounded_rows(node, names[0], np.array(scale, weight.dtype.numpy()))
             node.replace_input_with(0, self._rounded[rows])
         if parts[0].offsets is not None:
-            if rows not in self._sums:
-                self._sums[rows] = self._block_sums(node, f"{weight.name}.block_sums", parts[0])
-            self._add_offsets(node, self._sums[rows], weight, parts)
+            if rows not in self._sum_columns:
+                self._sum_columns[rows] = self._block_sums(node, f"{weight.name}.block_sums", parts[0])
+            self._add_offsets(node, self._sum_columns[rows], weight, parts)
         if not weight.uses():
             self._graph.initializers.pop(str(weight.name))
 
     def _rounded_rows(self, node: ir.Node, weight: str, scale: npt.NDArray[Any]) -> ir.Value:
-        """The rows that `node` reads after QuantizeLinear and DequantizeLinear, in int8 with the zero point 0.
+        """The input rows of `node`, rounded by QuantizeLinear (int8, zero point 0) and DequantizeLinear.
 
-        weight: the model's name of the weight that they are multiplied by.
+        weight: the model's name of the weight that multiplies them.
         """
         columns, rows = self._quantized.columns.get(weight), node.inputs[0]
         if columns is not None:
@@ -95,7 +95,7 @@ class _Rewriter:
         return restored.outputs[0]
 
     def _split(self, node: ir.Node, weight: str, columns: Columns, dtype: np.dtype[Any]) -> ir.Value:
-        """The columns of the rows that `node` reads, as they are rounded."""
+        """The columns (see quantize/columns.py) of the input rows of `node`, before they are rounded."""
         rows, channels = node.inputs[0], columns.channels.numpy()
         shape = None if rows is None else rows.shape
         assert rows is not None and shape is not None
@@ -119,7 +119,7 @@ class _Rewriter:
     def _dequantized(
         self, node: ir.Node, weight: ir.Value, parts: Sequence[QuantizedWeight], columns: Columns | None
     ) -> ir.Value:
-        """The weight [in,out] that `node` reads, from the codes of `parts`; [n,out] with n `columns`."""
+        """The weight [in,out] of `node`, dequantized from the codes of `parts`; [n,out] if `columns` has n columns."""
         scheme = parts[0].scheme
         assert all(part.scheme == scheme for part in parts), f"{weight.name} has more than one scheme"
         channels = slice(None) if columns is None else columns.channels
@@ -151,13 +151,13 @@ class _Rewriter:
         return restored.outputs[0]
 
     def _block_sums(self, node: ir.Node, name: str, packed: QuantizedWeight) -> ir.Value:
-        """The sum of every block of the rows [...,in] that `node` reads, then zeros: [...,sums].
+        """The sum of each block of the input rows [...,in] of `node`, padded with zeros: [...,sums].
 
-        The sums are a product with integers, as `node` is. ONNX Runtime rounds the rows of such products to 8 bits, so
-        the sums are of the same rounded rows. Every product has its own ones, because ONNX Runtime does not fuse a
-        DequantizeLinear that has several readers.
+        The sums are a product with a quantized matrix of ones: ONNX Runtime rounds the rows of such products to 8 bits,
+        so the sums are of the same rounded rows as in `node`. Each input has its own matrix, because ONNX Runtime does
+        not fuse a DequantizeLinear that has several readers.
         """
-        rows, blocks, sums = node.inputs[0], packed.scales.shape[1], _sums(packed)
+        rows, blocks, sums = node.inputs[0], packed.scales.shape[1], _sum_columns(packed)
         assert rows is not None and rows.dtype is not None
         dtype, size = rows.dtype, packed.inputs // blocks
         ones = torch.eye(sums, blocks, dtype=torch.int8).repeat_interleave(size, 1)  # [sums,in]
@@ -175,8 +175,8 @@ class _Rewriter:
         return product.outputs[0]
 
     def _add_offsets(self, node: ir.Node, sums: ir.Value, weight: ir.Value, parts: Sequence[QuantizedWeight]) -> None:
-        """`node` becomes the sum of two products: its own, and that of the block sums and the offsets."""
-        dtype, shape = weight.dtype, (_sums(parts[0]), sum(len(part.data) for part in parts))
+        """Turns `node` into the sum of two products: rows by weight, and block sums by offsets."""
+        dtype, shape = weight.dtype, (_sum_columns(parts[0]), sum(len(part.data) for part in parts))
         assert dtype is not None
 
         def offsets() -> ir.TensorProtocol:
@@ -195,7 +195,7 @@ class _Rewriter:
     def _stored(
         self, name: str, dtype: ir.DataType, shape: tuple[int, ...], compute: Callable[[], ir.TensorProtocol]
     ) -> ir.Value:
-        """The initializer of that name, which is computed while it is written. Equal weights share one."""
+        """The initializer with this name, added if there is none. It is computed only when the graph is saved."""
         if name not in self._graph.initializers:
             value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
             value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
@@ -203,13 +203,13 @@ class _Rewriter:
         return self._graph.initializers[name]
 
 
-def _sums(packed: QuantizedWeight) -> int:
-    """Columns of block sums."""
-    return max(packed.scales.shape[1], LEAST_SUMS)
+def _sum_columns(packed: QuantizedWeight) -> int:
+    """The number of columns of block sums."""
+    return max(packed.scales.shape[1], MIN_SUM_COLUMNS)
 
 
 def _tensor(values: torch.Tensor, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.TensorProtocol:
-    """Values [out,n] or [out,1] as a tensor of `shape`, which is [n,out] or [out]."""
+    """Transposes values [out,n] or [out,1] to a tensor of `shape`, [n,out] or [out]."""
     transposed = values.T.contiguous()
     if dtype in (ir.DataType.INT4, ir.DataType.UINT4):
         nibbles = transposed.view(torch.uint8).flatten() & 15

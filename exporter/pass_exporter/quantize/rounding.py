@@ -1,4 +1,4 @@
-"""Rounding a weight to the codes of a scheme, and storing them in as few bits as they need."""
+"""Rounds weights to the codes of a scheme, and packs the codes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
-from pass_exporter.quantize.spec import LARGEST, LEVELS, WeightScheme
+from pass_exporter.quantize.spec import MAX_SIGNED_CODE, MAX_UNSIGNED_CODE, WeightScheme
 
-CHUNK = 1 << 17
-"""Elements of a weight that are worked on at a time, so that they stay in a core's cache."""
+CHUNK_ELEMENTS = 1 << 17
+"""Elements of a weight that are processed together, so that they fit into a core's cache."""
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
     """A weight [out,in] as codes.
 
-    data: the codes. They are int8 or float8 [out,in], uint8 [out,in] with zero points, or uint8 [out,in/2] with two
-    4-bit codes in a byte, of which the first is in the lower half. scales, offsets [out,blocks] in the model's dtype;
-    an offset is added to all values of its block. zero_points: uint8 [out,blocks].
+    data: the codes: int8 or float8 [out,in]; uint8 [out,in] if there are zero points; for int4 uint8 [out,in/2] with
+    two codes per byte, the first in the lower half.
+    scales, offsets [out,blocks] in the model's dtype: an offset is added to all values of its block.
+    zero_points: uint8 [out,blocks].
     """
 
     scheme: WeightScheme
@@ -29,18 +30,18 @@ class QuantizedWeight:
 
     @property
     def inputs(self) -> int:
-        """In, of [out,in]."""
+        """The number of inputs of the weight."""
         return int(self.data.shape[1]) * (2 if self.scheme.code_type == "int4" else 1)
 
     def codes(self) -> torch.Tensor:
-        """[out,in]: int8, uint8 with zero points, or float8."""
+        """The codes [out,in]: float8, uint8 if there are zero points, or int8."""
         if self.scheme.code_type != "int4":
             return self.data
         pairs = torch.stack((self.data & 15, self.data >> 4), -1).flatten(1)
         return pairs if self.scheme.zero_points else ((pairs ^ 8).to(torch.int8) - 8)
 
     def restored(self) -> torch.Tensor:
-        """The weight that the codes stand for, [out,in] in the scales' dtype."""
+        """The weight [out,in] that the codes represent, in the scales' dtype."""
         restored = torch.empty(len(self.data), self.inputs, dtype=self.scales.dtype)
         for rows in chunks(len(self.data), self.inputs):
             restored[rows] = self._restore(rows)
@@ -59,7 +60,7 @@ class QuantizedWeight:
 
 
 def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
-    """Round `weight` [out,in], in any float dtype, to the nearest codes. Its inputs fill whole blocks."""
+    """Rounds `weight` [out,in], in any float dtype, to the nearest codes. `in` must be a multiple of the block size."""
     parts = [_round(scheme, weight[rows]) for rows in chunks(*weight.shape)]
     data, scales = (torch.cat([part[i] for part in parts]) for i in (0, 1))
     zero_points = torch.cat([part[2] for part in parts]) if scheme.zero_points else None
@@ -67,13 +68,13 @@ def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
 
 
 def chunks(outputs: int, inputs: int) -> list[slice]:
-    """The outputs of a weight [out,in] in parts of about CHUNK elements."""
-    step = max(1, CHUNK // inputs)
+    """Slices of the outputs of a weight [out,in], each with about CHUNK_ELEMENTS elements."""
+    step = max(1, CHUNK_ELEMENTS // inputs)
     return [slice(start, start + step) for start in range(0, outputs, step)]
 
 
 def _round(scheme: WeightScheme, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Some outputs of a weight -> data, scales, and zero points, which are 0 in a symmetric scheme."""
+    """Rounds some outputs of a weight. Returns data, scales and zero points (0 in a symmetric scheme)."""
     blocks = weight.float().reshape(len(weight), -1, scheme.block_size or weight.shape[1])  # [out,blocks,block]
     scale, zero = choose_scales(scheme, blocks, weight.dtype)
     codes = nearest(scheme, blocks, scale, zero).flatten(1)
@@ -83,9 +84,9 @@ def _round(scheme: WeightScheme, weight: torch.Tensor) -> tuple[torch.Tensor, to
 def choose_scales(
     scheme: WeightScheme, blocks: torch.Tensor, dtype: torch.dtype, importance: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales, rounded to `dtype`, and zero points, both float32 [...,1], for blocks [...,block].
+    """Chooses scales, rounded to `dtype`, and zero points, both float32 [...,1], for blocks [...,block].
 
-    importance [block]: the weight of each input's squared error; None: all inputs count the same.
+    importance [block]: the weight of each input's squared error; None if all inputs weigh the same.
     """
     tried = [_covering(scheme, blocks, factor, dtype) for factor in scheme.shrink_factors]
     scale, zero = tried[0]
@@ -101,24 +102,24 @@ def choose_scales(
 
 
 def nearest(scheme: WeightScheme, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
-    """The codes nearest to values [...,n], in float32. scale, zero: [...,1]."""
+    """The codes nearest to values [...,n], as float32. scale, zero: [...,1]."""
     codes = values / scale
     if scheme.code_type == "fp8":
-        return codes.clamp_(-LARGEST["fp8"], LARGEST["fp8"])
+        return codes.clamp_(-MAX_SIGNED_CODE["fp8"], MAX_SIGNED_CODE["fp8"])
     codes.round_()
     if scheme.zero_points:
-        return codes.add_(zero).clamp_(0, LEVELS[scheme.code_type])
-    return codes.clamp_(-LARGEST[scheme.code_type] - 1, LARGEST[scheme.code_type])
+        return codes.add_(zero).clamp_(0, MAX_UNSIGNED_CODE[scheme.code_type])
+    return codes.clamp_(-MAX_SIGNED_CODE[scheme.code_type] - 1, MAX_SIGNED_CODE[scheme.code_type])
 
 
 def _covering(
     scheme: WeightScheme, blocks: torch.Tensor, factor: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales and zero points with which the codes cover each block's range times `factor`."""
+    """The scales and zero points whose codes cover each block's range times `factor`."""
     if not scheme.zero_points:
-        scale = _stored(blocks.abs().amax(-1, keepdim=True) * (factor / LARGEST[scheme.code_type]), dtype)
+        scale = _stored(blocks.abs().amax(-1, keepdim=True) * (factor / MAX_SIGNED_CODE[scheme.code_type]), dtype)
         return scale, torch.zeros_like(scale)
-    levels = LEVELS[scheme.code_type]
+    levels = MAX_UNSIGNED_CODE[scheme.code_type]
     low, high = (getattr(torch, end)(blocks, -1, keepdim=True) for end in ("amin", "amax"))
     low, high = low.clamp(max=0) * factor, high.clamp(min=0) * factor
     scale = _stored((high - low) / levels, dtype)
@@ -126,7 +127,7 @@ def _covering(
 
 
 def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The scale as the bundle holds it, in `dtype`; 1 for a block of zeros."""
+    """The scale rounded to `dtype`, as in the bundle; 1 for a block of zeros."""
     scale = scale.to(dtype).float()
     return torch.where(scale > 0, scale, 1)
 

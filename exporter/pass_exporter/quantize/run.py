@@ -1,4 +1,4 @@
-"""Quantizes a loaded model by a spec, and runs text through it where the spec needs that."""
+"""Quantizes a loaded model by a spec, and runs calibration text through it if the spec needs that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN_TEXT, FILE_TEXT = "the model's own text", "a file"
 def quantize(
     loaded: LoadedModel, lookahead: Lookahead, spec: QuantSpec, calibration: str | None, progress: Progress
 ) -> QuantizedModel:
-    """Changes the model and the adapter in place. calibration: text; None lets the model write some."""
+    """Quantizes the model and the adapter in place. calibration: the text; None if the model writes its own."""
     model, quantized = loaded.model, QuantizedModel(spec)
     ids = _calibration_ids(loaded, calibration, progress) if spec.reads_text else None
     if ids is not None:
@@ -55,7 +55,7 @@ def quantize(
 
 @contextmanager
 def _head_maxima(model: PreTrainedModel) -> Iterator[torch.Tensor]:
-    """The largest magnitude of each channel [in] that the LM head reads in all text that runs within the block."""
+    """Yields [in]: the largest magnitude of each input channel of the LM head, over all text run within the block."""
     maxima = torch.zeros(model.config.hidden_size)
 
     def record(_: torch.nn.Module, __: Any, outputs: Any) -> None:
@@ -79,10 +79,10 @@ def _calibration_ids(loaded: LoadedModel, text: str | None, progress: Progress) 
 def _calibrate(
     loaded: LoadedModel, lookahead: Lookahead, spec: QuantSpec, ids: torch.Tensor, progress: Progress
 ) -> dict[str, float]:
-    """Smooths the model, and returns the scale of what a layer reads, by layer.
+    """Applies SmoothQuant to the model, and returns the static scale of each layer's input by layer.
 
-    Channels are measured on one half of the text and scales on the other, because what is rare in one half is often
-    missing in the other.
+    Channel maxima are measured on one half of the text and scales on the other: scales chosen on the same text would
+    be too small for rare large values of other text.
     """
     model, points, activations = loaded.model, find_points(loaded.model), spec.activations
     assert activations is not None and spec.scheme is not None

@@ -1,6 +1,6 @@
-"""SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): a channel of large activations is divided where it is produced, and
-the weights that read it are multiplied. The model computes the same, but its channels are more alike, which suits the 8
-bits of activations.
+"""SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): divides channels of large activations by a factor in the layer that
+produces them, and multiplies the weights that read them. The model's results stay, and its channels have similar
+magnitudes, so 8-bit activations lose less.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.quantize.points import LayerOutputs, QuantPoint
 
-LEAST = 1e-5
-"""Channels and weights below this are never used, so they give no factor."""
+MIN_MAGNITUDE = 1e-5
+"""A channel gets no factor if its largest activation or weight is below this: it has no effect on the output."""
 
 
 def smooth(
@@ -24,10 +24,10 @@ def smooth(
     maxima: Mapping[QuantPoint, torch.Tensor],
     exponent: float,
 ) -> dict[QuantPoint, torch.Tensor]:
-    """Move factors from activations to weights at every point that has a producer. Returns the new maxima.
+    """Moves factors from activations to weights, in place, at every point with a producer. Returns the new maxima.
 
     maxima: the largest magnitude of each channel [in]. A channel's factor is magnitude^exponent / weight^(1-exponent),
-    where weight is its largest in any reader.
+    with the largest magnitude of its weights in any reader.
     """
     layers, factors, after = linear_layers(model), _factors(adapter), dict(maxima)
     for point, magnitude in maxima.items():
@@ -37,8 +37,8 @@ def smooth(
         weights = torch.stack([layers[name].weight.float().abs().amax(0) for name in point.readers]).amax(0)
         if isinstance(producer, LayerOutputs):
             magnitude, weights = (_by_output(producer, values) for values in (magnitude, weights))
-        divisor = magnitude.clamp(min=LEAST) ** exponent / weights.clamp(min=LEAST) ** (1 - exponent)
-        divisor = torch.where((magnitude > LEAST) & (weights > LEAST), divisor, 1)
+        divisor = magnitude.clamp(min=MIN_MAGNITUDE) ** exponent / weights.clamp(min=MIN_MAGNITUDE) ** (1 - exponent)
+        divisor = torch.where((magnitude > MIN_MAGNITUDE) & (weights > MIN_MAGNITUDE), divisor, 1)
         if isinstance(producer, LayerOutputs):
             _divide_outputs(layers[producer.name], factors.get(producer.name), producer, divisor)
             divisor = divisor.view(-1, 1, producer.width).expand(-1, producer.repeats, -1).flatten()
@@ -60,12 +60,12 @@ def _factors(adapter: Adapter | None) -> dict[str, tuple[torch.Tensor, torch.Ten
 
 
 def _by_output(outputs: LayerOutputs, channels: torch.Tensor) -> torch.Tensor:
-    """[in] -> [count]: the largest of the channels that one output makes."""
+    """[in] -> [count]: for each output, the largest value of the channels that it makes."""
     return channels.view(-1, outputs.repeats, outputs.width).amax(1).flatten()
 
 
 def _divide_norm(norm: Any, divisor: torch.Tensor) -> torch.Tensor:
-    """Returns the divisor that took effect, which differs because the norm's weight is rounded to its dtype."""
+    """Divides the norm's weight. Returns the divisor in effect, which differs by rounding to the weight's dtype."""
     offset = 1.0 if type(norm).__name__.startswith("Gemma") else 0.0  # Gemma stores an offset from one
     before = norm.weight.float() + offset
     norm.weight.data = (before / divisor - offset).to(norm.weight.dtype)
@@ -88,5 +88,5 @@ def _divide_outputs(
 
 
 def _scale(weight: torch.Tensor, factor: torch.Tensor) -> None:
-    """Multiply the inputs [in] of a weight [out,in]."""
+    """Multiplies a weight [out,in] by factor [in], in place."""
     weight.data = (weight.data.float() * factor).to(weight.dtype)

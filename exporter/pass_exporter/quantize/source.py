@@ -1,8 +1,8 @@
-"""`--weights source`: the codes of a GGUF file are kept, in schemes that hold the same values.
+"""`--weights source`: keeps the codes of a GGUF file, in schemes that represent the same values.
 
-Q4_0 is code * scale, which int4 holds with zero points of 7 or 8. Q4_1 is code * scale + minimum, which int4 holds
-with zero points and offsets (`QuantizedWeight.offsets`). Q8_0 is int8. In fp32 and fp16 every value is the file's own
-bit for bit (in fp16 as the dtype rounds it). In bf16 scales and offsets are rounded to 8 bits as well.
+Q4_0 is code * scale: int4 with zero points of 7 or 8. Q4_1 is code * scale + minimum: int4 with zero points and offsets
+(`QuantizedWeight.offsets`). Q8_0 is int8. In fp32 every value equals the file's bit for bit; in fp16 it equals the
+file's value rounded to fp16. In bf16 scales and offsets are rounded to 8 significant bits too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pass_exporter.threads import one_thread
 from pass_runtime.errors import PassError
 
 GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0")
-"""The tensor types that are kept. All have blocks of 32."""
+"""The GGUF tensor types whose codes can be kept. All have blocks of 32 values."""
 
 
 def check_source(source: ModelSource) -> None:
-    """PassError if the weights are not in a .gguf file, or in types that are not kept."""
+    """Raises PassError if the weights are not in a .gguf file, or a tensor's type is not in GGUF_TYPES."""
     instead = "choose --weights int4 or int8"
     if not source.is_gguf:
         raise PassError(f"--weights source keeps the codes of a .gguf file, which {source.name} is not: {instead}")
@@ -41,7 +41,7 @@ def check_source(source: ModelSource) -> None:
 
 @torch.no_grad()
 def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, QuantizedWeight]:
-    """The codes of all linear layers by name, with "lm_head". The model's weights become the values of their codes."""
+    """Returns the codes of all linear layers by name, "lm_head" included. Sets the model's weights to their values."""
     modules: dict[str, torch.nn.Module] = {**linear_layers(model), "lm_head": model.lm_head}
     found: dict[str, QuantizedWeight] = {}
     with one_thread():
@@ -56,10 +56,10 @@ def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, Quantized
 
 
 def recover_together(names: Sequence[str], weights: Sequence[torch.Tensor]) -> list[QuantizedWeight]:
-    """The codes of weights [out,in] whose layers read the same tensor; PassError for a weight that has none.
+    """Returns the codes of weights [out,in] whose layers read the same tensor.
 
-    Such layers are one product in the trunk, so they get one scheme, which is int8 if their own differ, and either all
-    of them have offsets or none.
+    The trunk merges such layers into one MatMul, so they get the same scheme (int8 if theirs differ), and all or none
+    of them have offsets. Raises PassError if the codes of a weight are not found.
     """
     kept = []
     for name, weight in zip(names, weights, strict=True):
@@ -74,7 +74,7 @@ def recover_together(names: Sequence[str], weights: Sequence[torch.Tensor]) -> l
 
 
 def _in_int8(packed: QuantizedWeight) -> QuantizedWeight:
-    """The same values in int8, which the difference of a 4-bit code and its zero point fits into."""
+    """Returns the same values with int8 codes: each is the 4-bit code minus its zero point."""
     if packed.zero_points is None:
         return packed
     blocks = packed.codes().to(torch.int8).reshape(*packed.scales.shape, -1)

@@ -9,11 +9,11 @@ from pass_exporter.progress import Step
 from pass_exporter.quantize.bf16 import bf16_copy, has_bf16_products
 from pass_runtime.errors import PassError
 
-LENGTH = 256
-SEQUENCES = 24
-OWN_SEQUENCES, OWN_LENGTH, JOINED = 32, 96, 2
-"""What the model writes: many short sequences at once, because one more costs little, and several behind one another in
-a row, because the first token of a row is unlike all others."""
+WINDOW_TOKENS = 256
+MAX_WINDOWS = 24
+OWN_SEQUENCES, OWN_TOKENS, SEQUENCES_PER_ROW = 32, 96, 2
+"""Size of the text that the model writes: many short sequences in one batch, because one more costs little. Several are
+joined to one row, because the activations of a row's first token are unlike all others."""
 SEED = 0
 PROMPTS = (
     "The history of",
@@ -36,21 +36,23 @@ PROMPTS = (
 
 
 def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
-    """[N,LENGTH]: at most SEQUENCES windows, spread over the whole text."""
+    """[N,WINDOW_TOKENS]: at most MAX_WINDOWS windows, spread over the whole text. Raises PassError if it is short."""
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    windows = [ids[start : start + LENGTH] for start in range(0, len(ids) - LENGTH + 1, LENGTH)]
+    windows = [ids[start : start + WINDOW_TOKENS] for start in range(0, len(ids) - WINDOW_TOKENS + 1, WINDOW_TOKENS)]
     if len(windows) < 2:
-        raise PassError(f"the text of --calibrate has {len(ids)} tokens; give one of at least {2 * LENGTH}")
-    every = max(1, len(windows) // SEQUENCES)
-    return torch.tensor(windows[::every][:SEQUENCES])
+        raise PassError(f"the text of --calibrate has {len(ids)} tokens; give one of at least {2 * WINDOW_TOKENS}")
+    every = max(1, len(windows) // MAX_WINDOWS)
+    return torch.tensor(windows[::every][:MAX_WINDOWS])
 
 
 @torch.no_grad()
 def own_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_length: int, step: Step) -> torch.Tensor:
-    """[16,192], or shorter rows of at most max_length tokens: the model continues PROMPTS at temperature
-    1, the same on every call. The sequences of a row have the same prompt."""
+    """[16,192], or shorter rows if max_length is less: the model continues PROMPTS at temperature 1.
+
+    The text is the same on every call. The sequences of a row have the same prompt.
+    """
     prompts = [tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in PROMPTS]
-    shortest, length = min(len(prompt) for prompt in prompts), min(OWN_LENGTH, max_length // JOINED)
+    shortest, length = min(len(prompt) for prompt in prompts), min(OWN_TOKENS, max_length // SEQUENCES_PER_ROW)
     random, cache = torch.Generator().manual_seed(SEED), DynamicCache()
     ids = window = torch.tensor([prompt[:shortest] for prompt in prompts]).repeat(OWN_SEQUENCES // len(prompts), 1)
     writer = bf16_copy(model) if has_bf16_products(model) else model
@@ -59,11 +61,11 @@ def own_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_leng
         window = _sampled(writer.lm_head(last).float(), random)
         ids = torch.cat([ids, window], 1)
         step(ids.shape[1], length)
-    return torch.cat(ids.chunk(JOINED), 1)
+    return torch.cat(ids.chunk(SEQUENCES_PER_ROW), 1)
 
 
 def _sampled(logits: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """[N,V] -> [N,1]: one random number a row, where `torch.multinomial` draws one for every token."""
+    """[N,V] -> [N,1]: draws one random number per row; `torch.multinomial` would draw one per token."""
     below = logits.softmax(-1).cumsum(-1)
     drawn = torch.rand(len(logits), 1, generator=random) * below[:, -1:]
     return torch.searchsorted(below, drawn, right=True).clamp_(max=logits.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""The quantized weights of a model: rounded in place, once, and kept as codes for the graph."""
+"""Quantizes a model's weights in place, and keeps their codes for the graph."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from pass_exporter.threads import one_thread
 class QuantizedModel:
     """The result of quantizing a model.
 
-    weights: by the name in the trunk, as `model.lm_head.weight`. activations: the static scale of what a weight's layer
-    reads, by the same name. columns: how a weight's layer reads its rows, if not as they are; the codes are
-    then those of the weight times `columns.divisor`. calibration: the text that was run through the model, None if
-    there was none.
+    All keys are names of weights in the trunk, such as `model.lm_head.weight`.
+
+    weights: the codes.
+    activations: the static scale of the input of the weight's layer.
+    columns: the transformation of that input, for layers that have one; the codes are of weight * `columns.divisor`.
+    calibration: OWN_TEXT or FILE_TEXT of quantize/run.py; None if no text was run.
     """
 
     spec: QuantSpec
@@ -36,26 +38,26 @@ class QuantizedModel:
 
     @property
     def weight_only(self) -> tuple[str, ...]:
-        """The decoder's layers that were left out where the spec rounds activations."""
+        """The decoder's layers whose activations are not rounded although the spec rounds activations."""
         if self.spec.activations is None:
             return ()
-        decoder = (name for name in self.weights if name.startswith(DECODER) and name not in self.activations)
-        return tuple(name.removeprefix(DECODER).removesuffix(".weight") for name in decoder)
+        decoder = (name for name in self.weights if name.startswith(DECODER_PREFIX) and name not in self.activations)
+        return tuple(name.removeprefix(DECODER_PREFIX).removesuffix(".weight") for name in decoder)
 
 
-DECODER, ADAPTER = "model.model.", "adapter."
+DECODER_PREFIX, ADAPTER_PREFIX = "model.model.", "adapter."
 
 
 def weight_name(layer: str) -> str:
     """layers.0.mlp.up_proj -> the trunk's name of its weight."""
-    return "model.lm_head.weight" if layer == "lm_head" else f"{DECODER}{layer}.weight"
+    return "model.lm_head.weight" if layer == "lm_head" else f"{DECODER_PREFIX}{layer}.weight"
 
 
 def layer_name(weight: str) -> str | None:
     """The inverse of `weight_name`; None for a weight of neither the decoder nor the LM head."""
     if weight == weight_name("lm_head"):
         return "lm_head"
-    return weight.removeprefix(DECODER).removesuffix(".weight") if weight.startswith(DECODER) else None
+    return weight.removeprefix(DECODER_PREFIX).removesuffix(".weight") if weight.startswith(DECODER_PREFIX) else None
 
 
 FactorPart = Literal["lora_A", "lora_B"]
@@ -63,14 +65,14 @@ FactorPart = Literal["lora_A", "lora_B"]
 
 def factor_name(part: FactorPart, index: int) -> str:
     """The trunk's name of a factor of the adapter's layer `index`."""
-    return f"{ADAPTER}{part}.{index}"
+    return f"{ADAPTER_PREFIX}{part}.{index}"
 
 
 def quantize_model(model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel, step: Step) -> None:
-    """Round the linear layers that `quantized` does not have yet, and the adapter's factors, and add their codes to it.
+    """Rounds the adapter's factors and the linear layers that `quantized` lacks, and adds their codes to it.
 
-    The model's weights become the values of their codes. A weight that is also the embedding table is copied for the LM
-    head, so that lookups stay exact.
+    The model's weights are set to the values of their codes. If the LM head's weight is also the embedding table, the
+    LM head gets a copy, so that embeddings stay exact.
     """
     jobs = [*_layers(model, quantized), *_factors(adapter, quantized)]
     jobs = [job for job in jobs if job[0] not in quantized.weights]
@@ -84,7 +86,7 @@ def quantize_model(model: PreTrainedModel, adapter: Adapter | None, quantized: Q
 
 
 def _rounded(name: str, scheme: WeightScheme, weight: torch.Tensor, quantized: QuantizedModel) -> torch.Tensor:
-    """Add the codes of a weight to `quantized`, and return the values that they stand for."""
+    """Adds the codes of a weight to `quantized`, and returns the values that they represent."""
     columns = quantized.columns.get(name)
     divisor = None if columns is None else columns.divisor.to(weight.dtype)
     found = quantized.weights[name] = round_to(scheme, weight if divisor is None else weight * divisor)
@@ -92,7 +94,7 @@ def _rounded(name: str, scheme: WeightScheme, weight: torch.Tensor, quantized: Q
 
 
 Job = tuple[str, WeightScheme, torch.nn.Module, str]
-"""A weight's name in the trunk, its scheme, and its place: module and attribute."""
+"""A weight to round: its name in the trunk, its scheme, its module and its attribute there."""
 
 
 def _layers(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[Job]:

@@ -1,1 +1,1 @@
-"""The tail graphs, by either rule of acceptance."""
+"""Builds the tail graphs, for both acceptance rules: exact match and rejection."""

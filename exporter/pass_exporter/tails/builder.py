@@ -1,4 +1,4 @@
-"""What the tails of both acceptance rules have in common: inputs, rows of the window, and the next window."""
+"""Parts that the tails of both acceptance rules share: inputs, rows of the window, and the next window."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pass_runtime.bundle.sampling import Sampler
 
 
 class TailBuilder:
-    """The graph of one tail while it is built: `plan` is run, and the window of `plan.next` is laid out.
+    """Builds the graph of one tail, which follows a pass of `plan` and lays out the window of `plan.next`.
 
-    op: records the nodes. sampler: adds the nodes that draw tokens. width: Q, the rows of the window; symbolic in a
-    fused tail, which serves every choice of groups. head: the draft head, or None.
+    op: records the nodes. sampler: adds the nodes that draw tokens. head: the draft head, or None.
+    width: Q, the rows of the window; symbolic in a fused tail, which serves windows with any number of look-ahead rows.
     """
 
     def __init__(self, name: str, plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None) -> None:
@@ -32,18 +32,20 @@ class TailBuilder:
         return self.op.input("input_ids", np.int64, ["batch", self.width])
 
     def draft_probs(self) -> ir.Value:
-        """[B,D,V] float32, of the rejection rule: the distributions that the window's drafts were drawn from."""
+        """[B,D,V] float32, an input of the rejection rule: the distribution that each draft was drawn from."""
         return self.op.input("draft_probs", np.float32, ["batch", self.plan.drafts, self.vocab_size])
 
     def advance(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """accepted [B,1] -> `count` and `next_length`, [B] each: a masked slot emits nothing and keeps its length."""
+        """accepted [B,1] -> `count` and `next_length`, [B] each. A masked slot emits nothing and keeps its length."""
         count = self.op("Add", self.op("Squeeze", accepted, self.op.const([1])), self.op.const(1))
         count = self.op("Mul", count, self.op.input("active", np.int64, ["batch"]))
         return count, self.op("Add", self.length, count)
 
     def group_rows(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Which rows draft the next window: [B,L'], 0 for none; and their logits. accepted [B,1]: how many drafts were,
-        or of a tree the row of the last one."""
+        """Returns the rows [B,L'] that draft the next window, 0 for no row, and their logits [B,L',V].
+
+        accepted [B,1]: the number of accepted drafts; for a tree, the row of the last accepted draft.
+        """
         op, plan = self.op, self.plan
         if plan.is_fused:
             table = op.input("draft_rows", np.int64, [plan.drafts + 1, plan.next.depth])
@@ -54,14 +56,17 @@ class TailBuilder:
         return rows, pick_rows(op, self.logits, rows, width, self.vocab_size)
 
     def lookahead_count(self) -> ir.Value:
-        """[1] int64, of a fused tail: A. It is counted, and not taken from a shape, because sizes are on the host: a
-        tail that multiplies one with tensors of the device cannot be captured as a CUDA graph."""
+        """[1] int64: A, the number of look-ahead rows of a fused tail.
+
+        It is a sum of ones, because a shape is on the host, and a tail that multiplies it with tensors on the device
+        cannot be captured as a CUDA graph.
+        """
         op = self.op
         ones = op("Add", op("Mul", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const(0)), op.const(1))
         return op("ReduceSum", ones, op.const([0]), keepdims=1)
 
     def lookahead_ids(self, root: ir.Value) -> ir.Value:
-        """[B,A]: the ids in the look-ahead rows of the next window. root [B,1] gives the batch size."""
+        """[B,A]: the ids of the look-ahead rows of the next window. root [B,1]: used for the batch size only."""
         op = self.op
         if self.plan.is_fused:
             ids = op("Unsqueeze", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const([0]))
@@ -70,9 +75,9 @@ class TailBuilder:
         return op("Add", op("Mul", root, op.const(0)), ids)
 
     def next_window(self, root: ir.Value, drafts: ir.Value | None) -> ir.Value:
-        """[B,Q']: the new root [B,1], the drafts [B,D'] that this pass left, and the look-ahead ids.
+        """[B,Q']: the new root [B,1], the next drafts [B,D'], and the look-ahead ids.
 
-        A masked slot keeps the window that was run, where the next pass has the same plan.
+        A masked slot keeps the window of this pass if the next pass has the same plan.
         """
         parts = [root]
         if drafts is not None:
@@ -85,14 +90,16 @@ class TailBuilder:
         return self.op("Where", self.is_active([1]), window, self.input_ids())
 
     def is_active(self, axes: list[int]) -> ir.Value:
-        """[B,1,...] bool, with new `axes`: whether the slot takes part in the pass."""
+        """Whether the slot takes part in the pass: [B] bool with `axes` inserted by Unsqueeze."""
         active = self.op.input("active", np.int64, ["batch"])
         return self.op("Unsqueeze", self.op("Greater", active, self.op.const(0)), self.op.const(axes))
 
 
 def pick_rows(op: GraphTape, values: ir.Value, rows: ir.Value, height: ir.Value | int, size: int) -> ir.Value:
-    """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or [1] on the device. (A GatherND would keep
-    the tail out of CUDA graphs.)"""
+    """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or a tensor [1] on the device.
+
+    GatherND would do this in one node, but cannot be captured as a CUDA graph.
+    """
     height = op.const(height) if isinstance(height, int) else height
     ones = op("Add", op("Mul", columns(op, rows, 0, 1), op.const(0)), op.const(1))  # [B,1]
     first = op("Mul", op("CumSum", ones, op.const(0), exclusive=1), height)  # [B,1]: b * height
@@ -106,15 +113,15 @@ def columns(op: GraphTape, value: ir.Value, start: int, stop: int) -> ir.Value:
 
 
 def count_leading(op: GraphTape, good: ir.Value, count: int) -> ir.Value:
-    """[B,count] bool -> [B,1]: how many are true before the first that is not."""
+    """good [B,count] bool -> [B,1]: the number of true values before the first false one."""
     first_miss = op("Where", good, op.const(count), op.const(np.arange(count)[None]))
     return op("ReduceMin", first_miss, op.const([1]), keepdims=1)
 
 
-def ordered_after(op: GraphTape, value: ir.Value, first: ir.Value) -> ir.Value:
-    """`value`, from a node that runs after whatever computes `first`: both are integers of one shape.
+def run_after(op: GraphTape, value: ir.Value, first: ir.Value) -> ir.Value:
+    """Returns `value` from a node that runs after the nodes that compute `first`. Both are integers of one shape.
 
-    ONNX has no edge that only says in which order nodes run, and an output may share its memory with an input. Adding
-    zero times `first` makes every reader of that input run before the output is written.
+    An output may be written over the memory of an input, so nodes that read this input must run first. ONNX has no edge
+    for order alone, so this adds `first` times zero.
     """
     return op("Add", value, op("Mul", first, op.const(0)))

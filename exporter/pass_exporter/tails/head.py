@@ -1,11 +1,10 @@
-"""The draft head of `pass_exporter.tails.definitions` as ONNX operators: the drafts of the next window, for the tails
-of all plans that leave some.
+"""The draft head of `pass_exporter.tails.definitions` as ONNX operators, for tails that compute drafts for the next window.
 
 A tail with a head has one more input:
 
     hidden         [B,A,H] float32   the trunk's, one row per look-ahead row
 
-What the drafts have in common is computed once for all of them; the recurrence over drafts is unrolled.
+The terms without recurrence are computed once for all drafts; the recurrence over drafts is unrolled.
 """
 
 from __future__ import annotations
@@ -23,18 +22,23 @@ from pass_runtime.bundle.head import CANDIDATE_BLOCKS, PREFIX, Head, has_subset
 
 F32 = np.float32
 Draw = Callable[[ir.Value, int], ir.Value]
-"""(logits [B,1,V] of a row, its number) -> [B,1], a token."""
-DrawAmong = Callable[[ir.Value, ir.Value, int], ir.Value]
-"""(logits [B,C] of the candidates of a row, their blocks [B,C/8], its number) -> [B,1], an index into them."""
+"""(a row's logits [B,1,V], the row's index) -> [B,1], a token id."""
+DrawCandidate = Callable[[ir.Value, ir.Value, int], ir.Value]
+"""(logits [B,C] of a row's candidates, their blocks [B,C/8], the row's index) -> [B,1], a candidate's index."""
 
 
 def head_drafts(
-    tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Value, draw: Draw, among: DrawAmong | None = None
+    tail: TailBuilder,
+    logits: ir.Value,
+    rows: ir.Value,
+    root: ir.Value,
+    draw: Draw,
+    draw_candidate: DrawCandidate | None = None,
 ) -> ir.Value:
-    """The drafts of the next window, [B,D] tokens; those of rows that draft nothing have no meaning.
+    """The drafts of the next window: token ids [B,D]. Entries whose row is 0 have no meaning.
 
-    logits [B,D,V] are those of the window's `rows` [B,D], which is 0 where no row drafts; root [B,1] is the new root.
-    among: draws the same as `draw` without reading the whole vocabulary.
+    rows [B,D]: the window's rows that make the drafts, 0 for none. logits [B,D,V]: theirs. root [B,1]: the new root.
+    draw: draws a token from logits. draw_candidate: returns the same token, but reads only the candidates' logits.
     """
     op, head, count = tail.op, tail.head, tail.plan.next.drafts
     assert head is not None
@@ -52,17 +56,20 @@ def head_drafts(
         scores = choices.scores(j, op("MatMul", state, head_matrix(op, head, "out")))
         if tail.sampler.sampler == "greedy":
             drafts.append(choices.best(j, scores))
-        elif among is not None and isinstance(choices, SomeTokens):
-            drafts.append(choices.take(j, among(scores, pick_row(op, choices.blocks, j), j)))
+        elif draw_candidate is not None and isinstance(choices, CandidateSubset):
+            drafts.append(choices.token_ids(j, draw_candidate(scores, pick_row(op, choices.blocks, j), j)))
         else:
-            drafts.append(draw(choices.spread(j, scores, tail.vocab_size), j))
+            drafts.append(draw(choices.vocabulary_logits(j, scores, tail.vocab_size), j))
     return op("Concat", *drafts, axis=1)
 
 
 @dataclass(frozen=True)
-class SomeTokens:
-    """C candidates of each row: their blocks [B,D,C/8], their ids [B,D,C] (the first token of every block, then the
-    second of every block, and so on), their logits [B,D,C], and their rows of the table [B,D,C,r]."""
+class CandidateSubset:
+    """C of the vocabulary's tokens are candidates in each row.
+
+    blocks [B,D,C/8]: the blocks that they form. ids [B,D,C]: the first token of every block, then the second of every
+    block, and so on. logits [B,D,C]. vectors [B,D,C,r]: their rows of the head's table.
+    """
 
     op: GraphTape
     blocks: ir.Value
@@ -71,21 +78,21 @@ class SomeTokens:
     vectors: ir.Value
 
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
-        """direction [B,r] -> [B,C]"""
+        """The candidates' scores [B,C] in row j: logits plus table rows times direction [B,r]."""
         op = self.op
         along = op("MatMul", pick_row(op, self.vectors, j), op("Unsqueeze", direction, op.const([2])))
         return op("Add", pick_row(op, self.logits, j), op("Squeeze", along, op.const([2])))
 
     def best(self, j: int, scores: ir.Value) -> ir.Value:
-        """[B,1]: the candidate with the largest of `scores` [B,C]."""
-        return self.take(j, self.op("ArgMax", scores, axis=1, keepdims=1))
+        """[B,1]: the id of the candidate with the largest of `scores` [B,C]."""
+        return self.token_ids(j, self.op("ArgMax", scores, axis=1, keepdims=1))
 
-    def take(self, j: int, index: ir.Value) -> ir.Value:
-        """index [B,1] -> [B,1] ids"""
+    def token_ids(self, j: int, index: ir.Value) -> ir.Value:
+        """index [B,1] into row j's candidates -> [B,1] ids."""
         return self.op("GatherElements", pick_row(self.op, self.ids, j), index, axis=1)
 
-    def spread(self, j: int, scores: ir.Value, vocab_size: int) -> ir.Value:
-        """[B,1,V] logits, minus infinity for all tokens but the candidates."""
+    def vocabulary_logits(self, j: int, scores: ir.Value, vocab_size: int) -> ir.Value:
+        """scores [B,C] -> logits [B,1,V]: minus infinity for tokens that are not candidates."""
         op = self.op
         batch = op("Shape", scores, start=0, end=1)
         nothing = op("Expand", op.const(-np.inf, F32), op("Concat", batch, op.const([vocab_size]), axis=0))
@@ -94,8 +101,8 @@ class SomeTokens:
 
 
 @dataclass(frozen=True)
-class AllTokens:
-    """Every token is a candidate: logits [B,D,V], vectors [V,r]."""
+class FullVocabulary:
+    """Every token is a candidate: logits [B,D,V], vectors [V,r]. Methods as in CandidateSubset."""
 
     op: GraphTape
     logits: ir.Value
@@ -108,37 +115,37 @@ class AllTokens:
     def best(self, _j: int, scores: ir.Value) -> ir.Value:
         return self.op("ArgMax", scores, axis=1, keepdims=1)
 
-    def spread(self, _j: int, scores: ir.Value, _vocab_size: int) -> ir.Value:
+    def vocabulary_logits(self, _j: int, scores: ir.Value, _vocab_size: int) -> ir.Value:
         return self.op("Unsqueeze", scores, self.op.const([1]))
 
 
-def candidate_choices(tail: TailBuilder, head: Head, logits: ir.Value, count: int) -> SomeTokens | AllTokens:
+def candidate_choices(tail: TailBuilder, head: Head, logits: ir.Value, count: int) -> CandidateSubset | FullVocabulary:
     op, vocab_size, size = tail.op, len(head.table), noise.BLOCK_SIZE
     if not has_subset(vocab_size):
         # With constant indices ONNX Runtime would keep a float32 copy of the table.
         zero = op("Mul", op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])), op.const(0))
-        return AllTokens(op, logits, table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
+        return FullVocabulary(op, logits, table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
     blocks = noise.vocabulary_blocks(vocab_size)
     by_block = op("Reshape", logits, op.const([-1, count, size, blocks]))
     best = op("ReduceMax", by_block, op.const([2]), keepdims=0)
     _, chosen = op.pair("TopK", best, op.const([CANDIDATE_BLOCKS]), axis=-1, sorted=0)
     every = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * np.arange(size)[:, None]))
     ids = op("Reshape", every, op.const([-1, count, size * CANDIDATE_BLOCKS]))
-    return SomeTokens(op, chosen, ids, op("GatherElements", logits, ids, axis=2), table_rows(op, head, ids))
+    return CandidateSubset(op, chosen, ids, op("GatherElements", logits, ids, axis=2), table_rows(op, head, ids))
 
 
 def hidden_rows(tail: TailBuilder, head: Head, rows: ir.Value) -> ir.Value:
-    """[B,D,H]: the hidden rows of the window's `rows`. Look-ahead rows follow the root and the drafts."""
+    """[B,D,H]: the hidden rows of the window's `rows` [B,D], which are look-ahead rows."""
     op, plan, size, count = tail.op, tail.plan, len(head.hidden), sum(tail.plan.groups)
     hidden = op.input("hidden", F32, ["batch", "lookahead_rows" if plan.is_fused else count, size])
-    if not plan.is_fused:  # one group, of which all rows draft
+    if not plan.is_fused:  # There is one group, and all its rows draft.
         return hidden
     theirs = op("Max", op("Sub", rows, op.const(1 + plan.drafts)), op.const(0))
     return pick_rows(op, hidden, theirs, tail.lookahead_count(), size)
 
 
 def table_rows(op: GraphTape, head: Head, ids: ir.Value) -> ir.Value:
-    """[...] -> [...,r] float32. Gathered as they are stored: no engine holds the table a second time."""
+    """ids [...] -> rows of the table [...,r] float32. It casts after Gather, so that no engine stores a cast table."""
     stored = op("Gather", op.const(head.table, np.float16, f"{PREFIX}table"), ids, axis=0)
     return op("Cast", stored, to=int(ir.DataType.FLOAT))
 

@@ -1,7 +1,7 @@
-"""tail.logprobs.onnx: how likely the tokens were that a pass emitted, and what else was likely there.
+"""tail.logprobs.onnx: the log-probabilities of emitted tokens, and of the most likely tokens at the same places.
 
     logits         [B,R,V] float32   the trunk's, one row per window row
-    emitted        [B,E] int64       of the pass's tail: token j was drawn from row j, in every plan
+    emitted        [B,E] int64       the tail's output: token j was drawn from row j, in every plan but trees
  -> chosen_logprob [B,E] float32     natural logarithms
     top_ids        [B,E,K] int64     the K = min(20, V) most likely tokens, most likely first
     top_logprobs   [B,E,K] float32
@@ -20,7 +20,7 @@ from pass_runtime.bundle.sampling import MAX_LOGPROBS
 
 
 def build_logprobs(vocab_size: int) -> ir.Model:
-    """One graph serves the windows of every plan."""
+    """Builds the graph, which serves the windows of every plan but trees."""
     op, k = GraphTape("tail.logprobs"), min(MAX_LOGPROBS, vocab_size)
     logits = op.input("logits", np.float32, ["batch", "width", vocab_size])
     emitted = op.input("emitted", np.int64, ["batch", "max_emitted"])
@@ -30,7 +30,7 @@ def build_logprobs(vocab_size: int) -> ir.Model:
     largest = op("Slice", values, op.const([0]), op.const([1]), op.const([2]))
     mass = op("ReduceSum", op("Exp", op("Sub", rows, largest)), op.const([2]), keepdims=1)
     total = op("Add", largest, op("Log", mass))  # [B,E,1]: the logit that would have probability 1
-    # Behind `count` there may be the id V of a draft that is missing.
+    # After `count` tokens, `emitted` may contain V, the id of a missing draft.
     tokens = op("Unsqueeze", op("Min", emitted, op.const(vocab_size - 1)), op.const([2]))
     chosen = op("Sub", op("GatherElements", rows, tokens, axis=2), total)
     return op.model(

@@ -1,9 +1,9 @@
-"""tail.<plan>.<sampler>.onnx: sample, compare, accept, and lay out the next window. Every decision is made here.
+"""tail.<plan>.<sampler>.onnx: samples tokens, accepts drafts that equal them, and lays out the next window.
 
-Contract (B batch, R = Q window rows, N listed positions; only the inputs a tail reads are in its graph):
+Contract (B batch, R = Q window rows, N listed positions; a tail's graph has only the inputs that it reads):
 
     logits         [B,R,V] float32   the trunk's, one row per window row
-    input_ids      [B,Q] int64       the window that was run
+    input_ids      [B,Q] int64       the window of this pass
     length         [B] int64         valid KV entries before the pass
     active         [B] int64         1 takes part, 0 is masked
     temperature    [B] float32       sampling tails
@@ -12,22 +12,23 @@ Contract (B batch, R = Q window rows, N listed positions; only the inputs a tail
     top_p          [B] float32       truncated tail
     min_p          [B] float32       truncated tail
     draft_rows     [D+1,L'] int64    fused tails: `Plan.draft_rows`
-    lookahead_ids  [A] int64         fused tails: the look-ahead ids of the window, which are the next one's too
+    lookahead_ids  [A] int64         fused tails: the look-ahead ids of this window and of the next one
     hidden         [B,A,H] float32   tails that draft with a head: see `tails.head`
  -> emitted        [B,E] int64       new tokens; the first `count` of them are valid
-    count          [B] int64         accepted drafts and the bonus token: 1..E; 0 where masked
+    count          [B] int64         accepted drafts plus the bonus token: 1..E; 0 if masked
     next_ids       [B,Q'] int64      the next plan's window
     next_length    [B] int64         length + count
     emitted_rows   [B,E] int64       tails of trees: see `tails.tree`
 
-A fused tail serves every choice of groups, so its Q is symbolic. A draft that no group left is id V in `next_ids`:
-no sample equals it, so it is never accepted.
+A fused tail serves windows with any number of look-ahead rows, so its Q is symbolic. If no look-ahead row makes a
+draft, its id in `next_ids` is V: no sample equals it, so it is never accepted.
 
-A masked slot emits nothing and keeps its length. Where the plan repeats (ar, fused) it keeps its window too; otherwise
-its part of `next_ids` has no meaning. It is computed like the others, so the listed positions must cover it.
+A masked slot emits nothing and keeps its length. If the next pass has the same plan (ar, fused), it keeps its window
+too; otherwise its row of `next_ids` has no meaning. The tail computes it like other slots, so the listed positions must
+include its positions.
 
-`next_ids` and `next_length` may share memory with `input_ids` and `length`: every reader of the inputs is an
-ancestor of the node that writes the outputs.
+`next_ids` and `next_length` may share memory with `input_ids` and `length`: all nodes that read these inputs come
+before the node that writes the output.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from pass_runtime.bundle.sampling import Sampler
 
 
 def build_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None = None) -> ir.Model:
-    """The tail of `plan` by the exact-match rule. `head` makes its drafts, where it makes any."""
+    """Builds the tail of `plan` for the exact-match rule. head: makes the drafts; if None, they are sampled."""
     if plan.parents:
         return build_tree_tail(plan, sampler, vocab_size, head)
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
     op = tail.op
-    # The look-ahead rows of a fused pass are sampled once the accepted drafts decide which group counts, and a draft
-    # head needs the new root.
+    # In a fused pass the number of accepted drafts selects the look-ahead rows that make drafts, and a draft head reads
+    # the new root. So drafts are sampled after the other rows.
     drafts_later = plan.is_fused or (head is not None and plan.next.drafts > 0)
     rows = plan.drafts + 1 if drafts_later else plan.width
     sampled = columns(op, tail.logits, 0, rows) if drafts_later else tail.logits
@@ -75,7 +76,7 @@ def build_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None 
 
 
 def _accepted(tail: TailBuilder, emitted: ir.Value) -> ir.Value:
-    """[B,1]: how many leading drafts equal the model's own choice."""
+    """[B,1]: the number of leading drafts that equal the model's own tokens."""
     op, plan = tail.op, tail.plan
     if plan.drafts == 0:
         return op("Mul", columns(op, emitted, 0, 1), op.const(0))
@@ -85,10 +86,10 @@ def _accepted(tail: TailBuilder, emitted: ir.Value) -> ir.Value:
 
 
 def _later_drafts(tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_position: ir.Value) -> ir.Value:
-    """[B,D']: drafts from the group at the accepted depth, id V where it has no more rows.
+    """[B,D']: the drafts of the look-ahead rows that follow the last accepted draft, id V if there is no such row.
 
-    The group's first row stands where the new root will, at `root_position` [B]. Positions must not be computed from
-    `length` here, because its memory may be overwritten by then.
+    root_position [B]: the new root's position, which the first of these rows has. Positions must not be computed from
+    `length` here, because next_length may already have overwritten it.
     """
     op, draws = tail.op, tail.sampler
     rows, logits = tail.group_rows(accepted)
@@ -101,6 +102,6 @@ def _later_drafts(tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_po
             rows,
             root,
             draw=lambda row, j: draws.sample(row, root_position, [j]),
-            among=lambda scores, blocks, j: draws.draw_among(scores, blocks, root_position, j),
+            draw_candidate=lambda scores, blocks, j: draws.draw_candidate(scores, blocks, root_position, j),
         )
     return op("Where", op("Equal", rows, op.const(0)), op.const(tail.vocab_size), drafts)

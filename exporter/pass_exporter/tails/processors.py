@@ -1,16 +1,17 @@
 """tail.processors.onnx: constraints, penalties and biases, applied to the logits between the trunk and a tail.
 
     logits            [B,R,V] float32     the trunk's, one row per window row
-    allowed           [B,P,V/8] int32     the tokens that the first P rows may draw, a bit for each in bytes of 8
-    touched           [B,T] int64         the tokens whose logits change besides; one may be listed twice, with equal
-                                          entries
-    bias              [B,T] float32       is added
-    factor            [B,P,T] float32     then divides what is above 0, and multiplies the rest
-    penalty           [B,P,T] float32     then is subtracted
- -> processed_logits  [B,R,V] float32     the first P rows processed, and the other ones as they are
+    allowed           [B,P,V/8] int32     bit masks of the tokens that the first P rows may draw, 8 tokens per number
+    touched           [B,T] int64         the ids of the tokens whose logits are biased or penalized; an id may be
+                                          repeated with equal values
+    bias              [B,T] float32       added to their logits
+    factor            [B,P,T] float32     then divides positive logits, and multiplies negative ones
+    penalty           [B,P,T] float32     then subtracted
+ -> processed_logits  [B,R,V] float32     the first P rows processed, and the other rows unchanged
 
-P is the number of rows whose samples are emitted: the root and the drafts. What a look-ahead row follows is not known
-when a pass begins, so its logits stay; a draft that a constraint forbids is just never accepted.
+P is the number of rows whose samples may be emitted: the root and the drafts. Look-ahead rows are not processed,
+because the tokens before them are not known when the pass begins. If they draft a token that a constraint forbids, it
+is not accepted.
 `pass_exporter.tails.definitions.process_logits` is the definition.
 """
 
@@ -23,11 +24,11 @@ from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle.sampling import FORBIDDEN
 
 F32 = np.float32
-TO_THE_END = (1 << 31) - 1
+SLICE_END = (1 << 31) - 1
 
 
 def build_processors(vocab_size: int) -> ir.Model:
-    """One graph serves the windows of every plan, and every sampler."""
+    """Builds the graph, which serves the windows of every plan and every sampler."""
     op = GraphTape("tail.processors")
     logits = op.input("logits", np.float32, ["batch", "width", vocab_size])
     allowed = op.input("allowed", np.int32, ["batch", "processed_rows", -(-vocab_size // 8)])
@@ -35,13 +36,13 @@ def build_processors(vocab_size: int) -> ir.Model:
     rows = op("Shape", factor, start=1, end=2)
     processed = op("Slice", logits, op.const([0]), rows, op.const([1]))  # [B,P,V]
     processed = op("Add", _penalized(op, processed, factor), _mask(op, allowed, vocab_size))
-    others = op("Slice", logits, rows, op.const([TO_THE_END]), op.const([1]))
+    others = op("Slice", logits, rows, op.const([SLICE_END]), op.const([1]))
     output = op("Concat", processed, others, axis=1)
     return op.model({"processed_logits": (output, np.float32, ["batch", "width", vocab_size])})
 
 
 def _penalized(op: GraphTape, rows: ir.Value, factor: ir.Value) -> ir.Value:
-    """[B,P,V] -> [B,P,V], with the touched tokens' logits changed."""
+    """rows [B,P,V] -> [B,P,V] with biases and penalties applied to the `touched` tokens."""
     sizes = ["batch", "touched"]
     touched = op("Unsqueeze", op.input("touched", np.int64, sizes), op.const([1]))
     every = op("Expand", touched, op("Shape", factor))  # [B,P,T]
@@ -54,7 +55,7 @@ def _penalized(op: GraphTape, rows: ir.Value, factor: ir.Value) -> ir.Value:
 
 
 def _mask(op: GraphTape, allowed: ir.Value, vocab_size: int) -> ir.Value:
-    """[B,P,V/8] int32 bytes -> [B,P,V]: 0 for an allowed token, and FORBIDDEN for another one."""
+    """allowed [B,P,V/8] int32 in 0..255 -> [B,P,V]: 0 for an allowed token, FORBIDDEN for any other."""
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
     listed = op.const(np.where(bits, 0, FORBIDDEN), F32)
     mask = op("Reshape", op("Gather", listed, allowed, axis=0), op.const([0, 0, -1]))

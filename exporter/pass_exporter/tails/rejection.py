@@ -1,17 +1,17 @@
-"""Tails of the `rejection` rule, which is the paper's Algorithm: speculative sampling (Leviathan et al. 2023,
+"""Tails for the `rejection` rule, which the PaSS paper uses: speculative sampling (Leviathan et al. 2023,
 arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
 
-A draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)); at the first that is not, the token is drawn
-from the normalized positive part of p - q instead, and after the last draft from p. Tokens are distributed as p.
-At temperature 0 a draft is accepted where no other token is as likely, and else the argmax is taken: the same tokens as
-by the exact-match rule.
+A draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)). The first draft that is not accepted is
+replaced by a token drawn from the normalized positive part of p - q. If all are accepted, the next token is drawn from
+p. Tokens are distributed as p. At temperature 0 a draft is accepted if it is the only most likely token, and otherwise
+replaced by the argmax: the tokens are those of the exact-match rule.
 
 Inputs and outputs are those of `match`, and these:
 
-    accept_offsets, draft_offsets [B,N,2] int64   noise of their own for accepting and for drafting (`noise.STREAMS`)
-    draft_probs                   [B,D,V] float32 what each draft was drawn from; 0 for a draft that is missing
- -> next_draft_probs              [B,D',V] float32 the same for the drafts in `next_ids`; may share its memory,
-                                                  and a masked slot keeps it where it keeps its window
+    accept_offsets, draft_offsets [B,N,2] int64   separate noise for accepting and for drafting (`noise.STREAMS`)
+    draft_probs                   [B,D,V] float32 the distribution of each draft; 0 for a missing draft
+ -> next_draft_probs              [B,D',V] float32 the same for the drafts in `next_ids`. It may share memory with
+                                                  draft_probs. A masked slot that keeps its window keeps it, too
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.tails.builder import TailBuilder, columns, count_leading, ordered_after, pick_rows
+from pass_exporter.tails.builder import TailBuilder, columns, count_leading, pick_rows, run_after
 from pass_exporter.tails.head import head_drafts
 from pass_exporter.tails.tape import GraphTape, Output
 from pass_runtime.bundle.head import Head
@@ -30,13 +30,13 @@ F32 = np.float32
 
 
 def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None = None) -> ir.Model:
-    """The tail of `plan` by the rejection rule, for samplers that are not greedy. `head` makes its drafts."""
+    """Builds the tail of `plan` for the rejection rule; `sampler` is not greedy. head: makes the drafts, or None."""
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}.rejection", plan, sampler, vocab_size, head)
     op, targets = tail.op, plan.drafts + 1
     p = tail.sampler.weights(columns(op, tail.logits, 0, targets), targets, normalized=True)  # [B,D+1,V]
     accepted, drafts = _accepted(tail, p)  # [B,1], and [B,D] or None
     count, next_length = tail.advance(accepted)
-    # From here on, positions come from next_length, because it may lie where `length` was.
+    # From here on, positions come from next_length, because it may have overwritten `length`.
     root = tail.sampler.draw(_target(tail, p, accepted), next_length, [-1], "noise_offsets")  # [B,1]
     outputs: dict[str, Output] = {
         "emitted": (_emitted(tail, drafts, accepted, root), np.int64, ["batch", plan.max_emitted]),
@@ -52,7 +52,10 @@ def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: He
 
 
 def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """[B,1]: how many leading drafts x have u q(x) <= p(x), and at temperature 0 p(x) = 1; and the drafts [B,D]."""
+    """Returns the number [B,1] of leading drafts x that are accepted, and the drafts [B,D].
+
+    A draft is accepted if u q(x) <= p(x) for a uniform u; at temperature 0 also p(x) must be 1.
+    """
     op, count = tail.op, tail.plan.drafts
     if count == 0:
         return op("Mul", op("Unsqueeze", tail.length, op.const([1])), op.const(0)), None
@@ -64,13 +67,13 @@ def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None
     q_x = op("GatherElements", q, token, axis=2)
     u = tail.sampler.uniform(tail.length, list(range(count)), "accept_offsets")  # [B,D,1]
     fits = op("LessOrEqual", op("Mul", u, q_x), p_x)
-    alone = op("Greater", p_x, op.const(0.75, F32))  # Tokens that tie have a half each, or less.
+    alone = op("Greater", p_x, op.const(0.75, F32))  # Tied tokens have at most 0.5 each.
     fits = op("And", fits, op("Or", tail.sampler.is_noisy(), alone))
     return count_leading(op, op("And", op("Squeeze", fits, op.const([2])), known), count), ids
 
 
 def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
-    """[B,1,V]: what the token after the accepted drafts is drawn from, not normalized."""
+    """[B,1,V]: the unnormalized distribution of the token after the accepted drafts."""
     op, count = tail.op, tail.plan.drafts
     if count == 0:
         return p
@@ -83,14 +86,14 @@ def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
 
 
 def residual(op: GraphTape, p: ir.Value, q: ir.Value) -> ir.Value:
-    """max(p - q, 0) [B,1,V]; p where rounding leaves nothing of it."""
+    """max(p - q, 0) [B,1,V]; p if rounding makes all of it 0."""
     positive = op("Max", op("Sub", p, q), op.const(0, F32))
     some = op("Greater", op("ReduceMax", positive, op.const([2]), keepdims=1), op.const(0, F32))
     return op("Where", some, positive, p)
 
 
 def _emitted(tail: TailBuilder, drafts: ir.Value | None, accepted: ir.Value, root: ir.Value) -> ir.Value:
-    """[B,E]: the accepted drafts, then the new root in all other places; `count` says how many are valid."""
+    """[B,E]: the accepted drafts, then the new root in all remaining entries."""
     if drafts is None:
         return root
     op = tail.op
@@ -101,10 +104,10 @@ def _emitted(tail: TailBuilder, drafts: ir.Value | None, accepted: ir.Value, roo
 def _next_drafts(
     tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_position: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """The next window's drafts [B,D'], id V where there is none, and what they were drawn from [B,D',V]."""
+    """Returns the next window's drafts [B,D'], id V if missing, and the distributions [B,D',V] they are drawn from."""
     op, plan = tail.op, tail.plan
-    # `root` is drawn from draft_probs, whose memory next_draft_probs may be written over.
-    rows, logits = tail.group_rows(ordered_after(op, accepted, root))
+    # Computing `root` reads draft_probs, which next_draft_probs may overwrite, so it must run first.
+    rows, logits = tail.group_rows(run_after(op, accepted, root))
 
     def draw(values: ir.Value, depth: list[int]) -> tuple[ir.Value, ir.Value]:
         q = tail.sampler.weights(values, len(depth), normalized=True)

@@ -1,6 +1,6 @@
 """The sampler of `pass_runtime.bundle.reference` as ONNX operators, for the tail graphs.
 
-Only operators that TensorRT-RTX takes are used: no modulo chains, no bitwise operators, TopK with a constant k.
+It uses only operators that TensorRT-RTX supports: no modulo, no bitwise operators, and TopK with a constant k only.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from pass_runtime.bundle.head import CANDIDATE_BLOCKS
 from pass_runtime.bundle.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, Sampler
 
 F32 = np.float32
-TINY = float(np.finfo(F32).tiny)
+MIN_POSITIVE = float(np.finfo(F32).tiny)
 
 
 @dataclass(frozen=True)
-class Race:
-    """Exponential races, in which the largest wins: among K blocks [B,R,1,K], and among the 8 tokens of each
-    [B,R,8,K]."""
+class Races:
+    """The keys of exponential sampling, of which the largest wins: weights divided by exponential noise.
+
+    blocks [B,R,1,K]: of K blocks. tokens [B,R,8,K]: of the 8 tokens of each block.
+    """
 
     blocks: ir.Value
     tokens: ir.Value
@@ -31,10 +33,10 @@ class Race:
 
 @dataclass(frozen=True)
 class SamplerNodes:
-    """Adds the nodes of one kind of sampling over a vocabulary to a graph.
+    """Adds the nodes of one sampler to a graph.
 
-    B is the batch, R the number of rows, V the vocabulary. A row's token belongs to the position `root + depth + 1`,
-    where `root` [B] int64 is the position of the window's root and `depth` has one entry for each row.
+    B is the batch size, R the number of rows, V the vocabulary size. The token that is drawn in a row gets the position
+    `root + depth + 1`: `root` [B] int64 is the position of the window's root, and `depth` has one entry per row.
     """
 
     op: GraphTape
@@ -48,10 +50,10 @@ class SamplerNodes:
         return self.draw(self.weights(logits, len(depth)), root, depth, "noise_offsets")
 
     def weights(self, logits: ir.Value, rows: int, *, normalized: bool = False) -> ir.Value:
-        """logits [B,R,V] -> [B,R,V]: the probability of every token, 0 for the tokens that truncation removed.
+        """logits [B,R,V] -> [B,R,V]: the probability of every token, 0 for tokens that truncation removes.
 
-        normalized: what is left adds up to one. Where nothing was removed, the result equals that of plain sampling to
-        the last bit.
+        normalized: whether the remaining probabilities are scaled to sum to 1. If nothing is removed, the result equals
+        that without truncation to the last bit.
         """
         op = self.op
         temperature = op("Max", op.per_request("temperature"), op.const(MIN_TEMPERATURE, F32))
@@ -68,9 +70,9 @@ class SamplerNodes:
         return op("Div", p, op("Where", some, total, op.const(1, F32)))
 
     def draw(self, w: ir.Value, root: ir.Value, depth: list[int], stream: str) -> ir.Value:
-        """w [B,R,V], not negative, need not add up to one -> [B,R] tokens drawn with the noise of `stream`.
+        """w [B,R,V], non-negative and unnormalized -> [B,R] tokens drawn with the noise of `stream`.
 
-        A block of tokens is drawn first, then one of the block's tokens, each by exponential sampling
+        First draws a block of tokens, then one of its tokens, each by exponential sampling
         (`pass_runtime.bundle.noise`).
         """
         op, rows, blocks = self.op, len(depth), noise.vocabulary_blocks(self.vocab_size)
@@ -91,14 +93,14 @@ class SamplerNodes:
         token = op("Add", block, op("Mul", token, op.const(blocks)))
         return op("Squeeze", token, op.const([2]))
 
-    def draw_among(self, scores: ir.Value, blocks: ir.Value, root: ir.Value, depth: int) -> ir.Value:
-        """The token that `sample` takes where only some blocks have any weight, with the noise of those blocks alone.
+    def draw_candidate(self, scores: ir.Value, blocks: ir.Value, root: ir.Value, depth: int) -> ir.Value:
+        """Draws the token that `sample` would draw if all tokens outside `blocks` had probability 0.
 
-        scores [B,8K] are the logits of the tokens of `blocks` [B,K], K = CANDIDATE_BLOCKS: the first token of every
-        block, then the second of every block, and so on. Returns [B,1], an index into `scores`.
+        scores [B,8K]: the logits of the tokens of `blocks` [B,K], K = CANDIDATE_BLOCKS: the first token of every block,
+        then the second of every block, and so on. Returns [B,1], an index into `scores`.
         """
         op, axis = self.op, self.op.const([2])
-        race = self._race_among(op("Unsqueeze", scores, op.const([1])), 1, blocks, root, depth)
+        race = self._candidate_races(op("Unsqueeze", scores, op.const([1])), 1, blocks, root, depth)
         block = op("ArgMax", race.blocks, axis=3, keepdims=1)  # [B,1,1,1]
         every = op("Add", block, op.const(np.zeros((1, 1, noise.BLOCK_SIZE, 1))))
         tokens = op("GatherElements", race.tokens, every, axis=3)  # [B,1,8,1]
@@ -106,21 +108,24 @@ class SamplerNodes:
         index = op("Add", op("Mul", token, op.const(CANDIDATE_BLOCKS)), block)
         return op("Squeeze", op("Squeeze", index, op.const([3])), axis)
 
-    def rank_among(self, scores: ir.Value, rows: int, blocks: ir.Value, root: ir.Value, depth: int) -> ir.Value:
-        """scores [B,rows,8K], each row as in `draw_among` -> [B,rows,8K], whose order is that of the choices: the
-        largest is what `draw_among` takes, the next is the second choice, and so on."""
+    def rank_candidates(self, scores: ir.Value, rows: int, blocks: ir.Value, root: ir.Value, depth: int) -> ir.Value:
+        """scores [B,rows,8K], each row as in `draw_candidate` -> [B,rows,8K] keys that rank the candidates.
+
+        The candidate with the largest key is the one that `draw_candidate` draws, the next is its second choice, and
+        so on.
+        """
         op = self.op
         if self.sampler == "greedy":
             return scores
-        race = self._race_among(scores, rows, blocks, root, depth)
-        first = op("Max", op("ReduceMax", race.tokens, op.const([2]), keepdims=1), op.const(TINY, F32))
+        race = self._candidate_races(scores, rows, blocks, root, depth)
+        first = op("Max", op("ReduceMax", race.tokens, op.const([2]), keepdims=1), op.const(MIN_POSITIVE, F32))
         behind = op("Div", race.tokens, first)  # 1 for the first token of a block
         order = op("Mul", race.blocks, behind)
         flat = op("Reshape", order, op.const([0, rows, noise.BLOCK_SIZE * CANDIDATE_BLOCKS]))
         return op("Where", self.is_noisy(), flat, scores)
 
-    def _race_among(self, scores: ir.Value, rows: int, blocks: ir.Value, root: ir.Value, depth: int) -> Race:
-        """The races among `blocks` [B,K], and among the tokens of each, of scores [B,rows,8K]."""
+    def _candidate_races(self, scores: ir.Value, rows: int, blocks: ir.Value, root: ir.Value, depth: int) -> Races:
+        """The keys of `blocks` [B,K] and of their tokens, for scores [B,rows,8K] as in `draw_candidate`."""
         op = self.op
         candidates = SamplerNodes(op, self.sampler, noise.BLOCK_SIZE * CANDIDATE_BLOCKS)
         w = candidates.weights(scores, rows)
@@ -140,10 +145,10 @@ class SamplerNodes:
         size, axis = op.const([noise.BLOCK_SIZE]), op.const([2])
         within = self._exponential(op("Slice", op("Add", *of_tokens), op.const([0]), size, axis))  # [B,1,8]
         mass = op("ReduceSum", by_block, axis, keepdims=1)
-        return Race(op("Div", mass, drawn), op("Div", by_block, op("Unsqueeze", within, op.const([3]))))
+        return Races(op("Div", mass, drawn), op("Div", by_block, op("Unsqueeze", within, op.const([3]))))
 
     def uniform(self, root: ir.Value, depth: list[int], stream: str) -> ir.Value:
-        """[B,R,1] float32: a number in (0, 1) for the position that follows each row."""
+        """[B,R,1] float32: a uniform random number in (0, 1) for the token that follows each row."""
         op, listed = self.op, self._offsets(root, depth, stream)
         entries = []
         for i, table in enumerate(self._tables()):
@@ -156,10 +161,10 @@ class SamplerNodes:
         return self.op("Greater", self.op.per_request("temperature"), self.op.const(0, F32))
 
     def _first_nonzero_tokens(self, by_block: ir.Value, blocks: int) -> ir.Value:
-        """[B,R,8,K] -> [B,R,K]: the first of the 8 rows that is not all 0.
+        """by_block [B,R,8,K] -> [B,R,K]: the first of the 8 vectors that is not all 0.
 
-        In a batch, a request of temperature 0 has no noise, and its largest weights are equal. With this in place of
-        the blocks' sums the lowest id wins.
+        It replaces the blocks' sums for requests with temperature 0, which have no noise: among tied tokens the one
+        with the lowest id must win.
         """
         op = self.op
         some = op("Greater", op("ReduceMax", by_block, op.const([3]), keepdims=1), op.const(0, F32))  # [B,R,8,1]
@@ -168,7 +173,7 @@ class SamplerNodes:
         return op("Squeeze", op("GatherElements", by_block, row, axis=2), op.const([2]))
 
     def _offsets(self, root: ir.Value, depth: list[int], stream: str) -> ir.Value:
-        """[B,R,2]: the table offsets of the position that each row predicts, `root + depth + 1`."""
+        """[B,R,2]: the noise table offsets of the position `root + depth + 1` of each row's token."""
         op = self.op
         listed = op.input(stream, np.int64, ["batch", "positions", 2])
         position = op("Add", op("Unsqueeze", root, op.const([1])), op.const([[d + 1 for d in depth]]))  # [B,R]
@@ -176,12 +181,15 @@ class SamplerNodes:
         return op("GatherElements", listed, pairs, axis=1)
 
     def _tables(self) -> list[ir.Value]:
-        """Two tables [rows,16] int32, stored once for all tails of a bundle."""
+        """The two noise tables [rows,16] int32, which all tails of a bundle share."""
         tables = noise.noise_tables(self.vocab_size)
         return [self.op.const(table, np.int32, name) for name, table in zip(noise.TABLES, tables, strict=True)]
 
     def _table_sum(self, offsets: ir.Value, rows: int) -> ir.Value:
-        """T1[16b + i] + T2[16d + i] for every number i that a position needs: [B,R,I] int32, read 16 at a time."""
+        """[B,R,I] int32: T1[16b + i] + T2[16d + i] for the I random numbers i of each position with offsets (b, d).
+
+        It gathers whole table rows of 16.
+        """
         op, count = self.op, noise.rows_per_position(self.vocab_size)
         parts = []
         for i, table in enumerate(self._tables()):
@@ -190,7 +198,7 @@ class SamplerNodes:
         return op("Reshape", op("Add", *parts), op.const([-1, rows, count * noise.ROW]))
 
     def _uniform(self, total: ir.Value) -> ir.Value:
-        """Table sums, int32 below 2^31 so that they never overflow -> u in (0, 1), float32."""
+        """Table sums, int32 that do not overflow -> uniform numbers u in (0, 1), float32."""
         op = self.op
         modulus = op.const(1 << noise.BITS, np.int32)
         x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))
@@ -198,7 +206,7 @@ class SamplerNodes:
         return op("Add", op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale), op.const(0.5 * noise.SCALE, F32))
 
     def _exponential(self, total: ir.Value) -> ir.Value:
-        """Table sums, int32 -> E = -log(1 - u), float32."""
+        """Table sums, int32 -> exponential noise E = -log(1 - u), float32."""
         op, u = self.op, self._uniform(total)
         one, half, third = op.const(1, F32), op.const(0.5, F32), op.const(1 / 3, F32)
         series = op("Mul", u, op("Add", one, op("Mul", u, op("Add", half, op("Mul", u, third)))))

@@ -1,4 +1,4 @@
-"""A few lines over onnx_ir's tape, to write a small graph as one writes arithmetic."""
+"""Wraps onnx_ir's tape, so that code for small graphs reads like arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Output = tuple[ir.Value, npt.DTypeLike, Shape]
 
 
 class GraphTape:
-    """Records nodes; `model()` turns what was recorded into an ONNX model."""
+    """Records nodes; `model()` makes an ONNX model of them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -24,13 +24,13 @@ class GraphTape:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape) -> ir.Value:
-        """A graph input; asking again for the same name gives the same value."""
+        """Returns the graph input `name`, and adds it on the first call."""
         if name not in self._inputs:
             self._inputs[name] = ir.val(name, dtype=ir.DataType.from_numpy(np.dtype(dtype)), shape=tuple(shape))
         return self._inputs[name]
 
     def const(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64, name: str | None = None) -> ir.Value:
-        """An initializer; equal constants are stored once."""
+        """Returns an initializer with this value. Equal constants share one."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -39,20 +39,20 @@ class GraphTape:
         return self._constants[key]
 
     def per_request(self, name: str, dtype: npt.DTypeLike = np.float32) -> ir.Value:
-        """A graph input with one value for each request, [B], in the shape [B,1,1]."""
+        """Returns the graph input `name` [B], which has one value per request, reshaped to [B,1,1]."""
         return self("Unsqueeze", self.input(name, dtype, ["batch"]), self.const([1, 2]))
 
     def __call__(self, op: str, *inputs: ir.Value | None, **attributes: int | float | str | list[int]) -> ir.Value:
-        """One node with one output."""
+        """Adds a node with one output, and returns the output."""
         return self._tape.op(op, inputs, attributes)
 
     def pair(self, op: str, *inputs: ir.Value, **attributes: int | float | str) -> tuple[ir.Value, ir.Value]:
-        """One node with two outputs."""
+        """Adds a node with two outputs, and returns them."""
         first, second = self._tape.op_multi_out(op, inputs, attributes, num_outputs=2)
         return first, second
 
     def model(self, outputs: Mapping[str, Output]) -> ir.Model:
-        """`outputs` names the results and gives their dtype and shape."""
+        """Returns the model. outputs: its outputs' values, dtypes and shapes by name."""
         results = []
         for name, (value, dtype, shape) in outputs.items():
             value.name, value.shape = name, ir.Shape(tuple(shape))

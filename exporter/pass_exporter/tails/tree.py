@@ -1,17 +1,15 @@
-"""The tail of a tree of drafts: which path the model takes, and the tree after it.
+"""The tail of a tree of drafts: accepts a path of the tree, and computes the next tree.
 
 The contract is that of `tails.match`, with one more output:
 
-    emitted_rows   [B,E] int64       the window's row that each emitted token was drawn from; as in `emitted`, the first
+    emitted_rows   [B,E] int64       the window row that each emitted token was drawn from; as in `emitted`, the first
                                      `count` are valid
 
-A draft is accepted if it equals the token drawn in the row that it follows, and that row is accepted, too. Drafts that
-follow one row differ, so at most one of them is. The K/V of the accepted rows must then be moved to where those of a
-chain are, which is after one another.
+A draft is accepted if its parent row is accepted and the token drawn in the parent row equals it. Siblings differ, so
+at most one of them is accepted. The runtime then moves the K/V of the accepted rows to consecutive entries.
 
-The next tree has the form of this one. The drafts that follow a row are the first, second, ... choice of the draft head
-(`pass_exporter.tails.definitions`) after the draft in that row, by the order of the scores of which the chain takes the
-best.
+The next tree has the same shape. The children of a row are the first, second, ... choice of the draft head
+(`pass_exporter.tails.definitions`) after the draft in that row. They are ordered by the scores whose largest a chain drafts.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import onnx_ir as ir
 
 from pass_exporter.tails.builder import TailBuilder, columns
 from pass_exporter.tails.head import (
-    SomeTokens,
+    CandidateSubset,
     candidate_choices,
     head_matrix,
     hidden_rows,
@@ -37,8 +35,10 @@ from pass_runtime.bundle.sampling import Sampler
 
 
 def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None) -> ir.Model:
-    """The tail of a tree, by the exact-match rule. ValueError where there is no head whose candidates are a part of the
-    vocabulary."""
+    """Builds the tail of a tree for the exact-match rule.
+
+    Raises ValueError if there is no draft head, or the vocabulary is so small that all its tokens are candidates.
+    """
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
     op, verified = tail.op, plan.drafts + 1
     depth = plan.row_position[:verified]
@@ -59,26 +59,31 @@ def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | 
 
 
 def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """samples [B,D+1] -> [B,1] each: how many drafts are accepted, and the row of the last one, 0 for none."""
+    """samples [B,D+1] -> the number of accepted drafts and the row of the last one (0 if none), [B,1] each."""
     op, plan = tail.op, tail.plan
     drafts = columns(op, tail.input_ids(), 1, 1 + plan.drafts)
     drawn = op("Gather", samples, op.const(np.array(plan.parents)), axis=1)
     wrong = op("Cast", op("Not", op("Equal", drafts, drawn)), to=int(ir.DataType.FLOAT))
-    on_path = plan.window_mask[1 : 1 + plan.drafts, 1 : 1 + plan.drafts].T  # (i, j): draft i is on the way to draft j
-    wrong = op("MatMul", wrong, op.const(on_path, np.float32))  # [B,D]: drafts on the way that are not accepted
+    on_path = plan.window_mask[
+        1 : 1 + plan.drafts, 1 : 1 + plan.drafts
+    ].T  # (i, j): draft i is draft j or an ancestor of it
+    wrong = op("MatMul", wrong, op.const(on_path, np.float32))  # [B,D]: the number of wrong drafts on the path
     depth = op.const(plan.row_position[None, 1 : 1 + plan.drafts])
-    # Below the root's 0, so that the largest is the only one of its size: which of equal ones wins is up to the engine.
+    # -1 is less than the root's 0, so the maximum is unique: ArgMax of equal values depends on the engine.
     reached = op("Where", op("Less", wrong, op.const(0.5, np.float32)), depth, op.const(-1))
     reached = op("Pad", reached, op.const([0, 1, 0, 0]))  # the root is always accepted
     return op("ReduceMax", reached, op.const([1]), keepdims=1), op("ArgMax", reached, axis=1, keepdims=1)
 
 
 def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, root_position: ir.Value) -> ir.Value:
-    """[B,D]: the drafts after row `last` [B,1], in the order of the window; id V where the row's group is too short."""
+    """[B,D]: the next drafts in the order of the window, made by the look-ahead rows that follow row `last` [B,1].
+
+    The id is V if there are too few look-ahead rows.
+    """
     op, plan, head = tail.op, tail.plan, tail.head
     rows, logits = tail.group_rows(last)  # [B,L'] and [B,L',V]
     choices = None if head is None else candidate_choices(tail, head, logits, plan.depth)
-    if head is None or not isinstance(choices, SomeTokens):
+    if head is None or not isinstance(choices, CandidateSubset):
         raise ValueError(f"{plan.name} needs a draft head, and a vocabulary of which the candidates are a part")
     read = op("MatMul", hidden_rows(tail, head, rows), head_matrix(op, head, "hidden"))
     read = op("Add", read, head_matrix(op, head, "bias"))  # [B,L',m]
@@ -86,10 +91,10 @@ def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, root_positio
     for depth in range(plan.depth):
         children = [(c, p) for p in level.rows for c in range(1, 1 + plan.drafts) if plan.parents[c - 1] == p]
         state = _states(op, head, pick_row(op, read, depth), level)
-        tokens = _best(tail, choices, depth, state, _places(level, children), root_position)
+        tokens = _ranked_tokens(tail, choices, depth, state, _parent_ranks(level, children), root_position)
         made.append(tokens)
         order += [c for c, _ in children]
-        level = _followed(op, plan, level, children, tokens, state)
+        level = _next_level(op, plan, level, children, tokens, state)
     drafts = op("Gather", op("Concat", *made, axis=1), op.const(np.argsort(order)), axis=1)
     by_draft = op("Gather", rows, op.const(plan.row_position[1 : 1 + plan.drafts] - 1), axis=1)  # [B,D]
     return op("Where", op("Equal", by_draft, op.const(0)), op.const(tail.vocab_size), drafts)
@@ -97,22 +102,25 @@ def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, root_positio
 
 @dataclass(frozen=True)
 class _Level:
-    """Rows of one depth that drafts follow: their numbers in the window, their tokens [B,n], and the head's states
-    [B,n,m] in the rows that they follow themselves; None for the root."""
+    """The rows of one depth that have children.
+
+    rows: their numbers in the window. tokens: [B,n]. states: the draft head's states [B,n,m] of their parents; None for
+    the root.
+    """
 
     rows: list[int]
     tokens: ir.Value
     states: ir.Value | None
 
 
-def _places(level: _Level, children: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of each child: (the number of its parent in the level, its rank among the children of that parent)."""
+def _parent_ranks(level: _Level, children: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each child (row, parent row): the index of its parent in the level, and its rank among its siblings."""
     parents = [parent for _, parent in children]
     return [(level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)]
 
 
 def _states(op: GraphTape, head: Head, read: ir.Value, level: _Level) -> ir.Value:
-    """read [B,m], what the head makes of the look-ahead row -> [B,n,m], the head's states after the tokens."""
+    """read [B,m], the projected look-ahead row -> [B,n,m], the head's states after the level's tokens."""
     vectors = table_rows(op, head, level.tokens)  # [B,n,r]
     x = op("Add", op("Unsqueeze", read, op.const([1])), op("MatMul", vectors, head_matrix(op, head, "token")))
     if level.states is not None:
@@ -120,32 +128,32 @@ def _states(op: GraphTape, head: Head, read: ir.Value, level: _Level) -> ir.Valu
     return op("Mul", x, op("Sigmoid", x))
 
 
-def _best(
+def _ranked_tokens(
     tail: TailBuilder,
-    choices: SomeTokens,
+    choices: CandidateSubset,
     depth: int,
     states: ir.Value,
     places: list[tuple[int, int]],
     root_position: ir.Value,
 ) -> ir.Value:
-    """[B,K]: for each of K places (a state, a rank), the token of that rank among those that the head expects there."""
+    """[B,K]: for each of K places (index of a state, rank), the token with that rank in the head's scores there."""
     op, head = tail.op, tail.head
     assert head is not None
     count, most = 1 + max(i for i, _ in places), 1 + max(rank for _, rank in places)
     direction = op("MatMul", states, head_matrix(op, head, "out"))  # [B,n,r]
     along = op("MatMul", direction, op("Transpose", pick_row(op, choices.vectors, depth), perm=[0, 2, 1]))
     scores = op("Add", op("Unsqueeze", pick_row(op, choices.logits, depth), op.const([1])), along)  # [B,n,C]
-    ranked = tail.sampler.rank_among(scores, count, pick_row(op, choices.blocks, depth), root_position, depth)
+    ranked = tail.sampler.rank_candidates(scores, count, pick_row(op, choices.blocks, depth), root_position, depth)
     _, best = op.pair("TopK", ranked, op.const([most]), axis=-1)
     flat = op("Reshape", best, op.const([0, count * most]))
     kept = op("Gather", flat, op.const([i * most + rank for i, rank in places]), axis=1)
     return op("GatherElements", pick_row(op, choices.ids, depth), kept, axis=1)
 
 
-def _followed(
+def _next_level(
     op: GraphTape, plan: Plan, level: _Level, children: list[tuple[int, int]], tokens: ir.Value, states: ir.Value
 ) -> _Level:
-    """The next level: the children [B,K] that drafts follow."""
+    """The next level: those children that have children themselves. tokens: the children's [B,K]."""
     followed = [(i, c, p) for i, (c, p) in enumerate(children) if c in plan.parents]
     if not followed:
         return level

@@ -10,34 +10,36 @@ from pass_runtime.bundle import noise
 from pass_runtime.bundle.sampling import MAX_CANDIDATES
 
 F32 = np.float32
-FEW = 64
-"""Candidates that are looked at first. They hold most users' top-k, and a nucleus of 0.9 in 93 of 100 places (in half
-of the places where look-ahead rows guess)."""
-SURELY = 1e-4
-"""More than rounding can change a sum of probabilities by. The first candidates count as the whole nucleus only where
-their sum exceeds top-p by this much."""
+FIRST_CANDIDATES = 64
+"""The number of candidates that are searched first. It covers the usual values of top-k, and a top-p of 0.9 at 93 % of
+positions (at 50 % of the look-ahead rows)."""
+TOP_P_MARGIN = 1e-4
+"""More than the rounding error of a sum of probabilities. The first candidates are taken as sufficient for top-p only
+if their sum exceeds it by this."""
 
 
 def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value:
-    """p [B,R,V] -> [B,R,K]: the largest values of each row in falling order, K = min(MAX_CANDIDATES, V). In rows where
-    the first FEW decide what top-k and top-p keep, the others are 0.
+    """p [B,R,V] -> [B,R,K]: the largest values of each row in falling order, K = min(MAX_CANDIDATES, V).
 
-    The search for the others runs in every row, because a CUDA graph cannot branch. In rows that do not need it, it
-    runs over numbers that are in order already, where TopK moves nothing and costs a CPU a fifth.
+    If the first FIRST_CANDIDATES of a row are sufficient for top-k and top-p, its other values are 0. The search for
+    the others runs in every row, because a CUDA graph cannot branch. In rows that do not need it, TopK gets numbers
+    that are sorted already, which takes a CPU a fifth of the time.
     """
     k = min(MAX_CANDIDATES, vocab_size)
     if vocab_size <= 2 * noise.BLOCK_SIZE * k:
         return op.pair("TopK", p, op.const([k]), axis=-1)[0]
     best = _best_of_blocks(op, p, rows, vocab_size)
-    few = _largest(op, p, best, rows, FEW, vocab_size)
-    every = _largest(op, p, best, rows, k, vocab_size, op("Not", _decided_by(op, few)))
-    others = op("Relu", op("Slice", every, op.const([FEW]), op.const([k]), op.const([2])))
+    few = _largest(op, p, best, rows, FIRST_CANDIDATES, vocab_size)
+    every = _largest(op, p, best, rows, k, vocab_size, op("Not", _are_sufficient(op, few)))
+    others = op("Relu", op("Slice", every, op.const([FIRST_CANDIDATES]), op.const([k]), op.const([2])))
     return op("Concat", few, others, axis=2)
 
 
 def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
-    """[B,R,1]: the smallest probability that top-k, then top-p, then min-p keep of `values` [B,R,K], which are in
-    falling order; 0 where all three are off."""
+    """[B,R,1]: the smallest of `values` [B,R,K] that top-k, then top-p, then min-p keep; 0 if all three are off.
+
+    values: probabilities in falling order.
+    """
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
     rank, axis = op.const(np.arange(candidates).reshape(1, 1, -1)), op.const([2])
@@ -52,18 +54,20 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
     return op("Max", smallest, op("Mul", op.per_request("min_p"), largest))
 
 
-def _decided_by(op: GraphTape, few: ir.Value) -> ir.Value:
-    """[B,R,1] bool: whether top-k and top-p, where they are on, keep only values of `few` [B,R,FEW], the largest."""
+def _are_sufficient(op: GraphTape, few: ir.Value) -> ir.Value:
+    """[B,R,1] bool: whether top-k and top-p keep no values beyond the largest, `few` [B,R,FIRST_CANDIDATES]."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
-    reached = op("Greater", op("ReduceSum", few, op.const([2]), keepdims=1), op("Add", top_p, op.const(SURELY, F32)))
+    reached = op(
+        "Greater", op("ReduceSum", few, op.const([2]), keepdims=1), op("Add", top_p, op.const(TOP_P_MARGIN, F32))
+    )
     no_p = op("GreaterOrEqual", top_p, op.const(1, F32))
     by_p = op("And", op("Equal", top_k, op.const(0)), op("Or", no_p, reached))
-    by_k = op("And", op("Greater", top_k, op.const(0)), op("LessOrEqual", top_k, op.const(FEW)))
+    by_k = op("And", op("Greater", top_k, op.const(0)), op("LessOrEqual", top_k, op.const(FIRST_CANDIDATES)))
     return op("Or", by_p, by_k)
 
 
 def _best_of_blocks(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
-    """[B,R,V] -> [B,R,V/8]: the largest value of each block of tokens; None where the last block is not full."""
+    """p [B,R,V] -> [B,R,V/8]: the largest value of each block of tokens; None if the last block is not full."""
     size, blocks = noise.BLOCK_SIZE, noise.vocabulary_blocks(vocab_size)
     if vocab_size != size * blocks:
         return None
@@ -77,24 +81,29 @@ def _largest(
     rows: int,
     k: int,
     vocab_size: int,
-    wanted: ir.Value | None = None,
+    searched: ir.Value | None = None,
 ) -> ir.Value:
-    """[B,R,k]: the largest values of p [B,R,V] in falling order; negative numbers in rows not `wanted` [B,R,1] bool.
+    """[B,R,k]: the largest values of p [B,R,V] in falling order.
 
-    TopK over the whole vocabulary would be the slowest node of the graph. Where `best` is given (the largest value of
-    each block of tokens), the k blocks with the largest values are found first: they hold the k largest tokens.
+    searched [B,R,1] bool: the other rows get negative numbers; None if all rows are searched.
+    best: the largest value of each block of tokens. If it is given, the k blocks with the largest values are searched
+    first, which contain the k largest values. TopK over the whole vocabulary would be the slowest node of the graph.
     """
     if best is not None:
         blocks, tokens = noise.vocabulary_blocks(vocab_size), np.arange(noise.BLOCK_SIZE)[:, None]
-        bests, chosen = op.pair("TopK", _or_falling(op, wanted, best, blocks), op.const([k]), axis=-1, sorted=0)
+        bests, chosen = op.pair(
+            "TopK", _with_falling_rest(op, searched, best, blocks), op.const([k]), axis=-1, sorted=0
+        )
         ids = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * tokens))
         p = op("GatherElements", p, op("Reshape", ids, op.const([-1, rows, k * noise.BLOCK_SIZE])), axis=2)
         vocab_size = k * noise.BLOCK_SIZE
-        if wanted is not None:  # k values are at least as large as the smallest of `bests`: leave out the others.
-            wanted = op("And", wanted, op("GreaterOrEqual", p, op("ReduceMin", bests, op.const([2]), keepdims=1)))
-    return op.pair("TopK", _or_falling(op, wanted, p, vocab_size), op.const([k]), axis=-1)[0]
+        if (
+            searched is not None
+        ):  # At least k values are not below the smallest of `bests`, so smaller ones can be left out.
+            searched = op("And", searched, op("GreaterOrEqual", p, op("ReduceMin", bests, op.const([2]), keepdims=1)))
+    return op.pair("TopK", _with_falling_rest(op, searched, p, vocab_size), op.const([k]), axis=-1)[0]
 
 
-def _or_falling(op: GraphTape, wanted: ir.Value | None, values: ir.Value, count: int) -> ir.Value:
-    """[B,R,count]: `values` where they are wanted, elsewhere negative numbers in falling order."""
-    return values if wanted is None else op("Where", wanted, values, op.const(-np.arange(1, count + 1), F32))
+def _with_falling_rest(op: GraphTape, searched: ir.Value | None, values: ir.Value, count: int) -> ir.Value:
+    """[B,R,count]: `values` that are searched, and negative numbers in falling order instead of the others."""
+    return values if searched is None else op("Where", searched, values, op.const(-np.arange(1, count + 1), F32))

@@ -1,1 +1,1 @@
-"""The trunk graph: tracing, tidying, spare query rows, saving."""
+"""Traces the trunk graph, cleans it up, adds spare query rows and saves it."""

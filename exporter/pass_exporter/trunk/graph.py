@@ -1,4 +1,4 @@
-"""Changes to ONNX IR graphs that hold for any model: tidy, merge products, save."""
+"""Transformations of ONNX IR graphs that do not depend on the model: clean up, merge MatMuls, save."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnx_ir.passes import common as passes
 from onnxscript.optimizer import fold_constants
 
 OPSET = 24
-"""The opset of every graph in a bundle: it is the contract, not an option."""
+"""The opset of every graph in a bundle. It is a part of the bundle format."""
 
 EXTERNAL_DATA_THRESHOLD = 1024  # bytes; smaller tensors stay inside the .onnx file
 
 WeightParts = dict[str, tuple[str, ...]]
-"""For each weight [in,out] of the graph, the model's weights [out_i,in] that lie in it transposed and side by side."""
+"""Names of the model's weights [out_i,in] whose transposes are concatenated in a weight [in,out], by its name."""
 
 _TIDY = ir.passes.Sequential(
     passes.IdentityEliminationPass(),
@@ -31,7 +31,7 @@ _TIDY = ir.passes.Sequential(
 
 
 def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> WeightParts:
-    """Fold constants, name the symbolic dimensions, store weights as MatMul reads them, drop the tracer's metadata."""
+    """Folds constants, names symbolic dimensions, stores weights transposed for MatMul, and drops tracing metadata."""
     # Constant folding would replace small weights by unnamed constants, so the weights are transposed before it.
     parts = _pretranspose_weights(model.graph)
     fold_constants(model, onnx_shape_inference=False)
@@ -46,9 +46,9 @@ def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]])
 
 
 def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
-    """Replace Transpose(weight [out,in]) by a stored [in,out] weight, transposed lazily while it is written.
+    """Replaces Transpose(weight [out,in]) by a weight [in,out], which is transposed only when the graph is saved.
 
-    A weight that has another reader (tied embeddings) keeps its Transpose, so that the file holds one copy of it.
+    A weight with another reader (tied embeddings) keeps its Transpose, so that the file holds one copy of it.
     """
     parts: WeightParts = {}
     for node in list(graph):
@@ -71,7 +71,7 @@ def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
 
 
 def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
-    """Three products that read the same rows (q, k and v) become one MatMul and a Split; `parts` is kept up to date.
+    """Merges three MatMuls that read the same rows (q, k and v) into one MatMul and a Split, and updates `parts`.
 
     This saves 2 % of a SmolLM2 pass on ONNX Runtime's CPU provider. Merging gate and up as well gained nothing.
     """
@@ -88,7 +88,7 @@ def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
 
 
 def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
-    """Returns the name of the merged weight."""
+    """Merges the MatMuls `nodes` of `rows`. Returns the name of the merged weight."""
     weights = [node.inputs[1] for node in nodes if node.inputs[1] is not None]
     tensors = [weight.const_value for weight in weights if weight.const_value is not None]
     widths = [int(tensor.shape.numpy()[1]) for tensor in tensors]
@@ -117,7 +117,7 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
 
 
 def initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    """The constant with this name; it is made from `array` if the graph does not have it yet."""
+    """Returns the initializer with this name. Adds it, with the values of `array`, if the graph lacks it."""
     if name not in graph.initializers:
         tensor = ir.tensor(array, name=name)
         value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
@@ -135,7 +135,7 @@ def _transposed(tensor: ir.TensorProtocol, permutation: Sequence[int], name: str
 
 
 def _drop_metadata(model: ir.Model) -> None:
-    """Remove the tracer's stack traces, which hold paths of the machine that exports."""
+    """Removes the tracer's stack traces, which contain paths of the exporting machine."""
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph:
@@ -148,7 +148,7 @@ def _drop_metadata(model: ir.Model) -> None:
 
 
 def save(model: ir.Model, path: Path, progress: Callable[[int, int], None] | None = None) -> None:
-    """Write `path` and its weights beside it as `<name>.data`; `progress(done, total)` counts tensors."""
+    """Writes the graph to `path` and its weights to `<path>.data`. progress: called with (done, total) tensors."""
 
     def report(_: ir.TensorProtocol, info: ir.external_data.CallbackInfo) -> None:
         if progress is not None:

@@ -1,13 +1,13 @@
-"""Hooks with which a Hugging Face decoder traces to the few standard operators of the trunk.
+"""Hooks that make a Hugging Face decoder trace to a few standard ONNX operators.
 
-Every supported family goes through the same four hooks, which are installed only while the graph is traced:
+All supported families use the same four hooks. They are installed only while the graph is traced:
 
     attention interface      -> Attention        (opset 24; grouped heads, bool mask)
     duck-typed KV cache      -> TensorScatter    (opset 24; present = past with the window written at `length`)
     apply_rotary_pos_emb     -> RotaryEmbedding  (opset 23)
     *RMSNorm.forward         -> RMSNormalization (opset 23)
 
-TensorRT recognises exactly this pattern as an in-place KV cache with fused attention.
+TensorRT recognises this pattern as an in-place KV cache with fused attention.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _Buffers = Sequence[torch.Tensor | None]
 
 
 class ScatterCache:
-    """The part of transformers' `Cache` that a decoder layer calls, over static buffers.
+    """Implements the part of transformers' `Cache` that a decoder layer calls, with static buffers.
 
-    `keys[i]`, `values[i]`: [B,KVH,S,D]; None for a layer that computes nothing. `update` writes a window [B,KVH,Q,D] at
-    `length` ([B] int64).
+    `keys[i]`, `values[i]`: [B,KVH,S,D]; None for a layer that is skipped (see layers.py). `update` writes a window
+    [B,KVH,Q,D] at `length` ([B] int64).
     """
 
     is_compileable = False
@@ -86,7 +86,7 @@ def _attention(
 def _rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query [B,H,Q,D], key [B,KVH,Q,D]; cos/sin [B,Q,R] with R <= D (partial rotary), halves repeated."""
+    """query [B,H,Q,D], key [B,KVH,Q,D]; cos, sin [B,Q,R], with R < D for partial rotary; their two halves are equal."""
     rotated = cos.shape[-1]
     half_cos, half_sin = cos[..., : rotated // 2], sin[..., : rotated // 2]
     attributes: dict[str, Any] = {} if rotated == query.shape[-1] else {"rotary_embedding_dim": rotated}
@@ -115,7 +115,7 @@ def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def onnx_hooks(model: PreTrainedModel) -> Iterator[None]:
-    """Patch `model`'s modeling module for the duration of the block, then restore it."""
+    """Patches the modeling module of `model` within the block, and restores it afterwards."""
     AttentionInterface.register(ATTENTION_NAME, _attention)
     module = importlib.import_module(type(model).__module__)
     patched: list[tuple[Any, str, Any]] = [(module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb)]

@@ -1,7 +1,7 @@
 """Traces one decoder layer of each kind and copies its nodes for the others, because tracing a layer takes a second.
 
-While the model is traced, its other layers pass on what they read. A node before and one after every traced layer mark
-its place; they are removed with the copying.
+While the model is traced, the other layers return their input unchanged. A marker node before and one after every
+traced layer show where its nodes are. `repeat_layers` adds the copies and removes the markers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from pass_runtime.bundle.tensors import PAST, PRESENT
 
 BEGIN, END = "Begin", "End"
 DOMAIN = "pass.layers"
-LAYERS = "model.model.layers"
-"""The name of the decoder's layers in the trunk."""
-PARTS = ("key", "value")
-"""Of a layer's cache."""
-PLAIN = (bool, int, float, str, tuple, type(None))
+LAYERS_PREFIX = "model.model.layers"
+"""The prefix of names of the decoder's layers in the trunk."""
+CACHE_PARTS = ("key", "value")
+"""The tensors of a layer's cache."""
+COMPARED_TYPES = (bool, int, float, str, tuple, type(None))
+"""Attributes of modules with these types are settings, which layers of one kind have in common."""
 
 
 def first_of_kind(model: PreTrainedModel, adapter: Adapter | None) -> list[int]:
-    """For every decoder layer the first layer that is like it, which may be itself.
+    """Returns for every decoder layer the index of the first layer of its kind, which may be its own.
 
-    Layers are alike if their modules, settings, adapters and the shapes of their weights are, and their masks.
+    Layers of one kind have equal module types, settings, weight shapes (the adapter's too) and types of masks.
     """
     seen: dict[str, int] = {}
     masks = getattr(model.config, "layer_types", None) or [None] * len(model.model.layers)
@@ -44,13 +45,15 @@ def first_of_kind(model: PreTrainedModel, adapter: Adapter | None) -> list[int]:
 
 
 def _settings(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    plain = ((name, value) for name, value in vars(module).items() if isinstance(value, PLAIN))
+    plain = ((name, value) for name, value in vars(module).items() if isinstance(value, COMPARED_TYPES))
     return sorted((name, value) for name, value in plain if name != "layer_idx")
 
 
 def _weights(model: PreTrainedModel, adapter: Adapter | None, layer: int) -> dict[str, tuple[str, torch.Tensor]]:
-    """The weights of a layer, the adapter's among them, and their names in the trunk, by their names in the layer."""
-    found = {key: (f"{LAYERS}.{layer}.{key}", weight) for key, weight in model.model.layers[layer].named_parameters()}
+    """The weights of a layer, its adapter's included: name in the layer -> (name in the trunk, weight)."""
+    found = {
+        key: (f"{LAYERS_PREFIX}.{layer}.{key}", weight) for key, weight in model.model.layers[layer].named_parameters()
+    }
     if adapter is not None:
         prefix = f"layers.{layer}."
         for index, (site, *factors) in enumerate(zip(adapter.names, adapter.lora_A, adapter.lora_B, strict=True)):
@@ -62,10 +65,10 @@ def _weights(model: PreTrainedModel, adapter: Adapter | None, layer: int) -> dic
 
 @contextmanager
 def marked_layers(model: PreTrainedModel, kinds: Sequence[int]) -> Iterator[None]:
-    """Within the block, only the first layer of each kind computes anything, between two marks."""
+    """Within the block, the first layer of each kind has markers around it, and the others return their input."""
     layers = list(model.model.layers)
     for index, layer in enumerate(layers):
-        layer.forward = _between_marks(index, layer.forward) if kinds[index] == index else _passes_on
+        layer.forward = _between_marks(index, layer.forward) if kinds[index] == index else _identity
     try:
         yield
     finally:
@@ -73,7 +76,7 @@ def marked_layers(model: PreTrainedModel, kinds: Sequence[int]) -> Iterator[None
             del layer.forward
 
 
-def _passes_on(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def _identity(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return hidden_states
 
 
@@ -87,24 +90,24 @@ def _between_marks(index: int, forward: Callable[..., torch.Tensor]) -> Callable
     return marked
 
 
-Own = dict[str, ir.Value]
-"""What a graph reads in one layer only: the layer's weights by their names in it, and its cache."""
+LayerInputs = dict[str, ir.Value]
+"""The graph inputs and initializers that one layer alone reads: weights, by their names in the layer, and cache."""
 
 
 @dataclass(frozen=True)
 class _Traced:
-    """The nodes of a traced layer in order, the hidden rows before and after it, and what it alone reads."""
+    """A traced layer: its nodes in order, the hidden rows before and after it, and the tensors that it alone reads."""
 
     nodes: list[ir.Node]
     entry: ir.Value
     result: ir.Value
-    own: Own
+    own: LayerInputs
 
 
 def repeat_layers(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, kinds: Sequence[int]) -> None:
-    """Put a copy of its kind's first layer in the place of every other layer of a graph traced in `marked_layers`.
+    """Adds the skipped layers to a graph that was traced in `marked_layers`, as copies of the first of their kinds.
 
-    The copies' inputs and outputs, past_key.i and so on, come after those of the traced layers.
+    The copies' graph inputs and outputs (past_key.i and so on) come after those of the traced layers.
     """
     marks = [node for node in graph if node.domain == DOMAIN]
     begins, ends = ({_layer_of(node): node for node in marks if node.op_type == kind} for kind in (BEGIN, END))
@@ -115,19 +118,19 @@ def repeat_layers(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | No
         if index == kind:
             last, result = ends[index], ends[index].inputs[0]
             assert result is not None
-            own = _own_of_traced(graph, model, adapter, index)
+            own = _inputs_of_traced(graph, model, adapter, index)
             nodes = _between(graph, begins[index], last, own)
             begins[index].outputs[0].replace_all_uses_with(hidden)
             traced[index] = _Traced(nodes, hidden, result, own)
             hidden = result
             continue
         layer = traced[kind]
-        own = _own_of_copy(graph, model, adapter, index, layer.own)
+        own = _inputs_of_copy(graph, model, adapter, index, layer.own)
         values = {layer.entry: hidden} | {value: own[name] for name, value in layer.own.items()}
         copies = [_copy(node, values, index) for node in layer.nodes]
         graph.insert_after(last, copies)
         last, hidden = copies[-1], values[layer.result]
-        for part in PARTS:
+        for part in CACHE_PARTS:
             present = values[outputs[f"{PRESENT}{part}.{kind}"]]
             present.name = f"{PRESENT}{part}.{index}"
             graph.outputs.append(present)
@@ -140,9 +143,11 @@ def _layer_of(mark: ir.Node) -> int:
     return mark.attributes["layer"].as_int()
 
 
-def _between(graph: ir.Graph, begin: ir.Node, end: ir.Node, own: Own) -> list[ir.Node]:
-    """The nodes between the marks that depend on the first one's rows or on the layer's own tensors. The results of
-    others are the same for all layers."""
+def _between(graph: ir.Graph, begin: ir.Node, end: ir.Node, own: LayerInputs) -> list[ir.Node]:
+    """The nodes between the markers that depend on the layer's input rows or own tensors.
+
+    The other nodes there compute values that all layers share.
+    """
     depending, found = {begin.outputs[0], *own.values()}, []
     nodes = list(graph)
     for node in nodes[nodes.index(begin) + 1 : nodes.index(end)]:
@@ -153,22 +158,24 @@ def _between(graph: ir.Graph, begin: ir.Node, end: ir.Node, own: Own) -> list[ir
 
 
 def _copy(node: ir.Node, values: dict[ir.Value, ir.Value], layer: int) -> ir.Node:
-    """A copy that reads `values` in place of their keys, and whose outputs are added to them."""
+    """Copies a node for another layer. Replaces its inputs by `values`, and adds its new outputs to `values`."""
     inputs = [None if value is None else values.get(value, value) for value in node.inputs]
     outputs = [ir.Value(name=f"{old.name}.{layer}", shape=old.shape, type=old.type) for old in node.outputs]
     values.update(zip(node.outputs, outputs, strict=True))
     return ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)
 
 
-def _own_of_traced(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int) -> Own:
+def _inputs_of_traced(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int) -> LayerInputs:
     names = {key: name for key, (name, _) in _weights(model, adapter, layer).items() if name in graph.initializers}
     cache = {value.name: value for value in graph.inputs}
-    past = {f"{PAST}{part}": cache[f"{PAST}{part}.{layer}"] for part in PARTS}
+    past = {f"{PAST}{part}": cache[f"{PAST}{part}.{layer}"] for part in CACHE_PARTS}
     return past | {key: graph.initializers[name] for key, name in names.items()}
 
 
-def _own_of_copy(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int, like: Own) -> Own:
-    """What a copy of the layer that reads `like` reads in its place; it is added to the graph."""
+def _inputs_of_copy(
+    graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int, like: LayerInputs
+) -> LayerInputs:
+    """Adds to the graph the tensors that a copied layer reads where the traced layer reads `like`."""
     weights, found = _weights(model, adapter, layer), {}
     for key, value in like.items():
         name, tensor = weights.get(key, (f"{key}.{layer}", None))

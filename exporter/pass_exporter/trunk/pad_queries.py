@@ -1,8 +1,8 @@
-"""A spare query row for every Attention, so that windows of all widths agree bit for bit on ONNX Runtime.
+"""Adds a spare query row to every Attention, so that windows of all widths agree bit for bit on ONNX Runtime.
 
-ONNX Runtime computes attention over one row with other kernels than over several, and their results differ by float32
-rounding. That is harmless by itself, but where activations are rounded to 8 bits it grows until a plain pass and a wide
-one differ by half a logit. With a spare row no Attention has a single row, and windows of all widths agree.
+ONNX Runtime has other attention kernels for one query row than for several, and their results differ by float32
+rounding. If activations are rounded to 8 bits, later layers amplify this difference, up to half a logit between a pass
+with one row and one with several. With a spare row no Attention has a single row.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pass_exporter.trunk.graph import initializer
 
 
 def pad_trunk(trunk: Path) -> None:
-    """Add spare rows to a trunk that was written already; its weights stay in the file that they are in."""
+    """Adds spare rows to a trunk file. Its weights file stays as it is."""
     model = ir.load(trunk)
     pad_queries(model.graph)
     ir.save(model, trunk)
 
 
 def pad_queries(graph: ir.Graph) -> None:
-    """Give every Attention a second copy of its last query row, and drop its result."""
+    """Repeats the last query row of every Attention, and drops the repeated row's result."""
     parts = {"last": -1, "end": np.iinfo(np.int64).max, "start": 0, "axis": 2}
     sizes = {name: initializer(graph, f"pad_queries.{name}", np.array([n], np.int64)) for name, n in parts.items()}
     masks: dict[ir.Value, ir.Value] = {}
@@ -44,7 +44,7 @@ def pad_queries(graph: ir.Graph) -> None:
 
 
 def _with_last_row(graph: ir.Graph, before: ir.Node, value: ir.Value, sizes: dict[str, ir.Value]) -> ir.Value:
-    """[B,H,Q,...] -> [B,H,Q+1,...]"""
+    """[B,H,Q,...] -> [B,H,Q+1,...]: repeats the last row."""
     last = ir.node("Slice", [value, sizes["last"], sizes["end"], sizes["axis"]])
     both = ir.node("Concat", [value, last.outputs[0]], {"axis": 2})
     for node in (last, both):

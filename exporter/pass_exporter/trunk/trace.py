@@ -2,15 +2,15 @@
 
 Contract (opset 24, standard operators only; B batch, Q window rows, R logit rows, S KV capacity, all symbolic):
 
-    input_ids      [B,Q] int64     ids >= V name look-ahead rows: V+i is look-ahead embedding i
+    input_ids      [B,Q] int64     V+i stands for look-ahead embedding i
     row_position   [Q] int64       position of each row relative to `length`
     window_mask    [Q,Q] bool      which rows of the window each row sees
     length         [B] int64       valid KV entries; the window is written at length .. length+Q-1
-    logit_rows     [R] int64       rows that need logits
+    logit_rows     [R] int64       rows whose logits are computed
     past_key.i, past_value.i       [B,KVH,S,D]
-    lookahead_rows [A] int64       the look-ahead rows, which are the window's last; with an adapter or a head only
+    lookahead_rows [A] int64       the look-ahead rows, the window's last; if there is an adapter or a draft head
  -> logits         [B,R,V] float32
-    hidden         [B,A,H] float32 what the LM head reads of the look-ahead rows; only with a draft head
+    hidden         [B,A,H] float32 the LM head's input in the look-ahead rows; if there is a draft head
     present_key.i, present_value.i [B,KVH,S,D], may share memory with past
 """
 
@@ -31,16 +31,16 @@ from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.sliding import attention_masks
 from pass_exporter.trunk.graph import OPSET, WeightParts, clean
 from pass_exporter.trunk.hooks import ScatterCache, onnx_hooks
-from pass_exporter.trunk.layers import PARTS, first_of_kind, marked_layers, repeat_layers
+from pass_exporter.trunk.layers import CACHE_PARTS, first_of_kind, marked_layers, repeat_layers
 from pass_runtime.bundle.tensors import HIDDEN_OUTPUT, MODEL_SIZES, PAST, PRESENT, ROWS_INPUT, cache_names, trunk_shapes
 
 WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_rows")
 
 
 class Trunk(torch.nn.Module):
-    """A frozen causal LM, its look-ahead embeddings [L,H] and their adapter, with the trunk's inputs and outputs.
+    """A frozen causal LM with look-ahead embeddings [L,H] and their adapter; `forward` is the trunk.
 
-    The draft head is not part of the trunk, but the hidden rows that it reads are an output.
+    The draft head runs in the tails. The hidden rows that it reads are an output of the trunk.
     """
 
     def __init__(self, model: PreTrainedModel, lookahead: Lookahead) -> None:
@@ -52,7 +52,7 @@ class Trunk(torch.nn.Module):
         self.gives_hidden = lookahead.head is not None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[B,Q] -> [B,Q,H]. Look-ahead rows have their own table, so that a tied vocabulary stays one tensor."""
+        """ids [B,Q] -> [B,Q,H]. Look-ahead embeddings are a separate table, so that tied embeddings stay one tensor."""
         is_lookahead = input_ids >= self.vocab_size
         vocabulary = self.model.get_input_embeddings()(torch.where(is_lookahead, 0, input_ids))
         rows = (input_ids - self.vocab_size).clamp(min=0)
@@ -69,7 +69,7 @@ class Trunk(torch.nn.Module):
         past_value: list[torch.Tensor | None],
         lookahead_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """The cache of a layer that computes nothing (see layers.py) is None."""
+        """past_key, past_value: by layer; None for layers that are skipped while tracing (see layers.py)."""
         assert past_key[0] is not None
         capacity = past_key[0].shape[2]
         cache = ScatterCache(past_key, past_value, length)
@@ -89,7 +89,7 @@ class Trunk(torch.nn.Module):
         return (logits.float(), *head_reads, *written)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Apply the adapter to `rows` [A] alone, so that without look-ahead rows its products are empty."""
+        """Applies the adapter to `rows` [A] alone, so that its products are empty if there are no look-ahead rows."""
         adapter = self.adapter
         if adapter is None or rows is None:
             return nullcontext()
@@ -102,18 +102,18 @@ class Trunk(torch.nn.Module):
 
 
 def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -> torch.Tensor:
-    """[B,1,Q,S] bool: every row sees all committed columns, and the window's own as in `window_mask` [Q,Q]."""
+    """[B,1,Q,S] bool: every row sees the entries before the window, and the window's as in `window_mask` [Q,Q]."""
     column, row, rows = _window_rows(length, window_mask[0], capacity)
     width = window_mask.shape[1]
     inside = (column >= 0) & (column < rows)
-    # index_select, not indexing: GatherND would keep the graph out of CUDA graphs.
+    # Indexing would be exported as GatherND, which cannot be captured as a CUDA graph.
     window = window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)  # [B,Q,S]
     mask: torch.Tensor = (window & inside[:, None]) | (column < 0)[:, None]
     return mask[:, None]
 
 
 def cache_positions(length: torch.Tensor, row_position: torch.Tensor, capacity: Any) -> torch.Tensor:
-    """[B,S]: the position of every column relative to `length`; of those after the window, the last row's."""
+    """[B,S]: the position of every column relative to `length`. Columns after the window have the last row's."""
     column, row, _ = _window_rows(length, row_position, capacity)
     return torch.where(column < 0, column, row_position.index_select(0, row.flatten()).reshape(-1, capacity))
 
@@ -121,21 +121,23 @@ def cache_positions(length: torch.Tensor, row_position: torch.Tensor, capacity: 
 def _window_rows(
     length: torch.Tensor, window: torch.Tensor, capacity: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For every column of the cache its distance from the first window row and the nearest row of the window, both
-    [B,S], and the number of rows. window [Q]."""
+    """Returns each cache column's distance from the window's first row, its nearest window row (both [B,S]), and Q.
+
+    window: any [Q].
+    """
     column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]
-    # The size of the window from a tensor: a size is on the host, and a pass that compares it with tensors of the
-    # device cannot be captured as a CUDA graph.
+    # Q must be a tensor on the device: a shape is on the host, and a graph that compares it with tensors on the device
+    # cannot be captured as a CUDA graph.
     rows = torch.ones_like(window, dtype=torch.int64).sum()
     return column, column.clamp(min=0).minimum(rows - 1), rows
 
 
 def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model, WeightParts]:
-    """Trace the trunk. Weights are referenced, not copied, until `trunk.graph.save` streams them out."""
+    """Traces the trunk. Its initializers reference the model's weights; `trunk.graph.save` writes them one by one."""
     config = model.config
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    batch, width, capacity = 2, 5, 64  # of the example inputs; in the graph these sizes are symbolic
+    batch, width, capacity = 2, 5, 64  # Sizes of the example inputs; they are symbolic in the graph.
     trunk = Trunk(model, lookahead).eval()
     kinds = first_of_kind(model, trunk.adapter)
     past = torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype)
@@ -157,14 +159,14 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model,
     if lookahead.reads_rows:
         inputs, shapes, names = (*inputs, torch.tensor([3, 4])), (*shapes, {0: a}), [*names, ROWS_INPUT]
     copied = [index for index, kind in enumerate(kinds) if kind != index]
-    skipped = {f"{prefix}{part}.{index}" for prefix in (PAST, PRESENT) for part in PARTS for index in copied}
-    with onnx_hooks(model), marked_layers(model, kinds), _quiet(), torch.no_grad():
+    skipped = {f"{prefix}{part}.{index}" for prefix in (PAST, PRESENT) for part in CACHE_PARTS for index in copied}
+    with onnx_hooks(model), marked_layers(model, kinds), _exporter_silenced(), torch.no_grad():
         program = torch.onnx.export(
             trunk,
             inputs,
             dynamo=True,
             opset_version=OPSET,
-            optimize=False,  # onnxscript's pattern matchers keep the graph, and so the weights, alive; see graph.clean
+            optimize=False,  # onnxscript's pattern matchers would keep the graph and its weights alive; see graph.clean
             verbose=False,
             input_names=[name for name in names if name not in skipped],
             output_names=[name for name in outputs if name not in skipped],
@@ -184,15 +186,15 @@ def _order(values: MutableSequence[ir.Value], names: Sequence[str]) -> None:
 
 
 def _dimensions(layers: int) -> dict[str, list[str | int | None]]:
-    """Symbolic dimension names by tensor; None keeps the traced (static) size."""
+    """Names of symbolic dimensions by tensor; None if the traced (static) size stays."""
     return {
         name: [None if size in MODEL_SIZES else size for size in shape] for name, shape in trunk_shapes(layers).items()
     }
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the progress and the known warnings of torch's exporter: pass-export prints its own lines."""
+def _exporter_silenced() -> Iterator[None]:
+    """Within the block, torch's exporter prints no progress and no warnings, because pass-export prints its own."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
