@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from pass_runtime.bundle.noise import STREAMS
 from pass_runtime.bundle.plan import Plan
-from pass_runtime.bundle.sampling import MAX_LOGPROBS
+from pass_runtime.bundle.request_fields import MAX_LOGPROBS
 
 Kind: TypeAlias = tuple[str, tuple[int | str, ...]]
 """dtype and shape, as `pass_runtime.bundle.manifest.Tensor` has them."""
