@@ -16,6 +16,6 @@ class NotedStep(Protocol):
 
 
 class Progress(Protocol):
-    """Work calls `phase` when a phase starts. If it knows the number of steps, it calls the returned Step after each."""
+    """Work calls `phase` when a phase starts, and the returned Step after each step if it knows how many there are."""
 
     def phase(self, name: str) -> Step: ...

@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pass_runtime.bundle.manifest import Manifest
     from pass_runtime.bundle.read import read_manifest
-    from pass_runtime.bundle.sampling import (
-        MAX_BIASES,
-        MAX_CANDIDATES,
-        MAX_LOGPROBS,
-        MIN_REPETITION,
-        SamplingParams,
-    )
+    from pass_runtime.bundle.request_fields import MAX_BIASES, MAX_LOGPROBS, REQUEST_FIELDS, RequestField
+    from pass_runtime.bundle.sampling import SamplingParams
     from pass_runtime.decode.scheduler import QueueFull
     from pass_runtime.decode.sequence import Piece, Request, Token
     from pass_runtime.decode.stats import Stats
     from pass_runtime.errors import PassError
     from pass_runtime.generation import Generation, TokenStream, merged
-    from pass_runtime.options import MAX_BAD_WORDS, GenerateOptions, LoadOptions
+    from pass_runtime.options import GenerateOptions, LoadOptions
     from pass_runtime.session import Session, load
     from pass_runtime.text.constraint import Constraint
     from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
@@ -32,24 +27,23 @@ __version__ = "0.1.0"
 _MODULES = {
     "bundle.manifest": ("Manifest",),
     "bundle.read": ("read_manifest",),
-    "bundle.sampling": ("MAX_BIASES", "MAX_CANDIDATES", "MAX_LOGPROBS", "MIN_REPETITION", "SamplingParams"),
+    "bundle.request_fields": ("MAX_BIASES", "MAX_LOGPROBS", "REQUEST_FIELDS", "RequestField"),
+    "bundle.sampling": ("SamplingParams",),
     "decode.scheduler": ("QueueFull",),
     "decode.sequence": ("Piece", "Request", "Token"),
     "decode.stats": ("Stats",),
     "errors": ("PassError",),
     "generation": ("Generation", "TokenStream", "merged"),
-    "options": ("GenerateOptions", "LoadOptions", "MAX_BAD_WORDS"),
+    "options": ("GenerateOptions", "LoadOptions"),
     "session": ("Session", "load"),
     "text.constraint": ("Constraint",),
     "text.detokenizer": ("Detokenizer", "Vocabulary"),
     "text.grammar": ("ConstraintStopped", "TooManyConstraints"),
 }
 __all__ = [
-    "MAX_BAD_WORDS",
     "MAX_BIASES",
-    "MAX_CANDIDATES",
     "MAX_LOGPROBS",
-    "MIN_REPETITION",
+    "REQUEST_FIELDS",
     "Constraint",
     "ConstraintStopped",
     "Detokenizer",
@@ -61,6 +55,7 @@ __all__ = [
     "Piece",
     "QueueFull",
     "Request",
+    "RequestField",
     "SamplingParams",
     "Session",
     "Stats",

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, make_cycle
-from pass_runtime.bundle.sampling import MAX_LOGPROBS, SamplingParams
-from pass_runtime.bundle.tree import TREE_SIZES
-from pass_runtime.bundle.values import flag, shown, text, whole, whole_numbers
-from pass_runtime.decode.draft_policy import DRAFTS
+from pass_runtime.bundle.plan import MAX_LOOKAHEAD, make_cycle
+from pass_runtime.bundle.request_fields import DRAFTS, MAX_BAD_WORDS, REQUEST_FIELDS, SAMPLING_FIELDS
+from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.values import flag, shown, text, whole
 from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import Constraint
 
-PLANS = (*MODES, "fused:G0,G1,...", *(f"tree-{size}" for size in TREE_SIZES), "tree:G0,G1,...", "auto")
-"""The values of `plan`; G0, G1, ... are the sizes of the look-ahead groups."""
-
 LOGPROBS_MODES = ("raw", "processed")
 """The values of `logprobs_mode`."""
-MAX_BAD_WORDS, MAX_BAD_WORD_BYTES = 1024, 1 << 14
-"""The most strings that `bad_words` may have, and the most bytes of all of them together."""
+MAX_BAD_WORD_BYTES = 1 << 14
+"""The most bytes of all strings of `bad_words` together."""
 MAX_STOPS, MAX_STOP_BYTES = 64, 1 << 12
 """The most strings that `stop` may have, and the most bytes of all of them together."""
 MAX_SLOTS = 1024
@@ -40,7 +37,7 @@ class GenerateOptions:
     many drafts), "tree:2,2,1,0", or "auto": whatever is fastest on this machine. A pass runs one plan for all sequences
     of a batch, that of the oldest request that names one; a tree only if all of them name a tree or "auto".
     lookahead: drafts per step, at most the bundle's L (None: all of them; 0: plain decoding).
-    draft: where drafts come from, one of `pass_runtime.decode.draft_policy.DRAFTS` (None: "both" for auto, else
+    draft: where drafts come from, one of `request_fields.DRAFTS` (None: "both" for auto, else
     "lookahead").
     stop: strings that end the text and are not part of it (one string is one stop), at most MAX_STOPS of MAX_STOP_BYTES
     together. stop_token_ids: tokens that end it besides the model's own, which ignore_eos turns off.
@@ -74,45 +71,32 @@ class GenerateOptions:
 
     def __post_init__(self) -> None:
         self._check_types()
-        if self.max_new_tokens < 1:
-            raise PassError(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
         if self.plan != "auto":
             make_cycle(self.plan, MAX_LOOKAHEAD)  # raises PassError for an unknown plan
         if self.draft not in (None, *DRAFTS):
             raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFTS)}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise PassError(f"logprobs must be 0 to {MAX_LOGPROBS}, not {self.logprobs}")
-        if not 0 <= self.min_tokens <= self.max_new_tokens:
+        if self.min_tokens > self.max_new_tokens:
             raise PassError(f"min-tokens must be 0 to max-new-tokens, not {self.min_tokens}")
         if self.constraint is not None and self.ignore_eos:
             raise PassError("a constraint ends the text: leave out ignore-eos")
 
     def _check_types(self) -> None:
-        """PassError where a field has the wrong type. numpy's numbers become Python's."""
+        """Raises PassError if a field has the wrong type. numpy's numbers become Python's."""
         keep = partial(object.__setattr__, self)  # a frozen dataclass sets its own fields like this
-        keep("max_new_tokens", whole("max-new-tokens", self.max_new_tokens))
+        for each in REQUEST_FIELDS:
+            if each not in SAMPLING_FIELDS:
+                keep(each.name, each.checked(getattr(self, each.name)))
         if not isinstance(self.sampling, SamplingParams):
             raise PassError(f"sampling must be SamplingParams(...), not {shown(self.sampling)}")
-        text("plan", self.plan)
-        if self.lookahead is not None:
-            keep("lookahead", whole("lookahead", self.lookahead))
-        if self.draft is not None:
-            text("draft", self.draft)
-        if self.logprobs is not None:
-            keep("logprobs", whole("logprobs", self.logprobs))
-        keep("ignore_eos", flag("ignore-eos", self.ignore_eos))
         keep("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))
-        text("cache-salt", self.cache_salt)
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
             raise PassError("stop must be a string or a list of strings; tokens go into stop_token_ids")
         if len(stops) > MAX_STOPS or _bytes(stops) > MAX_STOP_BYTES:
             raise PassError(f"stop must be at most {MAX_STOPS} strings, of {MAX_STOP_BYTES} bytes together")
         keep("stop", tuple(stops))
-        keep("stop_token_ids", whole_numbers("stop-token-ids", self.stop_token_ids))
         if not isinstance(self.constraint, Constraint | None):
             raise PassError(f"constraint must be Constraint(...), not {shown(self.constraint)}")
-        keep("min_tokens", whole("min-tokens", self.min_tokens))
         words = self.bad_words
         if isinstance(words, str) or not isinstance(words, Collection):
             raise PassError("bad_words must be a list of strings")
@@ -123,7 +107,12 @@ class GenerateOptions:
         if any(word.encode(errors="replace").decode() != word for word in words):
             raise PassError("bad_words must be Unicode text without lone surrogates")
         keep("bad_words", tuple(words))
-        keep("allowed_token_ids", whole_numbers("allowed-token-ids", self.allowed_token_ids))
+
+    def with_fields(self, **fields: Any) -> GenerateOptions:
+        """A copy with these fields, of which those of SamplingParams go into `sampling`."""
+        names = [each.name for each in SAMPLING_FIELDS if each.name in fields]
+        sampling = replace(self.sampling, **{name: fields.pop(name) for name in names})
+        return replace(self, sampling=sampling, **fields)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -10,7 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pass_runtime import Constraint, GenerateOptions, PassError, Request, SamplingParams, Session, TooManyConstraints
+from pass_runtime import (
+    REQUEST_FIELDS,
+    Constraint,
+    GenerateOptions,
+    PassError,
+    Request,
+    SamplingParams,
+    Session,
+    TooManyConstraints,
+)
 from pass_server.api_error import ApiError, as_api_error, not_supported
 from pass_server.fields import unsupported
 from pass_server.schemas import ChatRequest, CompletionRequest, Sampled, constraint_of
@@ -219,30 +228,15 @@ def _options(request: Sampled, constraint: Constraint | None, client: str) -> Ge
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if any(stop.encode(errors="replace").decode() != stop for stop in stops):  # a lone surrogate
         raise ApiError("stop is not valid Unicode text", param="stop")
-    return GenerateOptions(
-        sampling=SamplingParams(
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_k=max(request.top_k or 0, 0),
-            top_p=1.0 if request.top_p is None else request.top_p,
-            min_p=request.min_p or 0.0,
-            seed=None if request.seed is None else request.seed % (1 << 64),
-            presence_penalty=request.presence_penalty or 0.0,
-            frequency_penalty=request.frequency_penalty or 0.0,
-            repetition_penalty=request.repetition_penalty or 1.0,
-            logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
-        ),
-        plan=plan,
-        lookahead=request.lookahead,
-        draft=request.draft,
-        stop=stops,
-        stop_token_ids=request.stop_token_ids or (),
-        ignore_eos=bool(request.ignore_eos),
-        cache_salt=client + (request.cache_salt or ""),
-        logprobs=_logprobs(request),
-        constraint=constraint,
-        bad_words=request.bad_words or (),
-        allowed_token_ids=request.allowed_token_ids or (),
-    )
+    fields = {field.name: getattr(request, field.http) for field in REQUEST_FIELDS if field.http is not None}
+    given = {"temperature": 1.0} | {name: value for name, value in fields.items() if value is not None}
+    given.pop("min_tokens", None)  # `_requests` adds it, with max_new_tokens, which bounds it
+    given["top_k"] = max(given.get("top_k", 0), 0)
+    if "seed" in given:
+        given["seed"] %= 1 << 64
+    given["logit_bias"] = {int(token): bias for token, bias in given.get("logit_bias", {}).items()}
+    given |= {"plan": plan, "cache_salt": client + (request.cache_salt or "")}
+    return GenerateOptions(logprobs=_logprobs(request), constraint=constraint).with_fields(**given)
 
 
 def _constraint(

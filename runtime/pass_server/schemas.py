@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, create_model
 
-from pass_runtime import MAX_BAD_WORDS, MAX_BIASES, MAX_CANDIDATES, MAX_LOGPROBS, MIN_REPETITION, Constraint, PassError
+from pass_runtime import MAX_BIASES, MAX_LOGPROBS, REQUEST_FIELDS, Constraint, PassError, RequestField
 from pass_server.api_error import ApiError
 from pass_server.fields import (
     MAX_IDS,
@@ -102,7 +103,6 @@ MAX_PROMPTS = 4096
 """The most prompts of a request, whatever a server's own limit is."""
 Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-Bias = Annotated[float, Field(ge=-100, le=100)]
 NotEmpty = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Metadata = Annotated[dict[Name, Name], MaxKeys(64)]
 TemplateVariables = Annotated[dict[Name, Text | int | float | bool | None], MaxKeys(64)]
@@ -130,40 +130,36 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = Field(None, description="Only false: chunks are not padded.")
 
 
-class Drawn(Fields):
-    """What all endpoints have: how tokens are drawn, and how fast. `null` is the default of each field."""
+TYPES: dict[str, Any] = {"number": float, "whole": int, "flag": bool, "text": str, "stops": Stop, "ids": Ids}
+TYPES["texts"] = list[NotEmpty]
+"""The type of a value, by the kind of a field."""
+
+
+def _http_field(field: RequestField) -> tuple[Any, Any]:
+    """A field's type and what else pydantic knows of it."""
+    bounds: dict[str, Any] = dict(field.bounds if field.http_schema is None else field.http_schema)
+    of: Any = Literal[field.choices] if field.choices else TYPES.get(field.kind)
+    if field.kind == "biases":
+        of = Annotated[dict[TokenKey, Annotated[float, Field(**bounds)]], MaxKeys(MAX_BIASES)]
+        bounds = {}
+    return of | None, Field(None, **{"description": field.help} | bounds)
+
+
+def request_model(fields: Iterable[RequestField]) -> type[Fields]:
+    """The fields that all endpoints have. `null` is the default of each."""
+    found: dict[str, Any] = {field.http: _http_field(field) for field in fields if field.http is not None}
+    return create_model("RequestFields", __base__=Fields, **found)
+
+
+class Drawn(request_model(REQUEST_FIELDS)):  # type: ignore[misc]
+    """What all endpoints have: how tokens are drawn, and how fast."""
 
     model: Name
-    temperature: float | None = Field(None, ge=0, le=2, description="Default 1.")
-    top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64, description="Negative ones count from 2^64 down.")
-    stop: Stop | None = None
     stream: bool | None = None
     user: Name | None = Field(None, description="Not used.")
     prompt_cache_key: Name | None = Field(None, description="Not used.")
     safety_identifier: Name | None = Field(None, description="Not used.")
-
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, ge=MIN_REPETITION, le=1 / MIN_REPETITION)
-    logit_bias: Annotated[dict[TokenKey, Bias], MaxKeys(MAX_BIASES)] | None = Field(None, description="By token id.")
-    min_tokens: int | None = Field(None, ge=0)
-    bad_words: list[NotEmpty] | None = Field(None, max_length=MAX_BAD_WORDS, fail_fast=True)
-    allowed_token_ids: Ids | None = Field(None, min_length=1)
-
-    top_k: int | None = Field(None, ge=-1, le=MAX_CANDIDATES, description="0 and -1 are off.")
-    min_p: float | None = Field(None, ge=0, le=1, description="0 is off.")
-    ignore_eos: bool | None = None
-    stop_token_ids: Ids | None = Field(None, max_length=64)
     speculative: bool | None = Field(None, description="false: plain decoding, as plan `ar`. The text is the same.")
-    plan: str | None = Field(
-        None, max_length=100, description="Changes how fast, never what, is written. Default `auto`."
-    )
-    lookahead: int | None = Field(None, ge=0)
-    draft: Literal["lookahead", "ngram", "both"] | None = None
-    cache_salt: str | None = Field(
-        None, min_length=1, max_length=256, description="K/V of prompts are shared among requests with the same one."
-    )
 
 
 class Sampled(Structured, Drawn):

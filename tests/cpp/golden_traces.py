@@ -23,6 +23,7 @@ from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.ort.backend import ROUNDING
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.request_fields import SAMPLING_FIELDS
 from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
@@ -32,8 +33,7 @@ from pass_runtime.files import write_whole
 from pass_runtime.generation import TokenStream
 from pass_runtime.tuning.tuner import Tuners
 
-PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", *PENALTIES)
+SAMPLING = tuple(field.name for field in SAMPLING_FIELDS)
 """The keys of a request that are sampling parameters; the others but SCHEDULE are `GenerateOptions`."""
 SCHEDULE = ("prompt_ids", "round", "cancel_round", "continues")
 SECONDS = ("queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds", "decode_tokens_per_second")

@@ -16,7 +16,7 @@ from tail_runs import open_graph, run_graph
 from pass_exporter.bundle import write_logprobs
 from pass_exporter.tails.definitions import token_logprobs
 from pass_exporter.tails.logprobs import build_logprobs
-from pass_runtime.bundle.sampling import MAX_LOGPROBS
+from pass_runtime.bundle.request_fields import MAX_LOGPROBS
 
 NAMES = ("chosen_logprob", "top_ids", "top_logprobs")
 

@@ -17,7 +17,8 @@ from pass_exporter.tails.sampler import SamplerNodes
 from pass_exporter.tails.tape import GraphTape
 from pass_exporter.tails.truncation import FIRST_CANDIDATES
 from pass_runtime.bundle.reference import kept
-from pass_runtime.bundle.sampling import MAX_CANDIDATES, SamplingParams
+from pass_runtime.bundle.request_fields import MAX_CANDIDATES
+from pass_runtime.bundle.sampling import SamplingParams
 
 ROWS = 3
 ROUNDING = 1e-5

@@ -1,4 +1,4 @@
-"""The draft head of `pass_exporter.tails.definitions` as ONNX operators, for tails that compute drafts for the next window.
+"""The draft head of `pass_exporter.tails.definitions` as ONNX operators, for tails that draft for the next window.
 
 A tail with a head has one more input:
 

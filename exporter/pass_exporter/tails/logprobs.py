@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.tails.tape import GraphTape
-from pass_runtime.bundle.sampling import MAX_LOGPROBS
+from pass_runtime.bundle.request_fields import MAX_LOGPROBS
 
 
 def build_logprobs(vocab_size: int) -> ir.Model:

@@ -14,7 +14,8 @@ from pass_exporter.tails.tape import GraphTape
 from pass_exporter.tails.truncation import largest_probabilities, smallest_kept
 from pass_runtime.bundle import noise
 from pass_runtime.bundle.head import CANDIDATE_BLOCKS
-from pass_runtime.bundle.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, Sampler
+from pass_runtime.bundle.request_fields import MAX_CANDIDATES
+from pass_runtime.bundle.sampling import MIN_TEMPERATURE, Sampler
 
 F32 = np.float32
 MIN_POSITIVE = float(np.finfo(F32).tiny)

@@ -9,7 +9,7 @@ A draft is accepted if its parent row is accepted and the token drawn in the par
 at most one of them is accepted. The runtime then moves the K/V of the accepted rows to consecutive entries.
 
 The next tree has the same shape. The children of a row are the first, second, ... choice of the draft head
-(`pass_exporter.tails.definitions`) after the draft in that row. They are ordered by the scores whose largest a chain drafts.
+(`pass_exporter.tails.definitions`) after the draft in that row, ordered by the scores whose largest a chain drafts.
 """
 
 from __future__ import annotations

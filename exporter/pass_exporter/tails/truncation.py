@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.sampling import MAX_CANDIDATES
+from pass_runtime.bundle.request_fields import MAX_CANDIDATES
 
 F32 = np.float32
 FIRST_CANDIDATES = 64

@@ -22,7 +22,8 @@ from pass_runtime.backends.memory import Buffers, KVCache, Memory, NoiseRows
 from pass_runtime.bundle.bindings import PREFILL, BundleBindings
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, full_tree, make_cycle, prefill_plan, verify_plan
-from pass_runtime.bundle.sampling import MAX_LOGPROBS, Sampler, SamplingParams
+from pass_runtime.bundle.request_fields import MAX_LOGPROBS
+from pass_runtime.bundle.sampling import Sampler, SamplingParams
 from pass_runtime.errors import PassError
 
 DEFAULT_BATCH = 8

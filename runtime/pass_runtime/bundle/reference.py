@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, SamplingParams
+from pass_runtime.bundle.request_fields import MAX_CANDIDATES
+from pass_runtime.bundle.sampling import MIN_TEMPERATURE, SamplingParams
 
 
 def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from pass_runtime.cli.flags import PENALTIES, as_constraint
+from pass_runtime.bundle.request_fields import REQUEST_FIELDS, RequestField
+from pass_runtime.cli.flags import CONSTRAINT, as_constraint
 from pass_runtime.errors import PassError
 from pass_runtime.files import Line, to_json
 from pass_runtime.generation import Generation
@@ -18,38 +18,27 @@ from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 from pass_runtime.text.chat_template import TextMessage
 
-CONSTRAINT = ("json_schema", "json_object", "regex", "choice", "grammar")
+TYPES: dict[str, Any] = {
+    **{"number": float, "whole": int, "flag": bool, "text": str, "texts": list[str], "stops": str | list[str]},
+    **{"ids": list[int], "biases": dict[str, float]},
+}
+"""The type of a line's value, by the kind of a field."""
 
 
-class BatchRequest(BaseModel):
+def line_model(fields: Iterable[RequestField]) -> type[BaseModel]:
+    """The schema of these fields in a line. None is the flag's value."""
+    config = ConfigDict(extra="forbid", strict=True)
+    types: dict[str, Any] = {field.name: (TYPES[field.kind] | None, None) for field in fields}
+    return create_model("LineFields", __config__=config, **types)
+
+
+class BatchRequest(line_model(REQUEST_FIELDS)):  # type: ignore[misc]
     """A prompt or a conversation. All other fields but `id` are of GenerateOptions, SamplingParams and Constraint, and
     override the flags."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     id: Any = None
     prompt: str | None = None
     messages: list[TextMessage] | None = None
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    plan: str | None = None
-    lookahead: int | None = None
-    draft: str | None = None
-    ignore_eos: bool | None = None
-    cache_salt: str | None = None
-    logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    min_tokens: int | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
     json_schema: dict[str, Any] | bool | None = None
     json_object: bool | None = None
     regex: str | None = None
@@ -59,15 +48,12 @@ class BatchRequest(BaseModel):
     def options(self, defaults: GenerateOptions, number: int) -> GenerateOptions:
         """The flags, overridden by this line's values. A line without a seed of its own has seed + number - 1."""
         own = self.model_dump(exclude_none=True, exclude={"id", "prompt", "messages"})
-        keys = ("temperature", "top_k", "top_p", "min_p", "seed", "logit_bias", *PENALTIES)
-        sampling = {key: own.pop(key) for key in keys if key in own}
-        if "logit_bias" in sampling:
-            sampling["logit_bias"] = {_token(token): bias for token, bias in sampling["logit_bias"].items()}
+        if "logit_bias" in own:
+            own["logit_bias"] = {_token(token): bias for token, bias in own["logit_bias"].items()}
         constraint = {key: own.pop(key) for key in CONSTRAINT if key in own}
         if constraint:
             own["constraint"] = as_constraint(constraint)
-        sampling.setdefault("seed", (defaults.sampling.seed or 0) + number - 1)
-        return dataclasses.replace(defaults, sampling=dataclasses.replace(defaults.sampling, **sampling), **own)
+        return defaults.with_fields(**{"seed": (defaults.sampling.seed or 0) + number - 1} | own)
 
 
 def _token(written: str) -> int:
@@ -81,7 +67,7 @@ def _token(written: str) -> int:
 def parse_line(value: dict[str, Any]) -> BatchRequest:
     """PassError names the first field that is wrong."""
     try:
-        request = BatchRequest.model_validate(value)
+        request: BatchRequest = BatchRequest.model_validate(value)
     except ValidationError as error:
         raise PassError(first_problem(error)) from None
     if (request.prompt is None) == (request.messages is None):

@@ -1,12 +1,12 @@
-"""Flags that several commands share, those of logits processors too, and the dataclasses made of their values."""
+"""Flags that several commands share, and the dataclasses made of their values."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,17 +15,20 @@ import click
 
 from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.open import NUMBERED
-from pass_runtime.bundle.sampling import MAX_CANDIDATES, MAX_LOGPROBS, SamplingParams
+from pass_runtime.bundle.request_fields import REQUEST_FIELDS, SAMPLER_FIELDS, RequestField
+from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.command_errors import importing
-from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
-from pass_runtime.options import LOGPROBS_MODES, PLANS, GenerateOptions, LoadOptions
+from pass_runtime.options import LOGPROBS_MODES, GenerateOptions, LoadOptions
 from pass_runtime.session import Session, load
 from pass_runtime.text.constraint import Constraint
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    return lambda command: functools.reduce(lambda f, decorate: decorate(f), reversed(decorators), command)
 
 
 def _biases(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
@@ -41,56 +44,68 @@ def _biases(context: click.Context, option: click.Parameter, values: tuple[str, 
     return found
 
 
-def processor_options(command: F) -> F:
-    """--json-schema --json-object --regex --choice --grammar, penalties, --logit-bias, --min-tokens, --bad-word and
-    --allowed-token-id."""
+CONSTRAINT = ("json_schema", "json_object", "regex", "choice", "grammar")
+"""The fields of `Constraint` that have flags."""
+TYPES = {
+    "number": float,
+    "whole": int,
+    "flag": None,
+    "text": str,
+    "texts": str,
+    "stops": str,
+    "ids": int,
+    "biases": str,
+}
+"""The type of a flag's value, by the kind of a field."""
+SEVERAL = ("texts", "stops", "ids", "biases")
+"""Kinds whose flags may be given several times."""
+
+
+def field_option(field: RequestField) -> Callable[[F], F]:
+    """The flag of a field."""
+    assert field.flag is not None
+    several = field.kind in SEVERAL
+    ending = " May be given several times." if several else f"  [default: {field.default}]" if field.default else ""
+    return click.option(
+        field.flag,
+        field.name,
+        type=click.Choice(field.choices) if field.choices else TYPES[field.kind],
+        is_flag=field.kind == "flag",
+        multiple=several,
+        default=None if several else field.neutral,
+        show_default=field.neutral is not None and not several and field.kind != "flag",
+        metavar="TOKEN=BIAS" if field.kind == "biases" else None,
+        callback=_biases if field.kind == "biases" else None,
+        help=field.help + ending,
+    )
+
+
+APART = {field.name: field_option(field) for field in REQUEST_FIELDS if field.name in ("seed", "logprobs")}
+"""Flags that not every command has, or not with this default."""
+SEED, LOGPROBS = APART["seed"], APART["logprobs"]
+
+
+def field_options(fields: Iterable[RequestField]) -> Callable[[F], F]:
+    """The flags of these fields, but for those that are apart."""
+    return apply(*(field_option(field) for field in fields if field.flag is not None and field.name not in APART))
+
+
+def constraint_options(command: F) -> F:
+    """--json-schema --json-object --regex --choice --grammar"""
     file = click.Path(path_type=Path)
-    decorators = (
+    return apply(
         click.option("--json-schema", type=file, help="Write JSON of the schema in this file."),
         click.option("--json-object", is_flag=True, help="Write a JSON object."),
         click.option("--regex", help="Write what matches."),
-        click.option("--choice", multiple=True, help="Write one of these. Give it several times."),
+        click.option("--choice", multiple=True, help="Write one of these. May be given several times."),
         click.option("--grammar", type=file, help="Write what the grammar in this file (Lark) allows."),
-        click.option(
-            "--presence-penalty", type=float, default=0.0, show_default=True, help="Off a token written once."
-        ),
-        click.option("--frequency-penalty", type=float, default=0.0, show_default=True, help="Off for every time."),
-        click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Of prompt and text."),
-        click.option(
-            "--logit-bias", multiple=True, metavar="TOKEN=BIAS", callback=_biases, help="Added to a token's logit."
-        ),
-        click.option("--min-tokens", type=int, default=0, show_default=True, help="Do not end before so many tokens."),
-        click.option("--bad-word", "bad_words", multiple=True, help="Text that is not written."),
-        click.option(
-            "--allowed-token-id", "allowed_token_ids", type=int, multiple=True, help="Write only these tokens."
-        ),
-    )
-    return functools.reduce(lambda f, decorate: decorate(f), reversed(decorators), command)
-
-
-def take_processing(options: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
-    """The fields of GenerateOptions that a command's `options` give, which are taken out; those of SamplingParams are
-    put into `sampling`."""
-    sampling |= {key: options.pop(key) for key in PENALTIES}
-    sampling["logit_bias"] = options.pop("logit_bias")
-    fields = {
-        "json_schema": _content(options.pop("json_schema"), "--json-schema"),
-        "json_object": options.pop("json_object"),
-        "regex": options.pop("regex"),
-        "choice": options.pop("choice"),
-        "grammar": _content(options.pop("grammar"), "--grammar"),
-    }
-    own = {key: options.pop(key) for key in ("min_tokens", "bad_words", "allowed_token_ids")}
-    return own | {"constraint": as_constraint(fields)}
+    )(command)
 
 
 def as_constraint(fields: dict[str, Any]) -> Constraint | None:
-    """The constraint of these fields of `Constraint`; None where none is set. PassError where several are."""
-    return (
-        Constraint(**fields)
-        if any(value is not None and value not in (False, ()) for value in fields.values())
-        else None
-    )
+    """The constraint of these fields of `Constraint`; None if none is set. Raises PassError if several are."""
+    given = any(value is not None and value not in (False, ()) for value in fields.values())
+    return Constraint(**fields) if given else None
 
 
 def _content(path: Path | None, option: str) -> str | None:
@@ -102,14 +117,7 @@ def _content(path: Path | None, option: str) -> str | None:
         raise PassError(f"cannot read the file of {option}: {error}") from None
 
 
-DRAFT = click.option(
-    "--draft", type=click.Choice(DRAFTS), help="Where drafts come from.  [default: both for auto, else lookahead]"
-)
 BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
-
-
-def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
-    return lambda command: functools.reduce(lambda f, decorate: decorate(f), reversed(decorators), command)
 
 
 def engine_options(command: F) -> F:
@@ -127,33 +135,14 @@ def engine_options(command: F) -> F:
     )(command)
 
 
-SEED = click.option("--seed", type=int, help="Same seed, same text, whatever the plan.  [default: random]")
+def generation_options(command: F) -> F:
+    """The flags of requests, and those of constraints."""
+    return apply(field_options(REQUEST_FIELDS), constraint_options)(command)
 
 
 def sampling_options(command: F) -> F:
-    """--temperature --top-k --top-p --min-p"""
-    return apply(
-        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-        click.option("--top-k", type=int, default=0, show_default=True, help=f"0 is off; at most {MAX_CANDIDATES}."),
-        click.option("--top-p", type=float, default=1.0, show_default=True, help="1 is off."),
-        click.option("--min-p", type=float, default=0.0, show_default=True, help="0 is off."),
-    )(command)
-
-
-def generation_options(command: F) -> F:
-    """--max-new-tokens --plan --draft --lookahead --stop --stop-token-id --ignore-eos, and the options of sampling and
-    processors; the seed is apart."""
-    return apply(
-        click.option("--max-new-tokens", type=int, default=128, show_default=True),
-        sampling_options,
-        processor_options,
-        click.option("--plan", default="auto", show_default=True, help=f"{', '.join(PLANS)}. The text is the same."),
-        DRAFT,
-        click.option("--lookahead", type=int, help="Drafts per step; 0 is plain decoding.  [default: the bundle's L]"),
-        click.option("--stop", multiple=True, help="End before this text. May be given several times."),
-        click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this token, too."),
-        click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token."),
-    )(command)
+    """--temperature --top-k --top-p --min-p --seed"""
+    return apply(field_options(SAMPLER_FIELDS), SEED)(command)
 
 
 MAX_BATCH_SIZE = click.option(
@@ -168,11 +157,6 @@ MAX_DRAFTING = click.option(
     "--speculative-max-concurrency",
     type=int,
     help="With more sequences than this decoding at a time, none drafts.  [default: auto decides]",
-)
-LOGPROBS = click.option(
-    "--logprobs",
-    type=int,
-    help=f"Report log-probabilities: each token's, and of 0-{MAX_LOGPROBS} likely ones.",
 )
 LOGPROBS_MODE = click.option(
     "--logprobs-mode",
@@ -231,16 +215,16 @@ def refuse_given(why: str, *names: str) -> None:
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:
     """Takes the keys that it uses out of a command's `options`."""
-    return SamplingParams(**{key: options.pop(key) for key in ("temperature", "top_k", "top_p", "min_p", "seed")})
+    return SamplingParams(**{field.name: options.pop(field.name) for field in SAMPLER_FIELDS})
 
 
 def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> GenerateOptions:
     """Takes the keys that it uses out of a command's `options`."""
-    more: dict[str, Any] = {}
-    processing = take_processing(options, more)
-    sampling = replace(sampling_params(options), **more)
-    keys = ("max_new_tokens", "plan", "lookahead", "draft", "stop", "stop_token_ids", "ignore_eos")
-    own = {key: options.pop(key) for key in keys} | {"logprobs": options.pop("logprobs", None)}
-    if "" in own["stop"]:
+    fields = {field.name: options.pop(field.name) for field in REQUEST_FIELDS if field.name in options}
+    if "" in fields["stop"]:
         raise PassError("--stop is empty: give it text, or leave it out")
-    return GenerateOptions(sampling=sampling, reuse_prefix=reuse_prefix, **own, **processing)
+    constraint = {name: options.pop(name) for name in CONSTRAINT}
+    for name in ("json_schema", "grammar"):
+        constraint[name] = _content(constraint[name], f"--{name.replace('_', '-')}")
+    fields["constraint"] = as_constraint(constraint)
+    return GenerateOptions(reuse_prefix=reuse_prefix).with_fields(**fields)

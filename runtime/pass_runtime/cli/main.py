@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 import pass_runtime
+from pass_runtime.bundle.request_fields import DRAFTS, REQUEST_FIELDS
 from pass_runtime.cli import flags as opts
 from pass_runtime.cli.command_errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.cli.prompt_io import print_json, print_pieces, print_summary, read_prompt
-from pass_runtime.decode.draft_policy import DRAFTS
 from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_SLOTS
 
@@ -113,7 +113,7 @@ def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: b
         sys.exit(2)
 
 
-@main.command()
+@main.command(epilog=f"Fields: {', '.join((*(field.name for field in REQUEST_FIELDS), *opts.CONSTRAINT))}.")
 @opts.BUNDLE
 @click.argument("requests", type=click.Path(path_type=Path))
 @click.argument("results", type=click.Path(path_type=Path))
@@ -131,10 +131,8 @@ def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: b
 def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_on_error: bool, **options: Any) -> None:
     """Answer every line of a .jsonl file, several at a time, in order. A stopped run continues where it was.
 
-    A request is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of max_new_tokens,
-    temperature, top_k, top_p, min_p, seed, stop, stop_token_ids, plan, lookahead, draft, ignore_eos, logprobs,
-    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, min_tokens, bad_words, allowed_token_ids,
-    json_schema, json_object, regex, choice and grammar in place of the flags; schema and grammar are no files there.
+    A request is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of the fields below in place of
+    the flags; schema and grammar are no files there.
 
     A line that fails has an "error" as its result, and the others go on. The status is 1 where a line failed by no
     fault of its own ("unexpected"), and with --fail-on-error where any did.
@@ -215,7 +213,6 @@ def serve(bundle: Path, **options: Any) -> None:
 @click.option("--prompt-file", type=click.Path(path_type=Path), help='.jsonl with {"prompt": text} on each line.')
 @click.option("--max-new-tokens", type=int, default=48, show_default=True, help="Per prompt, end-of-sequence ignored.")
 @opts.sampling_options
-@opts.SEED
 @click.option("--plan", "plans", multiple=True, help="Plans to compare; ratios are to the first.  [default: ar, auto]")
 @click.option("--draft", "drafts", type=click.Choice(DRAFTS), multiple=True, help="Draft sources to compare.")
 @click.option("--lookahead", type=int, multiple=True, help="Drafts per pass.  [default: the bundle's L]")

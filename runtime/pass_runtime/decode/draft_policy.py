@@ -15,10 +15,6 @@ from pass_runtime.errors import PassError
 from pass_runtime.tuning.estimates import ConditionalAcceptance, cumulative_of
 from pass_runtime.tuning.tuner import SWITCH_MARGIN, Candidate, PlanTuner
 
-DRAFTS = ("lookahead", "ngram", "both")
-"""Where drafts come from: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams where one matches and
-look-ahead rows elsewhere."""
-
 CLEARLY = 1.10
 """N-gram drafts get a pass of their own, in place of one that verifies some of them anyway, where it promises this many
 times the tokens per second."""

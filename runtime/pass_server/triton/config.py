@@ -5,12 +5,12 @@ The tensors are those of Triton's vLLM backend and of its OpenAI frontend, and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pass_runtime import LoadOptions, PassError
+from pass_runtime import REQUEST_FIELDS, LoadOptions, PassError, RequestField
 from pass_server.serve_options import ServeOptions
 
 Dtype = Literal["STRING", "BOOL", "INT32", "UINT32", "UINT64", "FP32"]
@@ -29,13 +29,21 @@ class Field:
 TEXT_INPUT = Field("text_input", "STRING", optional=False)
 INPUT_IDS = Field("input_ids", "INT32", -1, optional=False)
 
-SAMPLED = (
-    *(Field("max_tokens", "INT32"), Field("temperature", "FP32"), Field("top_p", "FP32"), Field("top_k", "INT32")),
-    *(Field("min_p", "FP32"), Field("seed", "UINT64"), Field("stop_words", "STRING", -1)),
-    *(Field("stop_token_ids", "INT32", -1), Field("ignore_eos", "BOOL")),
-    *(Field("presence_penalty", "FP32"), Field("frequency_penalty", "FP32"), Field("repetition_penalty", "FP32")),
-    *(Field("plan", "STRING"), Field("speculative", "BOOL"), Field("lookahead", "INT32"), Field("draft", "STRING")),
-)
+DTYPES: Mapping[str, Dtype] = {"number": "FP32", "whole": "INT32", "flag": "BOOL", "ids": "INT32"}
+"""The type of an input, by the kind of a field; the others are strings."""
+
+
+def request_inputs(fields: Iterable[RequestField]) -> tuple[Field, ...]:
+    """The inputs for these fields of a request."""
+    return tuple(
+        Field(field.triton, field.dtype or DTYPES.get(field.kind, "STRING"), -1 if field.kind in LISTS else 1)
+        for field in fields
+        if field.triton is not None
+    )
+
+
+LISTS = ("texts", "stops", "ids")
+SAMPLED = (*request_inputs(REQUEST_FIELDS), Field("speculative", "BOOL"))
 """Fields that decide the text, or how it is decoded. They may also be given as JSON in `sampling_parameters`."""
 
 SAMPLING_PARAMETERS = Field("sampling_parameters", "STRING")

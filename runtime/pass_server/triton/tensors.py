@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from pass_runtime import Token
+from pass_runtime import REQUEST_FIELDS, Token
 from pass_server.api_error import ApiError, of_validation
 from pass_server.choices import Choice, extension
 from pass_server.fields import only
@@ -27,6 +27,8 @@ from pass_server.triton.config import (
     TEXT_OUTPUT,
 )
 
+HTTP_NAMES = {field.triton: field.http for field in REQUEST_FIELDS if field.triton and field.http}
+"""What a completion calls an input, which is its own name for all others."""
 Tensors = Mapping[str, np.ndarray]
 """The tensors that a request has, by name."""
 
@@ -53,9 +55,8 @@ class ResponseOptions:
 def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonRequest, ResponseOptions]:
     """parameters: those of the request itself, as JSON, which are merged with `sampling_parameters`. Raises ApiError if
     something cannot be read, or is given twice and differs."""
-    fields = {field.name: value for field in SAMPLED if (value := _value(tensors, field.name, field.dims)) is not None}
-    if "stop_words" in fields:
-        fields["stop"] = fields.pop("stop_words")
+    inputs = {HTTP_NAMES.get(field.name, field.name): _value(tensors, field.name, field.dims) for field in SAMPLED}
+    fields = {name: value for name, value in inputs.items() if value is not None}
     flags = {field.name: bool(_value(tensors, field.name)) for field in FLAGS}
     for more in (_value(tensors, SAMPLING_PARAMETERS.name), _own(parameters)):
         _merge(fields, _json_object(more) if more is not None else {})

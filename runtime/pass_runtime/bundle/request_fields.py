@@ -1,0 +1,339 @@
+"""The one table of a request's fields.
+
+It makes the checks of `SamplingParams` and `GenerateOptions`, the flags of `pass-run`, the schemas of lines of
+`pass-run batch` and of the HTTP API, and the inputs of a Triton model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import ge, gt, le, lt
+from typing import Any, Literal
+
+from pass_runtime.bundle.plan import MODES
+from pass_runtime.bundle.tree import TREE_SIZES
+from pass_runtime.bundle.values import flag, number, shown, text, whole, whole_numbers
+from pass_runtime.errors import PassError
+
+MAX_CANDIDATES = 1024
+"""Truncated sampling looks at this many of the most likely tokens; `top_k` is at most this."""
+
+MAX_LOGPROBS = 20
+"""How many of the most likely tokens can be reported along with the one that was written."""
+
+MAX_BIASES = 1024
+"""The most tokens that `logit_bias` may have."""
+
+MIN_REPETITION = 0.01
+"""The least `repetition_penalty`; one over it is the largest."""
+
+MAX_BAD_WORDS = 1024
+"""The most strings that `bad_words` may have."""
+
+PLANS = (*MODES, "fused:G0,G1,...", *(f"tree-{size}" for size in TREE_SIZES), "tree:G0,G1,...", "auto")
+"""The values of `plan`; G0, G1, ... are the sizes of the look-ahead groups."""
+
+DRAFTS = ("lookahead", "ngram", "both")
+"""Where drafts come from: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams where one matches and
+look-ahead rows elsewhere."""
+
+Kind = Literal["number", "whole", "flag", "text", "texts", "stops", "ids", "biases"]
+CONVERTERS = {"number": number, "whole": whole, "flag": flag, "text": text, "ids": whole_numbers}
+"""From any value of a kind to a plain Python value. `GenerateOptions` checks texts and stops itself."""
+COMPARISONS = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+
+
+@dataclass(frozen=True)
+class RequestField:
+    """A field of `SamplingParams` or `GenerateOptions`, and what every front calls it.
+
+    kind: "stops" are one text or several, "ids" a list of token ids, "biases" numbers by token id. neutral: the
+    default. help: what the field does. allowed: the values within `bounds`, in words for an error. bounds: of a number,
+    or of each of the biases, by pydantic's names (ge, gt, le, lt). choices: the only texts that are valid. default: in
+    words, what is done if the value is None.
+    flag: the option of `pass-run`, with its dashes; None if there is none.
+    http: the name in OpenAI's or vLLM's HTTP API; None if its endpoints do not all have the field under one name.
+    http_schema: arguments of pydantic's `Field` for HTTP in place of `bounds`, and of `help` if there is a description.
+    triton: the input of a Triton model; None if there is none. dtype: that of the input, None for the kind's own.
+    """
+
+    name: str
+    kind: Kind
+    neutral: Any
+    help: str
+    allowed: str = ""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+    default: str = ""
+    flag: str | None = None
+    http: str | None = None
+    http_schema: Mapping[str, Any] | None = None
+    triton: str | None = None
+    dtype: Literal["UINT64"] | None = None
+
+    @property
+    def label(self) -> str:
+        """The name in messages."""
+        return self.name.replace("_", "-")
+
+    def checked(self, value: Any) -> Any:
+        """The value as a plain Python value. Raises PassError if its type or its size is wrong."""
+        if self.kind == "biases":
+            return self._checked_biases(value)
+        if (value is None and self.neutral is None) or self.kind not in CONVERTERS:
+            return value
+        found = CONVERTERS[self.kind](self.label, value)
+        if not self.within(found):
+            raise PassError(f"{self.label} must be {self.allowed}, not {found}")
+        return found
+
+    def _checked_biases(self, value: Any) -> dict[int, float]:
+        if not isinstance(value, Mapping):
+            raise PassError(f"{self.label} must be a mapping from token ids to numbers, not {shown(value)}")
+        found = {whole(f"a token of {self.label}", t): number(self.label, bias) for t, bias in value.items()}
+        if len(found) > MAX_BIASES:
+            raise PassError(f"{self.label} has {len(found)} tokens; at most {MAX_BIASES} are allowed")
+        for token, bias in found.items():
+            if not self.within(bias):
+                raise PassError(f"{self.label} must be {self.allowed}, not {bias} for token {token}")
+        return found
+
+    def within(self, value: Any) -> bool:
+        """Whether a number is within the bounds."""
+        return all(COMPARISONS[name](value, bound) for name, bound in self.bounds.items())
+
+
+SAMPLER_FIELDS = (
+    RequestField(
+        "temperature",
+        "number",
+        0.0,
+        "0 takes the most likely token; higher values draw more evenly.",
+        allowed="a number of at least 0",
+        bounds={"ge": 0, "lt": float("inf")},
+        flag="--temperature",
+        http="temperature",
+        http_schema={"ge": 0, "le": 2, "description": "0 takes the most likely token. Default 1."},
+        triton="temperature",
+    ),
+    RequestField(
+        "top_k",
+        "whole",
+        0,
+        f"Draw from this many of the most likely tokens. 0 is off; at most {MAX_CANDIDATES}.",
+        allowed=f"0 (off) to {MAX_CANDIDATES}",
+        bounds={"ge": 0, "le": MAX_CANDIDATES},
+        flag="--top-k",
+        http="top_k",
+        http_schema={"ge": -1, "le": MAX_CANDIDATES, "description": "0 and -1 are off."},
+        triton="top_k",
+    ),
+    RequestField(
+        "top_p",
+        "number",
+        1.0,
+        "Draw from the most likely tokens that together have this probability. 1 is off.",
+        allowed="above 0 and at most 1 (off)",
+        bounds={"gt": 0, "le": 1},
+        flag="--top-p",
+        http="top_p",
+        triton="top_p",
+    ),
+    RequestField(
+        "min_p",
+        "number",
+        0.0,
+        "Remove tokens less likely than this share of the most likely token's probability. 0 is off.",
+        allowed="0 (off) to 1",
+        bounds={"ge": 0, "le": 1},
+        flag="--min-p",
+        http="min_p",
+        triton="min_p",
+    ),
+    RequestField(
+        "seed",
+        "whole",
+        None,
+        "The same seed gives the same text, whatever the plan.",
+        allowed="0 to 2^64-1",
+        bounds={"ge": 0, "lt": 1 << 64},
+        default="random",
+        flag="--seed",
+        http="seed",
+        http_schema={"ge": -(1 << 63), "lt": 1 << 64, "description": "Negative ones count from 2^64 down."},
+        triton="seed",
+        dtype="UINT64",
+    ),
+)
+"""The fields of `SamplingParams` that decide how a token is drawn from the logits."""
+
+PENALTY_FIELDS = (
+    RequestField(
+        "presence_penalty",
+        "number",
+        0.0,
+        "Subtracted from the logit of every token already generated.",
+        allowed="-2 to 2 (0 is off)",
+        bounds={"ge": -2, "le": 2},
+        flag="--presence-penalty",
+        http="presence_penalty",
+        triton="presence_penalty",
+    ),
+    RequestField(
+        "frequency_penalty",
+        "number",
+        0.0,
+        "Subtracted from a token's logit once for each time it was generated.",
+        allowed="-2 to 2 (0 is off)",
+        bounds={"ge": -2, "le": 2},
+        flag="--frequency-penalty",
+        http="frequency_penalty",
+        triton="frequency_penalty",
+    ),
+    RequestField(
+        "repetition_penalty",
+        "number",
+        1.0,
+        "Divides positive and multiplies negative logits of tokens in the prompt or the output.",
+        allowed=f"{MIN_REPETITION} to {1 / MIN_REPETITION:.0f} (1 is off)",
+        bounds={"ge": MIN_REPETITION, "le": 1 / MIN_REPETITION},
+        flag="--repetition-penalty",
+        http="repetition_penalty",
+        triton="repetition_penalty",
+    ),
+    RequestField(
+        "logit_bias",
+        "biases",
+        {},
+        "Added to the logit of a token, by token id.",
+        allowed="-100 to 100",
+        bounds={"ge": -100, "le": 100},
+        flag="--logit-bias",
+        http="logit_bias",
+    ),
+)
+"""The fields of `SamplingParams` that change the logits before a token is drawn."""
+
+SAMPLING_FIELDS = SAMPLER_FIELDS + PENALTY_FIELDS
+"""The fields of `SamplingParams`."""
+
+REQUEST_FIELDS = (
+    RequestField(
+        "max_new_tokens",
+        "whole",
+        128,
+        "Generate at most this many tokens.",
+        allowed="at least 1",
+        bounds={"ge": 1},
+        flag="--max-new-tokens",
+        triton="max_tokens",
+    ),
+    *SAMPLING_FIELDS,
+    RequestField(
+        "min_tokens",
+        "whole",
+        0,
+        "Do not end before this many tokens are generated.",
+        allowed="0 to max-new-tokens",
+        bounds={"ge": 0},
+        flag="--min-tokens",
+        http="min_tokens",
+    ),
+    RequestField(
+        "bad_words",
+        "texts",
+        (),
+        "Text that is not generated.",
+        flag="--bad-word",
+        http="bad_words",
+        http_schema={"max_length": MAX_BAD_WORDS, "fail_fast": True},
+    ),
+    RequestField(
+        "allowed_token_ids",
+        "ids",
+        (),
+        "Generate only these tokens.",
+        flag="--allowed-token-id",
+        http="allowed_token_ids",
+        http_schema={"min_length": 1},
+    ),
+    RequestField(
+        "plan",
+        "text",
+        "auto",
+        f"Changes how fast, never what, is written: {', '.join(PLANS)}.",
+        flag="--plan",
+        http="plan",
+        http_schema={"max_length": 100},
+        triton="plan",
+    ),
+    RequestField(
+        "draft",
+        "text",
+        None,
+        "Where drafts come from.",
+        choices=DRAFTS,
+        default="both for auto, else lookahead",
+        flag="--draft",
+        http="draft",
+        triton="draft",
+    ),
+    RequestField(
+        "lookahead",
+        "whole",
+        None,
+        "Drafts per step; 0 is plain decoding.",
+        default="the bundle's L",
+        flag="--lookahead",
+        http="lookahead",
+        http_schema={"ge": 0},
+        triton="lookahead",
+    ),
+    RequestField(
+        "stop",
+        "stops",
+        (),
+        "End before this text, which is not part of the output.",
+        flag="--stop",
+        http="stop",
+        triton="stop_words",
+    ),
+    RequestField(
+        "stop_token_ids",
+        "ids",
+        (),
+        "End after this token, as after an end-of-sequence token.",
+        flag="--stop-token-id",
+        http="stop_token_ids",
+        http_schema={"max_length": 64},
+        triton="stop_token_ids",
+    ),
+    RequestField(
+        "ignore_eos",
+        "flag",
+        False,
+        "Go on after an end-of-sequence token.",
+        flag="--ignore-eos",
+        http="ignore_eos",
+        triton="ignore_eos",
+    ),
+    RequestField(
+        "logprobs",
+        "whole",
+        None,
+        f"Report log-probabilities: each token's, and of 0-{MAX_LOGPROBS} likely ones.",
+        allowed=f"0 to {MAX_LOGPROBS}",
+        bounds={"ge": 0, "le": MAX_LOGPROBS},
+        flag="--logprobs",
+    ),
+    RequestField(
+        "cache_salt",
+        "text",
+        "",
+        "K/V of prompts are shared only among requests with the same salt.",
+        http="cache_salt",
+        http_schema={"min_length": 1, "max_length": 256},
+    ),
+)
+"""The fields of `SamplingParams` and of `GenerateOptions`, but for `constraint` and `reuse_prefix`."""
