@@ -1,4 +1,4 @@
-"""`/`: one static page that shows where tokens come from. It uses nothing but the API, and loads nothing from elsewhere."""
+"""`/`: one static page that shows where tokens come from. It uses the API, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 

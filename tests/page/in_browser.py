@@ -1,4 +1,4 @@
-"""The page in headless Chromium, as somebody would use it: `scripts/test.sh page` runs this file, the usual tests do not.
+"""The page in headless Chromium, as somebody would use it. `scripts/test.sh page` runs this; the usual tests do not.
 
 PASS_PAGE_BUNDLE: a bundle to serve (default: a tiny random model). PASS_PAGE_SHOTS: where screenshots go (default:
 build/page). docs/page.png is `compare.png` of a real bundle.
@@ -15,7 +15,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from changed_pass_run import slow_pass_run
 from running import Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: scripts/test.sh page")
@@ -53,7 +52,7 @@ class Page:
 
     def __init__(self, page, url: str) -> None:
         self.page, self.problems, self.asked, self.hosts = page, [], [], set()
-        page.set_default_timeout(MILLISECONDS)
+        page.set_default_timeout(MILLISECONDS / 4)
         page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("request", self._note)
@@ -124,7 +123,7 @@ def opened(browser):
 
 def test_a_chat(served, opened):
     page = opened(served)
-    page.set(Temperature=0.8, Seed=7, Top_p=0.9, Most_tokens=48)
+    page.set(**{"Temperature": 0.8, "Seed": 7, "Top-p": 0.9, "Most tokens": 48})
     page.send()
     said = page.wait()
     (path, body) = page.asked[0]
@@ -233,13 +232,15 @@ def test_a_comparison_that_fails_is_marked(served, opened):
     """A server that writes something else the second time."""
     page = opened(served)
 
-    def changed(route) -> None:
-        answer = route.fetch()
-        route.fulfill(response=answer, body=re.sub(r'"id":(\d+)', lambda found: f'"id":{int(found[1]) + 1}', answer.text()))
+    def answer(route) -> None:
+        if "plan" in route.request.post_data_json:
+            route.continue_()
+            return
+        found = route.fetch()
+        other = re.sub(r'"id":(\d+)', lambda token: f'"id":{int(token[1]) + 1}', found.text())
+        route.fulfill(response=found, body=other)
 
-    page.page.route(
-        "**/v1/completions", lambda route: route.continue_() if "plan" in route.request.post_data_json else changed(route)
-    )
+    page.page.route("**/v1/completions", answer)
     page.set(Most_tokens=4)
     page.pick("compare")
     page.pick("Completion")

