@@ -20,6 +20,7 @@ from pass_runtime import Session, __version__
 from pass_server.api_error import ApiError, of_validation
 from pass_server.formatters import ChatFormatter, ChoicesFormatter, CompletionFormatter
 from pass_server.middleware import BodyLimit, ConnectionLimit, KeyCheck, ResponseLog, add_handlers
+from pass_server.page import add_page
 from pass_server.prometheus import PrometheusSink
 from pass_server.responses_chat import AsChat
 from pass_server.responses_fields import ResponsesRequest
@@ -129,6 +130,8 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     _add_responses(app, service)
     add_tokenizing(app, service, ERRORS)
     _add_probes(app, service, sink)
+    if options.page:
+        add_page(app)
     app.add_middleware(BodyLimit, most=options.max_body_bytes, seconds=options.client_seconds)
     app.add_middleware(ConnectionLimit)
     app.add_middleware(KeyCheck, keys=options.keys)
@@ -143,7 +146,8 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         parsed = await service.parse(request, len(await http.body()), http.state.client)
         usage = bool(request.stream_options and request.stream_options.include_usage)
-        shaped = shape(service.model, service.texts, logprobs=logprobs, include_usage=usage)
+        details = bool(request.pass_details)
+        shaped = shape(service.model, service.texts, logprobs=logprobs, include_usage=usage, pass_details=details)
         return GenerationResponse(service, parsed, shaped, stream=bool(request.stream))
 
     @app.post("/v1/completions", response_class=Response, responses=RESPONSES)

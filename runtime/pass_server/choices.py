@@ -85,9 +85,11 @@ class Choice:
         return sum(values) / len(values) if values else 0.0
 
 
-def extension(generation: Generation) -> Json:
-    """The field `pass` of a choice, which says how it was decoded."""
+def extension(generation: Generation, *, details: bool = False) -> Json:
+    """The field `pass` of a choice, which says how it was decoded. details: also what requests ask for by
+    `pass_details`."""
     stats = generation.stats
+    more = {"acceptance_per_position": stats.acceptance_per_position} if details else {}
     return {
         "seed": generation.seed,
         "stop_reason": generation.stop_reason,
@@ -99,7 +101,13 @@ def extension(generation: Generation) -> Json:
         "queue_seconds": stats.queue_seconds,
         "prefill_seconds": stats.prefill_seconds,
         "decode_seconds": stats.decode_seconds,
+        **more,
     }
+
+
+def told(tokens: Sequence[Token]) -> list[Json]:
+    """Tokens with their sources. Their texts, of which some may be empty, make up the text."""
+    return [{"id": token.id, "text": token.text, "source": token.source} for token in tokens]
 
 
 def best(choices: Sequence[Choice], written: int, n: int) -> list[Choice]:

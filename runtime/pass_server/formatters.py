@@ -11,7 +11,7 @@ from typing import Any
 
 from pass_runtime import Detokenizer, Piece, Token, Vocabulary
 from pass_server.api_error import ApiError
-from pass_server.choices import Choice, Json, extension
+from pass_server.choices import Choice, Json, extension, told
 
 
 class TokenTexts:
@@ -116,15 +116,24 @@ class ResponseFormatter(ABC):
 
 class ChoicesFormatter(ResponseFormatter):
     """The shape of both endpoints. logprobs: whether the request wants them. include_usage: whether a stream ends with
-    an event about tokens."""
+    an event about tokens. pass_details: whether the field `pass` tells of every pass and token."""
 
     prefix: str
     kind: str
     chunk_kind: str
 
-    def __init__(self, model: str, texts: TokenTexts, *, logprobs: bool, include_usage: bool = False) -> None:
+    def __init__(
+        self,
+        model: str,
+        texts: TokenTexts,
+        *,
+        logprobs: bool,
+        include_usage: bool = False,
+        pass_details: bool = False,
+    ) -> None:
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
         self.model, self._texts, self._logprobs, self._include_usage = model, texts, logprobs, include_usage
+        self._details = pass_details
 
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
         return self._envelope(self.kind, [self._finished(choice) for choice in choices]) | {"usage": usage}
@@ -142,19 +151,31 @@ class ChoicesFormatter(ResponseFormatter):
         return []
 
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
-        if not piece.text and not (self._logprobs and piece.tokens):
+        if not piece.text and not self._tells_of(piece):
             return []
-        return [self._choice(choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens), None)]
+        shown = self._choice(choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens), None)
+        return [shown | self._details_of(choice, piece)]
 
     def ending(self, choice: Choice) -> list[Json]:
         ended = self._choice(choice, self._delta(""), None, self._reason(choice))
-        return [ended | {"pass": extension(choice.generation)}]
+        return [ended | {"pass": extension(choice.generation, details=self._details)}]
 
     def _finished(self, choice: Choice) -> Json:
         done = choice.generation
         message = self._message(choice)
         ended = self._choice(choice, message, self._logprobs_of(choice, done.tokens), self._reason(choice))
-        return ended | {"pass": extension(done)}
+        tokens = {"tokens": told(done.tokens)} if self._details else {}
+        return ended | {"pass": extension(done, details=self._details) | tokens}
+
+    def _tells_of(self, piece: Piece) -> bool:
+        """Whether a piece is shown even if it has no text."""
+        return bool(piece.tokens) and (self._logprobs or self._details)
+
+    def _details_of(self, choice: Choice, piece: Piece) -> Json:
+        """The field `pass` of the chunk of one pass, if the request wants it. seconds: since the request came."""
+        if not self._details or not piece.tokens:
+            return {}
+        return {"pass": {"seconds": piece.written - choice.timing.arrived, "tokens": told(piece.tokens)}}
 
     def _reason(self, choice: Choice) -> str | None:
         return choice.generation.finish_reason
@@ -210,12 +231,12 @@ class ChatFormatter(ChoicesFormatter):
             return super().piece(choice, piece)
         logprobs = self._logprobs_of(choice, piece.tokens)
         deltas = choice.answer.push(piece.tokens, piece.text)
-        if not deltas and logprobs is not None and piece.tokens:
+        if not deltas and self._tells_of(piece):
             deltas = [{}]
-        return [
-            self._choice(choice, {"delta": delta}, None if place else logprobs, None)
-            for place, delta in enumerate(deltas)
-        ]
+        shown = [self._choice(choice, {"delta": delta}, None, None) for delta in deltas]
+        if shown:
+            shown[0] |= {"logprobs": logprobs} | self._details_of(choice, piece)
+        return shown
 
     def ending(self, choice: Choice) -> list[Json]:
         deltas = [] if choice.answer is None else choice.answer.finish()

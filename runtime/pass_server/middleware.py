@@ -41,7 +41,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 log = logging.getLogger("pass_server")
-KEYLESS_PATHS = ("/health", "/ready", "/metrics", "/openapi.json")
+KEYLESS_PATHS = ("/", "/health", "/ready", "/metrics", "/openapi.json")
 """Paths that need no key: nothing in them comes from prompts or answers."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT")
 """Those that are logged by their names."""

@@ -169,6 +169,7 @@ class Sampled(Structured, Drawn):
     max_tokens: int | None = Field(None, ge=1)
     stream_options: StreamOptions | None = None
     metadata: Metadata | None = Field(None, description="Not used.")
+    pass_details: bool | None = Field(None, description="Tell the tokens of each pass, and where each came from.")
 
     service_tier: Any = only("auto", "default")
     store: Any = only(False)

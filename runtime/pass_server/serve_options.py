@@ -26,7 +26,7 @@ class ServeOptions:
     client_plans: whether requests may name a plan, which then decides for the whole batch (see GenerateOptions).
     special_tokens: whether the text of a special token in a chat message is encoded as that token (see
     Session.encode_chat). tool_call_parser and reasoning_parser: the format of calls and of thoughts in a model's turns
-    ("auto": that of its chat template).
+    ("auto": that of its chat template). page: whether `/` is answered with the page.
     """
 
     model_name: str | None = None
@@ -43,6 +43,7 @@ class ServeOptions:
     special_tokens: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    page: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_tokens", "max_output_tokens", "max_body_bytes", "max_sequences"):

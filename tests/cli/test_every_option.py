@@ -179,6 +179,7 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             "reuse_prefix": Case(["--reuse-prefix"], {"ServeOptions.reuse_prefix": True}),
             "client_plans": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
             "special_tokens": Case(["--allow-special-tokens"], {"ServeOptions.special_tokens": True}),
+            "page": Case(["--no-page"], {"ServeOptions.page": False}),
         },
     ),
     "bench": (

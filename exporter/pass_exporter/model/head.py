@@ -14,7 +14,8 @@ first, then the projection's.
 
 The candidates are the tokens of the CANDIDATE_BLOCKS blocks with the largest l_j. The blocks are those of
 `pass_runtime.bundle.noise`. The CANDIDATES most likely tokens are among the candidates.
-`pass_exporter.tails.definitions` defines the same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
+`pass_exporter.tails.definitions` defines the same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv
+2402.05109; Clover, arXiv 2405.00263.)
 """
 
 from __future__ import annotations

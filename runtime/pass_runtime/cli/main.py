@@ -178,6 +178,7 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
     default=True,
     help="Refuse requests that name a plan, or turn speculation off.",
 )
+@click.option("--no-page", "page", is_flag=True, flag_value=False, default=True, help="Do not answer / with the page.")
 @click.option(
     "--allow-special-tokens", "special_tokens", is_flag=True, help="Encode special tokens that messages spell as such."
 )
@@ -189,7 +190,10 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
 @opts.engine_options
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:
-    """Answer HTTP requests as OpenAI's API does. At Ctrl-C and SIGTERM, requests under way may finish."""
+    """Answer HTTP requests as OpenAI's API does, and / with a page to try it.
+
+    At Ctrl-C and SIGTERM, requests under way may finish.
+    """
     try:
         with importing():
             from pass_server.serve_options import ServeOptions, read_keys

@@ -39,6 +39,7 @@ class TritonRequest(CompletionRequest):
     n: Any = only(1)
     best_of: Any = only(1)
     echo: Any = only(False)
+    pass_details: Any = only(False)
     guided_decoding: Any = only()
     lora_name: Any = only()
 

@@ -1,0 +1,50 @@
+"""`/`: one static page that shows where tokens come from. It uses the API, and loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from fastapi import FastAPI, Response
+
+PAGE = Path(__file__).with_name("page.html")
+
+
+def add_page(app: FastAPI) -> None:
+    """Answer `/` with the page, which is read now."""
+    html = PAGE.read_bytes()
+    headers = {
+        "Content-Security-Policy": content_policy(html),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page() -> Response:
+        return Response(html, headers=headers, media_type="text/html")
+
+
+def content_policy(html: bytes) -> str:
+    """The Content-Security-Policy: this page's own script and style, and requests to this server."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_hash(html, b'script')}'",
+            f"style-src '{_hash(html, b'style')}'",
+            "connect-src 'self'",
+            "img-src data:",  # the icon
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+        )
+    )
+
+
+def _hash(html: bytes, tag: bytes) -> str:
+    """The hash of the only element `tag`, as a policy's source."""
+    (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
+    return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"

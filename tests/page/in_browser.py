@@ -1,0 +1,308 @@
+"""The page in headless Chromium, as somebody would use it. `scripts/test.sh page` runs this; the usual tests do not.
+
+PASS_PAGE_BUNDLE: a bundle to serve (default: a tiny random model). PASS_PAGE_SHOTS: where screenshots go (default:
+build/page). docs/page.png is `compare.png` of a real bundle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from running import Server
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: scripts/test.sh page")
+expect = playwright.expect
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("chromium is not installed: scripts/test.sh page", allow_module_level=True)
+
+SHOTS = Path(os.environ.get("PASS_PAGE_SHOTS", "build/page"))
+QUESTION = "Write a Python function that checks whether a number is prime, and one that lists the primes up to n."
+WIDE, NARROW = {"width": 1240, "height": 760}, {"width": 390, "height": 844}
+MILLISECONDS = 120_000
+"""How long a text may take on a busy machine."""
+SOURCES = {"model", "lookahead", "ngram", "grammar"}
+
+
+@pytest.fixture(scope="session")
+def served(random_bundle, tmp_path_factory) -> Iterator[Server]:
+    bundle = Path(os.environ.get("PASS_PAGE_BUNDLE", random_bundle))
+    threads = ("--threads", os.cpu_count() or 1) if "PASS_PAGE_BUNDLE" in os.environ else ()
+    with Server(bundle, tmp_path_factory.mktemp("page") / "log", "--max-batch-size", 1, *threads) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator:
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield chromium
+        chromium.close()
+
+
+class Page:
+    """The page, opened. problems: what the console said of errors. asked: requests to the API, by path and body."""
+
+    def __init__(self, page, url: str) -> None:
+        self.page, self.problems, self.asked, self.hosts = page, [], [], set()
+        page.set_default_timeout(MILLISECONDS / 4)
+        page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("request", self._note)
+        page.goto(url)
+
+    def _note(self, request) -> None:
+        where = urlsplit(request.url)
+        self.hosts.add(where.netloc)
+        if request.method == "POST":
+            self.asked.append((where.path, json.loads(request.post_data)))
+
+    def set(self, **fields: object) -> None:
+        """Values by label, "_" for a space."""
+        for label, value in fields.items():
+            self.page.get_by_label(label.replace("_", " ")).fill(str(value))
+
+    def pick(self, name: str) -> None:
+        self.page.get_by_role("radio", name=name).check()
+
+    def send(self, text: str = QUESTION) -> None:
+        self.page.get_by_label("Prompt").fill(text)
+        self.page.get_by_role("button", name="Send").click()
+
+    def wait(self, start: str = "Done") -> str:
+        """What the status says when it begins so."""
+        status = self.page.get_by_role("status")
+        expect(status).to_have_text(re.compile(f"^{start}"), timeout=MILLISECONDS)
+        return status.inner_text()
+
+    @property
+    def runs(self):
+        return self.page.get_by_role("article")
+
+    def tokens(self, run: int = -1):
+        return self.runs.nth(run).locator(".tok")
+
+    def text(self, run: int = -1) -> str:
+        return self.runs.nth(run).locator(".text").text_content()
+
+    def number(self, name: str, run: int = -1) -> str:
+        return self.runs.nth(run).locator(f".{name} dd").inner_text()
+
+    def refused(self, words: str) -> None:
+        expect(self.page.get_by_role("alert")).to_contain_text(words)
+
+    def shot(self, name: str) -> None:
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.mouse.move(0, 0)
+        self.page.screenshot(path=SHOTS / f"{name}.png")
+
+
+@pytest.fixture
+def opened(browser):
+    """Open a server's page. At the end nothing may have gone wrong, and no other host was asked."""
+    pages: list[tuple[Page, Server]] = []
+
+    def open_page(server: Server, **options: object) -> Page:
+        context = browser.new_context(viewport=WIDE, **options)
+        pages.append((Page(context.new_page(), server.url), server))
+        return pages[-1][0]
+
+    yield open_page
+    for page, server in pages:
+        page.page.context.close()
+        assert page.problems == []
+        assert page.hosts == {urlsplit(server.url).netloc}
+
+
+def test_a_chat(served, opened):
+    page = opened(served)
+    page.set(**{"Temperature": 0.8, "Seed": 7, "Top-p": 0.9, "Most tokens": 48})
+    page.send()
+    said = page.wait()
+    (path, body) = page.asked[0]
+    assert path == "/v1/chat/completions"
+    assert (body["temperature"], body["seed"], body["top_p"], body["max_tokens"]) == (0.8, 7, 0.9, 48)
+    whole = served.post(path, body | {"stream": False}).json()["choices"][0]
+    tokens = page.tokens()
+    assert page.text() == whole["message"]["content"]
+    assert tokens.all_text_contents() == [token["text"] for token in whole["pass"]["tokens"]]
+    shown = {name for each in tokens.evaluate_all("all => all.map(one => one.className)") for name in each.split()}
+    assert shown - {"tok"} <= SOURCES
+    assert int(page.number("tokens")) == tokens.count() == len(whole["pass"]["tokens"])
+    assert float(page.number("speed")) > 0
+    assert float(page.number("tau")) >= 1
+    assert page.number("first").endswith(" ms")
+    assert f"{tokens.count()} tokens" in said
+    page.set(Temperature=0)
+    page.send("And in C?")
+    page.wait()
+    roles = [message["role"] for message in page.asked[-1][1]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+    assert page.asked[-1][1]["messages"][1]["content"] == page.text(0)
+    page.shot("chat")
+    page.page.get_by_role("button", name="Clear").click()
+    page.send("Hello")
+    page.wait()
+    assert len(page.asked[-1][1]["messages"]) == 1
+
+
+def test_a_completion_whose_alternatives_are_looked_at(served, opened):
+    """With the keyboard alone."""
+    page = opened(served)
+    page.page.get_by_label("Probabilities and alternatives").press("Space")
+    page.page.get_by_role("radio", name="Chat").press("ArrowRight")
+    page.set(Most_tokens=12)
+    page.page.get_by_label("Prompt").fill("The quick brown")
+    page.page.get_by_label("Prompt").press("Enter")
+    page.wait()
+    path, body = page.asked[0]
+    assert (path, body["prompt"]) == ("/v1/completions", "The quick brown")
+    (choice,) = served.post(path, body | {"stream": False}).json()["choices"]
+    page.tokens().first.press("ArrowRight")
+    focused, tip = page.tokens().nth(1), page.page.get_by_role("tooltip")
+    expect(focused).to_be_focused()
+    expect(focused).to_have_accessible_description(re.compile(r"pass \d+, token \d+ of \d+"))
+    expect(tip.locator("tr")).to_have_count(len(choice["logprobs"]["top_logprobs"][1]), timeout=MILLISECONDS)
+    expect(tip.locator(".written")).to_have_count(1)
+    expect(tip.locator(".written")).to_contain_text(json.dumps(choice["logprobs"]["tokens"][1], ensure_ascii=False))
+    page.page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+    page.tokens().nth(3).hover()
+    expect(tip).to_be_visible()
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.page.screenshot(path=SHOTS / "alternatives.png")
+
+
+def test_a_stop(slow_server, opened):
+    page = opened(slow_server)
+    page.set(Most_tokens=600)
+    page.send()
+    expect(page.tokens().nth(2)).to_be_attached()
+    page.page.get_by_role("button", name="Stop").click()
+    said = page.wait("Stopped")
+    count = page.tokens().count()
+    assert 3 <= count < 600
+    assert f"{count} tokens" in said
+
+    page.set(Most_tokens=2)
+    page.send("Again")
+    page.wait()
+    assert page.asked[-1][1]["messages"][1] == {"role": "assistant", "content": page.text(0)}
+
+
+def test_a_comparison(served, opened):
+    page = opened(served)
+    page.set(Most_tokens=96)
+    page.pick("compare")
+    page.send()
+    page.wait()
+    assert page.text(0) == page.text(1) != ""
+    assert page.tokens(0).all_text_contents() == page.tokens(1).all_text_contents()
+    (_, plain), (_, auto) = page.asked
+    assert plain.pop("cache_salt") != auto.pop("cache_salt")
+    assert plain.pop("plan") == "ar"
+    assert plain == auto
+    count = page.tokens(0).count()
+    expect(page.page.locator(".verdict")).to_have_text(
+        re.compile(rf"^The same {count} tokens; auto is [\d.]+ times as fast as plain decoding$")
+    )
+    assert page.number("tau", 0) == "1.00"
+    assert float(page.number("speed", 0)) > 0 < float(page.number("speed", 1))
+    expect(page.page.locator(".differs")).to_have_count(0)
+    page.page.set_viewport_size({"width": WIDE["width"], "height": 1000})
+    page.page.evaluate("scrollTo(0, 0)")
+    page.shot("compare")
+    page.page.emulate_media(color_scheme="dark")
+    page.shot("dark")
+    page.page.set_viewport_size(NARROW)
+    page.page.emulate_media(color_scheme="light")
+    page.page.get_by_text("Settings").click()
+    page.shot("narrow")
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+
+
+def test_a_comparison_that_fails_is_marked(served, opened):
+    """A server that writes something else the second time."""
+    page = opened(served)
+
+    def answer(route) -> None:
+        if "plan" in route.request.post_data_json:
+            route.continue_()
+            return
+        found = route.fetch()
+        other = re.sub(r'"id":(\d+)', lambda token: f'"id":{int(token[1]) + 1}', found.text())
+        route.fulfill(response=found, body=other)
+
+    page.page.route("**/v1/completions", answer)
+    page.set(Most_tokens=4)
+    page.pick("compare")
+    page.pick("Completion")
+    page.send()
+    assert "Not the same text: token 1 is the first that differs" in page.wait()
+    expect(page.page.locator(".differs")).to_have_count(2 * page.tokens(0).count())
+
+
+def test_a_schema(served, opened):
+    page = opened(served)
+    schema = {"type": "object", "properties": {"prime": {"type": "boolean"}}, "required": ["prime"]}
+    page.set(JSON_schema=json.dumps(schema | {"additionalProperties": False}))
+    page.send("Is 7 a prime?")
+    page.wait()
+    assert set(json.loads(page.text())) == {"prime"}
+
+
+def test_errors_are_told_in_words(served, opened):
+    page = opened(served)
+    page.set(JSON_schema='{"type": ')
+    page.send("Hello")
+    page.refused("The JSON schema is not JSON")
+    assert page.asked == []
+    page.set(JSON_schema='{"type": "nonsense"}')
+    page.send("Hello")
+    page.refused("nonsense")
+    expect(page.runs).to_have_count(0)
+    expect(page.page.get_by_label("Prompt")).to_have_value("Hello")
+    page.page.context.set_offline(True)
+    page.send("Hello")
+    page.refused("The server does not answer")
+    page.page.context.set_offline(False)
+    page.set(JSON_schema="", Most_tokens=3)
+    page.send("Hello")
+    page.wait()
+    expect(page.page.get_by_role("alert")).to_have_text("")
+    assert len(page.problems) == 2  # Chromium's own lines about the 400 and the lost connection
+    assert all("Failed to load resource" in problem for problem in page.problems)
+    page.problems.clear()
+
+
+def test_a_key_is_asked_for_and_kept_nowhere(random_bundle, tmp_path, opened):
+    (tmp_path / "keys").write_text("ours\n")
+    with Server(random_bundle, tmp_path / "log", "--api-key-file", tmp_path / "keys") as server:
+        page = opened(server)
+        page.refused("wants a valid API key")
+        page.problems.clear()  # Chromium's own line about the 401
+        page.set(API_key="ours", Most_tokens=3)
+        page.send("Hello")
+        page.wait()
+        kept = "JSON.stringify([localStorage, sessionStorage, document.cookie])"
+        assert page.page.evaluate(kept) == '[{},{},""]'
+        page.page.reload()
+        page.refused("wants a valid API key")
+        page.problems.clear()
+
+
+def test_a_script_that_is_not_its_own_does_not_run(served, opened):
+    page = opened(served)
+    page.page.evaluate(
+        "() => { const s = document.createElement('script'); s.append('window.ran = 1'); document.body.append(s); }"
+    )
+    assert page.page.evaluate("window.ran") is None
+    assert any("Content Security Policy" in problem for problem in page.problems)
+    page.problems.clear()
