@@ -58,7 +58,7 @@ class Answerer:
 @opts.BUNDLE
 @click.argument("requests", type=click.Path(path_type=Path))
 @click.argument("results", type=click.Path(path_type=Path))
-@click.option("--actors", type=click.IntRange(1), default=1, show_default=True, help="Each has --threads CPUs (1).")
+@click.option("--actors", type=int, default=1, show_default=True, help="Each has --threads CPUs (1).")
 @opts.MAX_BATCH_SIZE
 @opts.generation_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Line n is sampled with this seed + n - 1.")
@@ -70,6 +70,8 @@ def main(bundle: Path, requests: Path, results: Path, actors: int, **options: An
     opened = opts.load_options(options)
     opened = replace(opened, threads=opened.threads or 1)
     gpus = gpus_of_replica(opened.device)
+    if actors < 1:
+        raise PassError(f"--actors must be at least 1, not {actors}")
     try:
         import ray.data
     except ModuleNotFoundError:
