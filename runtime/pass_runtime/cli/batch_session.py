@@ -67,7 +67,7 @@ def _token(written: str) -> int:
 def parse_line(value: dict[str, Any]) -> BatchRequest:
     """PassError names the first field that is wrong."""
     try:
-        request = BatchRequest.model_validate(value)
+        request: BatchRequest = BatchRequest.model_validate(value)
     except ValidationError as error:
         raise PassError(first_problem(error)) from None
     if (request.prompt is None) == (request.messages is None):
