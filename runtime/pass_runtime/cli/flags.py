@@ -60,11 +60,7 @@ def field_option(field: RequestField) -> Callable[[F], F]:
     return click.option(
         field.flag,
         field.name,
-        type=click.Choice(field.choices)
-        if field.choices
-        else None
-        if field.kind == "flag"
-        else TYPES.get(field.kind, str),
+        type=click.Choice(field.choices) if field.choices else TYPES.get(field.kind, str),
         is_flag=field.kind == "flag",
         multiple=several,
         default=None if several else field.neutral,
