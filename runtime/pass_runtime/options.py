@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, make_cycle
-from pass_runtime.bundle.request_fields import DRAFTS, MAX_BAD_WORDS, REQUEST_FIELDS, SAMPLING_FIELDS
+from pass_runtime.bundle.request_fields import DECODING_FIELDS, DRAFTS, MAX_BAD_WORDS, SAMPLING_FIELDS
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import flag, shown, text, whole
 from pass_runtime.errors import PassError
@@ -37,8 +37,7 @@ class GenerateOptions:
     many drafts), "tree:2,2,1,0", or "auto": whatever is fastest on this machine. A pass runs one plan for all sequences
     of a batch, that of the oldest request that names one; a tree only if all of them name a tree or "auto".
     lookahead: drafts per step, at most the bundle's L (None: all of them; 0: plain decoding).
-    draft: where drafts come from, one of `request_fields.DRAFTS` (None: "both" for auto, else
-    "lookahead").
+    draft: where drafts come from, one of `request_fields.DRAFTS` (None: "both" for auto, else "lookahead").
     stop: strings that end the text and are not part of it (one string is one stop), at most MAX_STOPS of MAX_STOP_BYTES
     together. stop_token_ids: tokens that end it besides the model's own, which ignore_eos turns off.
     reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
@@ -83,9 +82,8 @@ class GenerateOptions:
     def _check_types(self) -> None:
         """Raises PassError if a field has the wrong type. numpy's numbers become Python's."""
         keep = partial(object.__setattr__, self)  # a frozen dataclass sets its own fields like this
-        for each in REQUEST_FIELDS:
-            if each not in SAMPLING_FIELDS:
-                keep(each.name, each.checked(getattr(self, each.name)))
+        for each in DECODING_FIELDS:
+            keep(each.name, each.checked(getattr(self, each.name)))
         if not isinstance(self.sampling, SamplingParams):
             raise PassError(f"sampling must be SamplingParams(...), not {shown(self.sampling)}")
         keep("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))

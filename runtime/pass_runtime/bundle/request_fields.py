@@ -52,10 +52,11 @@ class RequestField:
     default. help: what the field does. allowed: the values within `bounds`, in words for an error. bounds: of a number,
     or of each of the biases, by pydantic's names (ge, gt, le, lt). choices: the only texts that are valid. default: in
     words, what is done if the value is None.
-    flag: the option of `pass-run`, with its dashes; None if there is none.
-    http: the name in OpenAI's or vLLM's HTTP API; None if its endpoints do not all have the field under one name.
+    flag, http, triton: the option of `pass-run` with its dashes, the name in OpenAI's or vLLM's HTTP API, and the input
+    of a Triton model. "" is replaced by the field's own name. None if there is none, or, for http, if the endpoints
+    have no common name.
     http_schema: arguments of pydantic's `Field` for HTTP in place of `bounds`, and of `help` if there is a description.
-    triton: the input of a Triton model; None if there is none. dtype: that of the input, None for the kind's own.
+    dtype: that of Triton's input; None for the kind's own.
     """
 
     name: str
@@ -66,11 +67,16 @@ class RequestField:
     bounds: Mapping[str, float] = field(default_factory=dict)
     choices: tuple[str, ...] = ()
     default: str = ""
-    flag: str | None = None
-    http: str | None = None
+    flag: str | None = ""
+    http: str | None = ""
     http_schema: Mapping[str, Any] | None = None
-    triton: str | None = None
+    triton: str | None = ""
     dtype: Literal["UINT64"] | None = None
+
+    def __post_init__(self) -> None:
+        for front, own in (("flag", f"--{self.label}"), ("http", self.name), ("triton", self.name)):
+            if getattr(self, front) == "":
+                object.__setattr__(self, front, own)
 
     @property
     def label(self) -> str:
@@ -112,10 +118,7 @@ SAMPLER_FIELDS = (
         "0 takes the most likely token; higher values draw more evenly.",
         allowed="a number of at least 0",
         bounds={"ge": 0, "lt": float("inf")},
-        flag="--temperature",
-        http="temperature",
         http_schema={"ge": 0, "le": 2, "description": "0 takes the most likely token. Default 1."},
-        triton="temperature",
     ),
     RequestField(
         "top_k",
@@ -124,10 +127,7 @@ SAMPLER_FIELDS = (
         f"Draw from this many of the most likely tokens. 0 is off; at most {MAX_CANDIDATES}.",
         allowed=f"0 (off) to {MAX_CANDIDATES}",
         bounds={"ge": 0, "le": MAX_CANDIDATES},
-        flag="--top-k",
-        http="top_k",
         http_schema={"ge": -1, "le": MAX_CANDIDATES, "description": "0 and -1 are off."},
-        triton="top_k",
     ),
     RequestField(
         "top_p",
@@ -136,9 +136,6 @@ SAMPLER_FIELDS = (
         "Draw from the most likely tokens that together have this probability. 1 is off.",
         allowed="above 0 and at most 1 (off)",
         bounds={"gt": 0, "le": 1},
-        flag="--top-p",
-        http="top_p",
-        triton="top_p",
     ),
     RequestField(
         "min_p",
@@ -147,9 +144,6 @@ SAMPLER_FIELDS = (
         "Remove tokens less likely than this share of the most likely token's probability. 0 is off.",
         allowed="0 (off) to 1",
         bounds={"ge": 0, "le": 1},
-        flag="--min-p",
-        http="min_p",
-        triton="min_p",
     ),
     RequestField(
         "seed",
@@ -159,10 +153,7 @@ SAMPLER_FIELDS = (
         allowed="0 to 2^64-1",
         bounds={"ge": 0, "lt": 1 << 64},
         default="random",
-        flag="--seed",
-        http="seed",
         http_schema={"ge": -(1 << 63), "lt": 1 << 64, "description": "Negative ones count from 2^64 down."},
-        triton="seed",
         dtype="UINT64",
     ),
 )
@@ -176,9 +167,6 @@ PENALTY_FIELDS = (
         "Subtracted from the logit of every token already generated.",
         allowed="-2 to 2 (0 is off)",
         bounds={"ge": -2, "le": 2},
-        flag="--presence-penalty",
-        http="presence_penalty",
-        triton="presence_penalty",
     ),
     RequestField(
         "frequency_penalty",
@@ -187,9 +175,6 @@ PENALTY_FIELDS = (
         "Subtracted from a token's logit once for each time it was generated.",
         allowed="-2 to 2 (0 is off)",
         bounds={"ge": -2, "le": 2},
-        flag="--frequency-penalty",
-        http="frequency_penalty",
-        triton="frequency_penalty",
     ),
     RequestField(
         "repetition_penalty",
@@ -198,9 +183,6 @@ PENALTY_FIELDS = (
         "Divides positive and multiplies negative logits of tokens in the prompt or the output.",
         allowed=f"{MIN_REPETITION} to {1 / MIN_REPETITION:.0f} (1 is off)",
         bounds={"ge": MIN_REPETITION, "le": 1 / MIN_REPETITION},
-        flag="--repetition-penalty",
-        http="repetition_penalty",
-        triton="repetition_penalty",
     ),
     RequestField(
         "logit_bias",
@@ -209,8 +191,7 @@ PENALTY_FIELDS = (
         "Added to the logit of a token, by token id.",
         allowed="-100 to 100",
         bounds={"ge": -100, "le": 100},
-        flag="--logit-bias",
-        http="logit_bias",
+        triton=None,
     ),
 )
 """The fields of `SamplingParams` that change the logits before a token is drawn."""
@@ -218,7 +199,7 @@ PENALTY_FIELDS = (
 SAMPLING_FIELDS = SAMPLER_FIELDS + PENALTY_FIELDS
 """The fields of `SamplingParams`."""
 
-REQUEST_FIELDS = (
+DECODING_FIELDS = (
     RequestField(
         "max_new_tokens",
         "whole",
@@ -226,10 +207,9 @@ REQUEST_FIELDS = (
         "Generate at most this many tokens.",
         allowed="at least 1",
         bounds={"ge": 1},
-        flag="--max-new-tokens",
         triton="max_tokens",
+        http=None,
     ),
-    *SAMPLING_FIELDS,
     RequestField(
         "min_tokens",
         "whole",
@@ -237,8 +217,7 @@ REQUEST_FIELDS = (
         "Do not end before this many tokens are generated.",
         allowed="0 to max-new-tokens",
         bounds={"ge": 0},
-        flag="--min-tokens",
-        http="min_tokens",
+        triton=None,
     ),
     RequestField(
         "bad_words",
@@ -246,8 +225,8 @@ REQUEST_FIELDS = (
         (),
         "Text that is not generated.",
         flag="--bad-word",
-        http="bad_words",
         http_schema={"max_length": MAX_BAD_WORDS, "fail_fast": True},
+        triton=None,
     ),
     RequestField(
         "allowed_token_ids",
@@ -255,29 +234,18 @@ REQUEST_FIELDS = (
         (),
         "Generate only these tokens.",
         flag="--allowed-token-id",
-        http="allowed_token_ids",
         http_schema={"min_length": 1},
+        triton=None,
     ),
     RequestField(
         "plan",
         "text",
         "auto",
         f"Changes how fast, never what, is written: {', '.join(PLANS)}.",
-        flag="--plan",
-        http="plan",
         http_schema={"max_length": 100},
-        triton="plan",
     ),
     RequestField(
-        "draft",
-        "text",
-        None,
-        "Where drafts come from.",
-        choices=DRAFTS,
-        default="both for auto, else lookahead",
-        flag="--draft",
-        http="draft",
-        triton="draft",
+        "draft", "text", None, "Where drafts come from.", choices=DRAFTS, default="both for auto, else lookahead"
     ),
     RequestField(
         "lookahead",
@@ -285,39 +253,18 @@ REQUEST_FIELDS = (
         None,
         "Drafts per step; 0 is plain decoding.",
         default="the bundle's L",
-        flag="--lookahead",
-        http="lookahead",
         http_schema={"ge": 0},
-        triton="lookahead",
     ),
-    RequestField(
-        "stop",
-        "stops",
-        (),
-        "End before this text, which is not part of the output.",
-        flag="--stop",
-        http="stop",
-        triton="stop_words",
-    ),
+    RequestField("stop", "stops", (), "End before this text, which is not part of the output.", triton="stop_words"),
     RequestField(
         "stop_token_ids",
         "ids",
         (),
         "End after this token, as after an end-of-sequence token.",
         flag="--stop-token-id",
-        http="stop_token_ids",
         http_schema={"max_length": 64},
-        triton="stop_token_ids",
     ),
-    RequestField(
-        "ignore_eos",
-        "flag",
-        False,
-        "Go on after an end-of-sequence token.",
-        flag="--ignore-eos",
-        http="ignore_eos",
-        triton="ignore_eos",
-    ),
+    RequestField("ignore_eos", "flag", False, "Go on after an end-of-sequence token."),
     RequestField(
         "logprobs",
         "whole",
@@ -325,15 +272,20 @@ REQUEST_FIELDS = (
         f"Report log-probabilities: each token's, and of 0-{MAX_LOGPROBS} likely ones.",
         allowed=f"0 to {MAX_LOGPROBS}",
         bounds={"ge": 0, "le": MAX_LOGPROBS},
-        flag="--logprobs",
+        http=None,
+        triton=None,
     ),
     RequestField(
         "cache_salt",
         "text",
         "",
         "K/V of prompts are shared only among requests with the same salt.",
-        http="cache_salt",
         http_schema={"min_length": 1, "max_length": 256},
+        flag=None,
+        triton=None,
     ),
 )
-"""The fields of `SamplingParams` and of `GenerateOptions`, but for `constraint` and `reuse_prefix`."""
+"""The fields of `GenerateOptions`, but for `sampling`, `constraint` and `reuse_prefix`."""
+
+REQUEST_FIELDS = SAMPLING_FIELDS + DECODING_FIELDS
+"""All fields."""

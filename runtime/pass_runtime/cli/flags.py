@@ -46,17 +46,8 @@ def _biases(context: click.Context, option: click.Parameter, values: tuple[str, 
 
 CONSTRAINT = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The fields of `Constraint` that have flags."""
-TYPES = {
-    "number": float,
-    "whole": int,
-    "flag": None,
-    "text": str,
-    "texts": str,
-    "stops": str,
-    "ids": int,
-    "biases": str,
-}
-"""The type of a flag's value, by the kind of a field."""
+TYPES = {"number": float, "whole": int, "ids": int, "flag": bool}
+"""The type of a flag's value, by the kind of a field; the others are strings."""
 SEVERAL = ("texts", "stops", "ids", "biases")
 """Kinds whose flags may be given several times."""
 
@@ -69,7 +60,7 @@ def field_option(field: RequestField) -> Callable[[F], F]:
     return click.option(
         field.flag,
         field.name,
-        type=click.Choice(field.choices) if field.choices else TYPES[field.kind],
+        type=click.Choice(field.choices) if field.choices else TYPES.get(field.kind, str),
         is_flag=field.kind == "flag",
         multiple=several,
         default=None if several else field.neutral,

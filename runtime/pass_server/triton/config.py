@@ -31,6 +31,8 @@ INPUT_IDS = Field("input_ids", "INT32", -1, optional=False)
 
 DTYPES: Mapping[str, Dtype] = {"number": "FP32", "whole": "INT32", "flag": "BOOL", "ids": "INT32"}
 """The type of an input, by the kind of a field; the others are strings."""
+LISTS = ("texts", "stops", "ids")
+"""Kinds whose inputs have any number of elements."""
 
 
 def request_inputs(fields: Iterable[RequestField]) -> tuple[Field, ...]:
@@ -42,7 +44,6 @@ def request_inputs(fields: Iterable[RequestField]) -> tuple[Field, ...]:
     )
 
 
-LISTS = ("texts", "stops", "ids")
 SAMPLED = (*request_inputs(REQUEST_FIELDS), Field("speculative", "BOOL"))
 """Fields that decide the text, or how it is decoded. They may also be given as JSON in `sampling_parameters`."""
 
