@@ -17,7 +17,7 @@ WriteWith = Literal["auto", "torch", "w8a8"]
 TrainDtype = Literal["fp32", "bf16"]
 
 HEAD_RANK, HEAD_WIDTH = 96, 384
-"""Default sizes of a new draft head. Larger heads draft a little better, but on a CPU the gain is less than the cost."""
+"""Default sizes of a new draft head. Larger heads draft a little better, but cost more than they gain on a CPU."""
 MAX_HELD_OUT = 32
 """The most sequences that are held out by default."""
 

@@ -47,9 +47,7 @@ class SelfPrompts:
             prompts |= dict.fromkeys(ids for ids in found if len(ids) <= self.longest)
             if len(prompts) >= count:
                 return [list(ids) for ids in list(prompts)[:count]]
-        raise PassError(
-            "the model hardly ends the user's turns that it writes; give text to take prompts from: --data"
-        )
+        raise PassError("the model hardly ends the user's turns that it writes; give text to take prompts from: --data")
 
     def _opening(self) -> list[int]:
         """Return the chat template up to the user's message."""

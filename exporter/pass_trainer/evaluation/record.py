@@ -22,7 +22,8 @@ def check_recordable(config: EvaluateConfig) -> None:
         raise PassError("--record needs the weights file to write to: pass-train evaluate WEIGHTS --record")
     if not {GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE} <= set(config.temperatures) or config.top_k:
         raise PassError(
-            f"--record states the temperatures {GREEDY_TEMPERATURE:g} and {SAMPLED_TEMPERATURE:g}, without --top-k: measure both"
+            f"--record states the temperatures {GREEDY_TEMPERATURE:g} and {SAMPLED_TEMPERATURE:g}, without --top-k: "
+            "measure both"
         )
     if set(config.kinds) != set(KINDS):
         raise PassError("--record states all kinds of prompts together: leave --kinds out")
