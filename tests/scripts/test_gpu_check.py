@@ -49,7 +49,7 @@ def run(
     """The command on a machine with a GPU, with these steps in place of its own."""
     bundle.mkdir()
     (bundle / FILE_NAME).touch()
-    monkeypatch.setattr(gpu_check, "look", lambda: Machine(GPU, "sm90", 80.0, {"torch": "2"}))
+    monkeypatch.setattr(gpu_check, "inspect_machine", lambda: Machine(GPU, "sm90", 80.0, {"torch": "2"}))
     monkeypatch.setattr(gpu_check, "plan_steps", lambda *_: given)
     return CliRunner().invoke(gpu_check.main, [str(bundle), "-o", str(output), *flags])
 
@@ -374,7 +374,7 @@ def test_ctrl_c_keeps_what_is_written(tmp_path: Path):
         f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
         "import gpu_check as g\n"
         "from gpu_check import Machine, Step\n"
-        "g.look = lambda: Machine({'name': 'GPU'})\n"
+        "g.inspect_machine = lambda: Machine({'name': 'GPU'})\n"
         "code = 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'\n"
         "g.plan_steps = lambda *_: [Step('bench y', (sys.executable, '-c', 'pass')),\n"
         "                           Step('bench x', (sys.executable, '-c', code))]\n"
