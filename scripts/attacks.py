@@ -1,11 +1,11 @@
-"""What a client's stream of tokens feels of another client's hostile requests.
+"""Measures how another client's hostile requests delay a client's stream of tokens.
 
     python scripts/attacks.py build/smollm2-135m-w8a8 --threads 2
 
-Starts `pass-run serve` on a free loopback port. A neighbour streams completions all the time; beside it each attack is
-sent again and again from a process of its own. The table has the gaps between the neighbour's tokens in milliseconds,
-without an attack and beside it, how the attack was answered, and the memory of the server and its child processes. The
-neighbour alone is measured before every attack, so that both figures of a row are of the same minute.
+It starts `pass-run serve` on a free loopback port. A client, the neighbour, streams completions, while another process
+repeats each attack. The table has the gaps between the neighbour's tokens in milliseconds, alone and during the attack,
+the statuses of the attack's requests, and the memory of the server and its child processes. The neighbour is measured
+alone before every attack, so that both figures of a row are from the same minute.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
 
-BUSY = "no request: a process that computes"
-"""What any other process on the machine costs the neighbour, for comparison."""
+NO_REQUEST = "no request: a process that computes"
+"""A process that computes without sending requests, for comparison: it delays the neighbour by using the CPU."""
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "Once upon a time"
 
@@ -74,7 +74,7 @@ def choices(count: int) -> dict[str, Any]:
 RULES = (*(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"')
 ANY_TEXT = ("a: b | c | b c", "b: /(.|\\n)+/", "c: /(.|\\n)+/")
 ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
-    BUSY: lambda: ("", {}),
+    NO_REQUEST: lambda: ("", {}),
     "one short request after another": lambda: (COMPLETIONS, {"prompt": "x", "max_tokens": 8}),
     "1,000 chained $ref": lambda: (COMPLETIONS, schema_of(chained_refs(1000))),
     "400 nested allOf": lambda: (COMPLETIONS, schema_of(chained_all_of(400))),
@@ -100,7 +100,7 @@ ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
 
 
 def resident(pid: int) -> int:
-    """Bytes that a process and its children have in memory."""
+    """Return the resident bytes of a process and its descendants."""
     found, server = 0, psutil.Process(pid)
     for process in (server, *server.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
@@ -109,7 +109,7 @@ def resident(pid: int) -> int:
 
 
 def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
-    """Seconds between the pieces of one streamed completion."""
+    """Return the seconds between the events of one streamed completion."""
     body = {"model": model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "plan": "ar"}
     body |= {"ignore_eos": True, "stream": True}
     times = []
@@ -123,7 +123,7 @@ def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
 
 
 def attack_again_and_again(url: str, path: str, body: bytes, answers: Any, stop: Any) -> None:
-    """In a process of its own, so that making requests takes no time from the neighbour's clock."""
+    """Repeat an attack until `stop` is set. It runs in its own process, so that it does not delay the neighbour's."""
     while not stop.is_set():
         if not path:
             sum(range(100_000))
@@ -139,8 +139,8 @@ def attack_again_and_again(url: str, path: str, body: bytes, answers: Any, stop:
 @click.command(help=(__doc__ or "").split("\n\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--threads", default=0, help="[default: the engine's choice]")
-@click.option("--tokens", default=96, show_default=True, help="Of the neighbour's stream.")
-@click.option("--rounds", default=2, show_default=True, help="Streams without and with each attack, in alternation.")
+@click.option("--tokens", default=96, show_default=True, help="Tokens of the neighbour's stream.")
+@click.option("--rounds", default=2, show_default=True, help="Streams without and with each attack, alternating.")
 @click.option("--attack", "chosen", multiple=True, type=click.Choice(list(ATTACKS)), help="[default: all]")
 @one_line_errors
 def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str, ...]) -> None:

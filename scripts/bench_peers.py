@@ -1,22 +1,23 @@
-"""Speed in use: plans of a bundle against plain decoding and against other engines, prompt by prompt.
+"""Compares the speed of a bundle's plans with plain decoding and with other engines, prompt by prompt.
 
     pip install -e '.[export,peers]'
     python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --genai build/genai/int4
     python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --clients 1 --clients 8
 
-It runs the first chat, text and code prompts of `pass-train evaluate`, chat through the chat template. Every
-contestant writes up to --tokens tokens (and MARGIN more, so that the last pass that counts is whole) or to the end
-token. Contestants take turns at every prompt, in reverse order in every second round. Each bundle and each peer has a
-process of its own, so that no other threads spin while one is timed; the first prompt of every kind warms all of them.
+It runs the first chat, text and code prompts of `pass-train evaluate`; chat prompts use the chat template. Every
+contestant writes --tokens tokens (plus MARGIN, so that the last counted pass is complete) or up to the end token.
+Contestants take turns at every prompt, in reverse order in every second round. Each bundle and each peer runs in its
+own process, so that no threads of others spin while one is timed. The first prompt of every kind warms up all of them.
 
-A speed is the tokens of a kind over the seconds of decoding, and a ratio is to the first contestant: the median over
-rounds. Greedy text of small models repeats itself, which is easy to draft, so the ratio is also shown for the prompts
-after which the first contestant does not loop, and tau (tokens per pass) outside and inside loops. All plans of a
-bundle must write the same text: status 1 if they do not. Peers decode greedily, with weight files of their own, so
-their texts differ; `same` counts the texts that equal those of the same engine's first contestant.
+A speed is the number of tokens of a kind of prompts divided by the seconds of decoding. A ratio is relative to the
+first contestant, the median over rounds. Greedy text of small models often repeats itself, which makes drafting easy.
+So the ratio is also shown for those prompts after which the first contestant does not loop, and tau (tokens per pass)
+outside and inside of loops. All plans of a bundle must write the same text, or the exit status is 1. Peers decode
+greedily with their own weight files, so their texts differ; `same` counts the texts that equal those of the first
+contestant with the same engine.
 
-With --clients, each client sends its next prompt after the answer to the last one. A speed is then the tokens of all
-clients over the time from the first prompt to the last token.
+With --clients, each client sends its next prompt after its last answer. A speed is then the number of tokens of all
+clients divided by the time from the first prompt to the last token.
 """
 
 from __future__ import annotations
@@ -50,15 +51,18 @@ from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.measuring.real_use import ALL, CORE_KINDS, MARGIN, Passes, Prompt, encode, read_use, stretches
 
 PROMPTS = Path(__file__).parents[1] / "exporter" / "pass_trainer" / "prompts" / "evaluation.jsonl"
-NGRAM = {"ngram_size": 3, "max_draft_tokens": 8}
-"""How onnxruntime-genai and OpenVINO GenAI draft with n-grams."""
+NGRAM_OPTIONS = {"ngram_size": 3, "max_draft_tokens": 8}
+"""Settings of n-gram drafts in onnxruntime-genai and OpenVINO GenAI."""
 PATH = click.Path(exists=True, path_type=Path)
 
 
 @dataclass(frozen=True)
 class Written:
-    """A text, and the seconds in which `timed` of its tokens were decoded. sizes: the tokens of every pass, () if the
-    engine does not tell them."""
+    """A text and its time.
+
+    timed: the number of tokens that were decoded in `seconds`; prefill is not timed.
+    sizes: the number of tokens of every pass; () if the engine does not report it.
+    """
 
     tokens: Sequence[int]
     timed: int
@@ -69,14 +73,17 @@ class Written:
 Write = Callable[..., Written]
 """(prompt ids, number of tokens, **options of the engine) -> Written."""
 Texts = Sequence[Sequence[Written]]
-"""What a contestant wrote: by prompt, and then by round."""
+"""The texts of a contestant, by prompt and round."""
 Asked = tuple[list[int], Mapping[str, Any]]
 """The tokens of a prompt, and options for `request_of`."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """first: the name of the first contestant with the same engine. bundle: of a plan of ours, None for a peer."""
+    """A plan of a bundle, or another engine (a peer) with its settings.
+
+    first: the name of the first contestant with the same engine. bundle: None for a peer.
+    """
 
     name: str
     write: Write
@@ -109,7 +116,7 @@ def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
     def write(prompts: list[list[int]], tokens: int, *, clients: int, **options: Any) -> Written:
         request = request_of(tokens, **options)
         if request.sampling.sampler not in warm:
-            session.warm_up(request.sampling)  # as servers do; otherwise chance decides when sizes are timed
+            session.warm_up(request.sampling)  # as servers do; otherwise rows would be timed at random moments
         warm.add(request.sampling.sampler)
         with ThreadPoolExecutor(clients) as pool:
             started = perf_counter()
@@ -120,7 +127,7 @@ def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
 
 
 def open_genai(directory: Path, threads: int) -> Write:
-    """Return greedy decoding by onnxruntime-genai. Options: `ngram`, to draft, and `ignore_eos`."""
+    """Return greedy decoding by onnxruntime-genai. Its options: `ngram` (draft with n-grams) and `ignore_eos`."""
     import onnxruntime_genai as og
 
     config = og.Config(str(directory))
@@ -132,7 +139,7 @@ def open_genai(directory: Path, threads: int) -> Write:
         params, total = og.GeneratorParams(model), len(ids) + tokens
         params.set_search_options(max_length=total, min_length=total if ignore_eos else 0, do_sample=False)
         if ngram:
-            params.set_speculative_options(**NGRAM)
+            params.set_speculative_options(**NGRAM_OPTIONS)
         generator = og.Generator(model, params)
         generator.append_tokens(ids)  # prefill
         started, written = perf_counter(), list[int]()
@@ -145,7 +152,7 @@ def open_genai(directory: Path, threads: int) -> Write:
 
 
 def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
-    """Return greedy decoding by OpenVINO GenAI of a GGUF file, with its prompt lookup or without."""
+    """Return greedy decoding of a GGUF file by OpenVINO GenAI. lookup: draft with n-grams (its prompt lookup)."""
     genai, openvino = import_module("openvino_genai"), import_module("openvino")
     settings = {"INFERENCE_NUM_THREADS": threads} if threads else {}
     pipeline = genai.LLMPipeline(str(model), "CPU", **settings, **({"prompt_lookup": True} if lookup else {}))
@@ -153,7 +160,10 @@ def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
     def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> Written:
         config = genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=ignore_eos, do_sample=False)
         if lookup:
-            config.num_assistant_tokens, config.max_ngram_size = NGRAM["max_draft_tokens"], NGRAM["ngram_size"]
+            config.num_assistant_tokens, config.max_ngram_size = (
+                NGRAM_OPTIONS["max_draft_tokens"],
+                NGRAM_OPTIONS["ngram_size"],
+            )
         found = pipeline.generate(openvino.Tensor(np.array([ids], np.int64)), config)
         written, times = list(map(int, found.tokens[0])), found.perf_metrics
         decoding = (times.get_generate_duration().mean - times.get_ttft().mean) / 1000  # milliseconds
@@ -163,7 +173,7 @@ def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
 
 
 def open_llama_cpp(model: Path, threads: int) -> Write:
-    """Return greedy decoding by llama.cpp of a GGUF file."""
+    """Return greedy decoding of a GGUF file by llama.cpp."""
     llama = import_module("llama_cpp").Llama(str(model), n_ctx=2048, n_threads=threads or None, verbose=False)
 
     def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> Written:
@@ -178,8 +188,10 @@ def open_llama_cpp(model: Path, threads: int) -> Write:
 
 
 def build_genai(bundle: Path, directory: Path) -> Path:
-    """Return the directory of onnxruntime-genai's own CPU export of the bundle's base model. If it does not exist, it
-    is made, with the precision that the directory is named after."""
+    """Return `directory`, with onnxruntime-genai's own CPU export of the bundle's base model.
+
+    A missing one is exported; its name, int4 or fp32, is the precision. Raises PassError for any other name.
+    """
     if not (directory / "genai_config.json").is_file():
         if directory.name not in ("int4", "fp32"):
             raise PassError(f"{directory} has no genai_config.json; name a directory int4 or fp32, and it will be made")
@@ -207,14 +219,14 @@ def start(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Wri
         try:
             return here.recv()
         except EOFError:
-            raise PassError(f"the process that runs {path} ended; what it wrote above says why") from None
+            raise PassError(f"the process that runs {path} ended; see its messages above") from None
 
     def write(*request: Any, **options: Any) -> Written:
         here.send((request, options))
         written: Written = answer()
         return written
 
-    answer()  # engines load one after the other, which needs less memory
+    answer()  # Wait, so that engines load one after the other, which needs less memory.
     return write
 
 
@@ -230,7 +242,7 @@ def _serve(engine: Callable[[Path, int], Write], path: Path, threads: int, pipe:
 def our_plans(
     bundles: Sequence[Path], plans: Sequence[str], engine: Callable[[Path, int], Write], threads: int
 ) -> list[Contestant]:
-    """Start every bundle. plans: names of CONTESTANTS, or plans. PassError names one that is neither."""
+    """Start a process for every bundle. plans: keys of CONTESTANTS, or plans. Raises PassError for any other name."""
     chosen = {plan: CONTESTANTS.get(plan, {"plan": plan}) for plan in plans}
     for options in chosen.values():
         GenerateOptions(**options)
@@ -257,7 +269,7 @@ def start_peers(genai: Sequence[Path], openvino: Path | None, llama_cpp: Path | 
 
 
 def in_turn(writers: Mapping[str, Callable[[], Written]], rounds: int) -> dict[str, list[Written]]:
-    """Let all write in each round, in reverse order in every second one. Return the texts by round."""
+    """Let all contestants write in each round, in reverse order in every second round. Return the texts by round."""
     found: dict[str, list[Written]] = {name: [] for name in writers}
     for number in range(rounds):
         for name in list(writers)[:: -1 if number % 2 else 1]:
@@ -266,25 +278,28 @@ def in_turn(writers: Mapping[str, Callable[[], Written]], rounds: int) -> dict[s
 
 
 def rate(texts: Iterable[Written]) -> float:
-    """Tokens per second."""
+    """Return the tokens per second."""
     texts = list(texts)
     return sum(text.timed for text in texts) / sum(text.seconds for text in texts)
 
 
 def ratio(ours: Texts, theirs: Texts) -> float:
-    """The median over rounds of the ratio of rates."""
+    """Return the median over rounds of the ratio of rates."""
     rounds = zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
     return statistics.median(rate(a) / rate(b) for a, b in rounds)
 
 
 def passes_of(text: Written, tokens: int) -> tuple[Passes, Passes]:
-    """Return the passes that begin among the first `tokens` tokens: outside loops, and in them."""
+    """Return the counts of passes that begin within the first `tokens` tokens: outside of loops, and in loops."""
     outside, inside = (real_use.count_passes(text.sizes, where) for where in stretches(text.tokens, tokens))
     return outside, inside
 
 
 def figures(texts: Texts, plain: Texts, first: Texts, tokens: int) -> dict[str, Any]:
-    """Return the figures of a contestant. plain: the texts to which ratios are. first: those of its own engine."""
+    """Return the figures of a contestant.
+
+    plain: the texts of the first contestant of all, for ratios. first: those of the first with the same engine.
+    """
     straight = [i for i, (text, *_) in enumerate(plain) if not stretches(text.tokens, tokens)[1]]
     passes = [passes_of(text, tokens) for text, *_ in texts]
     outside, inside = (sum(parts, Passes()).tau or None for parts in zip(*passes, strict=True))
@@ -304,8 +319,11 @@ def figures(texts: Texts, plain: Texts, first: Texts, tokens: int) -> dict[str, 
 def differences(
     contestants: Sequence[Contestant], found: Mapping[str, Any], asked: Mapping[str, Asked], device: str
 ) -> dict[str, list[str]]:
-    """Compare the texts of our plans with those of the first plan of their bundle. Return the differences that are
-    near-ties, if windows may round differently; and all others. found: by contestant, prompt id and round."""
+    """Compare the texts of each bundle's plans with those of its first plan.
+
+    Returns the differences that are near-ties, if windows of different widths may round differently, and all others.
+    found: texts by contestant, prompt id and round.
+    """
     lines: dict[str, list[str]] = {"near_ties": [], "differences": []}
     for each in contestants:
         for prompt, (ids, options) in asked.items():
@@ -314,7 +332,7 @@ def differences(
                     continue
                 with load(each.bundle, device) as session:
                     if session.manifest.rule == "rejection" and options["temperature"] > 0:
-                        continue  # plans share a distribution then, not a text
+                        continue  # By this rule plans have the same distribution, not the same text.
                     request = request_of(len(theirs.tokens), **options)
                     difference = first_difference(session, ids, request, theirs.tokens, ours.tokens)
                     alike = session.backend.capabilities.same_entries
@@ -326,7 +344,7 @@ def differences(
 def bench(
     contestants: Sequence[Contestant], prompts: Sequence[Prompt], asked: Mapping[str, Asked], report: Any
 ) -> None:
-    """Let the contestants write after every prompt, and add their figures by kind of prompt to `report`."""
+    """Run the contestants on every prompt, and add their figures by kind of prompt to `report`."""
     tokens, found = report["tokens"], {each.name: dict[str, list[Written]]() for each in contestants}
     warm: list[str] = []
     for prompt in prompts:
@@ -353,7 +371,7 @@ def bench(
 def bench_clients(
     plans: Sequence[Contestant], ids: Sequence[list[int]], clients: int, options: Any, report: Any
 ) -> None:
-    """Let so many clients work through the prompts, and add the figures to `report`."""
+    """Run the prompts with `clients` concurrent clients, and add the figures to `report`."""
     prompts = list(itertools.islice(itertools.cycle(ids), max(len(ids), 2 * clients)))
     write = {each.name: partial(each.write, tokens=report["tokens"], clients=clients, **options) for each in plans}
     in_turn({name: partial(call, prompts[:clients]) for name, call in write.items()}, 1)  # warms up
@@ -365,7 +383,7 @@ def bench_clients(
 
 
 def cell(value: Any) -> str:
-    """Return what the table shows of a figure; of a list the least and the largest."""
+    """Return the table's text for a figure; for a list, its minimum and maximum."""
     if isinstance(value, list):
         return f"{min(value):.2f}-{max(value):.2f}"
     return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
@@ -379,18 +397,20 @@ def cell(value: Any) -> str:
 @click.option(
     "--tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens of an answer that count."
 )
-@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="How often each prompt is run.")
+@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each prompt.")
 @click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
 @click.option("--top-k", default=0, show_default=True)
-@click.option("--ignore-eos", is_flag=True, help="Write on after the end token.")
-@click.option("--plan", "plans", multiple=True, help=f"Repeatable: any plan, or of {', '.join(CONTESTANTS)} (all).")
+@click.option("--ignore-eos", is_flag=True, help="Continue after the end token.")
+@click.option(
+    "--plan", "plans", multiple=True, help=f"A plan, or one of {', '.join(CONTESTANTS)} (default: all); repeatable."
+)
 @click.option("--genai", multiple=True, type=click.Path(path_type=Path), help="onnxruntime-genai's DIR/int4, DIR/fp32.")
 @click.option("--openvino", type=PATH, help="The model's GGUF file, for OpenVINO GenAI (pip install openvino-genai).")
 @click.option("--llama-cpp", type=PATH, help="The same for llama.cpp (pip install llama-cpp-python).")
-@click.option("--clients", multiple=True, type=click.IntRange(1), help="So many at a time, and no peers; repeatable.")
-@click.option("--device", default="cpu", show_default=True, help="Of the bundles.")
+@click.option("--clients", multiple=True, type=click.IntRange(1), help="Concurrent clients, without peers; repeatable.")
+@click.option("--device", default="cpu", show_default=True, help="Device of the bundles.")
 @click.option("--threads", default=0, help="0 is each engine's default.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON, too.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Also write the figures as JSON.")
 @one_line_errors
 def main(bundles: tuple[Path, ...], temperatures: tuple[float, ...], output: Path | None, **given: Any) -> None:
     clients, threads = given["clients"], given["threads"]

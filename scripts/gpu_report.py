@@ -1,4 +1,4 @@
-"""What scripts/gpu_check.py reports: the GPU and its libraries, the results of steps as tables, and the verdict."""
+"""The report of scripts/gpu_check.py: the GPU and its libraries, the results of steps as tables, and the verdict."""
 
 from __future__ import annotations
 
@@ -20,35 +20,40 @@ from pass_runtime.backends.trt.library import LIBRARIES, import_library
 from pass_runtime.cli.bench import write_json
 from pass_runtime.files import write_whole
 
-SMI = "name,driver_version,memory.total,power.limit,compute_cap,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem"
+SMI_FIELDS = (
+    "name,driver_version,memory.total,power.limit,compute_cap,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem"
+)
 PACKAGES = "torch|triton|transformers|onnxruntime.*|tensorrt.*|cuda.bindings|numpy"
-BENCH = ("plan", "tokens_per_second", "ratio", "milliseconds_per_pass", "host_milliseconds_per_pass", "tau")
+BENCH_FIELDS = ("plan", "tokens_per_second", "ratio", "milliseconds_per_pass", "host_milliseconds_per_pass", "tau")
 TABLES = {
     "device": ("checks", ("check", "result")),
     "tiny": ("plans", ("plan", "same_tokens", "captured")),
     "layers": ("cells", ("window", "rows", "capacity", "milliseconds", "ratio", "of the bound", "7B, extrapolated")),
     "rows": ("rows", ("window", "rows", "lookahead_rows", "trunk_milliseconds", "tail_milliseconds")),
-    "batch": ("plans", ("plan", "batch", *BENCH[1:])),
-    "bench": ("plans", BENCH),
-    "cpp": ("plans", BENCH),
+    "batch": ("plans", ("plan", "batch", *BENCH_FIELDS[1:])),
+    "bench": ("plans", BENCH_FIELDS),
+    "cpp": ("plans", BENCH_FIELDS),
 }
-"""The entries of a step's JSON that are shown, and their fields."""
+"""By the first word of a step's name, the list in its JSON that the report shows, and the fields of its entries."""
 TABLES["attention"] = TABLES["layers"]
-ON_DEVICE = (*TABLES, "tests")
-"""Steps that show that something works on the GPU."""
+GPU_STEPS = (*TABLES, "tests")
+"""Steps that run on the GPU, by the first word of their names."""
 VERDICTS = {"works": 0, "wrong": 1, "nothing ran": 3, "works but not captured": 4}
-"""With the exit status."""
-LAYERS, FLAG = 32, "--cuda-attention group-query"
-LOGITS_LIMIT, FASTER = 3e-2, 0.98
-"""Of two kinds of attention: the largest difference of logits, as a share of the largest logit, in fp16; a ratio of
-times above this is no more than the noise of a measurement."""
+"""Verdicts and their exit statuses."""
+LAYERS_OF_7B, GROUP_QUERY_FLAG = 32, "--cuda-attention group-query"
+LOGITS_LIMIT, MAX_FASTER_RATIO = 3e-2, 0.98
+"""Limits for comparing two attention operators: the largest accepted difference of logits, relative to the largest
+logit, in fp16; the largest ratio of times that counts as faster, because of measurement noise."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The GPU and its libraries. gpu: nvidia-smi's fields of GPU 0, empty without a GPU. target: such as `sm90`.
-    memory: GiB. missing: the reasons why any of cuda (ONNX Runtime), tensorrt, tensorrt-rtx, cuda-python cannot be
-    used."""
+class Machine:
+    """The GPU and its libraries.
+
+    gpu: nvidia-smi's fields of GPU 0; empty without a GPU. target: such as `sm90`. memory: GiB.
+    versions: of installed packages.
+    missing: for those of cuda (ONNX Runtime), tensorrt, tensorrt-rtx and cuda-python that cannot be used, the reason.
+    """
 
     gpu: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
@@ -68,16 +73,16 @@ class Result:
     data: Any = None
 
 
-def look() -> Found:
-    """Run `find` in another process, so that the libraries hold no GPU memory while steps are timed."""
+def inspect_machine() -> Machine:
+    """Run `find` in another process, so that its libraries use no GPU memory while steps are timed."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(find).result()
 
 
-def find() -> Found:
+def find() -> Machine:
     gpu, device, smi = nvidia_smi(), find_device(), "shows none" if shutil.which("nvidia-smi") else "is not installed"
     if not gpu and device is None:
-        return Found(missing={"gpu": f"nvidia-smi {smi}; {why_no_device()}"})
+        return Machine(missing={"gpu": f"nvidia-smi {smi}; {why_no_device()}"})
     gpu = gpu or {"name": device.name, "memory.total": f"{device.total >> 20} MiB"}
     target = device.target if device else "sm" + gpu["compute_cap"].replace(".", "")
     missing = {"cuda": why_not("cuda"), "cuda-python": "" if device else why_no_device()}
@@ -87,38 +92,38 @@ def find() -> Found:
         missing[name] = wrong or missing["cuda-python"] or why_not(name)
     installed = dict(sorted((d.name, d.version) for d in distributions() if re.fullmatch(PACKAGES, d.name or "", re.I)))
     memory = device.total / 2**30 if device else float(gpu["memory.total"].split()[0]) / 1024
-    return Found(gpu, target, memory, installed, {name: why for name, why in missing.items() if why})
+    return Machine(gpu, target, memory, installed, {name: why for name, why in missing.items() if why})
 
 
 def nvidia_smi() -> dict[str, str]:
-    """Return the fields SMI of GPU 0, or {} if nvidia-smi fails."""
-    command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader", "--id=0"]
+    """Return SMI_FIELDS of GPU 0, or {} if nvidia-smi fails."""
+    command = ["nvidia-smi", f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader", "--id=0"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        return dict(zip(SMI.split(","), map(str.strip, answer.split(",")), strict=True))
+        return dict(zip(SMI_FIELDS.split(","), map(str.strip, answer.split(",")), strict=True))
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
 
 
 def why_not(name: str) -> str:
-    """Return the reason why a library cannot be used on the GPU, or ""."""
+    """Return the reason why a library cannot be used, or ""."""
     try:
         if name in LIBRARIES:
             import_library(LIBRARIES[name])
         elif "CUDAExecutionProvider" not in importlib.import_module("onnxruntime").get_available_providers():
             return "this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu in its place"
-    except Exception as error:  # a library that is half installed can raise anything
+    except Exception as error:  # an incomplete installation can raise any error
         return " ".join(str(error).split()) or type(error).__name__
     return ""
 
 
-def verdict(found: Found, results: Sequence[Result]) -> tuple[str, str]:
-    """Return one of VERDICTS, and why."""
+def verdict(found: Machine, results: Sequence[Result]) -> tuple[str, str]:
+    """Return one of VERDICTS, and its reason."""
     failed = [result for result in results if result.status == "failed" and not result.name.startswith("attention")]
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     if failed:
         return "wrong", f"{failed[0].name} failed: {failed[0].reason}{more}"
-    ran = [result for result in results if result.status == "ok" and result.name.split()[0] in ON_DEVICE]
+    ran = [result for result in results if result.status == "ok" and result.name.split()[0] in GPU_STEPS]
     if not ran and not found.gpu:
         return "nothing ran", f"no NVIDIA GPU: {found.missing['gpu']}"
     skipped = [result.reason for result in results if result.status == "skipped"]
@@ -130,8 +135,8 @@ def verdict(found: Found, results: Sequence[Result]) -> tuple[str, str]:
     return "works", f"{len(ran)} steps on the GPU" + (f", {len(skipped)} skipped" if skipped else "")
 
 
-def tables(found: Found, results: Sequence[Result]) -> dict[str, list[dict[str, str]]]:
-    """Return the rows of each table by its title: the machine, the steps, and what they measured."""
+def tables(found: Machine, results: Sequence[Result]) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of each table of the report by its title: the machine, the steps, and their measurements."""
     facts = {**found.gpu, **found.versions, **{name: f"not usable: {why}" for name, why in found.missing.items()}}
     shown = {"GPU and libraries": [{"": name, "as found": value} for name, value in facts.items()], "steps": []}
     data = {step.name: step.data for step in results if step.data}
@@ -148,24 +153,27 @@ def tables(found: Found, results: Sequence[Result]) -> dict[str, list[dict[str, 
 
 
 def attention_advice(step: Result, plain: Any) -> str:
-    """Return whether to export with FLAG, whose passes are those of `step`. plain: of passes without it."""
+    """Return advice on exporting with GROUP_QUERY_FLAG. step: its result with the flag. plain: data without it."""
     if step.status != "ok":
-        return f"leave out {FLAG}: {step.reason}" if step.status == "failed" else step.reason
+        return f"leave out {GROUP_QUERY_FLAG}: {step.reason}" if step.status == "failed" else step.reason
     if plain is None:
-        return f"run the step layers cuda, too, to compare {FLAG} with"
+        return f"run the step layers cuda, too, to compare {GROUP_QUERY_FLAG} with"
     scale = max(map(abs, plain["logits"]))
     difference = max(abs(a - b) for a, b in zip(plain["logits"], step.data["logits"], strict=True)) / scale
     if not difference <= LOGITS_LIMIT:
-        return f"leave out {FLAG}: it computes other logits, by {difference:.2g} of the largest"
+        return f"leave out {GROUP_QUERY_FLAG}: it computes other logits, by {difference:.2g} of the largest"
     pairs = zip(step.data["cells"], plain["cells"], strict=True)
     ratio = statistics.mean(new["milliseconds"] / old["milliseconds"] for new, old in pairs)
-    return f"{'export with' if ratio < FASTER else 'leave out'} {FLAG}: {ratio:.2f} of the time"
+    return f"{'export with' if ratio < MAX_FASTER_RATIO else 'leave out'} {GROUP_QUERY_FLAG}: {ratio:.2f} of the time"
 
 
 def _bounds(cell: Mapping[str, Any], bandwidth: float | None) -> dict[str, float]:
-    """Of a pass over some layers of the random 7B: the time in which what it reads is copied, over its time; and its
-    milliseconds with all layers, which take as many times as long as they read more bytes."""
-    read, whole = (cell["other_bytes"] + count * cell["layer_bytes"] for count in (cell["layers"], LAYERS))
+    """Extrapolate from a pass of some layers of the random 7B model.
+
+    "of the bound": the time of copying the bytes that the pass reads, divided by its time. "7B, extrapolated": the
+    milliseconds with all layers, in proportion to the bytes read.
+    """
+    read, whole = (cell["other_bytes"] + count * cell["layer_bytes"] for count in (cell["layers"], LAYERS_OF_7B))
     bound = {"of the bound": 1e3 * read / bandwidth / cell["milliseconds"]} if bandwidth else {}
     return bound | {"7B, extrapolated": cell["milliseconds"] * whole / read}
 
@@ -176,8 +184,8 @@ def _cell(value: object) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value or "-")
 
 
-def write_report(directory: Path, bundle: Path, found: Found, results: Sequence[Result]) -> str:
-    """Write report.json and report.md, each beside its place and renamed; return the latter's text."""
+def write_report(directory: Path, bundle: Path, found: Machine, results: Sequence[Result]) -> str:
+    """Write report.json and report.md atomically. Return the text of report.md."""
     name, why = verdict(found, results)
     report = {"verdict": name, "why": why, "bundle": str(bundle), **asdict(found)}
     write_json(report | {"steps": [asdict(result) for result in results]}, directory / "report.json")

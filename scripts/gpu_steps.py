@@ -1,5 +1,7 @@
-"""Steps of scripts/gpu_check.py that are no command of the toolkit: is the device sound, does a tiny model write what
-the CPU writes, what do the rows of a pass cost."""
+"""Steps of scripts/gpu_check.py that are not commands of the toolkit.
+
+They check that the device works, compare the text of a tiny model with the CPU's, and time passes by rows.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,31 @@ from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.measuring.lossless import first_difference, run_tokens, token_scores
 
 SCRIPTS = Path(__file__).resolve().parent
-COPY_BYTES, LARGE_BYTES, COPIES = 1 << 20, 1 << 30, 10
-"""Bytes of the copy that is compared; bytes and number of those that are timed."""
-TINY = {"layers": 2, "hidden": 128, "intermediate": 256, "heads": 4, "kv-heads": 2, "vocab": 1024, "positions": 256}
-SEVEN_B = {"hidden": 4096, "intermediate": 11008, "heads": 32, "kv-heads": 8, "vocab": 32000, "positions": 8192}
-"""The sizes of models; those of LLaMA-7B, but with 8 heads for keys and values, as newer models have."""
+COPY_BYTES, TIMED_COPY_BYTES, TIMED_COPIES = 1 << 20, 1 << 30, 10
+"""Bytes of the copy that is compared; bytes and number of the copies that are timed."""
+TINY_SIZES = {
+    "layers": 2,
+    "hidden": 128,
+    "intermediate": 256,
+    "heads": 4,
+    "kv-heads": 2,
+    "vocab": 1024,
+    "positions": 256,
+}
+SIZES_OF_7B = {"hidden": 4096, "intermediate": 11008, "heads": 32, "kv-heads": 8, "vocab": 32000, "positions": 8192}
+"""Sizes of random models. Those of 7B are LLaMA-7B's, but with 8 KV heads, as in newer models."""
 PLANS, TOKENS = ("ar", "two-pass", "fused", "auto"), 40
 SAMPLINGS = (SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.9, 7))
-FP16_BYTES, LOGITS = 2, 512
-"""Bytes of a number; how many logits are written down."""
+FP16_BYTES, SAVED_LOGITS = 2, 512
+"""Bytes of an fp16 number; the number of logits that are saved."""
 
 
 def check_device(api: Any) -> dict[str, Any]:
-    """Return the checks with their results, what could not be captured, and the bytes per second that copies in GPU
-    memory read and write. PassError if copies come back changed, or the device fails."""
+    """Check copies and their capture. Return the results, what could not be captured, and the copy bandwidth.
+
+    copy_bandwidth: bytes per second that copies in GPU memory read and write. Raises PassError if the device fails, or
+    changes the copied bytes.
+    """
     device = find_device(api)
     if device is None:
         raise PassError(why_no_device(api))
@@ -68,7 +81,7 @@ def check_device(api: Any) -> dict[str, Any]:
                 cuda.synchronize()
                 _compare(pinned, np.roll(given, replay), "a captured copy")
             checks["capture"] = "replayed twice"
-        bandwidth = _copy_bandwidth(api, cuda, min(LARGE_BYTES, device.free // 4))
+        bandwidth = _copy_bandwidth(api, cuda, min(TIMED_COPY_BYTES, device.free // 4))
         checks["copies in GPU memory"] = f"{bandwidth / 1e9:.0f} GB/s"
     finally:
         cuda.close()
@@ -78,7 +91,7 @@ def check_device(api: Any) -> dict[str, Any]:
 
 def _compare(found: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint8], what: str) -> None:
     if wrong := int((found != expected).sum()):
-        raise PassError(f"{what} changed {wrong} of {expected.size} bytes: GPU or driver are broken")
+        raise PassError(f"{what} changed {wrong} of {expected.size} bytes: the GPU or its driver is broken")
 
 
 def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
@@ -86,17 +99,19 @@ def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
 
     def seconds() -> float:
         started = time.perf_counter()
-        for _ in range(COPIES):
+        for _ in range(TIMED_COPIES):
             call(api.cudaMemcpyAsync(target, source, size, ON_DEVICE, cuda.stream))
         cuda.synchronize()
         return time.perf_counter() - started
 
-    return 2 * size * COPIES / min(seconds() for _ in range(3))
+    return 2 * size * TIMED_COPIES / min(seconds() for _ in range(3))
 
 
 def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: Any) -> Path:
-    """Export a random Llama into `place`, and build engines if the device wants them; what exists is kept. It needs no
-    download. options: of ExportConfig."""
+    """Export a random Llama, which needs no download, into `place`, and build engines if `device` needs them.
+
+    An existing bundle or set of engines is reused. options: of ExportConfig.
+    """
     from rich.console import Console
 
     from pass_exporter.config import EngineConfig, ExportConfig
@@ -116,7 +131,7 @@ def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: A
 
 
 def compare_plans(expected: Session, found: Session) -> dict[str, Any]:
-    """Return for every plan whether it wrote the plain text of `expected`, and whether everything was captured."""
+    """Return for every plan if `found` writes the plain text of `expected`, and if its passes are captured."""
     prompt, plans = list(range(3, 30)), []
     for plan in PLANS:
         same = True
@@ -131,8 +146,10 @@ def compare_plans(expected: Session, found: Session) -> dict[str, Any]:
 
 
 def time_rows(session: Session, rows: Sequence[int], capacity: int, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return milliseconds of the trunk by rows; the cache is full up to the widest window. With the bytes that a pass
-    reads for each layer and for the LM head."""
+    """Time the trunk by number of rows, with a cache that is full except for the widest window.
+
+    Returns its milliseconds, and the bytes that a pass reads for each layer and for the LM head.
+    """
     widest = max(*rows, session.backend.capabilities.least_width)
     request = RowsOptions(SamplingParams(), tuple(rows), cached=capacity - widest)
     keys, hidden = sizes["hidden"] // sizes["heads"] * sizes["kv-heads"], sizes["hidden"]
@@ -147,7 +164,7 @@ def time_rows(session: Session, rows: Sequence[int], capacity: int, sizes: Mappi
 
 @click.group()
 def main() -> None:
-    """What scripts/gpu_check.py runs in processes of their own."""
+    """Run one step of scripts/gpu_check.py."""
 
 
 OUTPUT = click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the results here, as JSON.")
@@ -170,10 +187,10 @@ def device(output: Path | None) -> None:
 @OUTPUT
 @one_line_errors
 def tiny(device: str, output: Path | None) -> None:
-    """Compare DEVICE with the CPU: does every plan of a tiny model write the same? Its weights are in fp32, so that
-    nothing but a mistake makes texts part, or two candidates whose scores are as good as equal."""
+    """Check that every plan of a tiny model writes the same text on DEVICE as on the CPU. Its weights are fp32, so
+    texts differ only by a bug or a near-tie."""
     with tempfile.TemporaryDirectory() as directory:
-        bundle = make_bundle(Path(directory), device, TINY)
+        bundle = make_bundle(Path(directory), device, TINY_SIZES)
         with load(bundle, "cpu", threads=1) as on_cpu, load(bundle, device) as on_device:
             report = compare_plans(on_cpu, on_device)
     write_json(report, output)
@@ -186,19 +203,21 @@ def tiny(device: str, output: Path | None) -> None:
 @main.command()
 @DEVICE
 @click.option("--layers", default=4, show_default=True)
-@click.option("--cuda-attention", default="attention", show_default=True, help="As of pass-export.")
+@click.option("--cuda-attention", default="attention", show_default=True, help="As for pass-export.")
 @click.option("--rows", multiple=True, type=click.IntRange(1), default=(1, 5, 25), show_default=True)
 @click.option("--capacity", "capacities", multiple=True, type=int, default=(512, 2048, 8192), show_default=True)
-@click.option("--keep", type=click.Path(path_type=Path), default=Path("build/gpu"), help="Where models are kept.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), default=Path("build/gpu"), help="Directory for models, which are reused."
+)
 @OUTPUT
 @one_line_errors
 def layers(device: str, layers: int, cuda_attention: str, keep: Path, output: Path | None, **given: Any) -> None:
-    """Time passes over some layers of a random 7B by rows and KV capacity, and write some logits down."""
-    sizes = {"layers": layers, **SEVEN_B}
+    """Time passes of some layers of a random 7B model by rows and KV capacity, and save some logits."""
+    sizes = {"layers": layers, **SIZES_OF_7B}
     place = keep / "-".join(map(str, sizes.values()))
     bundle = make_bundle(place, device, sizes, dtype="fp16", cuda_attention=cuda_attention)
     with load(bundle, device, max_batch_size=1, prefix_cache=False) as session:
-        logits = token_scores(session, list(range(3, 40)), GenerateOptions(1))[:LOGITS].tolist()
+        logits = token_scores(session, list(range(3, 40)), GenerateOptions(1))[:SAVED_LOGITS].tolist()
         cells = [cell for size in given["capacities"] for cell in time_rows(session, given["rows"], size, sizes)]
         report = {"cells": cells, "logits": logits, "uncaptured": session.backend.uncaptured}
     write_json(report, output)

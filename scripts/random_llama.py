@@ -1,4 +1,4 @@
-"""Writes a Llama of any size with random weights, shard by shard, to measure exports and passes of a large model.
+"""Writes a Llama of any size with random weights, shard by shard, for measuring exports and passes of large models.
 
 python scripts/random_llama.py build/random-7b
 /usr/bin/time -v pass-export --model build/random-7b --dtype fp16 --lookahead 4
@@ -16,17 +16,19 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-SPREAD = 0.98
-"""The standard deviation of a weight, times the root of the numbers that it is summed over: it spreads logits, so that
-near-ties are few."""
-WORDS = 32000
-"""The vocabulary of the tokenizer that is made: w0, w1, and so on."""
+WEIGHT_SCALE = 0.98
+"""The standard deviation of a weight is this divided by the square root of its number of inputs. Logits then differ
+enough that near-ties are rare."""
+DEFAULT_VOCAB = 32000
+"""The vocabulary size of a new tokenizer, whose words are w0, w1, ..."""
 
 
 @click.command()
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option(
-    "--tokenizer", type=click.Path(exists=True, path_type=Path), help="A bundle to take one from.  [default: made]"
+    "--tokenizer",
+    type=click.Path(exists=True, path_type=Path),
+    help="A bundle whose tokenizer is copied.  [default: a new one]",
 )
 @click.option("--layers", default=32, show_default=True)
 @click.option("--hidden", default=4096, show_default=True)
@@ -36,7 +38,7 @@ WORDS = 32000
 @click.option("--vocab", default=0, help="0 is the tokenizer's.")
 @click.option("--positions", default=4096, show_default=True, help="Tokens of the longest sequence.")
 def main(output: Path, tokenizer: Path | None, vocab: int, **sizes: int) -> None:
-    """Write OUTPUT, a model directory in fp16. The sizes are LLaMA-7B's unless they are given."""
+    """Write OUTPUT, a model directory in fp16. The default sizes are LLaMA-7B's."""
     output.mkdir(parents=True, exist_ok=True)
     vocab = write_tokenizer(output, tokenizer, vocab)
     hidden, intermediate, heads = sizes["hidden"], sizes["intermediate"], sizes["heads"]
@@ -69,7 +71,7 @@ def weight(random: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
     if len(size) == 1:
         return np.ones(size, np.float16)
     found = random.standard_normal(size, np.float32)
-    found *= SPREAD * size[1] ** -0.5
+    found *= WEIGHT_SCALE * size[1] ** -0.5
     return found.astype(np.float16)
 
 
@@ -80,7 +82,7 @@ def write_tokenizer(output: Path, given: Path | None, vocab: int) -> int:
         words = json.loads((output / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
         vocab = vocab or max(len(words), max(words.values()) + 1)
     else:
-        vocab = vocab or WORDS
+        vocab = vocab or DEFAULT_VOCAB
         made = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab)}, unk_token="w0"))
         made.pre_tokenizer = pre_tokenizers.Whitespace()
         made.save(str(output / "tokenizer.json"))

@@ -1,12 +1,13 @@
-"""Load test of `pass-run serve` with NVIDIA's aiperf: time to first token, inter-token latency and tokens per second by
-the number of clients, with and without speculation; and the overhead of HTTP over a session without a server.
+"""Load-tests `pass-run serve` with NVIDIA's aiperf: time to first token, inter-token latency and tokens per second by
+the number of clients, with and without speculation. It also measures the overhead of HTTP.
 
     python scripts/serve_load.py build/smollm2-135m-w8a8 --threads 2
 
-Prompts are the chat prompts of `pass-train evaluate`, greedy, streamed; every client sends its next request after the
-answer to the last one. aiperf is installed into build/aiperf, an environment of its own. For the overhead of HTTP, the
-server and a session in this process take turns at every prompt, with one client and plain decoding (`ar`). Whole
-answers are timed, prompt included, and the median of the ratios is printed. Nothing else should run meanwhile.
+Prompts are the chat prompts of `pass-train evaluate`; answers are greedy and streamed. Each client sends its next
+request after the last answer. aiperf is installed into a separate environment, build/aiperf. For the overhead of HTTP,
+the server and a session in this process answer each prompt in turn, with one client and plain decoding (`ar`). The time
+of whole answers, prefill included, is compared, and the median of the ratios is printed. Nothing else should run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from pass_runtime.errors import PassError
 from pass_runtime.measuring.real_use import read_use
 
 AIPERF = "aiperf==0.13.0"
-HOME = Path(__file__).parents[1] / "build" / "aiperf"
+AIPERF_VENV = Path(__file__).parents[1] / "build" / "aiperf"
 PLANS = {"off": "ar", "on": "auto"}
 COLUMNS = ("clients", "speculation", "TTFT p50", "p99", "ITL p50", "tokens/s", "each", "requests", "errors")
 
 
 def install_aiperf() -> Path:
-    program = HOME / "bin" / "aiperf"
+    program = AIPERF_VENV / "bin" / "aiperf"
     if not program.exists():
-        click.echo(f"installing {AIPERF} into {HOME}", err=True)
-        subprocess.run([sys.executable, "-m", "venv", str(HOME)], check=True)
-        subprocess.run([str(HOME / "bin" / "pip"), "install", "--quiet", AIPERF], check=True)
+        click.echo(f"installing {AIPERF} into {AIPERF_VENV}", err=True)
+        subprocess.run([sys.executable, "-m", "venv", str(AIPERF_VENV)], check=True)
+        subprocess.run([str(AIPERF_VENV / "bin" / "pip"), "install", "--quiet", AIPERF], check=True)
     return program
 
 
 @contextmanager
 def serving(bundle: Path, threads: int, slots: int) -> Iterator[tuple[str, str, int]]:
-    """Start a server; yield its URL, the name of its model and its process id."""
+    """Start a server. Yield its URL, its model's name and its process id."""
     flags = f"--port 0 --threads {threads} --max-batch-size {slots}".split()
     with tempfile.NamedTemporaryFile("w+") as log:
         command = [sys.executable, "-m", "pass_runtime.cli.main", "serve", str(bundle), *flags]
@@ -66,7 +67,7 @@ def serving(bundle: Path, threads: int, slots: int) -> Iterator[tuple[str, str, 
             process.wait(60)
 
 
-def load_of(
+def run_aiperf(
     program: Path, place: Path, url: str, model: str, clients: int, plan: str, requests: int, tokens: int
 ) -> Any:
     """Return aiperf's report of one run. place: a directory with prompts and tokenizer."""
@@ -96,7 +97,7 @@ def row(clients: int, speculation: str, found: Any) -> tuple[object, ...]:
 
 
 def ask(url: str, model: str, prompt: str, tokens: int) -> float:
-    """Return the seconds of a streamed answer."""
+    """Return the seconds that a streamed answer takes."""
     body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
     body |= {"temperature": 0, "plan": "ar", "stream": True, "ignore_eos": True}
     started = time.perf_counter()
@@ -109,7 +110,7 @@ def ask(url: str, model: str, prompt: str, tokens: int) -> float:
 
 
 def cost_of_http(bundle: Path, url: str, model: str, prompts: list[str], threads: int, tokens: int) -> list[float]:
-    """Return the ratio of seconds, server over session, for every prompt but the first, which warms both up."""
+    """Return the ratio of seconds, server over session, for every prompt except the first, which warms up both."""
     options, ratios = GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True), []
     with load(bundle, threads=threads) as session:
         for prompt in prompts:
@@ -123,11 +124,11 @@ def cost_of_http(bundle: Path, url: str, model: str, prompts: list[str], threads
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path, exists=True))
 @click.option("--clients", default="1,4,16", show_default=True, help="Concurrent clients.")
-@click.option("--requests", default=24, show_default=True, help="Requests of a run; at least two for each client.")
+@click.option("--requests", default=24, show_default=True, help="Requests per run; at least two per client are sent.")
 @click.option("--tokens", default=64, show_default=True, help="The longest answer.")
-@click.option("--threads", default=0, help="Of the server.  [default: the engine's choice]")
-@click.option("--slots", default=16, show_default=True, help="Sequences that the server decodes at a time.")
-@click.option("--prompts", "count", default=12, show_default=True, help="Different prompts.")
+@click.option("--threads", default=0, help="CPU threads of the server.  [default: the engine's choice]")
+@click.option("--slots", default=16, show_default=True, help="Slots of the server.")
+@click.option("--prompts", "count", default=12, show_default=True, help="Number of different prompts.")
 def main(bundle: Path, clients: str, requests: int, tokens: int, threads: int, slots: int, count: int) -> None:
     program = install_aiperf()
     prompts = [prompt.text for prompt in read_use(PROMPTS) if prompt.kind == "chat"][:count]
@@ -146,7 +147,7 @@ def main(bundle: Path, clients: str, requests: int, tokens: int, threads: int, s
         for at_a_time in map(int, clients.split(",")):
             for speculation, plan in PLANS.items():
                 most = max(requests, 2 * at_a_time)
-                found = load_of(program, place, url, model, at_a_time, plan, most, tokens)
+                found = run_aiperf(program, place, url, model, at_a_time, plan, most, tokens)
                 click.echo("| " + " | ".join(map(str, row(at_a_time, speculation, found))) + " |")
 
 

@@ -3,9 +3,9 @@
     pip install 'pass-toolkit[serve,ray]'
     python scripts/serve_ray.py build/smollm2-135m --replicas 2 --max-replicas 8
 
-Every replica is the whole app over a session of its own, with its own slots, queue and metrics. The script joins the
-cluster that RAY_ADDRESS names, or starts one; the bundle must be at the same path on every node. A replica that dies is
-replaced. The requests that it was answering fail with status 500, and clients repeat them (the openai package does).
+Every replica runs the whole app with its own session, slots, queue and metrics. The script joins the cluster that
+RAY_ADDRESS names, or starts one. The bundle must be at the same path on every node. If a replica dies, Ray replaces it;
+its requests fail with status 500, and clients should retry them (the openai package does).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def deployment(bundle: Path, opened: LoadOptions, slots: int, allowed: ServeOptions, scaling: dict[str, int]) -> Any:
-    """Return a Ray Serve deployment. slots: those of a replica. scaling: min_replicas, max_replicas."""
+    """Return a Ray Serve deployment. slots: of each replica. scaling: min_replicas and max_replicas."""
     from ray import serve
 
     def app() -> Any:
@@ -69,13 +69,15 @@ def deployment(bundle: Path, opened: LoadOptions, slots: int, allowed: ServeOpti
 @opts.BUNDLE
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on, on every node.")
 @click.option("--port", type=int, default=8000, show_default=True)
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line, that clients have to show.")
-@click.option("--allow-no-key", is_flag=True, help="Serve more than this machine without keys.")
-@click.option("--served-model-name", "model_name", help="What clients call the model.  [default: the bundle's name]")
-@click.option("--replicas", type=int, default=1, show_default=True, help="The fewest.")
-@click.option("--max-replicas", type=int, help="The most, while requests wait.  [default: --replicas]")
-@click.option("--max-batch-size", type=int, default=DEFAULT_BATCH, show_default=True, help="Sequences at a time, each.")
-@click.option("--max-queue", type=int, default=64, show_default=True, help="Sequences that may wait, in each replica.")
+@click.option(
+    "--api-key-file", type=click.Path(path_type=Path), help="File with one API key per line; clients need one."
+)
+@click.option("--allow-no-key", is_flag=True, help="Allow other machines without keys.")
+@click.option("--served-model-name", "model_name", help="The model's name for clients.  [default: the bundle's name]")
+@click.option("--replicas", type=int, default=1, show_default=True, help="Fewest replicas.")
+@click.option("--max-replicas", type=int, help="Most replicas.  [default: --replicas]")
+@click.option("--max-batch-size", type=int, default=DEFAULT_BATCH, show_default=True, help="Slots per replica.")
+@click.option("--max-queue", type=int, default=64, show_default=True, help="Most waiting sequences per replica.")
 @click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
 @opts.NO_PREFIX_CACHE
 @opts.engine_options
@@ -83,8 +85,8 @@ def deployment(bundle: Path, opened: LoadOptions, slots: int, allowed: ServeOpti
 def main(
     bundle: Path, host: str, port: int, api_key_file: Path | None, allow_no_key: bool, replicas: int, **options: Any
 ) -> None:
-    """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each takes --threads CPUs (1), and a GPU if --device names
-    one."""
+    """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each uses --threads CPUs (default: 1), and a GPU if --device
+    names one."""
     most, slots = options.pop("max_replicas") or replicas, options["max_batch_size"]
     if not 1 <= replicas <= most or slots < 1:
         raise PassError("replicas and max-batch-size must be at least 1, and max-replicas no less than replicas")
@@ -103,13 +105,13 @@ def main(
         from ray import serve
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
-    opts.open_bundle(bundle, opened).close()  # errors of the bundle appear here, not in the log of a replica
+    opts.open_bundle(bundle, opened).close()  # reports errors of the bundle here, not in a replica's log
     made = deployment(bundle.absolute(), opened, slots, allowed, {"min_replicas": replicas, "max_replicas": most})
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": host, "port": port})
         serve.run(made.bind(), name="pass", route_prefix="/")
-        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ray replaced the handlers.
             signal.signal(number, signal.default_int_handler)
         click.echo(f"served at http://{host}:{port}/v1 by {replicas} to {most} replicas", err=True)
         while True:
@@ -118,7 +120,7 @@ def main(
         click.echo("shutting down", err=True)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # shutting down takes a second or two
+            signal.signal(number, signal.SIG_IGN)  # A second signal must not interrupt the shutdown.
         serve.shutdown()
         ray.shutdown()
 

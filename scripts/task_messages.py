@@ -1,6 +1,6 @@
-"""Messages that ask a chat model for what people ask for: lists, mail, dialogue, JSON, tables, code, and so on.
+"""Typical users' messages to a chat model, which ask for lists, mail, dialogue, JSON, tables, code, and so on.
 
-`fetch_corpus.py` writes them as training text: each is a template with a topic, or the head of a Python function.
+`fetch_corpus.py` writes them as training text. A message is a template with a topic or the head of a Python function.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ TOPICS = (
     "swimming", "dinosaurs", "photosynthesis", "the stock market", "elections", "museums", "trains", "airports",
     "online shopping", "mental health at work", "teaching children to read", "writing a novel", "podcasts", "tea",
 )  # fmt: skip
-LONGEST_STUB = 600
-"""The most characters of a function's head that a message quotes."""
+MAX_STUB_CHARACTERS = 600
+"""The most characters of a function's head in a message."""
 
 
 def task_messages(titles: Iterable[str], modules: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -74,5 +74,5 @@ def function_heads(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and ast.get_docstring(node):
             head = "\n".join(line[node.col_offset :] for line in lines[node.lineno - 1 : node.body[0].end_lineno])
-            if len(head) <= LONGEST_STUB:
+            if len(head) <= MAX_STUB_CHARACTERS:
                 yield head

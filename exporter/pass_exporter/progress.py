@@ -16,6 +16,6 @@ class NotedStep(Protocol):
 
 
 class Progress(Protocol):
-    """Work calls `phase` when a phase starts, and the returned Step after each step if it knows how many there are."""
+    """Work calls `phase` at the start of a phase. If it knows the number of steps, it calls the Step after each."""
 
     def phase(self, name: str) -> Step: ...

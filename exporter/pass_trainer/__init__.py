@@ -1,1 +1,1 @@
-"""OFFLINE: train the look-ahead embeddings, and adapters for look-ahead rows, of a frozen model."""
+"""Trains look-ahead embeddings, adapters and draft heads for a frozen model. The runtime does not import it."""

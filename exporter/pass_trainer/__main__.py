@@ -1,4 +1,4 @@
-"""pass-train, and `python -m pass_trainer`."""
+"""The entry point of `pass-train` and `python -m pass_trainer`."""
 
 from pass_runtime.cli.start import run
 

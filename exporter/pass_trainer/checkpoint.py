@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what they hold, and which run may go on from one."""
+"""Writes and reads checkpoints of a training run, and checks if a run may continue from one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from accelerate import Accelerator
 
 from pass_runtime.errors import PassError
 
-CHECKPOINT, OLD = "checkpoint", ".old"
+CHECKPOINT, OLD_SUFFIX = "checkpoint", ".old"
 STATE_FILE = "progress.json"
-FLAGS = {"length": "sequence-length", "prompt": "prompt-tokens", "chat": "chat-share", "data_sha256": "data"}
-"""Settings whose flag has another name; every setting in `recipe` is a flag of its own."""
-EARLIER = {"aim": "distribution"}
-"""What flags that earlier versions did not have stand for in their checkpoints."""
+FLAG_NAMES = {"length": "sequence-length", "prompt": "prompt-tokens", "chat": "chat-share", "data_sha256": "data"}
+"""Settings -> flags with another name. Each setting in `recipe` has its own flag."""
+DEFAULT_SETTINGS = {"aim": "distribution"}
+"""Values of flags that checkpoints of earlier versions do not contain."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: from step `start` on, the learning rate follows the schedule of a run of `steps` steps."""
+    """A part of a run: from step `start` on, the learning rate follows the schedule for `steps` steps in total."""
 
     start: int
     steps: int
@@ -33,9 +33,10 @@ class Stage:
 
 @dataclass
 class History:
-    """What a run measured so far: loss[i] is the loss of step i, evaluations are the results of the `evaluate` hook.
+    """The measurements of a run so far.
 
-    stages: a run begins with one stage, and every extension by more steps adds one.
+    stages: a run begins with one, and every extension of `steps` adds one. loss[i]: the loss of step i.
+    evaluations: the results of the `evaluate` hook.
     """
 
     stages: list[Stage]
@@ -44,10 +45,10 @@ class History:
 
 
 class Checkpoint:
-    """The directory `output`/checkpoint: trained weights, optimizer and history. It is replaced as a whole.
+    """The directory `output`/checkpoint: trained weights, optimizer and history. It is replaced atomically.
 
     settings: everything that the result depends on, as JSON. A run continues from a checkpoint only if its settings are
-    the same, except that `steps` may grow. minutes: the time between two checkpoints.
+    equal, except that `steps` may be larger. minutes: the time between two checkpoints.
     """
 
     def __init__(self, output: Path, settings: Mapping[str, Any], accelerator: Accelerator, minutes: float) -> None:
@@ -59,7 +60,7 @@ class Checkpoint:
     def is_due(self) -> bool:
         due = time.monotonic() - self._saved > 60 * self._minutes
         flag = torch.tensor(float(due), device=self._accelerator.device)
-        return bool(self._accelerator.reduce(flag, "sum") > 0)  # all processes save, or none does
+        return bool(self._accelerator.reduce(flag, "sum") > 0)  # Either all processes save, or none.
 
     def save(self, step: int, history: History) -> None:
         accelerator, part = self._accelerator, self._path.with_suffix(".partial")
@@ -82,10 +83,10 @@ class Checkpoint:
             self._check(_read_state(path))
 
     def load(self) -> tuple[int, History]:
-        """Return the next step and the history so far: step 0 and an empty history without a checkpoint."""
+        """Load the checkpoint. Return the next step and the history; 0 and an empty history if there is none."""
         steps = self._settings["steps"]
         if find(self._path) not in (None, self._path) and self._accelerator.is_main_process:
-            self._path.with_suffix(OLD).rename(self._path)
+            self._path.with_suffix(OLD_SUFFIX).rename(self._path)
         self._accelerator.wait_for_everyone()
         if not self._path.is_dir():
             return 0, History([Stage(0, steps)])
@@ -103,7 +104,7 @@ class Checkpoint:
         return step, history
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        before = EARLIER | _flags(state["settings"])
+        before = DEFAULT_SETTINGS | _flags(state["settings"])
         for flag, value in _flags(self._settings).items():
             known = before.get(flag)
             if flag == "steps" and isinstance(known, int) and value >= known:
@@ -117,20 +118,19 @@ class Checkpoint:
 
 
 def planned_steps(output: Path) -> int | None:
-    """Return the `steps` of the run whose checkpoint is in `output`, or None without a checkpoint."""
+    """Return the `steps` of the run whose checkpoint is in `output`; None if there is no checkpoint."""
     path = find(output / CHECKPOINT)
     return None if path is None else int(_read_state(path)["settings"]["steps"])
 
 
 def find(path: Path) -> Path | None:
     """Return `path`, or its old copy if a save was interrupted between its two renames, or None."""
-    return next((found for found in (path, path.with_suffix(OLD)) if found.is_dir()), None)
+    return next((found for found in (path, path.with_suffix(OLD_SUFFIX)) if found.is_dir()), None)
 
 
 def replace_directory(part: Path, path: Path) -> None:
-    """Move the finished directory `part` to `path`; after a crash on the way either the old or the new one is
-    complete."""
-    old = path.with_suffix(OLD)
+    """Replace `path` by the finished directory `part`. After a crash during it, the old or the new one is complete."""
+    old = path.with_suffix(OLD_SUFFIX)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         path.rename(old)
@@ -154,7 +154,7 @@ def _unusable(path: Path, error: Exception) -> PassError:
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings under the names of their flags, without the leading dashes."""
     flat = dict(settings.get("recipe", {})) | {name: value for name, value in settings.items() if name != "recipe"}
-    return {FLAGS.get(name, name.replace("_", "-")): value for name, value in flat.items()}
+    return {FLAG_NAMES.get(name, name.replace("_", "-")): value for name, value in flat.items()}
 
 
 def _shown(value: Any) -> str:

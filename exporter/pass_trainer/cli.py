@@ -1,4 +1,4 @@
-"""pass-train: command line over `pass_trainer.run`."""
+"""pass-train: the command line of `pass_trainer.run` and `pass_trainer.evaluation`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATH = click.Path(path_type=Path)
 
 
 class Temperatures(click.ParamType[Any]):
-    """Numbers of 0 or more with commas between them."""
+    """A list of temperatures, such as 0,0.8,1."""
 
     name = "T,T,..."
 
@@ -31,7 +31,7 @@ class Temperatures(click.ParamType[Any]):
         try:
             numbers = tuple(float(part) for part in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is no list of numbers such as 0,0.8,1", param, ctx)
+            self.fail(f"{value!r} is not a list of numbers such as 0,0.8,1", param, ctx)
         if not all(0 <= number < 100 for number in numbers):
             self.fail(f"temperatures are 0 or more, not {value}", param, ctx)
         return numbers
@@ -42,18 +42,18 @@ DATA = click.option(
     "--data",
     multiple=True,
     type=PATH,
-    help="Where prompts come from: a text file, directory, or JSON lines, or `self`: the model writes them (default). "
-    "Several are drawn from equally.",
+    help="Source of prompts: a text file, a directory, JSON lines, or `self`: the model writes them (default). "
+    "Repeatable; each source gives equally many.",
 )
 MODEL = click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
 LOOKAHEAD = click.option(
     "--lookahead", type=int, default=4, show_default=True, help=f"L, look-ahead rows: 1..{MAX_LOOKAHEAD}."
 )
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-WIDTH = 110
-"""Columns of a table if stderr is not a terminal."""
+TABLE_COLUMNS = 110
+"""Width of a table, in characters, if stderr is not a terminal."""
 DTYPE = click.option(
-    "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Of the frozen model."
+    "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Dtype of the frozen model."
 )
 
 
@@ -64,11 +64,11 @@ DTYPE = click.option(
 @click.option("-o", "--output", type=PATH, help="Directory for weights, metrics, curves and model card.")
 @LOOKAHEAD
 @click.option("--adapter", type=click.Choice(["none", "lora"]), default="none", show_default=True)
-@click.option("--rank", type=int, default=32, show_default=True, help="Of the adapter.")
-@click.option("--adapter-from", type=int, default=0, show_default=True, help="The first layer that is adapted.")
+@click.option("--rank", type=int, default=32, show_default=True, help="Rank of the adapter.")
+@click.option("--adapter-from", type=int, default=0, show_default=True, help="The first adapted layer.")
 @click.option("--head", is_flag=True, help="Train a draft head too: it reads the token before each draft.")
-@click.option("--head-rank", type=int, help="Numbers per token in the head's table.  [default: 96, or --start's]")
-@click.option("--head-width", type=int, help="Numbers of the head's state.  [default: 384, or --start's]")
+@click.option("--head-rank", type=int, help="Columns of the head's table.  [default: 96, or --start's]")
+@click.option("--head-width", type=int, help="Size of the head's state.  [default: 384, or --start's]")
 @click.option("--start", type=PATH, help="Weights to start from; an adapter of higher rank is truncated.")
 @click.option(
     "--steps",
@@ -76,19 +76,25 @@ DTYPE = click.option(
     help="With --resume, a larger number extends the run.  [default: 2000, or the run's]",
 )
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences per step and process.")
-@click.option("--anchors", type=int, default=48, show_default=True, help="Places to draft from per sequence.")
 @click.option(
-    "--lr", type=float, default=2e-3, show_default=True, help="Of the adapter; the embeddings' is 10 times it."
+    "--anchors", type=int, default=48, show_default=True, help="Places per sequence at which drafts are trained."
 )
 @click.option(
-    "--decay", type=float, default=0.8, show_default=True, help="Weight of a draft over that of the one before."
+    "--lr",
+    type=float,
+    default=2e-3,
+    show_default=True,
+    help="Learning rate of the adapter; the embeddings' is 10 times that.",
+)
+@click.option(
+    "--decay", type=float, default=0.8, show_default=True, help="Weight of a draft relative to the one before it."
 )
 @click.option(
     "--aim",
     type=click.Choice(["distribution", "acceptance"]),
     default="distribution",
     show_default=True,
-    help="Of the loss: the model's distributions, or mostly the probability that a draft is accepted.",
+    help="The loss: the distance to the model's distributions, or mostly the probability that a draft is rejected.",
 )
 @click.option(
     "--sequences",
@@ -100,24 +106,28 @@ DTYPE = click.option(
 @click.option(
     "--held-out",
     type=int,
-    help="Sequences that are measured ten times in a run and not trained on.  [default: one in 16, at most 32]",
+    help="Sequences for measuring, ten times in a run, that are not trained on.  [default: one in 16, at most 32]",
 )
 @click.option("--sequence-length", type=int, default=256, show_default=True, help="Tokens, the prompt included.")
-@click.option("--prompt-tokens", type=(int, int), default=(16, 64), show_default=True, help="Fewest and most.")
-@click.option("--chat-share", type=float, default=0.25, show_default=True, help="Prompts that become a chat message.")
+@click.option(
+    "--prompt-tokens", type=(int, int), default=(16, 64), show_default=True, help="Fewest and most tokens of a prompt."
+)
+@click.option(
+    "--chat-share", type=float, default=0.25, show_default=True, help="Share of prompts that become a chat message."
+)
 @click.option(
     "--temperatures",
     type=TEMPERATURES,
     default="0,0.8,1",
     show_default=True,
-    help="Of the written text, one for each 64 sequences in turn; 0 is greedy.",
+    help="For writing text: each 64 sequences use the next one in turn; 0 is greedy.",
 )
 @click.option(
     "--write-with",
     type=click.Choice(["auto", "torch", "w8a8"]),
     default="auto",
     show_default=True,
-    help="What writes the training text: the model in torch, or its w8a8 bundle (auto: on a CPU, where it is faster).",
+    help="How the model writes training text: in torch, or as a w8a8 bundle (auto: on a CPU, because it is faster).",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @DTYPE
@@ -127,7 +137,7 @@ DTYPE = click.option(
 @click.pass_context
 @one_line_errors
 def main(context: click.Context, /, **options: Any) -> None:
-    """Train look-ahead embeddings, and an adapter for look-ahead rows, of a frozen model.
+    """Train look-ahead embeddings, and optionally an adapter and a draft head, for a frozen model.
 
     Several GPUs: torchrun --nproc-per-node N -m pass_trainer ...
     """
@@ -136,13 +146,13 @@ def main(context: click.Context, /, **options: Any) -> None:
     for name in ("model", "output"):
         if not options[name]:
             raise PassError(f"missing --{name}; pass-train --help lists the options")
-    _refuse_what_has_no_use(options)
+    _refuse_unused_options(options)
     _quiet_libraries()
-    # torch takes seconds to import, which --help and wrong options need not wait for.
+    # --help and errors in options should not wait for the import of torch, which takes seconds.
     with importing():
         from pass_trainer.checkpoint import planned_steps
         from pass_trainer.config import TrainConfig
-        from pass_trainer.corpus import SELF
+        from pass_trainer.corpus import SELF_NAME
         from pass_trainer.distill import Recipe
         from pass_trainer.run import is_main, run
     recipe = Recipe(
@@ -153,7 +163,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         chat=options.pop("chat_share"),
         seed=options["seed"],
     )
-    data = options.pop("data") or (Path(SELF),)
+    data = options.pop("data") or (Path(SELF_NAME),)
     if options["steps"] is None:
         options["steps"] = (planned_steps(options["output"]) if options["resume"] else None) or TrainConfig.steps
     config = TrainConfig(**options, data=data, recipe=recipe)
@@ -161,7 +171,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         with Terminal(Console(stderr=True), show=is_main()) as progress:
             report = run(config, progress)
     except KeyboardInterrupt:
-        click.echo(f"the same command with --resume goes on from the last checkpoint in {config.output}", err=True)
+        click.echo(f"the same command with --resume continues from the last checkpoint in {config.output}", err=True)
         raise
     if is_main():
         _print_agreement("held-out sequences, greedy", report.agreement, config.lookahead)
@@ -173,21 +183,23 @@ def main(context: click.Context, /, **options: Any) -> None:
 @MODEL
 @model_flags
 @click.option("--prompts", type=PATH, help='JSON lines with "id", "kind" (see --kinds) and "prompt".')
-@click.option("--kinds", default=",".join(KINDS), show_default=True, help="Which prompts are answered.")
-@click.option("--each", type=click.IntRange(1), help="The first prompts of each kind.  [default: all]")
-@click.option("--tokens", type=int, default=128, show_default=True, help="The longest answer that counts.")
-@click.option("--temperatures", default="0,0.8,1.0", show_default=True, help="Each is measured; 0 is greedy.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Of the sampled measurements; 0 is off.")
+@click.option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of prompts to answer.")
+@click.option("--each", type=click.IntRange(1), help="Number of prompts of each kind.  [default: all]")
+@click.option("--tokens", type=int, default=128, show_default=True, help="Tokens of each answer that count.")
+@click.option("--temperatures", default="0,0.8,1.0", show_default=True, help="Temperatures to measure; 0 is greedy.")
+@click.option("--top-k", type=int, default=0, show_default=True, help="Top-k of sampled answers; 0 is off.")
 @LOOKAHEAD
-@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), default="fp32", show_default=True, help="Of the model.")
+@click.option(
+    "--dtype", type=click.Choice(["bf16", "fp32"]), default="fp32", show_default=True, help="Dtype of the model."
+)
 @DEVICE
-@click.option("--record", is_flag=True, help="Write the results into WEIGHTS, and into the model card beside it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.option("--record", is_flag=True, help="Write the results into WEIGHTS and the model card beside it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to standard output.")
 @one_line_errors
 def evaluate(as_json: bool, record: bool, prompts: Path | None, kinds: str, temperatures: str, **options: Any) -> None:
-    """Measure acceptance of drafts, and tokens per pass, on answers to prompts of several kinds.
+    """Measure the acceptance of drafts, and tokens per pass, on answers to prompts of several kinds.
 
-    WEIGHTS is a file that pass-train wrote; without it the untrained baseline is measured.
+    WEIGHTS is a file that pass-train wrote. Without it, the untrained baseline is measured.
     """
     if not options["model"]:
         raise PassError("missing --model; pass-train evaluate --help lists the options")
@@ -220,11 +232,11 @@ def _print_evaluation(report: dict[str, Any]) -> None:
     for row in rows_of(report):
         table.add_row(*row)
     console = Console(stderr=True)
-    console.width = console.width if console.is_terminal else WIDTH
+    console.width = console.width if console.is_terminal else TABLE_COLUMNS
     show_table(console, table)
 
 
-def _refuse_what_has_no_use(options: dict[str, Any]) -> None:
+def _refuse_unused_options(options: dict[str, Any]) -> None:
     from pass_runtime.cli.flags import refuse_given
 
     if options["adapter"] == "none":
@@ -232,7 +244,7 @@ def _refuse_what_has_no_use(options: dict[str, Any]) -> None:
     if not options["head"]:
         refuse_given("there is no draft head without --head", "head_rank", "head_width")
     if set(options["data"]) <= {Path("self")}:
-        refuse_given("prompts that the model writes are whole, see --data", "prompt_tokens", "chat_share")
+        refuse_given("the model writes whole prompts itself (see --data)", "prompt_tokens", "chat_share")
 
 
 def _quiet_libraries() -> None:

@@ -17,25 +17,28 @@ WriteWith = Literal["auto", "torch", "w8a8"]
 TrainDtype = Literal["fp32", "bf16"]
 
 HEAD_RANK, HEAD_WIDTH = 96, 384
-"""The sizes of a new draft head. Larger ones draft a little better, and cost more than that on a CPU."""
-MOST_HELD_OUT = 32
-"""The most sequences that are held out and measured during training, unless `held_out` says otherwise."""
+"""Default sizes of a new draft head. Larger heads draft a little better, but cost more than they gain on a CPU."""
+MAX_HELD_OUT = 32
+"""The most sequences that are held out by default."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """model, revision: as for pass-export.
+    """Options of a training run. Raises PassError if one is out of range.
 
-    data: files, directories or JSON lines with text from which prompts are taken, or `self`.
-    lookahead: L, the number of embeddings. adapter: `lora` trains low-rank adapters of `rank` that act on look-ahead
-    rows, in the layers from `adapter_from` on.
-    head: also train a draft head, with `head_rank` numbers per token in its table and `head_width` in its state. None
-    means those of `start`, or HEAD_RANK and HEAD_WIDTH. A smaller head of `start` is widened.
-    start: a weights file to start from; its adapter is truncated to `rank`. write_with: what writes the training text.
-    steps: optimizer steps. batch: sequences per step and process. anchors: places per sequence from which drafts are
-    made. lr: the adapter's learning rate; the embeddings' is ten times as high.
-    decay: the weight of a draft relative to the one before it. aim: what a draft's loss is, as `Drafter.forward` says.
-    held_out: sequences that are measured and not trained on; None means one in 16, at most MOST_HELD_OUT.
+    model, revision: as for pass-export.
+    data: text files, directories or JSON lines from which prompts are taken, or `self`: the model writes them.
+    lookahead: L, the number of embeddings.
+    adapter: `lora` trains low-rank adapters of `rank` for look-ahead rows, in the layers from `adapter_from` on.
+    head: also train a draft head with `head_rank` columns in its table and a state of size `head_width`. None means
+    the sizes of `start`, or HEAD_RANK and HEAD_WIDTH. A smaller head of `start` is widened.
+    start: a weights file to start from; its adapter is truncated to `rank`.
+    write_with: how the training text is written: by torch or by a w8a8 bundle.
+    steps: optimizer steps. batch: sequences per step and process. anchors: places per sequence at which drafts are
+    trained.
+    lr: the adapter's learning rate; the embeddings' is ten times as high.
+    decay: the weight of a draft relative to the one before it. aim: the loss, see `Drafter.forward`.
+    held_out: number of sequences that are measured and not trained on; None means one in 16, at most MAX_HELD_OUT.
     dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two checkpoints.
     """
 
@@ -87,8 +90,8 @@ class TrainConfig:
         if not 0 < self.decay <= 1:
             raise PassError(f"--decay must be above 0 and at most 1, not {self.decay}")
 
-    def what_is_trained(self) -> dict[str, Any]:
-        """Return the settings on which the result depends, as JSON; a resumed run must have the same."""
+    def resume_settings(self) -> dict[str, Any]:
+        """Return the settings on which the result depends, as JSON. A resumed run must have equal ones."""
         values = asdict(self)
         for name in ("data", "output", "device", "resume", "checkpoint_minutes", "write_with"):
             del values[name]

@@ -1,4 +1,4 @@
-"""Text from which prompts are taken: plain files, directories of them, or JSON lines."""
+"""Reads the text from which prompts are taken: plain files, directories, or JSON lines."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from typing import Any
 from pass_runtime.errors import PassError
 from pass_runtime.files import lines_of
 
-SELF = "self"
+SELF_NAME = "self"
 """The value of --data for prompts that the model writes itself."""
 TEXT, PROMPT, MESSAGE = NAMES = "text", "prompt", "message"
-"""What a line of a .jsonl may hold: text of which a part becomes a prompt, by either of two names, or what a user
-wrote to a chat model."""
+"""The keys of a line of a .jsonl file: "text" or "prompt" is text, a part of which becomes a prompt; "message" is a
+user's message to a chat model."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
-"""The files that are read in a directory."""
+"""The suffixes of files that are read in a directory."""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """The documents of one `--data` argument. Each source gives equally many prompts; in a source a document's chance
-    is proportional to its length.
+    """The documents of one `--data` argument.
 
-    messages: each document is a whole message of a user, and not text of which a part is taken.
+    Each source gives equally many prompts. Within a source, excerpts are taken from a document with a probability
+    proportional to its length.
+
+    messages: whether each document is a whole message of a user; otherwise prompts are excerpts of documents.
     """
 
     name: str
@@ -42,8 +44,7 @@ class TextSource:
         return list(itertools.accumulate(len(text) for text in self.documents))
 
     def excerpt(self, rng: random.Random, characters: int) -> str:
-        """Return up to `characters` characters from a random place; they begin with a line, or else a word, if one is
-        near."""
+        """Return up to `characters` characters from a random place, from the start of a line or word if one is near."""
         at = rng.randrange(self._ends[-1])
         text = self.documents[bisect.bisect_right(self._ends, at)]
         start = rng.randrange(max(1, len(text) - characters))
@@ -55,21 +56,21 @@ class TextSource:
 
 
 def read_sources(paths: Sequence[Path]) -> list[TextSource | None]:
-    """Read every path; SELF gives None. PassError names the first file that is not usable text."""
+    """Read every path; SELF_NAME gives None. Raises PassError if a file is not usable text."""
     if not paths:
-        raise PassError("say where prompts come from: --data FILE, DIR, FILE.jsonl or self")
-    return [None if str(path) == SELF else _read_source(path) for path in paths]
+        raise PassError("give a source of prompts: --data FILE, DIR, FILE.jsonl or self")
+    return [None if str(path) == SELF_NAME else _read_source(path) for path in paths]
 
 
 def digest(sources: Sequence[TextSource | None]) -> str:
-    """Return the SHA-256 of all text and of its division into sources, for the names of caches and for model cards."""
+    """Return the SHA-256 of all text and its division into sources. Names of caches and model cards contain it."""
     total = hashlib.sha256()
     for source in sources:
         if source is not None and source.messages:
             total.update(MESSAGE.encode())
         if len(sources) > 1:
             total.update(str(1 if source is None else len(source.documents)).encode())
-        for text in (SELF,) if source is None else source.documents:
+        for text in (SELF_NAME,) if source is None else source.documents:
             total.update(hashlib.sha256(text.encode()).digest())
     return total.hexdigest()
 
@@ -92,8 +93,10 @@ def _read_source(path: Path) -> TextSource:
 
 
 def documents_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the documents of a file, each with the name of what it is, one of NAMES: of every line of a .jsonl the
-    first one that it has, or all of the file as "text"."""
+    """Yield (name, text) of each document of a file, the name being one of NAMES.
+
+    A .jsonl file has a document per line, under the first name that the line has. Any other file is one "text".
+    """
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Self-distillation data: prompts from the model or a corpus, continued by the model and kept on disk.
+"""Self-distillation data: prompts from the model or a corpus, continued by the model and kept on disk in shards.
 
 A draft is accepted if the model would have written it, so the model's own text is the right text for training.
-The directory of the shards is named after everything that they depend on. An interrupted run continues with the next
-missing shard, and a run with more sequences reuses the existing ones.
+The name of the shards' directory is a hash of everything that they depend on. An interrupted run continues with the
+first missing shard, and a run with more sequences reuses existing shards.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from pass_trainer.self_prompts import SelfPrompts
 from pass_trainer.text_writer import TextWriter
 from pass_trainer.torch_generate import chat_prompt, plain_ids
 
-SHARD = 64
-"""Sequences that are written together and kept in one file; the last file has the rest."""
+SHARD_SEQUENCES = 64
+"""Sequences that are written together and stored in one file. The last file may have fewer."""
 MAX_CHARACTERS_PER_TOKEN = 12
-ATTEMPTS = 200
-"""Random places of a source that are tried before it is taken for one without prompts."""
+MAX_DRAWS = 200
+"""Random draws from a source after which it is rejected if none gave a valid prompt."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How sequences are made. temperatures: shards use them in turn; 0 is greedy.
+    """How sequences are made.
 
     length: N, tokens of a sequence, prompt included. prompt: the fewest and most tokens of a prompt from a corpus.
-    chat: the share of those prompts that become a chat message, if the model has a chat template.
+    temperatures: shards use them in turn; 0 is greedy.
+    chat: the share of prompts from a corpus that become a chat message, if the model has a chat template.
     """
 
     sequences: int = 1024
@@ -54,7 +55,7 @@ class Recipe:
         fewest, most = self.prompt
         if not 1 <= fewest <= most < self.length:
             raise PassError(
-                f"--prompt-tokens {fewest} {most}: the fewest, then the most, below the sequence's {self.length}"
+                f"--prompt-tokens {fewest} {most}: give the fewest, then the most, both below {self.length}, the length"
             )
         if not 0 <= self.chat <= 1:
             raise PassError(f"--chat-share must be 0 to 1, not {self.chat}")
@@ -64,7 +65,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Sequences:
-    """tokens [n,N] int64. Row i is valid up to lengths[i]; its first prompts[i] tokens are the prompt."""
+    """Sequences of token ids.
+
+    tokens [n,N] int64: row i is valid up to lengths[i]; its first prompts[i] tokens are the prompt.
+    """
 
     tokens: torch.Tensor
     prompts: torch.Tensor
@@ -79,8 +83,10 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Distiller:
-    """Writes and reads the shards for one writer, list of sources and recipe. A source that is None is the model
-    itself."""
+    """Writes and reads the shards for one writer, list of sources and recipe.
+
+    sources: None stands for prompts that the model writes.
+    """
 
     writer: TextWriter
     tokenizer: PreTrainedTokenizerFast
@@ -90,23 +96,23 @@ class Distiller:
 
     @property
     def shards(self) -> int:
-        return -(-self.recipe.sequences // SHARD)
+        return -(-self.recipe.sequences // SHARD_SEQUENCES)
 
     @property
     def name(self) -> str:
-        """The name of the directory. It depends on everything in the recipe but the number of sequences."""
+        """The name of the directory. It depends on everything in the recipe except the number of sequences."""
         recipe = asdict(self.recipe) | {"sequences": None}
-        key = json.dumps([self.writer.name, digest(self.sources), recipe, SHARD])
+        key = json.dumps([self.writer.name, digest(self.sources), recipe, SHARD_SEQUENCES])
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Raise PassError if a source contains no prompt: this is cheap to find out before the model writes text."""
+        """Raise PassError if a source contains no valid prompt, before the model writes text for hours."""
         for source in self.sources:
             if source is not None:
                 self._prompt(random.Random(self.recipe.seed), source)
 
     def generate(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
-        """Write the missing ones of `shards`, and call `progress(sequences done, sequences in all)` after each."""
+        """Write the missing ones of `shards`. Call `progress(sequences done, all sequences)` after each."""
         directory.mkdir(parents=True, exist_ok=True)
         done, total = 0, sum(self._size(shard) for shard in shards)
         for shard in shards:
@@ -126,18 +132,20 @@ class Distiller:
         return Sequences(tensors["tokens"].long(), tensors["prompts"].long(), tensors["lengths"].long())
 
     def _size(self, shard: int) -> int:
-        return min(SHARD, self.recipe.sequences - shard * SHARD)
+        return min(SHARD_SEQUENCES, self.recipe.sequences - shard * SHARD_SEQUENCES)
 
     def _path(self, directory: Path, shard: int) -> Path:
-        """An incomplete shard has a name of its own, so that the sequences do not depend on earlier, longer runs."""
-        part = "" if self._size(shard) == SHARD else f"-first-{self._size(shard)}"
+        """An incomplete shard has a different name, so that a shard of another, longer run is not taken for it."""
+        part = "" if self._size(shard) == SHARD_SEQUENCES else f"-first-{self._size(shard)}"
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _complete(self, shard: int) -> dict[str, torch.Tensor]:
-        """Return tokens [n,N] int32, prompts [n] and lengths [n], which count the end token. A text is cut where it
-        begins to repeat itself."""
+        """Return tokens [n,N] int32, and prompts [n] and lengths [n], which include the end token.
+
+        A text that begins to repeat itself is cut there.
+        """
         rng, recipe = random.Random(f"{self.recipe.seed} {shard}"), self.recipe
-        prompts = self._prompts(rng, shard * SHARD, self._size(shard))
+        prompts = self._prompts(rng, shard * SHARD_SEQUENCES, self._size(shard))
         temperature = recipe.temperatures[shard % len(recipe.temperatures)]
         lines = self.writer.write(prompts, recipe.length, temperature, 1.0, rng.getrandbits(31))
         tokens = torch.zeros(len(lines), recipe.length, dtype=torch.int32)
@@ -150,7 +158,7 @@ class Distiller:
         return {"tokens": tokens, "prompts": torch.tensor([*map(len, prompts)], dtype=torch.int32), "lengths": lengths}
 
     def _prompts(self, rng: random.Random, first: int, count: int) -> list[list[int]]:
-        """Return the prompts of the run's sequences `first`, `first + 1`, ...: the sources take turns."""
+        """Return the prompts of the `count` sequences from number `first` on. The sources take turns."""
         sources = [self.sources[index % len(self.sources)] for index in range(first, first + count)]
         wanted = sum(source is None for source in sources)
         by_model = SelfPrompts(self.tokenizer, self.eos_token_ids, self.writer, self.recipe.length // 2)
@@ -161,8 +169,8 @@ class Distiller:
         return self._message(rng, source) if source.messages else self._excerpt(rng, source)
 
     def _message(self, rng: random.Random, source: TextSource) -> list[int]:
-        """Return a prompt from a user's message; one that leaves too little room for the answer is passed over."""
-        for _ in range(ATTEMPTS):
+        """Return a prompt from a user's message. Messages longer than half of a sequence are skipped."""
+        for _ in range(MAX_DRAWS):
             text = rng.choice(source.documents)
             if self.tokenizer.chat_template:
                 ids = plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))
@@ -175,7 +183,7 @@ class Distiller:
     def _excerpt(self, rng: random.Random, source: TextSource) -> list[int]:
         as_chat = bool(self.tokenizer.chat_template) and rng.random() < self.recipe.chat
         size = rng.randint(*self.recipe.prompt)
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_DRAWS):
             text = source.excerpt(rng, size * MAX_CHARACTERS_PER_TOKEN)
             ids = list(self.tokenizer(text, add_special_tokens=not as_chat)["input_ids"])[:size]
             if len(ids) >= self.recipe.prompt[0]:

@@ -1,4 +1,4 @@
-"""The frozen model with trainable look-ahead rows, and the loss that teaches them to draft."""
+"""The frozen model with trainable look-ahead rows, and the loss that trains them to draft."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from pass_trainer.windows import Windows
 
 Aim = Literal["distribution", "acceptance"]
 DISTRIBUTION_SHARE = 0.1
-"""How much the distance of the distributions counts beside acceptance. Where a draft is hopeless, the probability that
-it is accepted has no slope to follow; the distance has."""
+"""The weight of the distance of distributions in the loss with the aim `acceptance`. If a draft is far off, the
+gradient of the probability of acceptance vanishes; that of the distance does not."""
 
 
 class Drafter(torch.nn.Module):
-    """Holds the trained parts in fp32: `lookahead` [L,H], `adapter`, `head`. The base model's weights are not among its
-    parameters.
+    """The trained parts, in fp32: `lookahead` [L,H], `adapter` and `head`. The base model's weights are no parameters.
 
-    The tokens run through the frozen model first. The look-ahead rows run afterwards, with the adapter attached, and
-    attend to the tokens' KV cache. So the adapter cannot change token rows, and these need no gradient.
+    The tokens run through the frozen model first. Then the look-ahead rows run with the adapter attached, and attend to
+    the tokens' KV cache. So the adapter cannot change token rows, and these need no gradient.
     """
 
     def __init__(
@@ -43,11 +42,12 @@ class Drafter(torch.nn.Module):
         self.adapter, self.head = adapter, head
 
     def forward(self, tokens: torch.Tensor, windows: Windows) -> torch.Tensor:
-        """Return the loss in nats per anchor, a mean over sequences. tokens [B,N].
+        """Return the loss in nats per anchor, averaged over sequences. tokens [B,N].
 
-        A row's loss is KL(model || draft). With a head, the cross-entropy of the head's logits is added. The head reads
-        the true previous token, because a draft that follows a wrong draft is rejected in any case. With the aim
-        `acceptance`, that counts DISTRIBUTION_SHARE, and the probability that the draft is rejected the rest.
+        A row's loss with the aim `distribution` is KL(model || draft). If there is a head, the cross-entropy of its
+        logits is added. The head reads the true previous token, because a draft after a wrong draft is rejected in any
+        case. With the aim `acceptance`, this loss has the weight DISTRIBUTION_SHARE, and the probability that the draft
+        is rejected has the remaining weight.
         """
         hidden, drafts, targets = self.rows(tokens, windows)
         target = targets.float().log_softmax(-1)
@@ -68,9 +68,9 @@ class Drafter(torch.nn.Module):
         return ((loss * valid).sum(-1) / anchors).mean()
 
     def log_probs(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-probabilities of the drafts and of the frozen model at the same places, both [B,R,V] float32.
+        """Return the log-probabilities of the drafts and of the frozen model for the same tokens, both [B,R,V] float32.
 
-        With a head, the drafts are those given the true previous tokens.
+        If there is a head, it reads the true previous tokens.
         """
         hidden, drafts, targets = self.rows(tokens, windows)
         drafts = drafts.float()
@@ -80,8 +80,10 @@ class Drafter(torch.nn.Module):
         return drafts.log_softmax(-1), targets.float().log_softmax(-1)
 
     def rows(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the look-ahead rows' hidden states [B,R,H] and logits [B,R,V] without the head, and the frozen model's
-        logits [B,R,V] at the same places."""
+        """Return the look-ahead rows' hidden states [B,R,H] and logits [B,R,V], and the frozen model's logits [B,R,V].
+
+        The look-ahead rows' logits are without the head. The model's are for the same tokens.
+        """
         (base,) = self._base
         hidden, states = self.states(tokens, windows)
         drafts = base.lm_head(hidden)
@@ -91,7 +93,7 @@ class Drafter(torch.nn.Module):
         return hidden, drafts, targets
 
     def states(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the look-ahead rows' hidden states as `rows` does, and the frozen model's [B,N,H] of all tokens."""
+        """Return the hidden states of the look-ahead rows [B,R,H], and of the frozen model for all tokens [B,N,H]."""
         (base,) = self._base
         with torch.no_grad():
             out = base.model(input_ids=tokens, past_key_values=DynamicCache(), use_cache=True)
@@ -124,22 +126,23 @@ class Drafter(torch.nn.Module):
             return run()
 
 
-ADAPTED = ("o_proj", "down_proj")
-"""The linear layers that write to the residual stream. With equally many parameters their drafts were as good as those
-of adapters on all seven linear layers of a Llama layer, with a third of the extra nodes in the trunk."""
+ADAPTED_LAYERS = ("o_proj", "down_proj")
+"""Linear layers that get an adapter: those whose outputs are added to the residual stream. With equally many
+parameters, drafts were as good as with adapters on all seven linear layers of a Llama layer, and the trunk had a third
+of the extra nodes."""
 
 
 def layer_of(name: str) -> int:
-    """`layers.7.mlp.down_proj` -> 7"""
+    """Return the index of the decoder layer: `layers.7.mlp.down_proj` -> 7."""
     return int(name.split(".")[1])
 
 
 def new_adapter(base: PreTrainedModel, rank: int, generator: torch.Generator, first: int = 0) -> Adapter:
-    """Return an adapter as LoRA initializes it: A random, B zero, so that it changes nothing yet. first: the lowest
-    layer that has one."""
+    """Return a new LoRA adapter: A is random and B is zero, so that it changes nothing yet. first: the first adapted
+    layer."""
     factors = {}
     for name, layer in linear_layers(base).items():
-        if name.rpartition(".")[2] in ADAPTED and layer_of(name) >= first:
+        if name.rpartition(".")[2] in ADAPTED_LAYERS and layer_of(name) >= first:
             a = torch.randn(rank, layer.in_features, generator=generator) / math.sqrt(layer.in_features)
             factors[name] = (a, torch.zeros(layer.out_features, rank))
     return Adapter(factors)

@@ -1,7 +1,7 @@
-"""Greedy agreement of drafts with the model, by position, on held-out sequences of the training data.
+"""Measures the greedy agreement of drafts with the model, by distance, on held-out sequences of the training data.
 
-It shows whether training still helps. Such sequences often repeat themselves, which makes drafting easy: acceptance in
-real use is what `pass_trainer.evaluation` measures.
+It shows whether training still helps. Such sequences are often repetitive, which makes drafting easy.
+`pass_trainer.evaluation` measures acceptance in real use.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from pass_trainer.distill import Sequences
 from pass_trainer.drafter import Drafter
 from pass_trainer.windows import full_groups, pack
 
-STRIDE = 6
-"""The distance between two places at which drafts are compared."""
+STRIDE_TOKENS = 6
+"""The distance between two places at which drafts are measured."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Shares of places. match[i]: draft i is the model's greedy choice, whether or not the drafts before it are.
+    """Shares of places at which a condition holds.
 
-    cumulative[i]: all of drafts 0..i are. top4[i]: the model's choice is among the four likeliest tokens of row i.
+    match[i]: draft i is the model's greedy choice, regardless of the drafts before it.
+    cumulative[i]: all of drafts 0..i are the model's greedy choices.
+    top4[i]: the model's greedy choice is among the four most likely tokens of row i.
     """
 
     places: int
@@ -34,7 +36,7 @@ class Agreement:
 
     @property
     def accepted(self) -> float:
-        """The mean number of drafts that are accepted at a place."""
+        """The mean number of accepted drafts per place."""
         return sum(self.cumulative)
 
     def tau(self) -> dict[str, float]:
@@ -54,15 +56,15 @@ class Agreement:
 
 @torch.no_grad()
 def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
-    """Draft at every STRIDE-th place of the text that the model wrote, a sequence at a time.
+    """Measure drafts at every STRIDE_TOKENS-th place of the text that the model wrote, one sequence at a time.
 
-    A sequence that is too short for a whole group of drafts is left out.
+    Sequences that are too short for L drafts are left out. Raises PassError if all are.
     """
     device = drafter.lookahead.device
     right, near = [], []
     for index in range(len(data)):
         prompt, length = int(data.prompts[index]), int(data.lengths[index])
-        groups = full_groups(prompt, length, STRIDE, lookahead)
+        groups = full_groups(prompt, length, STRIDE_TOKENS, lookahead)
         if any(groups):
             tokens = data.tokens[index : index + 1, :length].to(device)
             drafts, targets = drafter.log_probs(tokens, pack([groups], length).to(device))

@@ -1,4 +1,4 @@
-"""The weights with which training starts: newly initialized, or an earlier run's."""
+"""Makes the weights with which training starts: newly initialized, or those of an earlier run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pass_trainer.drafter import Drafter, layer_of, new_adapter
 
 
 def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
-    """Return the parts that `config` trains, as they are before the first step."""
+    """Return the parts that `config` trains, before the first step. Raises PassError if `start` does not fit."""
     start = _start(config, loaded)
     random = torch.Generator().manual_seed(config.seed)
     adapter = _adapter(config, loaded, start, random) if config.adapter == "lora" else None

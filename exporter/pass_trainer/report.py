@@ -1,4 +1,4 @@
-"""The files beside the weights of a run: metrics.json, curves.png and the model card."""
+"""Writes the files beside the weights of a run: metrics.json, curves.png and the model card."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pass_trainer.checkpoint import History
 from pass_trainer.held_out import Agreement
 
 METRICS_FILE, CURVES_FILE, CARD_FILE = "metrics.json", "curves.png", "README.md"
-SMOOTHING = 0.98
+SMOOTHING_FACTOR = 0.98
 
 
 def write_report(directory: Path, record: TrainingRecord, history: History, agreement: Agreement) -> None:
-    """Write the three files, each beside its place and renamed."""
+    """Write the three files, each atomically."""
     metrics = {
         "training": record.model_dump(),
         "held_out": agreement.as_json(),
@@ -29,7 +29,7 @@ def write_report(directory: Path, record: TrainingRecord, history: History, agre
 
 
 def draw_curves(path: Path, history: History) -> None:
-    """Draw the loss, and the agreement on held-out sequences by distance, over optimizer steps."""
+    """Plot the loss, and the agreement on held-out sequences by distance, over optimizer steps."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -54,17 +54,17 @@ def draw_curves(path: Path, history: History) -> None:
 
 
 def smooth(values: list[float]) -> list[float]:
-    """Return the exponential moving average, corrected for the bias of its first values."""
+    """Return the exponential moving average of `values`, with bias correction as in Adam."""
     mean, weight, out = 0.0, 0.0, []
     for value in values:
-        mean = SMOOTHING * mean + (1 - SMOOTHING) * value
-        weight = SMOOTHING * weight + (1 - SMOOTHING)
+        mean = SMOOTHING_FACTOR * mean + (1 - SMOOTHING_FACTOR) * value
+        weight = SMOOTHING_FACTOR * weight + (1 - SMOOTHING_FACTOR)
         out.append(mean / weight)
     return out
 
 
 def with_section(text: str, name: str, content: str) -> str | None:
-    """Return `text` with `content` between <!-- name --> and the next <!-- end -->, or None without these marks."""
+    """Return `text` with `content` between <!-- name --> and the next <!-- end -->; None if it has no such section."""
     pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
     text, found = re.subn(pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S)
     return text if found else None

@@ -1,4 +1,4 @@
-"""One training run from start to end: load the model, distill text, train, write the weights."""
+"""Runs a training: loads the model, writes training text, trains, and writes the weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pass_exporter.progress import NotedStep
 from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, History, find
-from pass_trainer.config import MOST_HELD_OUT, TrainConfig
+from pass_trainer.config import MAX_HELD_OUT, TrainConfig
 from pass_trainer.corpus import TextSource, digest, read_sources
 from pass_trainer.distill import Distiller, Sequences
 from pass_trainer.drafter import Drafter
@@ -36,14 +36,14 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 
 
 class TrainProgress(Protocol):
-    """Shows the phases of a run. The returned function reports `(done, total, note)` within a phase of known length."""
+    """Shows the phases of a run. If a phase has a known length, the run calls the returned step during it."""
 
     def phase(self, name: str) -> NotedStep: ...
 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """The weights of a run, its history, and the agreement on its held-out sequences."""
+    """The weights file of a run, its history, and the agreement on its held-out sequences."""
 
     weights: Path
     history: History
@@ -51,19 +51,19 @@ class TrainReport:
 
 
 def run(config: TrainConfig, progress: TrainProgress) -> TrainReport:
-    """Train look-ahead weights. Raises PassError for what the user can mend; --resume continues from finished work."""
+    """Train look-ahead weights. Raises PassError for errors that the user can correct."""
     check_output(config)
     sources = read_sources(config.data)
     accelerator = make_accelerator(config.device)
     text = digest(sources)
-    settings = config.what_is_trained() | {"data_sha256": text, "write_with": writer_name(config, accelerator)}
+    settings = config.resume_settings() | {"data_sha256": text, "write_with": writer_name(config, accelerator)}
     checkpoint = Checkpoint(config.output, settings, accelerator, config.checkpoint_minutes)
     checkpoint.check()
     source = resolve(config.model, config.revision)
     progress.phase(f"loading {source.name}")
     loaded = load_model(source, config.dtype)
     check_length(config.recipe.length, source.name, loaded)
-    drafter = make_drafter(config, loaded)  # before hours of writing text, since it refuses what does not fit the model
+    drafter = make_drafter(config, loaded)  # before hours of writing text, because it may raise PassError
     loaded.model.to(accelerator.device)
     make_output(config)
     data, held_out = split(distill(config, loaded, sources, accelerator, progress), config.held_out)
@@ -88,7 +88,7 @@ def run(config: TrainConfig, progress: TrainProgress) -> TrainReport:
 
 
 def check_output(config: TrainConfig) -> None:
-    """Raise PassError if `output` holds another run, or no run that could be resumed."""
+    """Raise PassError if `output` has a run and `resume` is off, or `resume` is on and there is no checkpoint."""
     trained = (config.output / FILE_NAME).exists()
     known = find(config.output / CHECKPOINT) is not None
     if not config.resume and (trained or known):
@@ -106,14 +106,14 @@ def make_output(config: TrainConfig) -> None:
 
 
 def check_length(length: int, name: str, loaded: LoadedModel) -> None:
-    """Raise PassError for sequences that are longer than the model allows."""
+    """Raise PassError if sequences are longer than the model allows."""
     longest = loaded.geometry.max_capacity
     if length > longest:
         raise PassError(f"--sequence-length must be at most {longest}, the longest sequence of {name}, not {length}")
 
 
 def make_accelerator(device: str) -> Accelerator:
-    """auto: the GPU if there is one; under torchrun each process gets its own."""
+    """Return the accelerator for --device. auto: the GPU if there is one; under torchrun each process has its own."""
     if device not in ("auto", "cpu", "cuda"):
         raise PassError(f"--device must be auto, cpu or cuda, not {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
@@ -128,8 +128,7 @@ def distill(
     accelerator: Accelerator,
     progress: TrainProgress,
 ) -> Sequences:
-    """Return the sequences of the run. Processes share the shards among them, and cached shards are not written
-    again."""
+    """Return the sequences of the run. Each process writes a part of the missing shards."""
     cache = cache_directory() / "distilled" / fingerprint(loaded.model)
     writer = make_writer(config, loaded, cache, accelerator, progress)
     distiller = Distiller(writer, loaded.tokenizer, loaded.eos_token_ids, sources, config.recipe)
@@ -150,22 +149,22 @@ def make_writer(
 
 
 def writer_name(config: TrainConfig, accelerator: Accelerator) -> str:
-    """auto: the w8a8 bundle on a CPU; torch on a GPU, and with several processes, since each would export the
-    bundle."""
+    """Return the writer's name. auto: the w8a8 bundle on a CPU; torch on a GPU or with several processes, because each
+    process would export the bundle."""
     by_torch = accelerator.device.type != "cpu" or accelerator.num_processes > 1
     chosen = config.write_with
     return TorchTextWriter.name if chosen == "torch" or (chosen == "auto" and by_torch) else BundleTextWriter.name
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """Return a name for the cache of the text that a model writes."""
+    """Return a name for the cache of texts that a model writes."""
     sample = base_sample(model).bfloat16().float().numpy()
     return hashlib.sha256(sample.tobytes()).hexdigest()[:16]
 
 
 def split(sequences: Sequences, held_out: int | None = None) -> tuple[Sequences, Sequences]:
-    """Return (training, held out): the first `held_out` sequences, or by default a sixteenth, at most MOST_HELD_OUT."""
-    count = held_out or min(max(len(sequences) // 16, 1), MOST_HELD_OUT)
+    """Return (training, held out): the first `held_out` sequences, or by default a sixteenth, at most MAX_HELD_OUT."""
+    count = held_out or min(max(len(sequences) // 16, 1), MAX_HELD_OUT)
     return sequences.part(slice(count, None)), sequences.part(slice(count))
 
 
@@ -198,5 +197,5 @@ def make_record(
 
 
 def is_main() -> bool:
-    """Return whether this process writes to the terminal: torchrun starts several."""
+    """Return whether this is the one of torchrun's processes that writes to the terminal."""
     return os.environ.get("RANK", "0") == "0"

@@ -1,7 +1,7 @@
-"""Prompts that the model writes itself.
+"""Lets the model write prompts itself.
 
-A chat model is given the beginning of its chat template, up to the user's message: it writes such a message and ends it
-(Magpie, Xu et al. 2024, arXiv 2406.08464). A base model begins with its start token.
+A chat model gets the beginning of its chat template, up to the user's message, and continues with a message and an end
+token (Magpie, Xu et al. 2024, arXiv 2406.08464). For a base model the prompt is its start token alone.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pass_trainer.text_writer import TextWriter
 from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 TEMPERATURE, TOP_P = 1.0, 0.95
-FEWEST, MOST = 4, 96
-"""The fewest and most tokens of a user's message; a third of SmolLM2-135M's do not end by then, and are discarded."""
-ATTEMPTS = 12
-"""Batches that are written before the model is taken for one that cannot write prompts."""
-MARK = "pass-marks-the-users-turn"
+MIN_MESSAGE_TOKENS, MAX_MESSAGE_TOKENS = 4, 96
+"""Length of a user's message. Messages that do not end by then are discarded: a third of SmolLM2-135M's."""
+MAX_BATCHES = 12
+"""Batches after which the model is rejected if it has not written enough prompts."""
+PLACEHOLDER = "pass-marks-the-users-turn"
 
 
 @dataclass(frozen=True)
 class SelfPrompts:
-    """Writes prompts: at most `longest` token ids each, which end where the answer begins."""
+    """Writes prompts of at most `longest` token ids, up to where the answer begins."""
 
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: tuple[int, ...]
@@ -34,12 +34,14 @@ class SelfPrompts:
     longest: int
 
     def write(self, count: int, rng: random.Random) -> list[list[int]]:
-        """Return `count` distinct prompts; PassError if the model ends too few of the messages that it writes."""
+        """Return `count` prompts, distinct for a chat model. Raises PassError if too few of its messages end."""
         if not self.tokenizer.chat_template:
             return [[self._start()]] * count
         opening, prompts = self._opening(), dict[tuple[int, ...], None]()
-        for _ in range(ATTEMPTS):
-            lines = self.writer.write([opening] * count, len(opening) + MOST, TEMPERATURE, TOP_P, rng.getrandbits(31))
+        for _ in range(MAX_BATCHES):
+            lines = self.writer.write(
+                [opening] * count, len(opening) + MAX_MESSAGE_TOKENS, TEMPERATURE, TOP_P, rng.getrandbits(31)
+            )
             turns = [text for line in lines if (text := self._turn(line[len(opening) :]))]
             found = (tuple(plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))) for text in turns)
             prompts |= dict.fromkeys(ids for ids in found if len(ids) <= self.longest)
@@ -49,14 +51,14 @@ class SelfPrompts:
 
     def _opening(self) -> list[int]:
         """Return the chat template up to the user's message."""
-        text = chat_prompt(self.tokenizer, MARK)
-        if MARK not in text:
+        text = chat_prompt(self.tokenizer, PLACEHOLDER)
+        if PLACEHOLDER not in text:
             raise PassError("the chat template does not show the user's words; give text to take prompts from: --data")
-        return plain_ids(self.tokenizer, text.split(MARK)[0])
+        return plain_ids(self.tokenizer, text.split(PLACEHOLDER)[0])
 
     def _turn(self, written: Sequence[int]) -> str | None:
-        """Return the user's message, or None if it is too short or did not end."""
-        if len(written) <= FEWEST or written[-1] not in self.eos_token_ids:
+        """Return the user's message; None if it is too short or has no end token."""
+        if len(written) <= MIN_MESSAGE_TOKENS or written[-1] not in self.eos_token_ids:
             return None
         return self.tokenizer.decode(written[:-1]).strip() or None
 

@@ -1,7 +1,7 @@
-"""Writers of training text: the frozen model in torch, or its w8a8 bundle, which is four times as fast on a CPU.
+"""Writes training text: by the frozen model in torch, or by its w8a8 bundle, which is four times as fast on a CPU.
 
-The bundle's rounding (its perplexity is 1.04 times the model's) only changes which text is trained on. What a
-look-ahead row should predict in that text always comes from the model itself.
+The bundle's rounding (its perplexity is 1.04 times the model's) only changes the text that is trained on. The target
+distributions of look-ahead rows always come from the frozen model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pass_runtime.session import Session, load
 from pass_trainer.torch_generate import continue_prompts, until_end
 
 SLOTS = 32
-"""Sequences that a bundle writes at a time; 64 were slower on a 2-core CPU."""
+"""Sequences that a bundle writes at a time. 64 were slower on a 2-core CPU."""
 
 
 class TextWriter(Protocol):
-    """name: a part of the cache's name, because the logits of different writers differ slightly."""
+    """Continues prompts. name: a part of the cache's name, because the logits of different writers differ slightly."""
 
     @property
     def name(self) -> str: ...
@@ -39,13 +39,13 @@ class TextWriter(Protocol):
     def write(
         self, prompts: Sequence[Sequence[int]], length: int, temperature: float, top_p: float, seed: int
     ) -> list[list[int]]:
-        """Return every prompt with its continuation: `length` tokens in all, or fewer that end with an end token."""
+        """Return every prompt with its continuation: `length` tokens in total, or fewer if an end token comes first."""
         ...
 
 
 @dataclass(frozen=True)
 class TorchTextWriter:
-    """Continues all prompts in one batch, in torch."""
+    """Continues all prompts as one batch in torch."""
 
     model: PreTrainedModel
     eos_token_ids: tuple[int, ...]
@@ -55,7 +55,7 @@ class TorchTextWriter:
         self, prompts: Sequence[Sequence[int]], length: int, temperature: float, top_p: float, seed: int
     ) -> list[list[int]]:
         torch.manual_seed(seed)
-        # These override a generation_config.json: drafts are verified against the model's plain distribution.
+        # These override a generation_config.json, because drafts are verified against the model's plain distribution.
         sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
         sampling |= {"top_k": 0, "top_p": top_p}
         most = length - min(map(len, prompts))
@@ -67,9 +67,9 @@ class TorchTextWriter:
 
 
 class BundleTextWriter:
-    """Continues prompts in a session over the model's w8a8 bundle, SLOTS at a time. longest: tokens of a sequence.
+    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time. longest: tokens of a sequence.
 
-    The first call exports the bundle into `directory` if it does not exist.
+    The first call exports the bundle into `directory` if it is missing.
     """
 
     name = "w8a8"
@@ -105,5 +105,7 @@ class BundleTextWriter:
             try:
                 export(config, self._progress)
             except PassError as error:
-                raise PassError(f"{error} (it was to write training text; --write-with torch does without)") from None
+                raise PassError(
+                    f"{error} (the bundle was needed to write training text; --write-with torch needs none)"
+                ) from None
         return load(self._bundle, "cpu", verify=False, max_batch_size=SLOTS, capacity=self._capacity)

@@ -1,4 +1,4 @@
-"""Prompts as token ids, and their continuation by the frozen model in torch, a batch at a time."""
+"""Tokenizes prompts, and continues a batch of them by the frozen model in torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def chat_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
 
 
 def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Tokenize without the special tokens that the tokenizer would add: a chat template contains its own."""
+    """Tokenize without adding special tokens, because the text of a chat template contains them already."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -24,9 +24,9 @@ def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 def continue_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], most: int, ends: Sequence[int], **sampling: Any
 ) -> list[list[int]]:
-    """Return up to `most` new tokens for each prompt, from one batch. sampling: arguments of transformers' `generate`.
+    """Return up to `most` new tokens for each prompt. sampling: arguments of transformers' `generate`.
 
-    Rows of a batch end together, so a row may hold padding after its end token: `until_end` removes it.
+    All rows of the batch have the same length, so a row may have padding after its end token; `until_end` removes it.
     """
     widest = max(map(len, prompts))
     ids, mask = torch.zeros(2, len(prompts), widest, dtype=torch.long)
@@ -39,9 +39,9 @@ def continue_prompts(
         max_new_tokens=most,
         eos_token_id=list(ends) or None,
         pad_token_id=ends[0] if ends else 0,
-        cache_implementation="static",  # a growing cache is copied at every step: 1.5 times the time on a CPU
+        cache_implementation="static",  # a dynamic cache is copied at every step: 1.5 times the time on a CPU
         disable_compile=True,
-        repetition_penalty=1.0,  # a generation_config.json may set another
+        repetition_penalty=1.0,  # overrides generation_config.json
         **sampling,
     )
     lines: list[list[int]] = out[:, widest:].tolist()
@@ -49,6 +49,6 @@ def continue_prompts(
 
 
 def until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    """Return the tokens up to and including the first of `ends`; what follows is padding."""
+    """Return the tokens up to and including the first of `ends`, after which there is padding."""
     at = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
     return tokens[: at + 1]

@@ -1,6 +1,6 @@
 """The training loop.
 
-The random numbers of a step depend on (seed, step, sequence) alone, so a resumed run gives the same weights.
+The random numbers of a step depend only on (seed, step, sequence), so a resumed run gives the same weights.
 """
 
 from __future__ import annotations
@@ -21,35 +21,38 @@ from pass_trainer.distill import Sequences
 from pass_trainer.drafter import Drafter
 from pass_trainer.windows import Windows, pack, sample_groups
 
-WARMUP_STEPS, FINAL_LR = 20, 0.05
-EMBEDDING_LR = 10.0
-"""The ratio of the embeddings' learning rate to the adapter's."""
-GRADIENT_NORM = 1.0
-BETAS = (0.9, 0.98)
+WARMUP_STEPS, FINAL_LR_RATIO = 20, 0.05
+EMBEDDING_LR_RATIO = 10.0
+"""The embeddings' learning rate divided by the adapter's."""
+MAX_GRADIENT_NORM = 1.0
+ADAM_BETAS = (0.9, 0.98)
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions that the loop calls. step: after every step, with its number and loss. evaluate: every tenth of a run,
-    with the drafter and the step, to measure held-out sequences."""
+    """Functions that the loop calls.
+
+    step: after every step, with its number and loss. evaluate: after every tenth of a run, with the drafter and the
+    step; it measures held-out sequences.
+    """
 
     step: Callable[[int, float], None]
     evaluate: Callable[[Drafter, int], dict[str, Any]]
 
 
 def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
-    groups: list[dict[str, Any]] = [{"params": [drafter.lookahead], "lr": lr * EMBEDDING_LR}]
+    groups: list[dict[str, Any]] = [{"params": [drafter.lookahead], "lr": lr * EMBEDDING_LR_RATIO}]
     groups += [{"params": list(part.parameters()), "lr": lr} for part in (drafter.adapter, drafter.head) if part]
     for group in groups:
         group["base_lr"] = group["lr"]
-    return torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0)
+    return torch.optim.AdamW(groups, betas=ADAM_BETAS, weight_decay=0.0)
 
 
 def schedule(step: int, stage: Stage) -> float:
-    """Return the factor on the learning rates: a cosine over the whole run down to FINAL_LR, times a linear warm-up at
-    the beginning of the stage."""
+    """Return the factor of the learning rates: a cosine over the whole run, which ends at FINAL_LR_RATIO, times a
+    linear warm-up at the beginning of the stage."""
     cosine = 0.5 * (1 + math.cos(math.pi * step / stage.steps))
-    return min(1.0, (step - stage.start + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR) + FINAL_LR)
+    return min(1.0, (step - stage.start + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR_RATIO) + FINAL_LR_RATIO)
 
 
 def train(
@@ -73,7 +76,7 @@ def train(
         optimizer.zero_grad()
         accelerator.backward(loss)
         for group in optimizer.param_groups:
-            accelerator.clip_grad_norm_(group["params"], GRADIENT_NORM)
+            accelerator.clip_grad_norm_(group["params"], MAX_GRADIENT_NORM)
         optimizer.step()
         mean = float(accelerator.reduce(loss.detach(), "mean"))
         if not math.isfinite(mean):
@@ -93,8 +96,8 @@ def batch_of(
 ) -> tuple[torch.Tensor, Windows]:
     """Return this process's sequences of a step, [batch,N], and their windows."""
     chosen, groups = [], []
-    for slot in range(process * config.batch, (process + 1) * config.batch):  # numbered over all processes
-        # Each epoch is a permutation of the data, of which slots take consecutive places.
+    for slot in range(process * config.batch, (process + 1) * config.batch):  # Slots are numbered over all processes.
+        # Each epoch permutes the data, and slots take consecutive sequences of the permutation.
         place = step * config.batch * processes + slot
         order = np.random.default_rng((config.seed, place // len(data))).permutation(len(data))
         index = int(order[place % len(data)])

@@ -1,7 +1,7 @@
-"""Training windows: look-ahead groups at many places (anchors) of one sequence share a forward pass.
+"""Training windows: groups of look-ahead rows at many places (anchors) of one sequence run in one forward pass.
 
-A sequence with look-ahead groups is laid out as a plan: its first token is the root, the others are drafts, and group a
-follows the first a drafts. So masks and positions come from `pass_runtime.bundle.plan`, as in export and runtime.
+The layout of a sequence with look-ahead groups is a plan: the first token is the root, the others are drafts, and group
+a follows the first a drafts. So `pass_runtime.bundle.plan` makes masks and positions, as for export and runtime.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pass_runtime.bundle.plan import Plan
 class Windows:
     """The look-ahead rows of B sequences of N tokens, padded to R rows.
 
-    index [B,R]: the number of a row's look-ahead embedding. depth [B,R]: the row's position; the row should reproduce
-    the next-token distribution of the token at this position. mask [B,1,R,N+R] bool. valid [B,R] bool: False for
-    padding.
+    index [B,R]: the index of a row's look-ahead embedding.
+    depth [B,R]: the row's position. The row's target is the model's distribution after the token at this position.
+    mask [B,1,R,N+R] bool: the tokens and look-ahead rows that each row sees. valid [B,R] bool: False for padding.
     """
 
     index: torch.Tensor
@@ -36,10 +36,10 @@ class Windows:
 def sample_groups(
     rng: np.random.Generator, prompt: int, length: int, anchors: int, lookahead: int, decay: float
 ) -> tuple[int, ...]:
-    """Return the size of the group at every token of one sequence, 0 where there is no anchor: [length].
+    """Return the size of the group at each of the `length` tokens of a sequence; 0 means no anchor.
 
-    A group has more than i rows with probability decay**i. On average this weights rows by decay**i, and most rows that
-    hardly count are not computed. Anchors lie in the model's own text, from the prompt's last token on.
+    A group has more than i rows with probability decay**i. So row i has the weight decay**i on average, and most rows
+    with small weights need not be computed. Anchors are in the model's own text, from the prompt's last token on.
     """
     groups = np.zeros(length, np.int64)
     places = np.arange(max(prompt - 1, 0), length - 1)
@@ -50,7 +50,7 @@ def sample_groups(
 
 
 def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> tuple[int, ...]:
-    """Return groups for measuring: a whole group at every `stride`-th place with enough tokens after it."""
+    """Return groups for measuring: `lookahead` rows at every `stride`-th place that has enough tokens after it."""
     groups = [0] * length
     for anchor in range(max(prompt - 1, 0), length - lookahead, stride):
         groups[anchor] = lookahead
@@ -58,13 +58,13 @@ def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> tuple[
 
 
 def pack(groups: Sequence[Sequence[int]], width: int) -> Windows:
-    """Return the windows of sequences that are padded to `width` tokens; groups[b] has at most `width` sizes."""
+    """Return the windows of sequences that are padded to `width` tokens. groups[b]: at most `width` group sizes."""
     plans = [Plan("train", width - 1, tuple(sizes)) for sizes in groups]
     rows = max(max(plan.width for plan in plans) - width, 1)
     index = torch.zeros(len(plans), rows, dtype=torch.long)
     depth, valid = torch.zeros_like(index), torch.zeros_like(index, dtype=torch.bool)
     mask = torch.zeros(len(plans), 1, rows, width + rows, dtype=torch.bool)
-    mask[:, 0, :, 0] = True  # a padding row must attend to something, or its softmax is NaN
+    mask[:, 0, :, 0] = True  # The softmax of a padding row would be NaN if it saw nothing.
     for b, plan in enumerate(plans):
         used = plan.width - width
         index[b, :used] = torch.from_numpy(plan.lookahead_ids(0))

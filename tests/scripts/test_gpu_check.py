@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/cli")]
 import gpu_check  # noqa: E402
 import gpu_report  # noqa: E402
 import gpu_steps  # noqa: E402
-from gpu_check import OUTPUT, SECONDS, Step, plan_steps, run_steps  # noqa: E402
-from gpu_report import Found, attention_advice, tables, verdict  # noqa: E402
+from gpu_check import OUTPUT_PLACEHOLDER, STEP_SECONDS, Step, plan_steps, run_steps  # noqa: E402
+from gpu_report import Machine, attention_advice, tables, verdict  # noqa: E402
 from pass_run import assert_refused  # noqa: E402
 
 GPU = {"name": "A | GPU", "memory.total": "81559 MiB", "compute_cap": "9.0"}
@@ -49,7 +49,7 @@ def run(
     """The command on a machine with a GPU, with these steps in place of its own."""
     bundle.mkdir()
     (bundle / FILE_NAME).touch()
-    monkeypatch.setattr(gpu_check, "look", lambda: Found(GPU, "sm90", 80.0, {"torch": "2"}))
+    monkeypatch.setattr(gpu_check, "inspect_machine", lambda: Machine(GPU, "sm90", 80.0, {"torch": "2"}))
     monkeypatch.setattr(gpu_check, "plan_steps", lambda *_: given)
     return CliRunner().invoke(gpu_check.main, [str(bundle), "-o", str(output), *flags])
 
@@ -91,7 +91,7 @@ def test_the_verdict(status: str, uncaptured: dict[str, str], expected: str, cod
     blocked = "no library" if status == "skipped" else None
     given = [
         Step("export", python("pass")),
-        Step("bench x", (*python(WROTE % json.dumps(uncaptured).replace("'", "") + end), OUTPUT), blocked),
+        Step("bench x", (*python(WROTE % json.dumps(uncaptured).replace("'", "") + end), OUTPUT_PLACEHOLDER), blocked),
     ]
     done = run(monkeypatch, given, tmp_path / "bundle", tmp_path / "out")
     assert done.exit_code == code
@@ -134,7 +134,7 @@ def test_a_library_without_the_target_is_skipped(
 
 
 def test_what_tells_most_comes_first(tmp_path: Path):
-    names = [step.name.split()[0] for step in plan_steps(Found(GPU, "sm89", 80.0), tmp_path, 8, 4)]
+    names = [step.name.split()[0] for step in plan_steps(Machine(GPU, "sm89", 80.0), tmp_path, 8, 4)]
     order = [
         "device",
         "tiny",
@@ -149,7 +149,7 @@ def test_what_tells_most_comes_first(tmp_path: Path):
         "attention",
     ]
     firsts = list(dict.fromkeys(names))
-    assert sorted(firsts) == sorted(order) and set(firsts) == set(SECONDS)
+    assert sorted(firsts) == sorted(order) and set(firsts) == set(STEP_SECONDS)
     assert firsts == order
 
 
@@ -157,7 +157,7 @@ def test_what_tells_most_comes_first(tmp_path: Path):
 def test_a_card_of_24_gb_reports_less(memory: float, blocked: bool, tmp_path: Path):
     """It can run all layers of a 7B; a smaller one runs some of them."""
     found = {
-        layers: {step.name: step for step in plan_steps(Found(GPU, "sm89", memory), tmp_path, 8, layers)}
+        layers: {step.name: step for step in plan_steps(Machine(GPU, "sm89", memory), tmp_path, 8, layers)}
         for layers in (4, 32)
     }
     for name in ("layers cuda", "layers tensorrt", "attention cuda"):
@@ -172,9 +172,9 @@ def test_what_is_missing_blocks_its_steps_only(tmp_path: Path, monkeypatch: pyte
         gpu_check, "read_manifest", lambda _: SimpleNamespace(model=model, lookahead=SimpleNamespace(length=3))
     )
     monkeypatch.setattr(gpu_check, "PROGRAM", tmp_path / "nothing")
-    without = plan_steps(Found(GPU, "sm89", 1.0), tmp_path, 8, 4)
+    without = plan_steps(Machine(GPU, "sm89", 1.0), tmp_path, 8, 4)
     missing = {"cuda": "no onnxruntime-gpu", "tensorrt": "no TensorRT"}
-    found = {s.name: s for s in plan_steps(Found(GPU, "sm89", 1.0, {}, missing), tmp_path, 8, 4)}
+    found = {s.name: s for s in plan_steps(Machine(GPU, "sm89", 1.0, {}, missing), tmp_path, 8, 4)}
     assert "export" not in found
     assert "run scripts/build_cpp.sh" in next(s for s in without if s.name == "cpp tensorrt-rtx").blocked
     assert found["bench cuda greedy"].blocked == found["attention cuda"].blocked == "no onnxruntime-gpu"
@@ -241,7 +241,9 @@ def test_the_tiny_model(tmp_path: Path):
 def test_times_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A model is made, with either attention; its passes are timed, and it is not made again. What counts as read are
     the parameters of a layer, without its norms, with K and V of as many tokens."""
-    monkeypatch.setattr(gpu_steps, "SEVEN_B", {name: size for name, size in gpu_steps.TINY.items() if name != "layers"})
+    monkeypatch.setattr(
+        gpu_steps, "SIZES_OF_7B", {name: size for name, size in gpu_steps.TINY_SIZES.items() if name != "layers"}
+    )
     reports = []
     for number, kind in enumerate(("attention", "group-query", "attention")):
         output, flags = tmp_path / f"{number}.json", ["--rows=1", "--rows=5", "--capacity=64", "--capacity=128"]
@@ -271,9 +273,9 @@ def test_times_of_layers_beside_the_bandwidth():
         gpu_report.Result("device", "ok", data={"checks": [], "copy_bandwidth": 1e6}),
         gpu_report.Result("layers cuda", "ok", data={"cells": [cell]}),
     ]
-    (row,) = tables(Found(GPU), results)["layers cuda"]
+    (row,) = tables(Machine(GPU), results)["layers cuda"]
     assert row["of the bound"] == "0.50" and row["7B, extrapolated"] == f"{2 * 6600 / 1000:.2f}"
-    (row,) = tables(Found(GPU), results[1:])["layers cuda"]
+    (row,) = tables(Machine(GPU), results[1:])["layers cuda"]
     assert row["of the bound"] == "-"
 
 
@@ -290,12 +292,12 @@ def test_which_attention_to_use():
     assert "other logits, by 0.05 of" in advice([1.2, -4.0], 0.8)
     assert advice([], 1, "failed") == "leave out --cuda-attention group-query: no kernel"
     failed = [gpu_report.Result(name, status, 1, "no kernel") for name, status in LAYERS_RAN]
-    assert verdict(Found(GPU), failed) == ("works", "1 steps on the GPU")
+    assert verdict(Machine(GPU), failed) == ("works", "1 steps on the GPU")
 
 
 def test_times_of_windows_are_shown():
     row = {"rows": 9, "window": "prefill-9", "lookahead_rows": 0, "trunk_milliseconds": 1.5, "tail_milliseconds": None}
-    (shown,) = tables(Found(GPU), [gpu_report.Result("rows cuda", "ok", 0, "", {"rows": [row]})])["rows cuda"]
+    (shown,) = tables(Machine(GPU), [gpu_report.Result("rows cuda", "ok", 0, "", {"rows": [row]})])["rows cuda"]
     assert [*shown.values()] == ["prefill-9", "9", "-", "1.50", "-"]
 
 
@@ -305,8 +307,8 @@ def test_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     given = [
         Step("build x", broken),
         Step("bench x greedy", python("1 / 0"), after=("build x",)),
-        Step("bench y greedy", (*python(WROTE % "{}"), OUTPUT)),
-        Step("bench z greedy", (*python(f"{WROTE % '{}'}; 1 / 0"), OUTPUT)),
+        Step("bench y greedy", (*python(WROTE % "{}"), OUTPUT_PLACEHOLDER)),
+        Step("bench z greedy", (*python(f"{WROTE % '{}'}; 1 / 0"), OUTPUT_PLACEHOLDER)),
         Step("tests", python("print('2 skipped in 1s')")),
         Step("build y", python("import sys; sys.exit('error: B has engines y already; use --force')")),
     ]
@@ -342,12 +344,12 @@ def test_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     results = run_steps(given, 10, tmp_path / "log", lambda _: None)
     assert [r.status for r in results] == ["skipped", "skipped"] and results[1].reason == "no x"
     assert results[0].reason == "it needs 40 s, and 10 s of the budget are left"
-    monkeypatch.setitem(SECONDS, "bench", (0, 1))
+    monkeypatch.setitem(STEP_SECONDS, "bench", (0, 1))
     slow = Step("bench x", python("import time; time.sleep(60)"))
     for budget, expected in ((10, ("failed", "its limit")), (0.5, ("skipped", "the end of the budget"))):
         (result,) = run_steps([slow], budget, tmp_path / "log", lambda _: None)
         assert result.status == expected[0] and result.reason.endswith(expected[1]) and result.seconds < 30
-    assert verdict(Found(GPU), [result])[0] == "nothing ran"
+    assert verdict(Machine(GPU), [result])[0] == "nothing ran"
 
 
 def test_ctrl_c_while_a_step_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -371,8 +373,8 @@ def test_ctrl_c_keeps_what_is_written(tmp_path: Path):
     driver = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
         "import gpu_check as g\n"
-        "from gpu_check import Found, Step\n"
-        "g.look = lambda: Found({'name': 'GPU'})\n"
+        "from gpu_check import Machine, Step\n"
+        "g.inspect_machine = lambda: Machine({'name': 'GPU'})\n"
         "code = 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'\n"
         "g.plan_steps = lambda *_: [Step('bench y', (sys.executable, '-c', 'pass')),\n"
         "                           Step('bench x', (sys.executable, '-c', code))]\n"

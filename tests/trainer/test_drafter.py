@@ -13,7 +13,7 @@ from pass_exporter.model.adapter import Adapter, linear_layers, truncated
 from pass_exporter.model.head import candidates, new_head
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
-from pass_trainer.drafter import ADAPTED, Drafter, new_adapter
+from pass_trainer.drafter import ADAPTED_LAYERS, Drafter, new_adapter
 from pass_trainer.windows import pack
 
 ALTERNATING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
@@ -82,7 +82,7 @@ def test_gradients_reach_what_is_trained_and_nothing_else(model: PreTrainedModel
     drafter(torch.randint(2, 300, (1, 16)), pack([[0, 3] * 6 + [0] * 4], 16)).backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in drafter.parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert len(list(drafter.parameters())) == 1 + 2 * len(ADAPTED) * model.config.num_hidden_layers
+    assert len(list(drafter.parameters())) == 1 + 2 * len(ADAPTED_LAYERS) * model.config.num_hidden_layers
 
 
 def test_the_adapter_is_gone_after_the_pass(model: PreTrainedModel):

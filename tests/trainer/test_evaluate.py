@@ -38,7 +38,7 @@ from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation import answers
 from pass_trainer.evaluation import evaluate as evaluation
 from pass_trainer.evaluation.counts import DraftCounts, by_kind, count_drafts, fused_sizes, right_in_row, two_pass_sizes
-from pass_trainer.evaluation.drafts import NOT_MADE, drafts_of
+from pass_trainer.evaluation.drafts import SKIPPED_DRAFT, drafts_of
 from pass_trainer.evaluation.evaluate import PROMPTS, EvaluateConfig, evaluate
 from pass_trainer.evaluation.table import HEADINGS, markdown, rows_of
 
@@ -180,7 +180,7 @@ def test_messages_go_through_the_chat_template(config):
 def test_batches_do_not_change_what_is_written(config, monkeypatch):
     texts = []
     for size in (40, 4):
-        monkeypatch.setattr(answers, "BATCH", size)
+        monkeypatch.setattr(answers, "BATCH_PROMPTS", size)
         loaded = load_model(resolve(config.model), "fp32")
         asked = [
             answers.SeededPrompt(answers.encode(loaded.tokenizer, prompt), SamplingParams(0.8, seed=prompt.seed))
@@ -232,8 +232,8 @@ def test_drafts_after_a_wrong_one_are_left_out(tiny_model: Path):
     for place, anchor in enumerate(range(4, 20)):
         made = len(right_in_row(whole[place].tolist(), [*tokens[anchor + 2 :], *[-2] * 4]))
         assert part[place, :made].tolist() == whole[place, :made].tolist()
-        assert (part[place, made:] == NOT_MADE).all()
-    assert (part[6, :3] == whole[6, :3]).all() and (part == NOT_MADE).sum() > 20
+        assert (part[place, made:] == SKIPPED_DRAFT).all()
+    assert (part[6, :3] == whole[6, :3]).all() and (part == SKIPPED_DRAFT).sum() > 20
 
 
 def reference_walk(accepted: list[int], length: int, *, two_pass: bool) -> list[int]:

@@ -92,7 +92,7 @@ class SlowOther:
 
 def test_a_checkpoint_has_the_part_of_every_process(config: TrainConfig):
     config.output.mkdir()
-    Checkpoint(config.output, config.what_is_trained(), SlowOther(), 5.0).save(3, History([Stage(0, 30)]))
+    Checkpoint(config.output, config.resume_settings(), SlowOther(), 5.0).save(3, History([Stage(0, 30)]))
     assert (config.output / "checkpoint" / "random_states_1.pkl").exists()
 
 

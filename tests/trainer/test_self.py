@@ -16,7 +16,7 @@ from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 from pass_trainer import self_prompts
 from pass_trainer.config import TrainConfig
-from pass_trainer.corpus import SELF
+from pass_trainer.corpus import SELF_NAME
 from pass_trainer.distill import Distiller, Recipe
 from pass_trainer.run import run
 from pass_trainer.self_prompts import SelfPrompts
@@ -75,7 +75,7 @@ def test_a_model_that_ends_no_turns_is_told():
     writer = Recites(tokenizer, ["A turn without an end"])
     with pytest.raises(PassError, match=r"hardly ends the user's turns.*--data"):
         SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0))
-    assert len(writer.asked) == self_prompts.ATTEMPTS
+    assert len(writer.asked) == self_prompts.MAX_BATCHES
 
 
 def test_a_base_model_writes_from_its_start_token():
@@ -130,7 +130,7 @@ def test_a_run_without_text(tiny_model: Path, tmp_path: Path, monkeypatch: pytes
     base = tmp_path / "base"
     shutil.copytree(tiny_model, base, ignore=shutil.ignore_patterns("chat_template*"))
     recipe = Recipe(sequences=64, length=40, prompt=(4, 8))
-    config = TrainConfig(str(base), (Path(SELF),), tmp_path / "run", lookahead=2, steps=2, dtype="fp32")
+    config = TrainConfig(str(base), (Path(SELF_NAME),), tmp_path / "run", lookahead=2, steps=2, dtype="fp32")
     config = replace(config, device="cpu", write_with="torch", head=True, head_rank=8, head_width=16, recipe=recipe)
     run(config, SilentNotes())
     shards = list((tmp_path / "cache").glob("distilled/*/*/shard-*"))

@@ -1,1 +1,1 @@
-"""`pass-train evaluate`: acceptance of drafts on answers to prompts that nothing was trained on."""
+"""`pass-train evaluate`: measures the acceptance of drafts on answers to prompts that were not used for training."""

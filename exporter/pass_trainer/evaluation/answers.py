@@ -1,6 +1,6 @@
-"""The frozen model's answers to prompts, sampled with the runtime's noise and kept on disk.
+"""Answers prompts by the frozen model, sampled with the runtime's noise, and keeps the answers on disk.
 
-They do not depend on look-ahead weights, so several weights files are measured on the same answers, written once.
+The answers do not depend on look-ahead weights, so several weights files are measured on the same ones.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pass_runtime.files import write_whole
 from pass_runtime.measuring.real_use import Prompt
 from pass_trainer.torch_generate import chat_prompt, continue_prompts, plain_ids, until_end
 
-BATCH = 40
+BATCH_PROMPTS = 40
 """Prompts that are continued together."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The tokens of a prompt, and those of the answer, including its end token if there is one."""
+    """The tokens of a prompt and of its answer, including the end token if there is one."""
 
     prompt: list[int]
     written: list[int]
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class SeededPrompt:
-    """A prompt's tokens, and the sampling of its answer, which has a seed."""
+    """A prompt's tokens, and how its answer is sampled, with a seed."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -46,7 +46,7 @@ class SeededPrompt:
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """Answers prompts with up to `tokens` tokens. identity: names what the answers depend on besides the prompts."""
+    """Answers prompts with up to `tokens` tokens. identity: names the model and dtype, for the cache."""
 
     model: PreTrainedModel
     eos_token_ids: tuple[int, ...]
@@ -54,7 +54,7 @@ class AnswerWriter:
     identity: str
 
     def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
-        """Return an answer for each prompt: from the directory `cache`, or else written now and kept there."""
+        """Return an answer for each prompt, from the directory `cache`. Writes them there first if they are missing."""
         key = json.dumps([self.identity, self.tokens, noise.SCHEME, [[p.prompt, asdict(p.sampling)] for p in prompts]])
         path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
         if not path.is_file():
@@ -69,15 +69,15 @@ class AnswerWriter:
     def _write(self, prompts: Sequence[SeededPrompt], progress: Step) -> list[list[int]]:
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].prompt))
         written: dict[int, list[int]] = {}
-        for first in range(0, len(prompts), BATCH):
-            batch = by_length[first : first + BATCH]
+        for first in range(0, len(prompts), BATCH_PROMPTS):
+            batch = by_length[first : first + BATCH_PROMPTS]
             written |= zip(batch, self._continue([prompts[i] for i in batch]), strict=True)
             progress(len(written), len(prompts))
         return [written[i] for i in range(len(prompts))]
 
     def _continue(self, prompts: Sequence[SeededPrompt]) -> list[list[int]]:
         ids = [p.prompt for p in prompts]
-        scores = LogitsProcessorList([_GumbelScores(prompts, max(map(len, ids)))])  # greedy search follows them
+        scores = LogitsProcessorList([_GumbelScores(prompts, max(map(len, ids)))])  # Greedy search takes their argmax.
         lines = continue_prompts(
             self.model, ids, self.tokens, self.eos_token_ids, do_sample=False, logits_processor=scores
         )
@@ -85,7 +85,7 @@ class AnswerWriter:
 
 
 class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
-    """Turns logits into the scores of Gumbel-max sampling: their argmax is the token that the runtime samples."""
+    """Maps logits to the scores of Gumbel-max sampling. Their argmax is the token that the runtime samples."""
 
     def __init__(self, prompts: Sequence[SeededPrompt], widest: int) -> None:
         self._sampling = [p.sampling for p in prompts]
@@ -104,7 +104,7 @@ class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is n
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
-    """Return the tokens of a prompt; a chat message goes through the chat template, if the model has one."""
+    """Return the tokens of a prompt. A chat message is put into the chat template if the model has one."""
     if not prompt.is_message or not tokenizer.chat_template:
         return list(tokenizer(prompt.text)["input_ids"])
     return plain_ids(tokenizer, chat_prompt(tokenizer, prompt.text))

@@ -1,4 +1,4 @@
-"""Counts of accepted drafts, and of the passes that a runtime would need; counts of several texts can be added."""
+"""Counts accepted drafts, and the passes that a runtime would need. Counts of several texts can be added."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Ids = npt.NDArray[np.int64]
 class DraftCounts:
     """Counts over the places of texts at which drafts were made.
 
-    tried[j]: places where all drafts before j were right and the text has a token to compare draft j with. right[j]:
-    those where draft j was right too. two_pass, fused: the passes that a runtime needs for these texts with either
-    plan.
+    tried[j]: the number of places at which all drafts before j were right and the text is long enough for draft j.
+    right[j]: the number of those at which draft j was right, too.
+    two_pass, fused: the passes that a runtime needs for these texts with either plan.
     """
 
     tried: tuple[int, ...]
@@ -47,7 +47,7 @@ class DraftCounts:
 
     @property
     def conditional(self) -> list[float]:
-        """Conditional acceptance [L]: the rate at which draft j is right if those before it are."""
+        """Conditional acceptance [L]: the rate at which draft j is right if all drafts before it are."""
         return [right / tried if tried else 0.0 for right, tried in zip(self.right, self.tried, strict=True)]
 
     @property
@@ -73,7 +73,7 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """The counts of places outside loops, which matter, and of places where the text repeats itself."""
+    """The counts of places outside of loops (`main`), and of places in loops, where the text repeats itself."""
 
     main: DraftCounts
     looping: DraftCounts
@@ -92,11 +92,11 @@ class SplitCounts:
 
 
 Report = dict[str, dict[str, SplitCounts]]
-"""By temperature (such as "0.8") and kind of prompt."""
+"""Counts by temperature (such as "0.8") and kind of prompt."""
 
 
 def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCounts:
-    """Count the drafts of one answer, of which the first `tokens` tokens matter.
+    """Count the drafts of one answer, of which the first `tokens` tokens count.
 
     drafts [places,L]: row k has the drafts for written[k + 1:], made when written[k] was known.
     """
@@ -106,7 +106,7 @@ def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCount
 
 
 def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
-    """Return for each draft whether it is right, up to the first wrong one or the end of the text."""
+    """Return for each draft whether it is right, up to and including the first wrong one, or up to the text's end."""
     right = []
     for draft, token in zip(drafts, text, strict=False):
         right.append(draft == token)
@@ -128,11 +128,12 @@ def _count(rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], w
 
 
 def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
-    """Yield the tokens of each pass over a text of `length` tokens. accepted[k]: how many drafts after token k are
-    right.
+    """Yield the number of tokens that each pass of fused decoding emits, for a text of `length` tokens.
 
-    The first pass has no drafts. Every later pass verifies the drafts that the pass before it made, which follow the
-    last token but one of the text so far.
+    accepted[k]: the number of right drafts that were made when token k was the newest.
+
+    The first pass has no drafts. Every later pass verifies the drafts that the pass before it made, when the last token
+    but one was the newest.
     """
     yield 1
     begin = 1
@@ -143,8 +144,8 @@ def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
 
 
 def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
-    """Yield the same for two-pass decoding: a pass that drafts and emits one token alternates with one that
-    verifies."""
+    """Yield the same for two-pass decoding: a pass that drafts and emits one token alternates with a pass that
+    verifies the drafts."""
     begin = 0
     while begin < length:
         yield 1
@@ -156,7 +157,7 @@ def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
 
 
 def by_kind(kinds: Sequence[str], counts: Sequence[SplitCounts], lookahead: int) -> dict[str, SplitCounts]:
-    """Return the sums over texts by kind of prompt, and over all of them."""
+    """Return the sums of counts by kind of prompt, and over all kinds."""
     sums = {}
     for kind in (*KINDS, ALL):
         chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL)]

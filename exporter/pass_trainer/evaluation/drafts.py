@@ -1,4 +1,4 @@
-"""The drafts of look-ahead rows, sampled as in the runtime: each draft with the noise of its own position."""
+"""Computes the drafts of look-ahead rows, sampled as in the runtime: each with the noise of its own position."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from pass_trainer.windows import full_groups, pack
 
 Ids = npt.NDArray[np.int64]
 Sample = Callable[[npt.NDArray[np.float32], Ids], Ids]
-"""(logits [N,V], the positions [N] of the tokens that they are for) -> tokens [N]."""
-NOT_MADE = -1
-"""Stands for a draft that follows a wrong one."""
+"""(logits [N,V], positions [N] of the sampled tokens) -> tokens [N]."""
+SKIPPED_DRAFT = -1
+"""The value in place of a draft that was not computed because a draft before it is wrong."""
 
 
 @torch.no_grad()
 def drafts_of(
     drafter: Drafter, tokens: list[int], anchors: range, lookahead: int, sample: Sample, *, only_right: bool = False
 ) -> Ids:
-    """Return drafts [anchors, lookahead]. When tokens[:a + 2] are known, those of anchor a are for a + 2, a + 3, ...
+    """Return drafts [anchors, lookahead]. Those of anchor a are for the tokens a + 2, a + 3, ..., given tokens[:a + 2].
 
-    With a head, a draft depends on the drafts before it, as in the runtime. The token after the anchor is the text's.
-    only_right: drafts that follow one which differs from the text are NOT_MADE, because nothing can come of them. Most
-    drafts are such, and a draft needs logits over the vocabulary, the head, and sampling.
+    With a head, a draft depends on the drafts before it, as in the runtime.
+
+    only_right: do not compute drafts after a wrong one, which are never accepted; they are SKIPPED_DRAFT. This saves
+    time, because most drafts follow a wrong one.
     """
     if not anchors:
         return np.zeros((0, lookahead), np.int64)
     hidden, positions = group_states(drafter, tokens, anchors, lookahead)
-    drafts = np.full((len(anchors), lookahead), NOT_MADE, np.int64)
-    text = np.array([*tokens, *[NOT_MADE - 1] * (lookahead + 1)])  # a draft beyond the text is never right
+    drafts = np.full((len(anchors), lookahead), SKIPPED_DRAFT, np.int64)
+    text = np.array([*tokens, *[SKIPPED_DRAFT - 1] * (lookahead + 1)])  # Drafts beyond the text are never right.
     going = np.arange(len(anchors))
     for step in range(lookahead):
         before = np.concatenate([text[positions[going, :1] - 1], drafts[going, :step]], 1)
@@ -46,10 +47,10 @@ def drafts_of(
 
 
 def group_states(drafter: Drafter, tokens: list[int], anchors: range, lookahead: int) -> tuple[torch.Tensor, Ids]:
-    """Return the hidden states [anchors,L,H] of every anchor's look-ahead rows, and the positions [anchors,L] of the
-    tokens that they draft."""
+    """Return the hidden states [anchors,L,H] of every anchor's look-ahead rows, and their drafts' positions
+    [anchors,L]."""
     known = torch.tensor(tokens[: anchors[-1] + 2])
-    # A row sees its anchor and the tokens before it, so no row sees the padding after the text.
+    # A row sees only its anchor and the tokens before it, so no row sees the padding.
     row = torch.nn.functional.pad(known, (0, max(0, anchors[-1] + lookahead + 1 - len(known))))
     windows = pack([full_groups(anchors[0] + 1, anchors[-1] + lookahead + 1, 1, lookahead)], len(row))
     device = drafter.lookahead.device
@@ -59,8 +60,10 @@ def group_states(drafter: Drafter, tokens: list[int], anchors: range, lookahead:
 
 
 def last_logits(drafter: Drafter, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Map the states [P,j,H] of the first j rows of groups, and the tokens [P,j] before their drafts, to the logits
-    [P,V] of draft j, float32: with a head, -inf for tokens that are no candidates."""
+    """Return the logits [P,V] float32 of draft j of P groups. With a head, tokens that are not candidates have -inf.
+
+    hidden [P,j,H]: the states of the groups' first j rows. before [P,j]: the tokens before these rows' drafts.
+    """
     if drafter.head is None:
         return drafter.logits(hidden[:, -1]).float()
     logits, before = drafter.logits(hidden), before.to(hidden.device)

@@ -1,4 +1,4 @@
-"""`pass-train evaluate`: the model answers prompts, and drafts at every place of its answers are counted."""
+"""`pass-train evaluate`: the model answers prompts, and the right drafts at every place of its answers are counted."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ from pass_trainer.evaluation.drafts import drafts_of
 from pass_trainer.run import TrainProgress, fingerprint, make_accelerator
 
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
-"""Prompts of every kind in `real_use.KINDS`, which were written for this: most are messages, as people type them."""
+"""Prompts of every kind in `real_use.KINDS`, written for this evaluation. Most are users' messages."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """model, revision: as for pass-export.
+    """Options of an evaluation. Raises PassError if one is out of range.
 
-    weights: a file that pass-train wrote, or None for the untrained baseline. prompts, kinds, each: see
-    `real_use.read_use`.
-
-    tokens: how many tokens of an answer count. temperatures, top_k: how they are sampled; each temperature is measured.
-    lookahead: drafts per place, at most the look-ahead rows of the file.
+    model, revision: as for pass-export. weights: a file that pass-train wrote, or None for the untrained baseline.
+    prompts, kinds, each: see `real_use.read_use`.
+    tokens: the number of tokens of an answer that count. temperatures: each is measured. top_k: of sampled answers.
+    lookahead: drafts per place, at most the file's number of look-ahead rows.
     """
 
     model: str
@@ -62,7 +61,7 @@ class EvaluateConfig:
             SamplingParams(temperature, self.top_k)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what was measured, for the report."""
+        """Return the settings that the report states."""
         return {
             "model": self.model,
             "weights": None if self.weights is None else str(self.weights),
@@ -76,21 +75,24 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt, its answer, and how that was sampled."""
+    """A prompt, its answer, and how the answer was sampled."""
 
     prompt: Prompt
     answer: Answer
     sampling: SamplingParams
 
     def anchors(self, tokens: int) -> range:
-        """Where drafts are made: after every one of the answer's first `tokens` tokens but the last."""
+        """The indices of tokens at which drafts are made, for the answer's first `tokens` tokens.
+
+        The first is the prompt's last token. At anchor a, the token a + 1 is known.
+        """
         first = len(self.answer.prompt) - 1
         return range(first, first + min(tokens, len(self.answer.written)) - 1)
 
 
 def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
     """Return the counts by temperature and kind of prompt."""
-    drafter, texts_at = answered(config, progress)
+    drafter, texts_at = answer_prompts(config, progress)
     report = {}
     for temperature, texts in texts_at.items():
         step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
@@ -101,7 +103,7 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
     return report
 
 
-def answered(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, dict[float, list[Text]]]:
+def answer_prompts(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, dict[float, list[Text]]]:
     """Return the drafter, and the answers to all prompts by temperature."""
     prompts = read_use(config.prompts, config.kinds, config.each)
     accelerator = make_accelerator(config.device)
@@ -129,7 +131,7 @@ def answered(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, 
 def _answers(
     writer: AnswerWriter, prompts: Sequence[Prompt], seeded: Sequence[SeededPrompt], progress: Step
 ) -> list[Answer]:
-    """Answer the prompts kind by kind, so that answers are the same, and kept, whichever other kinds are measured."""
+    """Answer the prompts kind by kind, so that cached answers of a kind do not depend on the other kinds."""
     written: dict[int, Answer] = {}
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]

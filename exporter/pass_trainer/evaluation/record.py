@@ -12,16 +12,19 @@ from pass_trainer.evaluation.evaluate import EvaluateConfig
 from pass_trainer.evaluation.table import markdown
 from pass_trainer.report import CARD_FILE, with_section
 
-GREEDY, SAMPLED = 0.0, 0.8
-"""The temperatures for which a weights file states acceptance."""
+GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE = 0.0, 0.8
+"""The temperatures for which a weights file records acceptance."""
 
 
 def check_recordable(config: EvaluateConfig) -> None:
-    """Raise PassError if the results would not be those that a weights file states: before they are measured."""
+    """Raise PassError if the options do not give the results that a weights file records."""
     if config.weights is None:
         raise PassError("--record needs the weights file to write to: pass-train evaluate WEIGHTS --record")
-    if not {GREEDY, SAMPLED} <= set(config.temperatures) or config.top_k:
-        raise PassError(f"--record states the temperatures {GREEDY:g} and {SAMPLED:g}, without --top-k: measure both")
+    if not {GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE} <= set(config.temperatures) or config.top_k:
+        raise PassError(
+            f"--record states the temperatures {GREEDY_TEMPERATURE:g} and {SAMPLED_TEMPERATURE:g}, without --top-k: "
+            "measure both"
+        )
     if set(config.kinds) != set(KINDS):
         raise PassError("--record states all kinds of prompts together: leave --kinds out")
     length = read_record(config.weights).lookahead
@@ -30,10 +33,12 @@ def check_recordable(config: EvaluateConfig) -> None:
 
 
 def record_acceptance_of(config: EvaluateConfig, report: dict[str, Any]) -> None:
-    """Write cumulative acceptance over all prompts, without loops, into the weights, and the table into the model
-    card."""
+    """Write the cumulative acceptance over all prompts, outside of loops, into the weights file, and the table into the
+    model card."""
     assert config.weights is not None
-    greedy, sampled = (report["temperatures"][f"{t:g}"][ALL]["chain"] for t in (GREEDY, SAMPLED))
+    greedy, sampled = (
+        report["temperatures"][f"{t:g}"][ALL]["chain"] for t in (GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE)
+    )
     record_acceptance(config.weights, tuple(greedy), tuple(sampled))
     card = config.weights.with_name(CARD_FILE)
     if card.is_file() and (text := with_section(read_text(card), "acceptance", markdown({"": report}))) is not None:

@@ -1,4 +1,4 @@
-"""The report of `pass-train evaluate` as a table, for terminals and model cards."""
+"""Formats the report of `pass-train evaluate` as a table, for terminals and model cards."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HEADINGS = (
     "in loops",
     "accepted there",
 )
-MEANING = """A place is a token of the model's answer after which drafts were made. The acceptance of draft j is the
+EXPLANATION = """A place is a token of the model's answer after which drafts were made. The acceptance of draft j is the
 rate at which it is right if the drafts before it are; "accepted" is the mean number of accepted drafts, tau is tokens
 per pass. Places in a loop, where the model repeats itself, are in the last two columns only."""
 
 
 def rows_of(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return a row under HEADINGS for every temperature and kind. report: as `--json` prints it."""
+    """Return a table row, with the columns HEADINGS, for every temperature and kind. report: as `--json` prints it."""
     return [
         [
             decoding(temperature, report["top_k"]),
@@ -41,16 +41,16 @@ def rows_of(report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def decoding(temperature: str, top_k: int) -> str:
-    """Return the words for how the answers were decoded."""
+    """Return a label such as "greedy" or "T=0.8, top-k 50"."""
     if float(temperature) == 0:
         return "greedy"
     return f"T={temperature}" + (f", top-k {top_k}" if top_k else "")
 
 
 def markdown(reports: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the table of one report or several in Markdown, with an explanation.
+    """Return the table of one or several reports in Markdown, with an explanation.
 
-    The keys name the weights; if there are several reports, they are the first column.
+    reports: by the name of the weights. If there are several, the names are the first column.
     """
     named = len(reports) > 1
     first = next(iter(reports.values()))
@@ -61,4 +61,4 @@ def markdown(reports: Mapping[str, Mapping[str, Any]]) -> str:
         f"`pass-train evaluate`: the base model answered {first['prompts']} prompts, which nothing was trained on, "
         f"with at most {first['tokens']} tokens, and drafts were made at every place, L = {first['lookahead']}."
     )
-    return "\n".join(["| " + " | ".join(line) + " |" for line in lines]) + f"\n\n{about}\n{MEANING}"
+    return "\n".join(["| " + " | ".join(line) + " |" for line in lines]) + f"\n\n{about}\n{EXPLANATION}"
