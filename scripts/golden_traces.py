@@ -1,7 +1,7 @@
 """Golden traces: requests and results of the Python runtime, which runtimes in other languages must reproduce.
 
     python scripts/golden_traces.py build/smollm2-135m traces.jsonl
-    build/cpp/release/pass-cpp replay build/smollm2-135m traces.jsonl
+    build/cpp/release/replay build/smollm2-135m traces.jsonl
 
 A line is a scene: requests that share a session, the step in which each joins or is cancelled ("round"), and its
 result: token ids, the source of every token, finish reason, statistics, log-probabilities. The steps of the scheduler
@@ -142,9 +142,6 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
     name = "drafts while at most two decode"
     yield {"name": name, "slots": 4, "speculative_max_concurrency": 2, "requests": limited[:-1]}
     yield {"name": "no drafts", "slots": 2, "speculative_max_concurrency": 0, "requests": limited}
-    for threshold in (0.05, 0.3, 0.7):
-        name = f"drafts while {threshold:g} of the first ones are accepted"
-        yield {"name": name, "slots": 4, "acceptance_threshold": threshold, "requests": limited[:-1]}
     if manifest.processors is not None:
         for plan in (*PLANS, *trees[-1:]):
             name = " ".join(str(value) for value in plan.values())
@@ -207,7 +204,7 @@ def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
     runner = Runner(session.backend, prefix_cache=scene.get("prefix_cache", True))
     tuners = Tuners(session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room)
     most = scene.get("speculative_max_concurrency")
-    scheduler = Scheduler(runner, tuners, len(requests), DraftLimits(most, scene.get("acceptance_threshold", 0.0)))
+    scheduler = Scheduler(runner, tuners, len(requests), DraftLimits(most))
     streams: dict[int, TokenStream] = {}
     sequences: dict[int, Decoding] = {}
     number = 0

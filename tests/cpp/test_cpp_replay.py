@@ -27,7 +27,7 @@ NAMES = ("fused both: every sampler", "a batch with n-grams", "what a slot gave 
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    return program_at("pass-cpp")
+    return program_at("replay")
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,7 @@ def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 def replay(program: Path, bundle: Path, traces: Path, scenes: list) -> subprocess.CompletedProcess[str]:
     traces.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-    flags = ("--device", "cpu", "--threads", "1", "--trust-bundle")
-    return subprocess.run(
-        [program, "replay", bundle, traces, *flags], capture_output=True, text=True, timeout=300, check=False
-    )
+    return subprocess.run([program, bundle, traces], capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("name", EXPORTS)
@@ -86,8 +83,6 @@ def test_replays_what_python_did(
     assert cached["salts"] == [0, 0, 64, 64, 0]
     limited = [result["stats"]["drafted"] for s in scenes if s["name"] == "no drafts" for result in s["results"]]
     assert limited and not any(limited)
-    drafted = [sum(r["stats"]["drafted"] for r in s["results"]) for s in scenes if "acceptance_threshold" in s]
-    assert drafted == sorted(drafted, reverse=True) and drafted[0] > drafted[-1] > 0, "some, until they are refused"
 
     scenes[1]["results"][0]["token_ids"][3] += 1
     scenes[2]["results"][1]["stats"]["passes"] += 1

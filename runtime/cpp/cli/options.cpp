@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include <charconv>
-#include <fstream>
 
 namespace pass::cli {
 
@@ -19,8 +18,6 @@ void EngineFlags::add_to(CLI::App& command) {
                      "Read every prompt anew. Otherwise, on the CPU, what prompts have in common is read once.");
     command.add_option("--speculative-max-concurrency", options.speculative_max_concurrency,
                        "With more sequences than this decoding at a time, none drafts. Default: plans decide.");
-    command.add_option("--acceptance-threshold", options.acceptance_threshold,
-                       "None drafts while first drafts are accepted at a lower rate than this, 0 to 1. Default: 0.");
     command.add_option("--onnxruntime", options.onnxruntime,
                        "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
     command.add_option("--tensorrt", options.tensorrt,
@@ -118,15 +115,6 @@ void check_values(CLI::App& command) {
         option->transform(CLI::Validator(
             [type](std::string& value) { return value.empty() ? "the value is empty" : problem(value, type); }, ""));
     }
-}
-
-std::vector<std::string> read_lines(const std::string& path) {
-    std::ifstream file(path);
-    if (!file) throw Error("cannot read " + path + ": is it there, and a file?");
-    std::vector<std::string> lines;
-    for (std::string line; std::getline(file, line);) lines.push_back(line);
-    if (file.bad()) throw Error("cannot read " + path);
-    return lines;
 }
 
 }  // namespace pass::cli

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "backends/capabilities.h"
-#include "backends/chunks.h"
-#include "decode/prompt_chunk.h"
+#include "decode/runner.h"
 
 using namespace pass;
 

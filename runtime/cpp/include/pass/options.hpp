@@ -101,9 +101,6 @@ struct PASS_API LoadOptions {
     // With more sequences than this decoding at a time, all of them are decoded plainly, whatever plans they name.
     // Default: as plans say, of which "auto" drafts where that is faster.
     std::optional<std::int64_t> speculative_max_concurrency;
-    // While the first draft of a pass is accepted at a lower rate than this, the mean of those that decode, all are
-    // decoded plainly; 0: no limit.
-    double acceptance_threshold = 0.0;
     // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, then where it was found when this library was built, then the
     // loader's own search.
     std::filesystem::path onnxruntime;

@@ -35,8 +35,7 @@ typedef struct pass_load_options {
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
     int weight_cache;        /* on the CPU, map weights that the Python runtime has kept packed */
     int64_t speculative_max_concurrency; /* with more sequences than this decoding, none drafts; -1: plans decide */
-    int prefix_cache;            /* use K/V of earlier requests again where that changes no bit of what follows */
-    double acceptance_threshold; /* none drafts while first drafts are accepted less often than this; 0: no limit */
+    int prefix_cache; /* use K/V of earlier requests again where that changes no bit of what follows */
 } pass_load_options;
 
 /* As AllowedTokens of <pass/options.hpp>: clears the bits of the tokens that may not follow the `count` tokens of

@@ -16,13 +16,12 @@
 #include "pass/event.hpp"
 #include "pass/export.h"
 #include "pass/options.hpp"
-#include "pass/stats.hpp"
 
 namespace pass {
 
 struct Manifest;
 class Core;
-class Sequence;
+class SequenceState;
 class Tokenizer;
 
 // A directory that pass-export wrote. Its manifest has been validated and its files exist. Move-only.
@@ -110,7 +109,8 @@ class PASS_API Session {
     // Closes the session. Generations that have not ended report an error.
     ~Session();
 
-    // Queue a request; it is decoded as soon as a slot is free. Throws QueueFull where too many requests wait.
+    // Queue a request; it is decoded as soon as a slot is free. Slots and queue together have slots +
+    // max_queue places, of which a request takes one until its end. Throws QueueFull if none is free.
     // tokenizer: for text and stop strings; null where token ids are enough. It may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
     // One step of the scheduler, for all requests. False where there is nothing more to do.

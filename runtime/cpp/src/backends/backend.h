@@ -28,13 +28,13 @@ struct PassKind {
     int batch = 1;
     Sampler sampler = Sampler::greedy;
     bool logprobs = false;
-    std::size_t touched = 0;  // the length of the lists that the logits processors read; 0 where there are none
+    std::size_t num_biased = 0;  // the length of the lists that the logits processors read; 0 where there are none
 };
 
 // What the logits processors do to one slot: P rows, lists of T tokens (pass_exporter/tails/processors.py).
 struct ProcessedRows {
     std::vector<std::int32_t> allowed;  // [P,V/8] bits in bytes
-    std::vector<std::int64_t> touched;  // [T]
+    std::vector<std::int64_t> biased_ids;  // [T]
     std::vector<float> bias;            // [T]
     std::vector<float> factor;          // [P,T]
     std::vector<float> penalty;         // [P,T]

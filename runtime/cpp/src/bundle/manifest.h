@@ -165,8 +165,8 @@ struct Manifest {
     // lookahead_rows: false is for passes without look-ahead rows.
     const DerivedTrunk* derived_trunk(const std::string& device, int slots, bool lookahead_rows = true) const;
 
-    // The numbers of drafts of the trees for whose tails `built` is true, which gets a tail's file.
-    std::vector<int> tree_sizes(const std::function<bool(const std::string&)>& built = [](const std::string&) {
+    // The trees for whose tails `built` is true, which gets a tail's file.
+    std::vector<Tree> trees(const std::function<bool(const std::string&)>& built = [](const std::string&) {
         return true;
     }) const;
 
@@ -183,7 +183,9 @@ bool is_file_name(const std::string& name);
 // The manifest in `text`. Throws Error with the first field that is missing, unknown or of another kind.
 Manifest parse_manifest(const std::string& text);
 
-// Throws Error where the numbers of a manifest contradict the tensors and plans that it lists.
+// Throws Error if what this runtime takes from a manifest would make it read or write memory that is not there, or fill
+// tensors that it does not know. What the manifest says twice is not compared: hashes guard the bundle's files, and ONNX
+// Runtime's graphs are compared with the manifest when they are opened.
 void check_consistency(const Manifest& manifest);
 
 // trunk.onnx states the model that it was exported from: throws Error where `stated`, the JSON in its metadata, is of
@@ -193,11 +195,11 @@ void check_trunk_metadata(const Manifest& manifest, const std::string& stated);
 // Parse and validate `bundle`/pass_config.json. Throws Error with the first problem.
 Manifest read_manifest(const std::filesystem::path& bundle);
 
-class Remembered;
+class HashCache;
 
-// Check that every file of the bundle exists with its size and, with `hashes`, its SHA-256. remembered: known hashes,
-// so that files that have not changed are not read again; null reads all of them.
+// Check that every file of the bundle exists with its size and, with `hashes`, its SHA-256. cache: known hashes, so
+// that files that have not changed are not read again; null reads all of them.
 void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes = true,
-                  Remembered* remembered = nullptr);
+                  HashCache* cache = nullptr);
 
 }  // namespace pass

@@ -77,12 +77,13 @@ std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room
     return from_cycle(std::move(cycle), window, room, capabilities, states.size());
 }
 
-Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft) {
+Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft,
+               const std::vector<Tree>& trees) {
     if (plan == "auto" && lookahead > 0) {
         const std::string source = draft.value_or("both");
         return {"auto", std::nullopt, source == "ngram" ? 0 : lookahead, source == "lookahead" ? 0 : lookahead};
     }
-    Cycle cycle = make_cycle(plan == "auto" ? "ar" : plan, lookahead);
+    Cycle cycle = make_cycle(plan == "auto" ? "ar" : plan, lookahead, trees);
     const int drafts = cycle.lookahead();
     if (!draft || *draft == "lookahead" || lookahead == 0) {
         std::string name = cycle.name;

@@ -13,7 +13,7 @@
 
 #include "backends/capabilities.h"
 #include "bundle/plan.h"
-#include "tuning/acceptance.h"
+#include "tuning/estimates.h"
 
 namespace pass {
 
@@ -32,7 +32,7 @@ using Drafts = std::vector<std::int64_t>;
 // newest earlier occurrence of its last `matched` tokens, and `ngrams` how often such drafts were accepted in it, by
 // `matched`.
 struct DraftState {
-    int left = 0;
+    int num_drafts = 0;
     Drafts ngram;
     int matched = 0;
     std::map<int, Acceptance>* ngrams = nullptr;
@@ -70,8 +70,9 @@ class AlwaysDraft : public DraftPolicy {
 std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
                               const std::vector<DraftState>& states, DraftPolicy& policy);
 
-// `plan` and `lookahead` as for `make_cycle`, or "auto"; `draft` is "lookahead", "ngram" or "both" (none: both for
+// `plan`, `lookahead` and `trees` as for `make_cycle`, or "auto"; `draft` is "lookahead", "ngram" or "both" (none: both for
 // auto, else lookahead).
-Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft);
+Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft,
+               const std::vector<Tree>& trees);
 
 }  // namespace pass

@@ -23,9 +23,9 @@ class NgramIndex {
     int matched() const { return matched_; }
 
    private:
-    static constexpr int longest = 4, shortest = 2;
+    static constexpr int max_gram_tokens = 4, min_gram_tokens = 2;
 
-    using Gram = std::array<std::int64_t, longest>;  // shorter ones are padded with -1, which is no token
+    using Gram = std::array<std::int64_t, max_gram_tokens>;  // shorter ones are padded with -1, which is no token
     struct Hash {
         std::size_t operator()(const Gram& gram) const;
     };

@@ -20,13 +20,13 @@ namespace pass {
 // One row of the batch.
 struct Slot {
     int number = 0;
-    std::shared_ptr<Sequence> sequence;
+    std::shared_ptr<SequenceState> sequence;
     std::vector<std::int64_t> kept;  // of a free slot: tokens whose K/V are still in the cache
     std::string salt;                // of its present or last sequence, whose K/V are in the cache
-    // How many of its first K/V are the bits that reading their tokens as a prompt would write. Where this is more than
-    // the slot holds by now, it means all of that.
-    std::int64_t same = 0;
-    int left = 0;  // drafts in its window, which came from `source`
+    // Length of the cached prefix that is bit-identical to a fresh prefill. It may exceed the cached length; clamp it
+    // with min().
+    std::int64_t exact_prefix_len = 0;
+    int num_drafts = 0;  // drafts in its window, which came from `source`
     TokenSource source = TokenSource::lookahead;
     bool staged = false;  // whether the window on the device is this sequence's next one
     bool masked = false;  // whether the device leaves this slot out of passes
@@ -57,7 +57,7 @@ class Slots {
     bool fits(std::size_t prompt) const;
 
     // Give `sequence` the free slot that holds most of its prompt already; false where no slot is free.
-    bool admit(const std::shared_ptr<Sequence>& sequence);
+    bool admit(const std::shared_ptr<SequenceState>& sequence);
     // Take the sequence out of `slot`. Its K/V stay, for a later prompt that begins with the same tokens.
     void release(Slot& slot);
     // Copy the K/V of the prompt of `slot` from where there are more of them: another slot, or what slots gave up.

@@ -10,8 +10,7 @@
 #include <tuple>
 
 #include "backends/backend.h"
-#include "backends/one_thread.h"
-#include "backends/ort/bound_graphs.h"
+#include "backends/ort/bound_graph.h"
 #include "backends/ort/devices.h"
 #include "backends/ort/session.h"
 
@@ -48,8 +47,8 @@ class OrtBackend : public Backend {
     void in_thread(const std::function<void()>& work);
     void run_tails(const PassKind& kind);
     void run_bound(BoundGraph& bound);
-    // How `graph` is captured; its outputs may be over inputs.
-    Capture capture_of(int cuda_graph, const OrtGraph& graph, std::vector<BoundTensor> overwritten);
+    // How `graph` is captured; in_place: the inputs whose memory is that of an output.
+    Capture capture_of(int cuda_graph, const OrtGraph& graph, std::vector<BoundTensor> in_place);
     void not_captured(const std::string& file, const std::string& reason);
     std::vector<BoundTensor> placed(const std::vector<Binding>& bindings);
     BoundGraph bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings);

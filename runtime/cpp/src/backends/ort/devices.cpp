@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "backends/cuda.h"
-#include "backends/device_name.h"
+#include "backends/capabilities.h"
 #include "errors.h"
 
 namespace pass {

@@ -1,17 +1,37 @@
-// A graph that ONNX Runtime has loaded.
+// A graph that ONNX Runtime has loaded, and the tensors that graphs share.
 #pragma once
 
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "backends/memory.h"
 #include "backends/ort/devices.h"
 #include "backends/ort/library.h"
-#include "backends/ort/shared_tensors.h"
 #include "bundle/manifest.h"
 
 namespace pass {
+
+// Tensors that all tails share, mapped from their files once: the tables of random numbers, and the draft head. ONNX
+// Runtime would map the files again for every tail, and each mapping would take memory of its own.
+class SharedTensors {
+   public:
+    SharedTensors(std::shared_ptr<const OrtLibrary> library, const std::filesystem::path& bundle,
+                  const Manifest& manifest);
+
+    // By their names in the graphs.
+    const std::vector<std::pair<std::string, Owned<OrtValue>>>& values() const { return values_; }
+
+   private:
+    void add(const std::string& name, const MappedFile& file, std::size_t offset, std::size_t size,
+             const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type);
+
+    std::shared_ptr<const OrtLibrary> library_;
+    std::vector<std::unique_ptr<MappedFile>> files_;
+    std::vector<std::pair<std::string, Owned<OrtValue>>> values_;
+};
 
 // ONNX Runtime's name of `dtype`.
 ONNXTensorElementDataType element_type(const std::string& dtype);

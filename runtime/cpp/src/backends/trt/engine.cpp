@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/mapped_file.h"
+#include "backends/memory.h"
 #include "errors.h"
 #include "log.h"
 

@@ -20,12 +20,12 @@ std::string sha256_of_file(const std::filesystem::path& path);
 std::filesystem::path cache_directory();
 
 // Hashes of files that were read before, in the user's cache directory, since reading a large model takes many seconds.
-// pass_runtime/bundle/remembered.py uses the same file. A file is identified by device, inode, size, mtime and ctime.
+// pass_runtime/bundle/cache.py uses the same file. A file is identified by device, inode, size, mtime and ctime.
 // No copy and no `touch` can set the ctime back. Those that were known when this was created; none where the cache
 // directory cannot be read.
-class Remembered {
+class HashCache {
    public:
-    Remembered();
+    HashCache();
 
     // Whether `path` is remembered to have this hash. Its content is not read.
     bool knows(const std::filesystem::path& path, const std::string& sha256) const;
