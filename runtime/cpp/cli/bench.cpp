@@ -96,7 +96,7 @@ std::string name_of(const Session& session, const GenerateOptions& options) {
     return name + (both ? " +ngram" : "");
 }
 
-// The numbers of --batch; none where sequences are decoded one by one.
+// The numbers of --batch; none if sequences are decoded one by one.
 std::vector<int> batches_of(const Flags& flags) {
     if (!flags.batches) return {};
     std::vector<int> found;

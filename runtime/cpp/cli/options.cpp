@@ -46,10 +46,10 @@ void SamplingFlags::add_to(CLI::App& command) {
     command.add_option("--seed", seed, "Same seed, same text, whatever the plan. Default: random.")
         ->type_name("NUMBER");
     command.add_option("--presence-penalty", sampling.presence_penalty,
-                       "Off the logits of tokens that the text has; 0 is off.");
+                       "Subtracted from the logits of tokens that were generated already; 0 is off.");
     command.add_option("--frequency-penalty", sampling.frequency_penalty, "The same for every time it has one.");
     command.add_option("--repetition-penalty", sampling.repetition_penalty,
-                       "Divides what prompt and text have; 1 is off.");
+                       "Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.");
     command
         .add_option("--logit-bias", biases, "Added to the logit of a token, as TOKEN=BIAS. May be given several times.")
         ->type_name("TOKEN=BIAS")

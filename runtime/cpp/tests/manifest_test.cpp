@@ -171,8 +171,10 @@ TEST_CASE("what could crash or mislead this runtime is refused") {
           "novelty of trunk.onnx cannot be int64 [batch,width]");
     CHECK(contradiction([](Manifest& m) { m.plans[0].tails[0].second.inputs[0].shape = {}; }) ==
           "length of tail.onnx cannot be int64 []");
-    CHECK(contradiction([](Manifest& m) { m.plans[0].parents = {0, 2, 0}; }) ==
-          "draft 2 of the tree of tree-3 follows no row before it");
-    CHECK(contradiction([](Manifest& m) { m.processors = pass::Graph{"p", {{"allowed", "bool", {1, 1, 2}}}, {}}; }) ==
-          "allowed of p cannot be bool [1,1,2]");
+    CHECK(contradiction([](Manifest& m) {
+              m.plans[0].parents = {0, 2, 0};
+          }) == "draft 2 of the tree of tree-3 follows no row before it");
+    CHECK(contradiction([](Manifest& m) {
+              m.processors = pass::Graph{"p", {{"allowed", "bool", {1, 1, 2}}}, {}};
+          }) == "allowed of p cannot be bool [1,1,2]");
 }

@@ -10,8 +10,8 @@
 #include "decode/ngram.h"
 #include "errors.h"
 #include "pass/event.hpp"
-#include "tuning/menu.h"
 #include "tuning/estimates.h"
+#include "tuning/menu.h"
 #include "tuning/tuner.h"
 
 using namespace pass;
@@ -180,7 +180,7 @@ TEST_CASE("pass times are fitted", "[tuning]") {
     CHECK(times.seconds(shape_of(fused_plan({1, 1}))) == Approx(3.45));
     const PassTimes one(TimedPasses{{{4, 4, 0}, {2.0, 0.2}}});
     CHECK(one.seconds({4, 4, 0}) == Approx(2.2).epsilon(0.01));
-    CHECK(one.seconds({9, 9, 0}) > 3.0);  // where one width was timed, no row looks free
+    CHECK(one.seconds({9, 9, 0}) > 3.0);  // if one width was timed, no row looks free
     const PassTimes falling(TimedPasses{{{1, 1, 0}, {3.0, 0.1}}, {{5, 5, 0}, {2.0, 0.1}}});
     CHECK(falling.seconds({9, 9, 0}) >= falling.seconds({1, 1, 0}));  // wider windows are never quicker
 }

@@ -33,7 +33,7 @@ struct Machine {
         : backend(slots, heap, same_entries), runner(backend, prefix_cache) {}
 
     std::shared_ptr<SequenceState> submit(const Tokens& prompt, std::int64_t tokens = 3, const std::string& plan = "ar",
-                                     bool reuse_prefix = false, const std::string& salt = "") {
+                                          bool reuse_prefix = false, const std::string& salt = "") {
         ResolvedRequest request;
         request.prompt_ids = prompt;
         request.max_new_tokens = tokens;
@@ -234,7 +234,7 @@ TEST_CASE("K/V are shared among requests of one salt only", "[prefix]") {
         const auto first = machine.submit(text(1, 80), 3, "ar", false, "a"), beside = machine.submit(text(1, 80), 3);
         CHECK(machine.cached(first) + machine.cached(beside) == 0);
     }
-    Machine machine(1, false);  // where requests ask for it
+    Machine machine(1, false);  // if requests ask for it
     std::vector<std::int64_t> found;
     for (const char* salt : {"a", "b", "b", "a"}) {
         found.push_back(machine.cached(machine.submit(text(0, 100, {5}), 3, "ar", true, salt)));

@@ -20,7 +20,7 @@ namespace pass::test {
 using cli::Json;
 
 inline constexpr const char* seconds[] = {"queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds",
-                                   "decode_tokens_per_second"};
+                                          "decode_tokens_per_second"};
 
 template <class Value>
 void take(const Json& from, const char* key, Value& into) {

@@ -12,7 +12,7 @@
 
 namespace pass {
 
-// Where a token came from: the model itself, or an accepted draft of look-ahead rows or of prompt lookup (n-grams).
+// If a token came from: the model itself, or an accepted draft of look-ahead rows or of prompt lookup (n-grams).
 enum class TokenSource { model, lookahead, ngram };
 
 // Log-probabilities under the model, before temperature and truncation: that of the token, and those of the `top` most
@@ -41,7 +41,7 @@ enum class FinishReason { stop, length, cancelled, error };
 PASS_API const char* name_of(FinishReason reason);
 PASS_API const char* name_of(TokenSource source);
 
-// The token or the stop string that ended a text; monostate where it ended otherwise.
+// The token or the stop string that ended a text; monostate if it ended otherwise.
 using StopReason = std::variant<std::monostate, std::int64_t, std::string>;
 
 // Counts of one generation. A step is a draft/accept decision: a pass whose window holds drafts.

@@ -14,7 +14,7 @@ void write_error(char* error, std::size_t size, const char* message) {
     error[length] = '\0';
 }
 
-// What `call` returns. Where it throws, the message is written to `error`, and `failed` is returned: no exception may
+// What `call` returns. If it throws, the message is written to `error`, and `failed` is returned: no exception may
 // cross into C.
 template <class Call, class Result>
 Result guarded(char* error, std::size_t size, Result failed, const Call& call) {

@@ -45,15 +45,15 @@ class Core {
     const std::shared_ptr<Signals>& signals() const { return signals_; }
 
    private:
-    // Throws where the session takes no more requests.
+    // Throws if the session takes no more requests.
     void check_open() const;
     ResolvedRequest resolve(const Request& request) const;
     // One step of the scheduler. No other thread may be in one; `lock` holds the mutex of `signals_`.
     bool take_turn(std::unique_lock<std::mutex>& lock);
-    // Run `work` as a step: no other thread may be in one, and `lock` holds the mutex of `signals_`. Where `work`
+    // Run `work` as a step: no other thread may be in one, and `lock` holds the mutex of `signals_`. If `work`
     // throws or the device is lost, the session closes and every sequence ends.
     void alone(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
-    // Run `work` when no thread is in a step. What it throws is thrown, and closes the session only where the device is
+    // Run `work` when no thread is in a step. What it throws is thrown, and closes the session only if the device is
     // lost.
     void between_steps(const std::function<void()>& work);
 
@@ -67,7 +67,7 @@ class Core {
     Scheduler scheduler_;
     std::size_t max_queue_;
     bool stepping_ = false, closed_ = false;  // under the mutex of `signals_`
-    std::exception_ptr failure_;              // why the session closed, where the device was lost
+    std::exception_ptr failure_;              // why the session closed, if the device was lost
 };
 
 }  // namespace pass

@@ -48,7 +48,7 @@ Session Session::load(const std::filesystem::path& path, const LoadOptions& opti
     options.check();
     Bundle bundle(path, false);
     if (!options.verify) return Session(std::move(bundle), options);
-    // Hashes are compared while ONNX Runtime loads, since both take long. Where both fail the hash error is thrown: a
+    // Hashes are compared while ONNX Runtime loads, since both take long. If both fail the hash error is thrown: a
     // damaged file explains why loading failed.
     std::future<void> hashes = std::async(std::launch::async, [manifest = bundle.data_->manifest, &path] {
         HashCache cache;
@@ -101,7 +101,8 @@ const Bundle& Session::bundle() const { return core_->bundle(); }
 std::string Session::device() const { return core_->capabilities().device; }
 
 struct Generation::Data {
-    Data(std::shared_ptr<Core> of, std::shared_ptr<SequenceState> read) : core(std::move(of)), sequence(std::move(read)) {}
+    Data(std::shared_ptr<Core> of, std::shared_ptr<SequenceState> read)
+        : core(std::move(of)), sequence(std::move(read)) {}
 
     std::shared_ptr<Core> core;
     std::shared_ptr<SequenceState> sequence;

@@ -20,7 +20,7 @@ using Shape = std::vector<std::int64_t>;
 // Buffers by name and shape. A buffer with a row for each of `slots` slots is found by the shape of its row.
 //
 // scratch: names of buffers with rows whose content is not needed after a pass, such as logits. All shapes of such a
-// name share memory where it is large enough; where it is not, at least twice as much is allocated, so that their sum
+// name share memory if it is large enough; if it is not, at least twice as much is allocated, so that their sum
 // stays below four times the largest.
 class Buffers {
    public:
@@ -84,7 +84,7 @@ class NoiseRows {
     NoiseRows(Buffers& buffers, std::size_t streams, int slots, std::int64_t positions)
         : buffers_(buffers), streams_(streams), positions_(positions), rows_(static_cast<std::size_t>(slots)) {}
 
-    // A new request is in `slot`, with this seed; none where it samples greedily and needs no noise.
+    // A new request is in `slot`, with this seed; none if it samples greedily and needs no noise.
     void begin(int slot, std::optional<std::uint64_t> seed);
     // Make sure that the row of `slot` is filled for the positions from `first` up to, without, `stop`.
     void cover(int slot, std::int64_t first, std::int64_t stop);

@@ -72,7 +72,8 @@ std::vector<int> batch_sizes_up_to(int maximum) {
 std::vector<std::int64_t> following_capacities(std::int64_t maximum) {
     constexpr std::int64_t capacity_step = 64;
     std::vector<std::int64_t> sizes;
-    for (std::int64_t size = capacity_step; size < maximum; size += std::max(capacity_step, size / 8 / capacity_step * capacity_step)) {
+    for (std::int64_t size = capacity_step; size < maximum;
+         size += std::max(capacity_step, size / 8 / capacity_step * capacity_step)) {
         sizes.push_back(size);
     }
     sizes.push_back(maximum);
@@ -133,7 +134,8 @@ DeviceName split_device(const std::string& name) {
         throw Error("device '" + name + "': " + kind + " takes no number; only " + gpu_list() + " do, as cuda:1");
     }
     const std::string number = name.substr(colon + 1);
-    if (number.empty() || number.size() > max_ordinal_digits || number.find_first_not_of("0123456789") != std::string::npos) {
+    if (number.empty() || number.size() > max_ordinal_digits ||
+        number.find_first_not_of("0123456789") != std::string::npos) {
         throw Error("device '" + name + "': a GPU's number must follow the colon, as in " + kind + ":1");
     }
     return {kind, std::stoi(number)};

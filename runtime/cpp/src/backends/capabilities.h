@@ -49,7 +49,7 @@ struct Capabilities {
     // Tokens that a window of `width` rows writes into the KV cache, with its padding.
     int padded_width(int width) const { return width > least_width ? width : least_width; }
     // The widths of the chunks that may follow `start` tokens of a prompt, in falling order. capacity: the KV capacity
-    // as it is now; it grows where a chunk needs that.
+    // as it is now; it grows if a chunk needs that.
     std::vector<int> chunks(std::int64_t start, std::int64_t capacity) const;
     // The plans of the modes without trees, for `lookahead` drafts, that there are engines for.
     std::vector<Plan> mode_plans(int lookahead) const;
@@ -89,7 +89,7 @@ struct DeviceName {
     int ordinal = 0;   // the number of the GPU among those that this process sees
 };
 
-// Throws Error where `name` is no device, or has a number that is none or that its device does not take.
+// Throws Error if `name` is no device, or has a number that is none or that its device does not take.
 DeviceName split_device(const std::string& name);
 
 }  // namespace pass

@@ -72,7 +72,7 @@ class BundleBindings {
     using Sizes = std::map<std::string, std::int64_t>;
 
     Constants constants(const Plan& plan) const;
-    // `tensor` with the padded width of its window, where an engine's tail has the window's ids as input or output.
+    // `tensor` with the padded width of its window, if an engine's tail has the window's ids as input or output.
     Tensor widened(const Tensor& tensor, const Plan& plan) const;
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
                  const std::string& scope = "") const;

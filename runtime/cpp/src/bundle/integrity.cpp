@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <openssl/evp.h>
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -14,7 +15,6 @@
 #include <ctime>
 #include <fstream>
 #include <memory>
-#include <openssl/evp.h>
 #include <optional>
 #include <set>
 #include <vector>
@@ -151,11 +151,12 @@ void HashCache::save() const {
     std::error_code error;  // on failure the files are read again next time
     std::filesystem::create_directories(directory, error);
     static std::atomic<int> saves = 0;  // two threads may save at once
-    const std::filesystem::path part = directory / ("." + std::string(cache_file) + ".part-" + std::to_string(getpid()) +
-                                                    "-" + std::to_string(++saves));
+    const std::filesystem::path part = directory / ("." + std::string(cache_file) + ".part-" +
+                                                    std::to_string(getpid()) + "-" + std::to_string(++saves));
     {
         std::ofstream file(part, std::ios::trunc);
-        for (std::size_t i = lines.size() > max_cached_hashes ? lines.size() - max_cached_hashes : 0; i < lines.size(); ++i) {
+        for (std::size_t i = lines.size() > max_cached_hashes ? lines.size() - max_cached_hashes : 0; i < lines.size();
+             ++i) {
             file << lines[i].first << ' ' << lines[i].second << '\n';
         }
         file.close();

@@ -28,7 +28,7 @@ using Ordered = std::vector<std::pair<std::string, Value>>;
 
 using Numbers = std::vector<std::int64_t>;
 
-// A dimension is a number, or a name where it is symbolic: batch, width, logit_rows, lookahead_rows, capacity,
+// A dimension is a number, or a name if it is symbolic: batch, width, logit_rows, lookahead_rows, capacity,
 // positions, max_emitted.
 using Dimension = std::variant<std::int64_t, std::string>;
 
@@ -44,7 +44,7 @@ struct Graph {
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
 
-    // An input or output by its name; null where there is none.
+    // An input or output by its name; null if there is none.
     const Tensor* find(const std::string& name) const;
 };
 
@@ -102,7 +102,7 @@ struct PlanInfo {
     Numbers parents;       // of a tree: the row that each draft follows
     Ordered<Graph> tails;  // by sampler: greedy, sample, truncated
 
-    // Null where the plan has no tail for `sampler`.
+    // Null if the plan has no tail for `sampler`.
     const Graph* tail(const std::string& sampler) const;
 };
 
@@ -170,10 +170,10 @@ struct Manifest {
         return true;
     }) const;
 
-    // Error where the bundle has no such plan.
+    // Error if the bundle has no such plan.
     const PlanInfo& plan(const std::string& name) const;
 
-    // Null where the bundle has no such file.
+    // Null if the bundle has no such file.
     const FileInfo* file(const std::string& name) const;
 };
 
@@ -184,11 +184,11 @@ bool is_file_name(const std::string& name);
 Manifest parse_manifest(const std::string& text);
 
 // Throws Error if what this runtime takes from a manifest would make it read or write memory that is not there, or fill
-// tensors that it does not know. What the manifest says twice is not compared: hashes guard the bundle's files, and ONNX
-// Runtime's graphs are compared with the manifest when they are opened.
+// tensors that it does not know. What the manifest says twice is not compared: hashes guard the bundle's files, and
+// ONNX Runtime's graphs are compared with the manifest when they are opened.
 void check_consistency(const Manifest& manifest);
 
-// trunk.onnx states the model that it was exported from: throws Error where `stated`, the JSON in its metadata, is of
+// trunk.onnx states the model that it was exported from: throws Error if `stated`, the JSON in its metadata, is of
 // another one.
 void check_trunk_metadata(const Manifest& manifest, const std::string& stated);
 

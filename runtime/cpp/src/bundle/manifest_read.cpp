@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int max_nesting = 200;                                    // nested lists and objects, as in Python
+constexpr int max_nesting = 200;                            // nested lists and objects, as in Python
 constexpr std::int64_t max_number = std::int64_t{1} << 53;  // so that sums of numbers cannot overflow
 
 // A value and its place in the document, such as `model.vocab_size`.
@@ -98,7 +98,7 @@ auto range(std::int64_t least, std::int64_t most = max_number) {
     return [=](const At& at, std::int64_t number) {
         at.require(number >= least && number <= most,
                    "must be " + (most == max_number ? "at least " + std::to_string(least)
-                                                        : std::to_string(least) + " to " + std::to_string(most)));
+                                                    : std::to_string(least) + " to " + std::to_string(most)));
     };
 }
 const auto positive = range(1), natural = range(0), lookahead = range(1, max_lookahead);

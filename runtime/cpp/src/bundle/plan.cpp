@@ -99,9 +99,9 @@ int Plan::lookahead_rows() const { return std::accumulate(groups.begin(), groups
 int Plan::depth() const { return is_tree() ? tree_depth(parents) : drafts; }
 
 int tree_depth(const Tree& tree) {
-    int depth = 0;
-    while (depth < static_cast<int>(tree.size()) && tree[static_cast<std::size_t>(depth)] == depth) ++depth;
-    return depth;
+    std::vector<int> depths{0};
+    for (const int parent : tree) depths.push_back(depths[static_cast<std::size_t>(parent)] + 1);
+    return *std::max_element(depths.begin(), depths.end());
 }
 
 Plan Plan::next() const {

@@ -17,11 +17,11 @@ inline constexpr int max_lookahead = 16;
 // choice, its second one, and so on; the chain of first choices comes first.
 using Tree = std::vector<int>;
 
-// How many drafts the chain of first choices has, which is the longest path of a tree.
+// How many drafts the longest path of a tree has, which is the chain of first choices.
 int tree_depth(const Tree& tree);
 
 // A window has the root, `drafts` draft rows, and a look-ahead group for every entry of `groups`: group a has groups[a]
-// rows and follows row a. The drafts are a chain, each following the row before it, or a tree, where `parents` has the
+// rows and follows row a. The drafts are a chain, each following the row before it, or a tree, if `parents` has the
 // row that each of them follows.
 struct Plan {
     std::string name;
@@ -51,7 +51,7 @@ Plan ar_plan();
 Plan draft_plan(int lookahead);
 Plan verify_plan(int lookahead);
 Plan prefill_plan(int width);
-// Throws Error where there is no plan with these group sizes.
+// Throws Error if there is no plan with these group sizes.
 Plan fused_plan(const std::vector<int>& groups);
 // The plan of a tree. Throws Error if these groups do not fit it.
 Plan tree_plan(const Tree& tree, const std::vector<int>& groups);

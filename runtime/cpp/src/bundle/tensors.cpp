@@ -42,7 +42,8 @@ std::vector<HeadArray> head_arrays(const ModelInfo& model, const HeadInfo& head)
         array.offset = (end + 63) / 64 * 64;
         array.bytes = array.item;
         for (const std::int64_t size : array.shape) {
-            if (__builtin_mul_overflow(array.bytes, size, &array.bytes) || array.bytes > max_bytes) array.bytes = max_bytes;
+            if (__builtin_mul_overflow(array.bytes, size, &array.bytes) || array.bytes > max_bytes)
+                array.bytes = max_bytes;
         }
         end = array.offset + array.bytes;
     }

@@ -24,7 +24,7 @@ struct TensorKind {
 // By name, the tensors that graphs may have besides the KV cache.
 const std::map<std::string, TensorKind>& tensor_kinds();
 
-// The input of the next graph or pass that shares the memory of `output`; none where it feeds none.
+// The input of the next graph or pass that shares the memory of `output`; none if it feeds none.
 std::optional<std::string> fed_by(const std::string& output);
 
 // An array in the draft head's file: float16 (item: 2 bytes) or float32, from byte `offset` on, a multiple of 64.

@@ -55,8 +55,8 @@ class Processors {
     Processing processing_;
     std::size_t prompt_, read_;
     std::map<std::int64_t, std::int64_t> written_;  // how often the text has a token
-    std::set<std::int64_t> seen_;                   // tokens of prompt and text, where repetition counts
-    std::vector<std::int64_t> biased_ids_;             // tokens whose logits may change, each once
+    std::set<std::int64_t> seen_;                   // tokens of prompt and text, if repetition counts
+    std::vector<std::int64_t> biased_ids_;          // tokens whose logits may change, each once
     std::set<std::int64_t> known_;                  // the same
 };
 

@@ -46,8 +46,8 @@ TokenLogprobs logprobs_of(const Logprobs& logprobs, std::size_t slot, std::size_
 
 }  // namespace
 
-StepResult step_result_of(const std::shared_ptr<SequenceState>& sequence, std::size_t slot, int drafted, TokenSource source,
-                          const Emitted& emitted, const Logprobs* logprobs) {
+StepResult step_result_of(const std::shared_ptr<SequenceState>& sequence, std::size_t slot, int drafted,
+                          TokenSource source, const Emitted& emitted, const Logprobs* logprobs) {
     const std::vector<std::int64_t>& ids = emitted.tokens;
     StepResult result{sequence, drafted, source, 0, static_cast<int>(emitted.rows.back()), {}};
     while (result.chain + 1 < static_cast<int>(emitted.rows.size()) &&
@@ -179,7 +179,8 @@ void Runner::lay_out(const PassKind& kind, const std::map<int, Drafts>& drafts) 
 
 void Runner::process(const PassKind& kind, const std::vector<Slot*>& active) {
     const std::vector<std::vector<std::int64_t>> drafts = backend_.drafts(kind.plan, kind.batch);
-    const ProcessedRows nothing = no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.num_biased);
+    const ProcessedRows nothing =
+        no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.num_biased);
     for (int slot = 0; slot < kind.batch; ++slot) backend_.process(slot, nothing);
     for (const Slot* slot : active) {
         SequenceState& sequence = *slot->sequence;
@@ -206,7 +207,8 @@ void Runner::count(Slot& slot, const StepResult& result, int next_drafts) noexce
     SequenceState& sequence = *result.sequence;
     const auto tokens = static_cast<std::int64_t>(result.tokens.size());
     // The K/V after a tree's second choice are other bits than those of a prompt that is read.
-    if (slot.exact_prefix_len == sequence.cached) slot.exact_prefix_len += result.chain < tokens - 1 ? 1 + result.chain : tokens;
+    if (slot.exact_prefix_len == sequence.cached)
+        slot.exact_prefix_len += result.chain < tokens - 1 ? 1 + result.chain : tokens;
     sequence.cached += tokens;
     sequence.stats.engine_seconds = engine_seconds_ - sequence.engine_before;
     slot.num_drafts = next_drafts;

@@ -44,9 +44,9 @@ struct StepResult {
 };
 
 // The result for `sequence` in `slot`, whose window held `drafted` drafts from `source`. logprobs: of the whole pass;
-// null where it has none. Changes nothing.
-StepResult step_result_of(const std::shared_ptr<SequenceState>& sequence, std::size_t slot, int drafted, TokenSource source,
-                          const Emitted& emitted, const Logprobs* logprobs);
+// null if it has none. Changes nothing.
+StepResult step_result_of(const std::shared_ptr<SequenceState>& sequence, std::size_t slot, int drafted,
+                          TokenSource source, const Emitted& emitted, const Logprobs* logprobs);
 
 // Not thread-safe: the scheduler calls it from one thread at a time.
 class Runner {
@@ -55,7 +55,7 @@ class Runner {
 
     Backend& backend() { return backend_; }
     Slots& slots() { return slots_; }
-    // The plan whose windows are on the device; none where they must be written again.
+    // The plan whose windows are on the device; none if they must be written again.
     const std::optional<Plan>& window() const { return window_; }
 
     // Read one chunk of the prompt, in a window of at most `most` rows; returns the number of its tokens.

@@ -33,7 +33,8 @@ bool takes_a_tree(const ResolvedRequest& request) {
 DraftState draft_state_of(const Slot& slot) {
     if (!slot.sequence->index) return {slot.num_drafts, {}, 0, nullptr};
     const NgramIndex& index = *slot.sequence->index;
-    return {slot.num_drafts, index.propose(slot.sequence->request.ngram_drafts), index.matched(), &slot.sequence->ngrams};
+    return {slot.num_drafts, index.propose(slot.sequence->request.ngram_drafts), index.matched(),
+            &slot.sequence->ngrams};
 }
 
 // Update the tuner with the time of a pass and with the drafts that were accepted.
@@ -137,7 +138,7 @@ void Scheduler::admit() {
     }
 }
 
-// Read chunks of prompts, the oldest request first; wide chunks where no sequence is decoding.
+// Read chunks of prompts, the oldest request first; wide chunks if no sequence is decoding.
 void Scheduler::prefill() {
     std::vector<Slot*> reading;
     for (Slot* slot : slots_.busy()) {
@@ -189,7 +190,7 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
 }
 
 // The next pass. A pass runs one plan for the whole batch: that of the oldest request that names one, else the fastest.
-// A tree becomes a chain where one of the requests did not ask for it.
+// A tree becomes a chain if one of the requests did not ask for it.
 std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
                                       PlanTuner* known, int batch, bool may_draft) {
     const SequenceState* oldest = nullptr;
@@ -203,7 +204,7 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
         if (sequence.acceptance) accepted.push_back(&*sequence.acceptance);
         take_trees = take_trees && takes_a_tree(sequence.request);
     }
-    // Where all sequences have just been admitted no window is on the device, whatever plan ran last: the cycle begins
+    // If all sequences have just been admitted no window is on the device, whatever plan ran last: the cycle begins
     // anew.
     const bool staged = std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
@@ -223,7 +224,7 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
     return next_pass(allowed(decided.cycle), window, slots_.room(), runner_.backend().capabilities(), states, policy);
 }
 
-// The tuner for these requests, where one of them leaves the plan open (`auto`). Null where passes would have to be
+// The tuner for these requests, if one of them leaves the plan open (`auto`). Null if passes would have to be
 // timed first and a request has no token yet, so that its first token does not wait for that; and null while the KV
 // cache has no room to time passes. These requests are then decoded plainly.
 PlanTuner* Scheduler::tuner(const std::vector<Slot*>& active, int batch) {

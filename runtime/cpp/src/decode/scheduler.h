@@ -21,14 +21,15 @@ namespace pass {
 // `add` and `waiting` may be called from any thread, everything else from one thread at a time.
 class Scheduler {
    public:
-    // max_concurrency: with more sequences than this decoding, none drafts, whatever plans requests name; none: no limit.
+    // max_concurrency: with more sequences than this decoding, none drafts, whatever plans requests name; none: no
+    // limit.
     Scheduler(Runner& runner, Tuners& tuners, std::optional<std::int64_t> max_concurrency)
         : runner_(runner), slots_(runner.slots()), tuners_(tuners), max_concurrency_(max_concurrency) {}
 
     // Put a sequence at the end of the queue.
     void add(std::shared_ptr<SequenceState> sequence);
     std::size_t waiting() const;
-    // One step of all requests. False where there is nothing more to do.
+    // One step of all requests. False if there is nothing more to do.
     bool step();
     // End every sequence, those in the queue too.
     void end_all(const End& end);

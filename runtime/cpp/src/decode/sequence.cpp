@@ -7,7 +7,8 @@ namespace pass {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-SequenceState::SequenceState(ResolvedRequest resolved, std::unique_ptr<TextReader> reader, std::shared_ptr<Signals> shared)
+SequenceState::SequenceState(ResolvedRequest resolved, std::unique_ptr<TextReader> reader,
+                             std::shared_ptr<Signals> shared)
     : request(std::move(resolved)), tokens(request.prompt_ids), signals(std::move(shared)), reader_(std::move(reader)) {
     if (request.ngram_drafts > 0) index.emplace().extend(request.prompt_ids);
     if (request.processing) processors.emplace(*request.processing, request.prompt_ids);

@@ -43,7 +43,7 @@ struct ResolvedRequest {
     std::optional<Processing> processing{};
 };
 
-// How a sequence ended, which its reader gets last. error: what the reader throws, null where nothing failed.
+// How a sequence ended, which its reader gets last. error: what the reader throws, null if nothing failed.
 struct End {
     FinishReason reason;
     StopReason stop;
@@ -88,10 +88,10 @@ class SequenceState {
     bool finished = false;
     Stats stats;
     std::optional<NgramIndex> index;
-    std::optional<double> decoding_since;    // when the first pass began
-    double engine_before = 0.0;              // the engine's seconds by then, over all sequences
-    std::optional<Acceptance> acceptance;    // of this sequence's look-ahead drafts; none until `auto` needs it
-    std::map<int, Acceptance> ngrams;        // of its n-gram drafts, by the length of the match
+    std::optional<double> decoding_since;  // when the first pass began
+    double engine_before = 0.0;            // the engine's seconds by then, over all sequences
+    std::optional<Acceptance> acceptance;  // of this sequence's look-ahead drafts; none until `auto` needs it
+    std::map<int, Acceptance> ngrams;      // of its n-gram drafts, by the length of the match
     std::optional<Processors> processors;
     std::exception_ptr problem;  // why its processors cannot go on, once they cannot: it ends with the pass
     Output output;

@@ -27,7 +27,7 @@ class Automaton {
     std::uint32_t step(std::uint32_t state, char byte) const;
     // How many bytes the end of the text has that `state` stands for.
     std::size_t depth(std::uint32_t state) const { return nodes_[state].depth; }
-    // The size of the longest word that the text ends with; 0 where it ends with none.
+    // The size of the longest word that the text ends with; 0 if it ends with none.
     std::size_t found(std::uint32_t state) const { return nodes_[state].found; }
 
    private:

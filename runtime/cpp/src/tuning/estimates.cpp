@@ -34,7 +34,7 @@ void Acceptance::record(int drafted, int accepted) {
         hits_[at] = (hits_[at] + (i < accepted ? 1 : 0)) * (1 - 1 / averaged_passes);
         trials_[at] = (trials_[at] + 1) * (1 - 1 / averaged_passes);
     }
-    // Where all drafts were accepted, one more is worth a try.
+    // If all drafts were accepted, one more is worth a try.
     const auto next = static_cast<std::size_t>(drafted);
     if (drafted > 0 && drafted == accepted && next < prior_.size()) {
         move_towards(next, hits_[next - 1] / trials_[next - 1], 1 / averaged_passes);
@@ -57,9 +57,11 @@ std::vector<double> cumulative_acceptance(const std::vector<double>& rates) {
 
 namespace {
 
-constexpr double agreement_ratio = 1.1;  // once the two least times differ by less than this factor, no more are taken
-constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;  // how often a pass is timed, and one of more than `wide` rows
-constexpr int max_timed_rows = 64;                              // passes with more rows, of all slots together, are not timed
+// A pass is not timed again once its two shortest times are within this ratio.
+constexpr double agreement_ratio = 1.1;
+// How often a pass is timed at most, and one of more than wide_window_rows.
+constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;
+constexpr int max_timed_rows = 64;  // passes with more rows, of all slots together, are not timed
 // Moving averages: over the latest passes of all shapes, and over the passes of one shape relative to those of others.
 constexpr int latest_passes = 4, shape_passes = 32;
 constexpr double max_ratio = 1.2;  // a pass counts as this many times slower or faster than expected at most

@@ -11,7 +11,7 @@ namespace {
 
 // The drafts of two-pass cycles and of fused plans, besides as many as there are look-ahead rows.
 constexpr std::array<int, 5> draft_counts{1, 2, 3, 4, 6};
-// Of the places where the first choice is wrong, the shares where the second, third, ... is right.
+// Of the places where the first choice is wrong, the shares in which the second, third, ... is right.
 constexpr std::array<double, 5> later_choice_shares{0.30, 0.12, 0.07, 0.048, 0.036};
 // How often the first choice after a later one is right, relative to the first choice after a first one.
 constexpr double after_later_ratio = 0.75;

@@ -9,13 +9,13 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t decision_interval_passes = 12;  // the fewest passes between two decisions
-constexpr double decision_time_share = 0.005;    // the fraction of decoding time that decisions may take
+constexpr std::int64_t decision_interval_passes = 12;  // between two decisions at least
+constexpr double decision_time_share = 0.005;          // of decoding time, which decisions may take
 // A cycle none of whose passes is among the last idle_passes is tried for trial_passes after a decision, if it promises
 // as much as the one in use; plain decoding, to which all are compared, whatever it promises.
 constexpr std::int64_t idle_passes = 2000, trial_passes = 4;
-constexpr double default_acceptance = 0.1;      // acceptance rate of drafts that were never measured
-constexpr double ngram_prior = 0.6;  // acceptance rate of n-gram drafts before any was verified
+constexpr double default_acceptance = 0.1;  // rate of look-ahead drafts at first, if the bundle states none
+constexpr double ngram_prior = 0.6;         // acceptance rate of n-gram drafts before any was verified
 // The number of passes that the rates of all sequences count for in those of one. Texts differ widely in what an n-gram
 // says of its next tokens: drafts that fail in one are given up after a few passes, however well they do in others.
 constexpr double ngram_prior_passes = 2.0;
@@ -116,10 +116,10 @@ PlanTuner::Decision PlanTuner::decide(int lookahead, int batch, const std::vecto
 
 namespace {
 
-// The factor from a greedy to a sampled conditional acceptance rate, where a bundle states the greedy rates alone.
+// The factor from a greedy to a sampled conditional acceptance rate, if a bundle states the greedy rates alone.
 constexpr double sampled_acceptance_ratio = 0.6;
 
-// Cumulative acceptance by position, as the bundle states it for this sampler; estimated where it does not.
+// Cumulative acceptance by position, as the bundle states it for this sampler; estimated if it does not.
 std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sampler) {
     if (sampler == Sampler::greedy) return lookahead.acceptance_per_position;
     if (!lookahead.acceptance_per_position_sampled.empty()) return lookahead.acceptance_per_position_sampled;

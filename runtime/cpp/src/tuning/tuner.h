@@ -12,7 +12,8 @@
 
 namespace pass {
 
-inline constexpr double switch_margin = 1.03;  // how much faster another plan must promise to be
+// Switch plans only if the expected rate is at least this many times the current plan's.
+inline constexpr double switch_margin = 1.03;
 
 // A cycle of plans, with the expected tokens and seconds of a pass for each sequence of a batch.
 struct Candidate {
@@ -84,18 +85,18 @@ class Tuners {
     // Whether `get` would have nothing to time.
     bool known(Sampler sampler, int batch) const;
 
-    // The tuner for `sampler`, with the times of passes over `batch` slots; times them first where need be. Null while
-    // there is no room for the timed windows after the sequences in the KV cache; always, where the capacity is too
+    // The tuner for `sampler`, with the times of passes over `batch` slots; times them first if need be. Null while
+    // there is no room for the timed windows after the sequences in the KV cache; always, if the capacity is too
     // small.
     PlanTuner* get(Sampler sampler, int batch);
 
    private:
     // Whether the KV cache has room now for the passes that are timed with one slot and with `batch` slots.
     bool fits(int batch) const;
-    // The times of passes over `batch` slots. Where those for another sampler are known, few passes are timed.
+    // The times of passes over `batch` slots. If those for another sampler are known, few passes are timed.
     PassTimes times(Sampler sampler, int batch);
     // The plans to time over `batch` slots, the narrowest first. Their windows have at most half the capacity, so that
-    // there is room for them at most times. None where a single width is left, from which no line can be drawn: a batch
+    // there is room for them at most times. None if a single width is left, from which no line can be drawn: a batch
     // then counts as a window of as many rows.
     std::vector<Plan> timed_plans(int batch) const;
 

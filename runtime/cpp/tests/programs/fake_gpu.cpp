@@ -2,20 +2,16 @@
 // writes as JSON what came of it.
 //
 //     fake_gpu BUNDLE SCENES              every scene five times, on a session of its own
-//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again,
-//     undisturbed,
-//                                         on the same session
+//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again on
+//                                         the same session, without failures
 //     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, those of opening too
-//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA fails with that code in all that it does, while
-//     the
-//                                         scene's first request is under way, and recovers before another one
-//     fake_gpu BUNDLE SCENES captures NAME   every scene, where captures fail: as FakeCuda::fail_capture
-//     fake_gpu BUNDLE SCENES refused NAME    the first scene, where TensorRT refuses to do that
+//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA fails with that code in all that it does,
+//                                         while the scene's first request is under way, and recovers before another one
+//     fake_gpu BUNDLE SCENES captures NAME   every scene, while captures fail: as FakeCuda::fail_capture
+//     fake_gpu BUNDLE SCENES refused NAME    the first scene, while TensorRT refuses to do that
 //     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL [DRIVER]]]]   opens it on a GPU of that capability
 //     fake_gpu BUNDLE SCENES warm                   every scene, after Session::warm_up
-#include <fstream>
 #include <iostream>
-#include <mutex>
 #include <sstream>
 #include <utility>
 

@@ -3,11 +3,9 @@
 //
 //     fake_ort BUNDLE SCENES               every scene twice, each time in a thread of its own, on a session that
 //                                          captures; one that does not says what to expect of a scene without results
-//     fake_ort BUNDLE SCENES refused NAME  the same, where captures of the files with that in their names fail
+//     fake_ort BUNDLE SCENES refused NAME  the same, while captures of the files with that in their names fail
 //     fake_ort BUNDLE SCENES lost CODE     the first scene, on a device that is lost with that error in the first run
-#include <fstream>
 #include <iostream>
-#include <mutex>
 #include <sstream>
 #include <thread>
 #include <utility>

@@ -73,7 +73,7 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
     if (engine_.device.captures()) thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
-// Two graphs are open only where they share their weights in memory.
+// Two graphs are open only if they share their weights in memory.
 void OrtBackend::open_trunks(const LoadOptions& options) {
     const auto file_of = [&](bool lookahead_rows) {
         const DerivedTrunk* found =
@@ -96,7 +96,7 @@ void OrtBackend::note_capture(const OrtGraph& graph) {
     if (!graph.not_captured().empty()) uncaptured_[graph.file()] = graph.not_captured();
 }
 
-// Null where no packed weights are kept for this trunk.
+// Null if no packed weights are kept for this trunk.
 std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file, const LoadOptions& options) const {
     if (!options.weight_cache || !engine_.device.on_cpu()) return nullptr;
     try {

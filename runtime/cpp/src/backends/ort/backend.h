@@ -25,7 +25,7 @@ class OrtBackend : public Backend {
         std::unique_ptr<Memory> memory;
     };
 
-    // Throws Error where the device is missing or a graph cannot be loaded.
+    // Throws Error if the device is missing or a graph cannot be loaded.
     OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options);
     // On an engine that is open already.
     OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Engine engine);
@@ -43,7 +43,7 @@ class OrtBackend : public Backend {
     // Record of an open graph whether it is captured.
     void note_capture(const OrtGraph& graph);
     std::unique_ptr<OrtGraph> open_packed(const std::string& file, const LoadOptions& options) const;
-    // Run `work`, in the thread whose captured graphs it uses where there is one.
+    // Run `work`, in the thread whose captured graphs it uses if there is one.
     void in_thread(const std::function<void()>& work);
     void run_tails(const PassKind& kind);
     void run_bound(BoundGraph& bound);

@@ -24,7 +24,8 @@ std::size_t BoundTensor::size() const {
     return bytes;
 }
 
-std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs, const std::vector<BoundTensor>& outputs) {
+std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
+                                         const std::vector<BoundTensor>& outputs) {
     std::vector<BoundTensor> found;
     for (const BoundTensor& input : inputs) {
         const auto same = [&](const BoundTensor& output) { return output.address == input.address; };

@@ -39,30 +39,31 @@ struct BoundTensor {
 
 // What capturing a graph needs.
 struct Capture {
-    int number;                                      // of the CUDA graph
-    Memory* memory;                                  // what the tensors are part of
-    // In-place inputs, restored after the capture because it runs the graph several times. The KV cache is exempt: reruns
-    // write the same values.
+    int number;      // of the CUDA graph
+    Memory* memory;  // what the tensors are part of
+    // In-place inputs, restored after the capture because it runs the graph several times. The KV cache is exempt:
+    // reruns write the same values.
     std::vector<BoundTensor> in_place;
     std::function<void(const std::string&)> failed;  // is told why the graph cannot be captured
 };
 
 // The inputs whose memory is that of an output.
-std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs, const std::vector<BoundTensor>& outputs);
+std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
+                                         const std::vector<BoundTensor>& outputs);
 
 // A new number for a CUDA graph.
 int next_cuda_graph();
 
 class BoundGraph {
    public:
-    // capture: without it, and where the session does not capture, every run is one run of the graph.
+    // capture: without it, and if the session does not capture, every run is one run of the graph.
     BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs, const std::vector<BoundTensor>& outputs,
                std::optional<Capture> capture = std::nullopt);
-    // Runs the graph once. Throws Error where ONNX Runtime fails, for example for lack of memory.
+    // Runs the graph once. Throws Error if ONNX Runtime fails, for example for lack of memory.
     void run();
 
    private:
-    // The first run. Where it fails, the graph runs as if nothing had been tried, now and from then on.
+    // The first run. If it fails, the graph runs as if nothing had been tried, now and from then on.
     void run_and_capture();
     void run_bound() const;
     Owned<OrtRunOptions> options_of(int number) const;
@@ -81,7 +82,7 @@ class BoundGraph {
 template <class Key>
 class BoundGraphs {
    public:
-    // The bound graph of `key`; `make` makes it, from the number of its CUDA graph, where it is not cached.
+    // The bound graph of `key`; `make` makes it, from the number of its CUDA graph, if it is not cached.
     template <class Make>
     BoundGraph& get(const Key& key, const Make& make) {
         auto found = bound_.find(key);

@@ -76,8 +76,8 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, con
     const std::filesystem::path cache = cache_directory();
     const FileInfo *graph = manifest.file(file), *weights = manifest.file(data);
     if (graph == nullptr || weights == nullptr || cpu.empty() || cache.empty()) return std::nullopt;
-    const HashCache cache;
-    if (!cache.knows(bundle / file, graph->sha256) || !cache.knows(bundle / data, weights->sha256)) {
+    const HashCache hashes;
+    if (!hashes.knows(bundle / file, graph->sha256) || !hashes.knows(bundle / data, weights->sha256)) {
         return std::nullopt;
     }
     const std::string key = sha256("format " + std::to_string(entry_format) + "\nonnxruntime " + library.build() +

@@ -53,9 +53,9 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
 namespace {
 
 // The worker threads of a session, which begin to work when the session has been created. ONNX Runtime's workers spin
-// while they wait for work. During the creation of a session there is hardly any, so they would only take cores from the
-// hashing of the bundle's files. (ONNX Runtime pins threads that it creates itself to cores if it chooses their number;
-// these are not pinned.)
+// while they wait for work. During the creation of a session there is hardly any, so they would only take cores from
+// the hashing of the bundle's files. (ONNX Runtime pins threads that it creates itself to cores if it chooses their
+// number; these are not pinned.)
 class LateThreads {
    public:
     // Make sessions of `options` use such threads. `options` must not be used after this object is destroyed.

@@ -39,12 +39,12 @@ ONNXTensorElementDataType element_type(const std::string& dtype);
 class OrtGraph {
    public:
     // threads: 0 lets ONNX Runtime choose. shared: constants that the graph reads in place, which must outlive it; may
-    // be null. packed: ONNX Runtime wrote the graph, optimized and with packed weights. Throws Error where the graph
+    // be null. packed: ONNX Runtime wrote the graph, optimized and with packed weights. Throws Error if the graph
     // cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
              int threads, const SharedTensors* shared, bool packed = false);
 
-    // Throws Error where the inputs, outputs or (with `manifest`, for a trunk) metadata differ from the manifest.
+    // Throws Error if the inputs, outputs or (with `manifest`, for a trunk) metadata differ from the manifest.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }
@@ -54,7 +54,7 @@ class OrtGraph {
     const Device& device() const { return device_; }
     // Whether its runs are captured as CUDA graphs.
     bool captures() const { return captures_; }
-    // Why they are not, where the device could; else empty.
+    // Why they are not, if the device could; else empty.
     const std::string& not_captured() const { return not_captured_; }
 
    private:

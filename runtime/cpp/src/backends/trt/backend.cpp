@@ -12,7 +12,7 @@ namespace pass {
 
 namespace {
 
-constexpr std::size_t staging_bytes = 4 << 20;                // bytes, of pinned memory for what is written between passes
+constexpr std::size_t staging_bytes = 4 << 20;          // bytes, of pinned memory for what is written between passes
 constexpr const char* runtime_cache = "kernels.cache";  // beside the engines: see TrtApi::use_kernels
 
 // The fewest window rows that the trunk's engine has a profile for.
@@ -155,7 +155,8 @@ TrtProgram& TrtBackend::program(const Key& key, const std::function<Work()>& mak
 
 std::string TrtBackend::name_of(const Key& key) const {
     const auto& [graphs, plan, number, sampler, logprobs, num_biased] = key;
-    const std::string processors = num_biased > 0 ? " with processors of " + std::to_string(num_biased) + " tokens" : "";
+    const std::string processors =
+        num_biased > 0 ? " with processors of " + std::to_string(num_biased) + " tokens" : "";
     const char *names[] = {"trunk", "tail", "pass", "prefill"}, *samplers[] = {"greedy", "sample", "truncated"};
     return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " + std::to_string(number) + " " +
            samplers[static_cast<int>(sampler)] + (logprobs ? " with logprobs" : "") + processors + " over " +

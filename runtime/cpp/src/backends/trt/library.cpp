@@ -77,7 +77,7 @@ std::string how_to_build(const std::filesystem::path& bundle, const std::string&
     return "; run: pass-export build " + bundle.string() + " --engine " + library;
 }
 
-// Throws Error where an engine of the set is missing, or is not the file that was built.
+// Throws Error if an engine of the set is missing, or is not the file that was built.
 void verify_engines(const std::filesystem::path& bundle, const EngineSet& engines, bool hashes) {
     const std::filesystem::path directory = engine_directory(bundle, engines);
     const std::string build = how_to_build(bundle, engines.library);

@@ -66,7 +66,7 @@ class Logger : public nv::ILogger {
 #ifdef TRT_MAJOR_RTX
 // The kernels that TensorRT-RTX compiled, in a file for the next process. By default it compiles them in the
 // background, runs a slower kernel meanwhile, and then takes the new one, of which a captured graph knows nothing:
-// contexts that are made with `config` compile before they run. Where the file cannot be read or written, kernels are
+// contexts that are made with `config` compile before they run. If the file cannot be read or written, kernels are
 // compiled again.
 class Kernels {
    public:
