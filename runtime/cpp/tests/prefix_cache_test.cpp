@@ -37,7 +37,7 @@ struct Machine {
         ResolvedRequest request;
         request.prompt_ids = prompt;
         request.max_new_tokens = tokens;
-        request.cycle = make_cycle(plan, 4);
+        request.cycle = make_cycle(plan, 4, {{0, 1, 2, 0, 1}});
         request.lookahead = request.cycle->lookahead();
         request.reuse_prefix = reuse_prefix;
         request.cache_salt = salt;
@@ -68,7 +68,7 @@ struct Machine {
     RememberingBackend backend;
     Runner runner;
     Tuners tuners{runner};
-    Scheduler scheduler{runner, tuners, 1024, DraftLimits{}};
+    Scheduler scheduler{runner, tuners, std::nullopt};
 };
 
 Tokens text(std::int64_t kind, std::size_t length, const Tokens& more = {}) {
