@@ -1,7 +1,7 @@
 """Golden traces: requests and results of the Python runtime, which runtimes in other languages must reproduce.
 
     python tests/cpp/golden_traces.py build/smollm2-135m traces.jsonl
-    build/cpp/release/pass-cpp replay build/smollm2-135m traces.jsonl
+    build/cpp/release/replay build/smollm2-135m traces.jsonl
 
 A line is a scene: requests that share a session, the step in which each joins or is cancelled ("round"), and its
 result: token ids, the source of every token, finish reason, statistics, log-probabilities. The steps of the scheduler

@@ -29,7 +29,6 @@ class LoadOptions(ctypes.Structure):
         ("weight_cache", c_int),
         ("speculative_max_concurrency", c_int64),
         ("prefix_cache", c_int),
-        ("acceptance_threshold", c_double),
     )
 
 

@@ -27,7 +27,7 @@ NAMES = ("fused both: every sampler", "a batch with n-grams", "what a slot gave 
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    return program_at("pass-cpp")
+    return program_at("replay")
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,7 @@ def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 def replay(program: Path, bundle: Path, traces: Path, scenes: list) -> subprocess.CompletedProcess[str]:
     traces.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-    flags = ("--device", "cpu", "--threads", "1", "--trust-bundle")
-    return subprocess.run(
-        [program, "replay", bundle, traces, *flags], capture_output=True, text=True, timeout=300, check=False
-    )
+    return subprocess.run([program, bundle, traces], capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("name", EXPORTS)

@@ -10,7 +10,6 @@
 #include <optional>
 #include <thread>
 
-#include "captures.h"
 #include "json.h"
 #include "options.h"
 #include "prompts.h"
@@ -97,7 +96,7 @@ std::string name_of(const Session& session, const GenerateOptions& options) {
     return name + (both ? " +ngram" : "");
 }
 
-// The numbers of --batch; none where sequences are decoded one by one.
+// The numbers of --batch; none if sequences are decoded one by one.
 std::vector<int> batches_of(const Flags& flags) {
     if (!flags.batches) return {};
     std::vector<int> found;
@@ -180,6 +179,14 @@ std::vector<std::string> differing(const Session& session, const std::vector<Con
     return found;
 }
 
+// What ran without a CUDA graph, and why; nothing on the CPU, which has no such graphs.
+void print_captures(const Json& report) {
+    if (report["device"] == "cpu") return;
+    if (report["uncaptured"].empty()) std::printf("passes were captured as CUDA graphs\n");
+    for (const auto& [name, reason] : report["uncaptured"].items())
+        std::printf("%s ran without a CUDA graph: %s\n", name.c_str(), reason.get<std::string>().c_str());
+}
+
 void print_table(const Json& report) {
     std::printf("%s on %s: %s\n", report["bundle"].get<std::string>().c_str(),
                 report["device"].get<std::string>().c_str(), report["machine"].get<std::string>().c_str());
@@ -199,7 +206,7 @@ void print_table(const Json& report) {
     }
     for (const Json& one : report["differing"])
         std::printf("another text, which only rounding may cause: %s\n", one.get<std::string>().c_str());
-    std::printf("%s", captures_of(report["device"].get<std::string>(), report["uncaptured"]).c_str());
+    print_captures(report);
     if (report["differing"].empty()) std::printf("every plan wrote the same text, token for token\n");
 }
 

@@ -1,4 +1,4 @@
-// pass-cpp: generate | bench | replay.
+// pass-cpp: generate | bench.
 #include <cctype>
 #include <csignal>
 #include <cstdio>
@@ -38,7 +38,6 @@ int main(int argc, char** argv) {
     app.require_subcommand(1);
     pass::cli::add_generate(app);
     pass::cli::add_bench(app);
-    pass::cli::add_replay(app);
     try {
         app.parse(argc, argv);
         return 0;

@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include <charconv>
-#include <fstream>
 
 namespace pass::cli {
 
@@ -19,8 +18,6 @@ void EngineFlags::add_to(CLI::App& command) {
                      "Read every prompt anew. Otherwise, on the CPU, what prompts have in common is read once.");
     command.add_option("--speculative-max-concurrency", options.speculative_max_concurrency,
                        "With more sequences than this decoding at a time, none drafts. Default: plans decide.");
-    command.add_option("--acceptance-threshold", options.acceptance_threshold,
-                       "None drafts while first drafts are accepted at a lower rate than this, 0 to 1. Default: 0.");
     command.add_option("--onnxruntime", options.onnxruntime,
                        "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
     command.add_option("--tensorrt", options.tensorrt,
@@ -49,10 +46,10 @@ void SamplingFlags::add_to(CLI::App& command) {
     command.add_option("--seed", seed, "Same seed, same text, whatever the plan. Default: random.")
         ->type_name("NUMBER");
     command.add_option("--presence-penalty", sampling.presence_penalty,
-                       "Off the logits of tokens that the text has; 0 is off.");
+                       "Subtracted from the logits of tokens that were generated already; 0 is off.");
     command.add_option("--frequency-penalty", sampling.frequency_penalty, "The same for every time it has one.");
     command.add_option("--repetition-penalty", sampling.repetition_penalty,
-                       "Divides what prompt and text have; 1 is off.");
+                       "Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.");
     command
         .add_option("--logit-bias", biases, "Added to the logit of a token, as TOKEN=BIAS. May be given several times.")
         ->type_name("TOKEN=BIAS")
@@ -118,15 +115,6 @@ void check_values(CLI::App& command) {
         option->transform(CLI::Validator(
             [type](std::string& value) { return value.empty() ? "the value is empty" : problem(value, type); }, ""));
     }
-}
-
-std::vector<std::string> read_lines(const std::string& path) {
-    std::ifstream file(path);
-    if (!file) throw Error("cannot read " + path + ": is it there, and a file?");
-    std::vector<std::string> lines;
-    for (std::string line; std::getline(file, line);) lines.push_back(line);
-    if (file.bad()) throw Error("cannot read " + path);
-    return lines;
 }
 
 }  // namespace pass::cli

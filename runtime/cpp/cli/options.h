@@ -12,7 +12,7 @@
 namespace pass::cli {
 
 // --device --threads --capacity --trust-bundle --no-weight-cache --no-prefix-cache --speculative-max-concurrency
-// --acceptance-threshold --onnxruntime --tensorrt --plugin --plugin-library
+// --onnxruntime --tensorrt --plugin --plugin-library
 struct EngineFlags {
     std::string bundle;
     LoadOptions options;
@@ -39,12 +39,8 @@ struct SamplingFlags {
 // numbers that do not fit, and reads 010 as 10.
 void check_values(CLI::App& command);
 
-// The lines of a file. Throws Error where it cannot be read.
-std::vector<std::string> read_lines(const std::string& path);
-
 // Each adds one command to the app.
 void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
-void add_replay(CLI::App& app);
 
 }  // namespace pass::cli

@@ -18,16 +18,16 @@ struct PromptFlags {
     bool keep_newline = false;
 
     void add_to(CLI::App& command);
-    // The text of the prompt, from the flag that was given or from standard input; none where token ids were given.
-    // Throws Error where two flags were given, and where a file cannot be read or is not UTF-8. The last line feed of a
+    // The text of the prompt, from the flag that was given or from standard input; none if token ids were given.
+    // Throws Error if two flags were given, and if a file cannot be read or is not UTF-8. The last line feed of a
     // file is left out.
     std::optional<std::string> read() const;
 };
 
-// The numbers of "1,2,3" or "1 2 3"; none where `text` is something else, or has no number beside a comma.
+// The numbers of "1,2,3" or "1 2 3"; none if `text` is something else, or has no number beside a comma.
 std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text);
 
-// The same for the token ids of `flag`. Throws Error where `text` is no such list.
+// The same for the token ids of `flag`. Throws Error if `text` is no such list.
 std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text);
 
 // The ids of `text` with the tokenizer's own special tokens; an empty text becomes the model's start token.

@@ -1,6 +1,5 @@
 # manifest_fuzz: the manifest's part of the library, with libFuzzer where the compiler is clang.
-set(manifest_sources bundle/manifest bundle/manifest_read bundle/consistency bundle/tensors bundle/plan bundle/noise
-  bundle/hashes utf8)
+set(manifest_sources bundle/manifest bundle/manifest_read bundle/tensors bundle/plan bundle/noise bundle/integrity utf8)
 list(TRANSFORM manifest_sources REPLACE "(.+)" "src/\\1.cpp")
 add_executable(manifest_fuzz fuzz/manifest.cpp ${manifest_sources})
 pass_flags(manifest_fuzz)

@@ -10,7 +10,7 @@
 
 namespace pass {
 
-// The character that begins at a place: its `size` in bytes; where it is not valid, that of the invalid bytes there.
+// The character that begins at a place: its `size` in bytes; if it is not valid, that of the invalid bytes there.
 // begun: whether it is not valid only because the bytes end there.
 struct Utf8Character {
     std::size_t size = 0;
@@ -24,17 +24,17 @@ Utf8Character utf8_character(std::string_view bytes, std::size_t at);
 // each_byte: one for each of them, rather than one for all bytes of a character that was begun.
 std::string lossy_utf8(std::string_view bytes, bool each_byte = false);
 
-// The number of bytes before the character that is begun at the end of `bytes`; all where none is.
+// The number of bytes before the character that is begun at the end of `bytes`; all if none is.
 std::size_t whole_characters(std::string_view bytes);
 
 // `text` on one line, as messages of Error are: control characters and white space become single spaces.
 std::string one_line(std::string_view text);
 
-// The bytes of `file` up to a read that is not full, since a terminal would have to signal its end again; none where it
+// The bytes of `file` up to a read that is not full, since a terminal would have to signal its end again; none if it
 // is null or reading fails, for the reason in errno.
 std::optional<std::string> read_bytes(std::FILE* file);
 
-// The contents of a UTF-8 file; none where there is no such file. Throws Error where it cannot be read.
+// The contents of a UTF-8 file; none if there is no such file. Throws Error if it cannot be read.
 std::optional<std::string> read_text_file(const std::filesystem::path& path);
 
 }  // namespace pass

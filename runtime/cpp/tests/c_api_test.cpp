@@ -179,7 +179,6 @@ TEST_CASE("programs with an older header open a bundle", "[c_api]") {
     pass_load_options options = pass_default_load_options();
     CHECK(options.prefix_cache == 1);
     CHECK(options.speculative_max_concurrency == -1);
-    CHECK(options.acceptance_threshold == 0.0);
     options.weight_cache = -1;  // beyond what such a program has
     options.size = offsetof(pass_load_options, weight_cache);
     CHECK_THAT(failure.of(pass_open("nowhere", &options, failure.text, sizeof failure.text)),

@@ -49,7 +49,7 @@ TEST_CASE("prompts up to the capacity end where it does, and what follows is as 
                     for (const char* draft : {"", "ngram", "both"}) {
                         if (plan == "ar" && *draft != '\0') continue;
                         INFO(capacity << " " << slots << " " << left << " " << plan << " " << draft);
-                        std::vector<std::pair<std::int64_t, std::shared_ptr<Sequence>>> beside;
+                        std::vector<std::pair<std::int64_t, std::shared_ptr<SequenceState>>> beside;
                         for (int i = 0; i < slots; ++i) {
                             const std::int64_t prompt = i == 1 ? 1 : std::max<std::int64_t>(capacity - left, 1);
                             beside.emplace_back(prompt, whole(prompt, plan, draft));
@@ -144,16 +144,22 @@ TEST_CASE("nothing drafts while more sequences decode than the session allows", 
     LoadOptions wrong;
     wrong.speculative_max_concurrency = -1;
     CHECK_THROWS_WITH(wrong.check(), "speculative-max-concurrency must be at least 0, not -1");
-    wrong.speculative_max_concurrency.reset();
-    wrong.acceptance_threshold = 1.5;
-    CHECK_THROWS_WITH(wrong.check(), "acceptance-threshold must be 0 to 1, not 1.500000");
 }
 
 TEST_CASE("a full queue refuses", "[core]") {
     const auto core = reciting_core(1, nullptr, nullptr, 1);
-    const auto first = core->submit(request(3, 4), nullptr);
+    const auto first = core->submit(request(3, 4), nullptr), second = core->submit(request(3, 4), nullptr);
+    CHECK_THROWS_WITH(core->submit(request(3, 4), nullptr), Catch::Contains("1 requests are waiting already"));
     CHECK_THROWS_AS(core->submit(request(3, 4), nullptr), QueueFull);
     CHECK(read_all(*core, *first) == expected(3, 4));
+    const auto third = core->submit(request(3, 4), nullptr);  // in the place of the first one
+    CHECK_THROWS_AS(core->submit(request(3, 4), nullptr), QueueFull);
+    third->cancelled = true;  // it keeps its place until a step sees that
+    CHECK_THROWS_AS(core->submit(request(3, 4), nullptr), QueueFull);
+    core->step();
+    const auto fourth = core->submit(request(3, 4), nullptr);
+    CHECK(read_all(*core, *second) == expected(3, 4));
+    CHECK(read_all(*core, *fourth) == expected(3, 4));
 }
 
 TEST_CASE("cancelling and closing", "[core]") {

@@ -160,7 +160,7 @@ class FakeTrtContext : public TrtContext {
     const OrtGraph& graph_;
     std::size_t profile_ = 0;
     bool scratch_ = false;
-    std::shared_ptr<int> bound_ = std::make_shared<int>(0);  // counts whatever changes what it would run, or where
+    std::shared_ptr<int> bound_ = std::make_shared<int>(0);  // counts what changes its work or its addresses
     Shapes shapes_, ran_;  // ran: the shapes of the last run that was none of a capture
     Addresses addresses_;
 };

@@ -4,8 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
-#include "bundle/hashes.h"
+#include "bundle/integrity.h"
 #include "bundle/tensors.h"
 #include "catch.hpp"
 #include "errors.h"
@@ -89,13 +90,6 @@ TEST_CASE("text that is not UTF-8 is refused") {
     CHECK_FALSE(pass::read_text_file(path));
 }
 
-TEST_CASE("the plans of a bundle, in the order of manifests") {
-    std::string names;
-    for (const pass::Plan& plan : pass::bundle_plans(2, true)) names += plan.name + " ";
-    CHECK(names == "ar draft-1 verify-1 fused-1 draft-2 verify-2 fused-2 tree-3 ");
-    CHECK(pass::bundle_plans(2, false).size() == 7);
-}
-
 TEST_CASE("outputs feed inputs") {
     CHECK(pass::fed_by("next_ids") == "input_ids");
     CHECK(pass::fed_by("next_draft_probs") == "draft_probs");
@@ -112,9 +106,75 @@ TEST_CASE("a draft head that no file could hold is no overflow") {
     CHECK(pass::head_arrays(model, {3, 4, 64})[1].offset == 64);
 }
 
-TEST_CASE("fused tails are symbolic, others are not") {
-    using Shape = std::vector<pass::Dimension>;
-    CHECK(pass::tail_tensors(pass::fused_plan({2, 2, 2}), 320, 64).at("logits").shape == Shape{"batch", "width", 320});
-    CHECK(pass::tail_tensors(pass::verify_plan(3), 320, 64).at("next_ids").shape == Shape{"batch", 4});
-    CHECK(pass::logprobs_tensors(5).at("top_ids").shape == Shape{"batch", "max_emitted", 5});
+namespace {
+
+using pass::Dimension, pass::Manifest, pass::Tensor;
+
+// A manifest of one layer, with what is read of it.
+Manifest one_layer() {
+    Manifest manifest;
+    manifest.model.dtype = "float16";
+    manifest.model.vocab_size = 10;
+    manifest.model.layers = 1;
+    manifest.model.kv_heads = 2;
+    manifest.model.head_dim = 4;
+    manifest.model.eos_token_ids = {9};
+    const std::vector<Dimension> cache{"batch", 2, "capacity", 4};
+    manifest.trunk.file = "trunk.onnx";
+    for (const char* name : {"past_key.0", "past_value.0"}) manifest.trunk.inputs.push_back({name, "float16", cache});
+    manifest.trunk.inputs.push_back({"input_ids", "int64", {"batch", "width"}});
+    for (const char* name : {"present_key.0", "present_value.0"}) {
+        manifest.trunk.outputs.push_back({name, "float16", cache});
+    }
+    manifest.trunk.outputs.push_back({"logits", "float32", {"batch", "logit_rows", 10}});
+    pass::PlanInfo tree{"tree-3", {0, 1, 0}, {}};
+    tree.tails.emplace_back("greedy", pass::Graph{"tail.onnx", {{"length", "int64", {"batch"}}}, {}});
+    manifest.plans.push_back(std::move(tree));
+    return manifest;
+}
+
+// What is said of it with this change.
+std::string contradiction(const std::function<void(Manifest&)>& change) {
+    Manifest manifest = one_layer();
+    change(manifest);
+    try {
+        pass::check_consistency(manifest);
+    } catch (const pass::Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("what could crash or mislead this runtime is refused") {
+    CHECK(contradiction([](Manifest&) {}) == "");
+    CHECK(contradiction([](Manifest& m) { m.model.eos_token_ids = {10}; }) ==
+          "token 10 is not in the vocabulary of 10 (model.vocab_size)");  // a bit beyond those of `allowed`
+    CHECK(contradiction([](Manifest& m) { m.model.bos_token_id = -1; }) ==
+          "token -1 is not in the vocabulary of 10 (model.vocab_size)");
+    CHECK(contradiction([](Manifest& m) { m.model.head_dim = 8; }) ==
+          "past_key.0 is float16 [batch,2,capacity,4], not float16 [batch,2,capacity,8] (model.kv_heads, "
+          "model.head_dim)");
+    CHECK(contradiction([](Manifest& m) { m.model.dtype = "float32"; }) ==
+          "past_key.0 is float16 [batch,2,capacity,4], not float32 [batch,2,capacity,4] (model.kv_heads, "
+          "model.head_dim)");
+    CHECK(contradiction([](Manifest& m) { m.trunk.outputs.erase(m.trunk.outputs.begin()); }) ==
+          "model.layers is 1 and the trunk has 1 present tensors");
+    CHECK(contradiction([](Manifest& m) { m.trunk.outputs.pop_back(); }) ==
+          "the trunk's logits are not those of model.vocab_size 10");
+    CHECK(contradiction([](Manifest& m) { m.trunk.outputs.back().shape.back() = 11; }) ==
+          "the trunk's logits are not those of model.vocab_size 10");
+    CHECK(contradiction([](Manifest& m) { m.trunk.inputs.back().dtype = "int32"; }) ==
+          "input_ids of trunk.onnx cannot be int32 [batch,width]");
+    CHECK(contradiction([](Manifest& m) { m.trunk.inputs.back().name = "novelty"; }) ==
+          "novelty of trunk.onnx cannot be int64 [batch,width]");
+    CHECK(contradiction([](Manifest& m) { m.plans[0].tails[0].second.inputs[0].shape = {}; }) ==
+          "length of tail.onnx cannot be int64 []");
+    CHECK(contradiction([](Manifest& m) {
+              m.plans[0].parents = {0, 2, 0};
+          }) == "draft 2 of the tree of tree-3 follows no row before it");
+    CHECK(contradiction([](Manifest& m) {
+              m.processors = pass::Graph{"p", {{"allowed", "bool", {1, 1, 2}}}, {}};
+          }) == "allowed of p cannot be bool [1,1,2]");
 }

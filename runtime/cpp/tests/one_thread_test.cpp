@@ -1,5 +1,5 @@
 // The thread of a device whose captured graphs belong to the thread that captured them.
-#include "backends/one_thread.h"
+#include "backends/ort/bound_graph.h"
 
 #include <atomic>
 #include <memory>

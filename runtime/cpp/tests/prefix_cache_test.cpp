@@ -32,16 +32,16 @@ struct Machine {
     explicit Machine(int slots, bool prefix_cache = true, bool same_entries = true)
         : backend(slots, heap, same_entries), runner(backend, prefix_cache) {}
 
-    std::shared_ptr<Sequence> submit(const Tokens& prompt, std::int64_t tokens = 3, const std::string& plan = "ar",
-                                     bool reuse_prefix = false, const std::string& salt = "") {
+    std::shared_ptr<SequenceState> submit(const Tokens& prompt, std::int64_t tokens = 3, const std::string& plan = "ar",
+                                          bool reuse_prefix = false, const std::string& salt = "") {
         ResolvedRequest request;
         request.prompt_ids = prompt;
         request.max_new_tokens = tokens;
-        request.cycle = make_cycle(plan, 4);
+        request.cycle = make_cycle(plan, 4, {{0, 1, 2, 0, 1}});
         request.lookahead = request.cycle->lookahead();
         request.reuse_prefix = reuse_prefix;
         request.cache_salt = salt;
-        auto sequence = std::make_shared<Sequence>(std::move(request), nullptr, std::make_shared<Signals>());
+        auto sequence = std::make_shared<SequenceState>(std::move(request), nullptr, std::make_shared<Signals>());
         scheduler.add(sequence);
         return sequence;
     }
@@ -51,12 +51,12 @@ struct Machine {
             CHECK(backend.holds(slot.number, slot.held()));
             if (slot.sequence == nullptr) continue;
             CHECK(slot.salt == slot.sequence->request.cache_salt);
-            CHECK((slot.staged || slot.left == 0));
+            CHECK((slot.staged || slot.num_drafts == 0));
         }
         return more;
     }
     // Tokens of the prompt that were cached, once all that was submitted has ended.
-    std::int64_t cached(const std::shared_ptr<Sequence>& sequence) {
+    std::int64_t cached(const std::shared_ptr<SequenceState>& sequence) {
         while (step()) {
         }
         REQUIRE(sequence->output.end.has_value());
@@ -68,7 +68,7 @@ struct Machine {
     RememberingBackend backend;
     Runner runner;
     Tuners tuners{runner};
-    Scheduler scheduler{runner, tuners, 1024, DraftLimits{}};
+    Scheduler scheduler{runner, tuners, std::nullopt};
 };
 
 Tokens text(std::int64_t kind, std::size_t length, const Tokens& more = {}) {
@@ -104,7 +104,7 @@ TEST_CASE("one prompt in a batch is read once", "[prefix]") {
             if (busy) machine.submit({1, 2, 3}, 60);
             machine.step();
             machine.backend.read = 0;
-            std::vector<std::shared_ptr<Sequence>> asked;
+            std::vector<std::shared_ptr<SequenceState>> asked;
             for (const char* plan : {"ar", "fused", "two-pass", "ar", "fused"}) {
                 asked.push_back(machine.submit(text(2, 110), 12, plan));
             }
@@ -234,7 +234,7 @@ TEST_CASE("K/V are shared among requests of one salt only", "[prefix]") {
         const auto first = machine.submit(text(1, 80), 3, "ar", false, "a"), beside = machine.submit(text(1, 80), 3);
         CHECK(machine.cached(first) + machine.cached(beside) == 0);
     }
-    Machine machine(1, false);  // where requests ask for it
+    Machine machine(1, false);  // if requests ask for it
     std::vector<std::int64_t> found;
     for (const char* salt : {"a", "b", "b", "a"}) {
         found.push_back(machine.cached(machine.submit(text(0, 100, {5}), 3, "ar", true, salt)));
@@ -260,15 +260,15 @@ TEST_CASE("the text used last stays, within the budget", "[prefix]") {
     store.save(0, longer, "");  // goes on from one, and takes its place
     CHECK(store.texts() == 2);
     CHECK(store.used() == backend.cache().saved_bytes(150 + 151));
-    store.save(0, Tokens(PrefixStore::least_tokens - 1, 5), "");
+    store.save(0, Tokens(PrefixStore::min_saved_tokens - 1, 5), "");
     store.save(0, Tokens(401, 6), "");
     CHECK(count({5}) + count({6}) == 0);
 
     PrefixStore many(backend.cache(), backend.memory());
-    for (std::int64_t number = 0; number < 2 * static_cast<std::int64_t>(PrefixStore::most_texts); ++number) {
-        many.save(0, Tokens(PrefixStore::least_tokens, number), "");
+    for (std::int64_t number = 0; number < 2 * static_cast<std::int64_t>(PrefixStore::max_saved_prefixes); ++number) {
+        many.save(0, Tokens(PrefixStore::min_saved_tokens, number), "");
     }
-    CHECK(many.texts() == PrefixStore::most_texts);
+    CHECK(many.texts() == PrefixStore::max_saved_prefixes);
     CHECK(many.match(Tokens{0}, "").count == 0);
-    CHECK(many.match(Tokens{PrefixStore::most_texts}, "").count == 1);
+    CHECK(many.match(Tokens{PrefixStore::max_saved_prefixes}, "").count == 1);
 }

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "backends/capabilities.h"
-#include "backends/chunks.h"
-#include "decode/prompt_chunk.h"
+#include "decode/runner.h"
 
 using namespace pass;
 
@@ -54,8 +53,8 @@ TEST_CASE("a GPU has wide chunks for prompts where there is memory for them", "[
     CHECK(wide_chunks(model("float32", 4096, 32), capacities) == Chunks{{1024, 4096}});
     CHECK(wide_chunks(small, capacities) == Chunks{{2048, 16384}, {1024, 32768}});
     CHECK(wide_chunks(small, {256, 512, 1000}).empty());
-    CHECK(activation_bytes(large, 2048, 2048) <= most_chunk_bytes);
-    CHECK(activation_bytes(large, 2048, 4096) > most_chunk_bytes);
+    CHECK(activation_bytes(large, 2048, 2048) <= max_chunk_bytes);
+    CHECK(activation_bytes(large, 2048, 4096) > max_chunk_bytes);
 }
 
 TEST_CASE("wide chunks are read while the cache is small enough for them", "[prompt]") {

@@ -77,7 +77,7 @@ class RecitingBackend : public Backend {
         const Plan next = plan.next();
         std::vector<std::int64_t> window{recited(after)};
         for (int i = 0; i < next.drafts; ++i)
-            window.push_back(i < plan.left(accepted) ? drafted(after + 1 + i) : vocab);
+            window.push_back(i < plan.next_drafts(accepted) ? drafted(after + 1 + i) : vocab);
         const PlanConstants constants = constants_of(next, vocab);
         window.insert(window.end(), constants.lookahead_ids.begin(), constants.lookahead_ids.end());
         buffers_.write_row("input_ids", slot, {next.width()}, window.data(), window.size());
@@ -105,7 +105,7 @@ inline Request request(std::size_t prompt, std::int64_t tokens, const std::strin
 }
 
 // What is read until the end; throws what failed.
-inline std::vector<std::int64_t> read_all(Core& core, Sequence& sequence) {
+inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
     std::vector<std::int64_t> ids;
     while (true) {
         core.wait(sequence);

@@ -14,7 +14,7 @@ class PASS_API Error : public std::runtime_error {
     explicit Error(const std::string& message) : std::runtime_error(message) {}
 };
 
-// More requests are waiting than LoadOptions::max_queue allows.
+// Slots and queue have no place for the request (LoadOptions::max_queue).
 class PASS_API QueueFull : public Error {
    public:
     using Error::Error;

@@ -25,17 +25,15 @@ struct PASS_API SamplingParams {
     double top_p = 1.0;                 // 1 is off
     double min_p = 0.0;                 // 0 is off
     std::optional<std::uint64_t> seed;  // without one, sampling draws a seed from the system
-    // What is taken off the logit of a token that the text written so far has, once and for every time it has it; -2 to
-    // 2, 0 is off. The prompt does not count.
+    // Subtracted from the logit of every token that was generated already, once and for every time; -2 to 2, 0 is off.
     double presence_penalty = 0.0, frequency_penalty = 0.0;
-    // What the logit of a token in the prompt or the text is divided by where it is above 0, and multiplied by
-    // elsewhere; 0.01 to 100, 1 is off.
+    // Divides positive and multiplies negative logits of tokens in the prompt or the output; 0.01 to 100, 1 is off.
     double repetition_penalty = 1.0;
     std::map<std::int64_t, double> logit_bias{};  // added to the logits of these tokens; -100 to 100, at most 1024
 
-    // Throws Error where a number is out of its range.
+    // Throws Error if a number is out of its range.
     void check() const;
-    // A copy that has a seed: one from the system where none was given, 0 for argmax, which does not use it.
+    // A copy that has a seed: one from the system if none was given, 0 for argmax, which does not use it.
     SamplingParams seeded() const;
     // Whether there are biases or penalties.
     bool penalizes() const;
@@ -44,7 +42,7 @@ struct PASS_API SamplingParams {
 };
 
 // Clears the bits of the tokens that may not follow `text`: bit t % 32 of word t / 32 is that of token t. text: the
-// tokens that were written, without the prompt. Where no token is left, all are allowed. Called from the thread that
+// tokens that were written, without the prompt. If no token is left, all are allowed. Called from the thread that
 // decodes, also for drafts that are not accepted later: what it does must depend on `text` alone. What it throws ends
 // its request.
 using AllowedTokens = std::function<void(std::span<const std::int64_t> text, std::span<std::uint32_t> allowed)>;
@@ -70,7 +68,7 @@ struct PASS_API GenerateOptions {
     std::vector<std::int64_t> allowed_token_ids;       // no other tokens are drawn; empty: all
     AllowedTokens allowed_tokens;                      // for grammars; empty: all
 
-    // Throws Error where something is out of its range.
+    // Throws Error if something is out of its range.
     void check() const;
 };
 
@@ -85,7 +83,7 @@ class PASS_API Allocator {
 
 struct PASS_API LoadOptions {
     // cpu; cuda: ONNX Runtime on a GPU; tensorrt, tensorrt-rtx: the bundle's own engine sets; tensorrt-rtx-ep: ONNX
-    // Runtime's plugin for TensorRT-RTX; auto: engine sets that fit this machine, else CUDA where this ONNX Runtime has
+    // Runtime's plugin for TensorRT-RTX; auto: engine sets that fit this machine, else CUDA if this ONNX Runtime has
     // it, else the CPU. A GPU other than the first by its number, of those that CUDA sees: cuda:1.
     std::string device = "auto";
     int threads = 0;                       // of the CPU; 0 is ONNX Runtime's choice
@@ -93,17 +91,14 @@ struct PASS_API LoadOptions {
     std::size_t max_queue = 1024;          // requests that may wait for a slot
     std::optional<std::int64_t> capacity;  // the longest sequence in tokens; default: the model's
     bool verify = true;                    // check the hashes of the bundle's files
-    // On the CPU, map the weights that the Python runtime has kept packed in the user's cache directory, where it has.
+    // On the CPU, map the weights that the Python runtime has kept packed in the user's cache directory, if it has.
     bool weight_cache = true;
-    // Use K/V of earlier requests again for the tokens that prompts begin with, on engines where that changes no bit of
-    // what follows: ONNX Runtime on the CPU. On others only requests with `reuse_prefix` do.
+    // Use K/V of earlier requests again for the tokens that prompts begin with, on engines with which that changes no
+    // bit of what follows: ONNX Runtime on the CPU. On others only requests with `reuse_prefix` do.
     bool prefix_cache = true;
     // With more sequences than this decoding at a time, all of them are decoded plainly, whatever plans they name.
-    // Default: as plans say, of which "auto" drafts where that is faster.
+    // Default: as plans say, of which "auto" drafts if that is faster.
     std::optional<std::int64_t> speculative_max_concurrency;
-    // While the first draft of a pass is accepted at a lower rate than this, the mean of those that decode, all are
-    // decoded plainly; 0: no limit.
-    double acceptance_threshold = 0.0;
     // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, then where it was found when this library was built, then the
     // loader's own search.
     std::filesystem::path onnxruntime;
@@ -115,7 +110,7 @@ struct PASS_API LoadOptions {
     std::vector<std::filesystem::path> plugin_libraries;  // opened before it, since it does not find them itself
     std::shared_ptr<Allocator> allocator;                 // null: the heap
 
-    // Throws Error where something is out of its range.
+    // Throws Error if something is out of its range.
     void check() const;
 };
 

@@ -35,8 +35,7 @@ typedef struct pass_load_options {
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
     int weight_cache;        /* on the CPU, map weights that the Python runtime has kept packed */
     int64_t speculative_max_concurrency; /* with more sequences than this decoding, none drafts; -1: plans decide */
-    int prefix_cache;            /* use K/V of earlier requests again where that changes no bit of what follows */
-    double acceptance_threshold; /* none drafts while first drafts are accepted less often than this; 0: no limit */
+    int prefix_cache;                    /* use K/V of earlier requests again if that changes no bit of what follows */
 } pass_load_options;
 
 /* As AllowedTokens of <pass/options.hpp>: clears the bits of the tokens that may not follow the `count` tokens of
@@ -122,7 +121,7 @@ PASS_API pass_session* pass_open(const char* bundle, const pass_load_options* op
 /* Generations that have not ended report an error afterwards, and must still be freed. Null is ignored. */
 PASS_API void pass_close(pass_session* session);
 /* Run what requests will need, so that the first ones need not wait for it; see Session::warm_up. Returns 0, or -1
- * where it failed. */
+ * if it failed. */
 PASS_API int pass_warm_up(pass_session* session, char* error, size_t error_size);
 
 /* The ids of `text`, of which at most `room` are written to `ids`: how many there are, -1 on failure. Needs the option
@@ -132,19 +131,19 @@ PASS_API int64_t pass_encode(pass_session* session, const char* text, int64_t* i
 /* Null on failure. options may be null. */
 PASS_API pass_generation* pass_submit(pass_session* session, const int64_t* prompt_ids, size_t count,
                                       const pass_generate_options* options, char* error, size_t error_size);
-/* One step of the scheduler, for all requests: 1 where there is more to do, 0 where there is not, -1 on failure. */
+/* One step of the scheduler, for all requests: 1 if there is more to do, 0 if there is not, -1 on failure. */
 PASS_API int pass_step(pass_session* session, char* error, size_t error_size);
 /* Waits for the next tokens, of which at most `room` (1 or more) are written to `tokens`: how many, 0 at the end, -1
- * where the request failed. */
+ * if the request failed. */
 PASS_API int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size);
 /* As pass_next, but without decoding or waiting: tokens of passes that other calls, on any thread, have run already. 0
- * also where there are none yet; pass_finish_reason is null until the end. */
+ * also if there are none yet; pass_finish_reason is null until the end. */
 PASS_API int pass_poll(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size);
 /* The text that is final so far, of `length` bytes, which may be null; "" without the option `text`. Text can have null
  * characters inside. Valid until the next call of pass_next or pass_poll. */
 PASS_API const char* pass_text(const pass_generation* generation, size_t* length);
 /* The log-probability of token `index` of the last pass_next or pass_poll, and those of the most likely tokens, of
- * which at most `room` are written to `top_ids` and `top_logprobs`: how many, -1 where there is no such token or no
+ * which at most `room` are written to `top_ids` and `top_logprobs`: how many, -1 if there is no such token or no
  * log-probabilities were requested. */
 PASS_API int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob, int64_t* top_ids,
                                  float* top_logprobs, size_t room);
@@ -152,7 +151,7 @@ PASS_API int pass_token_logprobs(const pass_generation* generation, size_t index
 PASS_API void pass_cancel(pass_generation* generation);
 /* "stop", "length", "cancelled", "error"; null before pass_next or pass_poll has returned the end. */
 PASS_API const char* pass_finish_reason(const pass_generation* generation);
-/* Cancels the request where it has not ended. Null is ignored. */
+/* Cancels the request if it has not ended. Null is ignored. */
 PASS_API void pass_free(pass_generation* generation);
 
 #ifdef __cplusplus

@@ -6,5 +6,4 @@
 #include "pass/log.hpp"
 #include "pass/options.hpp"
 #include "pass/session.hpp"
-#include "pass/stats.hpp"
 #include "pass/text.hpp"

@@ -16,19 +16,18 @@
 #include "pass/event.hpp"
 #include "pass/export.h"
 #include "pass/options.hpp"
-#include "pass/stats.hpp"
 
 namespace pass {
 
 struct Manifest;
 class Core;
-class Sequence;
+class SequenceState;
 class Tokenizer;
 
 // A directory that pass-export wrote. Its manifest has been validated and its files exist. Move-only.
 class PASS_API Bundle {
    public:
-    // verify: compare the hashes of all files. Throws Error where the manifest or a file is wrong.
+    // verify: compare the hashes of all files. Throws Error if the manifest or a file is wrong.
     explicit Bundle(const std::filesystem::path& path, bool verify = true);
     Bundle(Bundle&&) noexcept;
     Bundle& operator=(Bundle&&) noexcept;
@@ -101,7 +100,7 @@ class PASS_API Generation {
 // One model, which decodes as many sequences at a time as it has slots. Move-only.
 class PASS_API Session {
    public:
-    // Takes the bundle. Throws Error where the device, a graph or memory is missing.
+    // Takes the bundle. Throws Error if the device, a graph or memory is missing.
     explicit Session(Bundle bundle, const LoadOptions& options = {});
     // Opens the bundle at `path`; `options.verify` says whether hashes are compared.
     static Session load(const std::filesystem::path& path, const LoadOptions& options = {});
@@ -110,21 +109,22 @@ class PASS_API Session {
     // Closes the session. Generations that have not ended report an error.
     ~Session();
 
-    // Queue a request; it is decoded as soon as a slot is free. Throws QueueFull where too many requests wait.
-    // tokenizer: for text and stop strings; null where token ids are enough. It may be destroyed before the generation.
+    // Queue a request; it is decoded as soon as a slot is free. Slots and queue together have slots +
+    // max_queue places, of which a request takes one until its end. Throws QueueFull if none is free.
+    // tokenizer: for text and stop strings; null if token ids are enough. It may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
-    // One step of the scheduler, for all requests. False where there is nothing more to do.
+    // One step of the scheduler, for all requests. False if there is nothing more to do.
     bool step();
     // Run what requests with these samplings (none: greedy and sampled) will need, for every batch size, so that the
     // first ones need not wait for it: the passes that `auto` times, and on engines that repeat a pass as a captured
-    // CUDA graph those of every mode and capacity, and the chunks of prompts. For before requests are submitted: where
-    // some run, little is done. Throws Error where the device is lost.
+    // CUDA graph those of every mode and capacity, and the chunks of prompts. For before requests are submitted: if
+    // some run, little is done. Throws Error if the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
     // What runs without a CUDA graph although the device has them, and why; empty on the CPU.
     std::map<std::string, std::string> uncaptured() const;
     // Cancel all requests and free the memory; the session cannot be used afterwards.
     void close();
-    // The name that statistics have for the request's way of decoding, and its most drafts. Throws Error where the
+    // The name that statistics have for the request's way of decoding, and its most drafts. Throws Error if the
     // options cannot be used with this bundle.
     std::pair<std::string, int> mode(const GenerateOptions& options) const;
 

@@ -19,7 +19,7 @@ class TextReader;
 // ids -> text only, which needs no library. Move-only; its methods are for any thread.
 class PASS_API Tokenizer {
    public:
-    // Throws Error where the bundle's tokenizer is of another kind, or a library is missing. library: that of
+    // Throws Error if the bundle's tokenizer is of another kind, or a library is missing. library: that of
     // onnxruntime-genai; empty: $PASS_ONNXRUNTIME_GENAI, then where the build found it. onnxruntime: as in LoadOptions.
     explicit Tokenizer(const std::filesystem::path& bundle, const std::filesystem::path& library = {},
                        const std::filesystem::path& onnxruntime = {});
@@ -27,7 +27,7 @@ class PASS_API Tokenizer {
     Tokenizer& operator=(Tokenizer&&) noexcept;
     ~Tokenizer();
 
-    // The ids of `text`, with the special tokens that the tokenizer adds. Throws Error where `text` is not UTF-8 or has
+    // The ids of `text`, with the special tokens that the tokenizer adds. Throws Error if `text` is not UTF-8 or has
     // a null character, or the tokenizer is for ids -> text only.
     std::vector<std::int64_t> encode(const std::string& text) const;
     // The text of `ids`. Special tokens are left out; bytes that are no character become U+FFFD, with byte fallback

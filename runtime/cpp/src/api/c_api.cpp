@@ -14,7 +14,7 @@ void write_error(char* error, std::size_t size, const char* message) {
     error[length] = '\0';
 }
 
-// What `call` returns. Where it throws, the message is written to `error`, and `failed` is returned: no exception may
+// What `call` returns. If it throws, the message is written to `error`, and `failed` is returned: no exception may
 // cross into C.
 template <class Call, class Result>
 Result guarded(char* error, std::size_t size, Result failed, const Call& call) {
@@ -68,7 +68,6 @@ pass::LoadOptions options_of(const pass_load_options& given) {
     options.weight_cache = given.weight_cache != 0;
     if (given.speculative_max_concurrency >= 0) options.speculative_max_concurrency = given.speculative_max_concurrency;
     options.prefix_cache = given.prefix_cache != 0;
-    options.acceptance_threshold = given.acceptance_threshold;
     return options;
 }
 
@@ -160,7 +159,7 @@ void pass_set_log(pass_log_callback callback, void* user, int level) {
 }
 
 void pass_init_load_options(pass_load_options* options, size_t size) {
-    copy_out({std::min(size, sizeof *options), "auto", nullptr, 0, 1, 1024, 0, 1, 0, 1, -1, 1, 0.0}, options, size);
+    copy_out({std::min(size, sizeof *options), "auto", nullptr, 0, 1, 1024, 0, 1, 0, 1, -1, 1}, options, size);
 }
 
 void pass_init_generate_options(pass_generate_options* options, size_t size) {

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "backends/device_name.h"
+#include "backends/capabilities.h"
 #include "backends/ort/backend.h"
 #include "backends/trt/backend.h"
 #include "backends/trt/library.h"
-#include "decode/rehearsal.h"
+#include "decode/runner.h"
 #include "errors.h"
 
 namespace pass {
@@ -36,20 +36,27 @@ Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& o
       backend_(std::move(backend)),
       runner_(*backend_, options.prefix_cache),
       tuners_(runner_),
-      scheduler_(runner_, tuners_, options.max_queue,
-                 DraftLimits(options.speculative_max_concurrency, options.acceptance_threshold)) {}
+      scheduler_(runner_, tuners_, options.speculative_max_concurrency),
+      max_queue_(options.max_queue) {}
 
 std::shared_ptr<Core> Core::open(Bundle bundle, const Manifest& manifest, const LoadOptions& options) {
     std::unique_ptr<Backend> backend = open_backend(bundle, manifest, options);
     return std::make_shared<Core>(std::move(bundle), std::move(backend), options);
 }
 
-std::shared_ptr<Sequence> Core::submit(const Request& request, std::unique_ptr<TextReader> reader) {
-    auto sequence = std::make_shared<Sequence>(resolve(request), std::move(reader), signals_);
+std::shared_ptr<SequenceState> Core::submit(const Request& request, std::unique_ptr<TextReader> reader) {
+    auto sequence = std::make_shared<SequenceState>(resolve(request), std::move(reader), signals_);
     {
         const std::lock_guard lock(signals_->mutex);
         check_open();
+        const std::int64_t waiting = signals_->unfinished - capabilities_.slots();
+        if (waiting >= 0 && static_cast<std::size_t>(waiting) >= max_queue_) {
+            throw QueueFull(std::to_string(waiting) + " requests are waiting already, and the queue holds " +
+                            std::to_string(max_queue_) +
+                            ": try again later, or open the session with a larger max_queue");
+        }
         scheduler_.add(sequence);
+        signals_->unfinished += 1;
     }
     return sequence;
 }
@@ -66,29 +73,17 @@ Mode Core::mode(const GenerateOptions& options) const {
         throw Error("the engines are for look-ahead " + std::to_string(*exactly) +
                     " with full groups: use --plan fused, and --lookahead " + std::to_string(*exactly) + " or 0");
     }
-    Mode found = make_mode(options.plan, lookahead, options.draft);
-    if (found.cycle && found.cycle->is_tree()) check_tree(found.cycle->plans.front());
+    Mode found = make_mode(options.plan, lookahead, options.draft, capabilities_.trees);
+    if (found.cycle && found.cycle->is_tree() && capabilities_.rounds_activations) {
+        throw Error("the plan " + found.cycle->plans.front().name +
+                    " could change texts: activations are rounded to 8 bits here, and a tree's second choices round "
+                    "differently; use --plan fused");
+    }
     if (std::max(found.lookahead, found.ngram_drafts) > available) {
         throw Error(options.plan + " has more drafts than the " + std::to_string(available) +
                     " the bundle was exported with");
     }
     return found;
-}
-
-void Core::check_tree(const Plan& plan) const {
-    const auto among = [&](const std::vector<int>& sizes) {
-        return std::find(sizes.begin(), sizes.end(), plan.drafts) != sizes.end();
-    };
-    if (!among(capabilities_.trees)) {
-        throw Error("there is no " + plan.tail() +
-                    " here: trees of drafts need the rule match, a draft head, a vocabulary that is a multiple of 8, "
-                    "and a bundle and engines of this version; use --plan fused");
-    }
-    if (!among(capabilities_.exact_trees())) {
-        throw Error("the plan " + plan.name +
-                    " could change texts: activations are rounded to 8 bits here, and a tree's second choices round "
-                    "differently; use --plan fused");
-    }
 }
 
 ResolvedRequest Core::resolve(const Request& request) const {
@@ -152,7 +147,7 @@ void Core::check_open() const {
     if (closed_) throw closed();
 }
 
-void Core::wait(Sequence& sequence) {
+void Core::wait(SequenceState& sequence) {
     std::unique_lock lock(signals_->mutex);
     while (sequence.output.events.empty() && !sequence.output.end) {
         if (stepping_) {
@@ -215,7 +210,7 @@ void Core::warm_up(const std::vector<SamplingParams>& samplings) {
     if (!capabilities_.keeps_graphs) return;
     for (std::int64_t capacity : capabilities_.capacities) {
         for (int batch : capabilities_.batch_sizes) {
-            between_steps([&] { rehearse(runner_, capacity, batch, samplers); });
+            between_steps([&] { runner_.capture_graphs(capacity, batch, samplers); });
         }
     }
 }

@@ -12,7 +12,7 @@
 #include "decode/runner.h"
 #include "decode/scheduler.h"
 #include "pass/session.hpp"
-#include "tuning/tuners.h"
+#include "tuning/tuner.h"
 
 namespace pass {
 
@@ -30,10 +30,10 @@ class Core {
     // Opens the backend that `options` names; `manifest` is that of `bundle`.
     static std::shared_ptr<Core> open(Bundle bundle, const Manifest& manifest, const LoadOptions& options);
 
-    std::shared_ptr<Sequence> submit(const Request& request, std::unique_ptr<TextReader> reader);
+    std::shared_ptr<SequenceState> submit(const Request& request, std::unique_ptr<TextReader> reader);
     bool step();
     // Wait until `sequence` has something to read in its `output`.
-    void wait(Sequence& sequence);
+    void wait(SequenceState& sequence);
     // End every sequence that has not ended with `end`, and free the backend.
     void close(const End& end = {FinishReason::cancelled, {}, nullptr});
     // As Session has them.
@@ -45,17 +45,15 @@ class Core {
     const std::shared_ptr<Signals>& signals() const { return signals_; }
 
    private:
-    // Throws where the session takes no more requests.
+    // Throws if the session takes no more requests.
     void check_open() const;
-    // Throws Error where this tree of drafts cannot run here.
-    void check_tree(const Plan& plan) const;
     ResolvedRequest resolve(const Request& request) const;
     // One step of the scheduler. No other thread may be in one; `lock` holds the mutex of `signals_`.
     bool take_turn(std::unique_lock<std::mutex>& lock);
-    // Run `work` as a step: no other thread may be in one, and `lock` holds the mutex of `signals_`. Where `work`
+    // Run `work` as a step: no other thread may be in one, and `lock` holds the mutex of `signals_`. If `work`
     // throws or the device is lost, the session closes and every sequence ends.
     void alone(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
-    // Run `work` when no thread is in a step. What it throws is thrown, and closes the session only where the device is
+    // Run `work` when no thread is in a step. What it throws is thrown, and closes the session only if the device is
     // lost.
     void between_steps(const std::function<void()>& work);
 
@@ -67,8 +65,9 @@ class Core {
     Runner runner_;
     Tuners tuners_;
     Scheduler scheduler_;
+    std::size_t max_queue_;
     bool stepping_ = false, closed_ = false;  // under the mutex of `signals_`
-    std::exception_ptr failure_;              // why the session closed, where the device was lost
+    std::exception_ptr failure_;              // why the session closed, if the device was lost
 };
 
 }  // namespace pass

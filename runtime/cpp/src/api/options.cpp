@@ -71,7 +71,8 @@ Sampler SamplingParams::sampler() const {
 void GenerateOptions::check() const {
     sampling.check();
     require(max_new_tokens >= 1, "max-new-tokens must be at least 1", std::to_string(max_new_tokens));
-    if (plan != "auto") make_cycle(plan, max_lookahead);  // throws where there is no such plan
+    // Throws if there is no such plan. The trees are those of a bundle, which `Core::mode` knows.
+    if (plan != "auto" && !plan.starts_with("tree")) make_cycle(plan, max_lookahead);
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both") {
         throw Error("unknown draft source '" + *draft + "': choose one of lookahead, ngram, both");
     }
@@ -102,8 +103,6 @@ void LoadOptions::check() const {
         require(*speculative_max_concurrency >= 0, "speculative-max-concurrency must be at least 0",
                 std::to_string(*speculative_max_concurrency));
     }
-    require(acceptance_threshold >= 0 && acceptance_threshold <= 1, "acceptance-threshold must be 0 to 1",
-            std::to_string(acceptance_threshold));
     if (capacity) {
         require(*capacity >= 4 && *capacity % 4 == 0, "capacity must be a multiple of 4", std::to_string(*capacity));
     }

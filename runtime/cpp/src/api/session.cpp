@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "api/core.h"
-#include "bundle/hashes.h"
+#include "bundle/integrity.h"
 #include "decode/sequence.h"
 #include "errors.h"
 #include "pass/text.hpp"
@@ -14,9 +14,9 @@ namespace pass {
 
 Bundle::Bundle(const std::filesystem::path& path, bool verify) {
     Manifest manifest = read_manifest(path);
-    Remembered remembered;
-    verify_files(path, manifest, verify, &remembered);
-    remembered.save();
+    HashCache cache;
+    verify_files(path, manifest, verify, &cache);
+    cache.save();
     data_ = std::make_unique<Data>(Data{path, std::move(manifest)});
 }
 
@@ -48,12 +48,12 @@ Session Session::load(const std::filesystem::path& path, const LoadOptions& opti
     options.check();
     Bundle bundle(path, false);
     if (!options.verify) return Session(std::move(bundle), options);
-    // Hashes are compared while ONNX Runtime loads, since both take long. Where both fail the hash error is thrown: a
+    // Hashes are compared while ONNX Runtime loads, since both take long. If both fail the hash error is thrown: a
     // damaged file explains why loading failed.
     std::future<void> hashes = std::async(std::launch::async, [manifest = bundle.data_->manifest, &path] {
-        Remembered remembered;
-        verify_files(path, manifest, true, &remembered);
-        remembered.save();
+        HashCache cache;
+        verify_files(path, manifest, true, &cache);
+        cache.save();
     });
     std::optional<Session> session;
     std::exception_ptr failure;
@@ -101,10 +101,11 @@ const Bundle& Session::bundle() const { return core_->bundle(); }
 std::string Session::device() const { return core_->capabilities().device; }
 
 struct Generation::Data {
-    Data(std::shared_ptr<Core> of, std::shared_ptr<Sequence> read) : core(std::move(of)), sequence(std::move(read)) {}
+    Data(std::shared_ptr<Core> of, std::shared_ptr<SequenceState> read)
+        : core(std::move(of)), sequence(std::move(read)) {}
 
     std::shared_ptr<Core> core;
-    std::shared_ptr<Sequence> sequence;
+    std::shared_ptr<SequenceState> sequence;
     std::vector<Token> tokens;
     std::string text;
     std::optional<End> end;
@@ -140,7 +141,7 @@ std::optional<Event> Generation::next() {
 
 std::optional<Event> Generation::poll() {
     if (data_->end) return std::nullopt;
-    Sequence& sequence = *data_->sequence;
+    SequenceState& sequence = *data_->sequence;
     std::unique_lock lock(sequence.signals->mutex);
     if (!sequence.output.events.empty()) {
         Event event = std::move(sequence.output.events.front());

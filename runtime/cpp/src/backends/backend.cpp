@@ -21,7 +21,7 @@ Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::uniqu
       capabilities_(std::move(capabilities)),
       memory_(std::move(memory)),
       bindings_(manifest, capabilities_.positions(), capabilities_.least_width),
-      buffers_(*memory_, capabilities_.slots(), bindings_.passing()),
+      buffers_(*memory_, capabilities_.slots(), bindings_.scratch()),
       cache_(*memory_, manifest, capabilities_.slots(), spare_entries),
       noise_(buffers_, manifest.rule == "rejection" ? noise_streams.size() : 1, capabilities_.slots(),
              capabilities_.positions()),
@@ -77,11 +77,11 @@ std::vector<std::vector<std::int64_t>> Backend::drafts(const Plan& plan, int bat
 }
 
 void Backend::process(int slot, const ProcessedRows& rows) {
-    const auto lists = static_cast<std::int64_t>(rows.touched.size());
+    const auto lists = static_cast<std::int64_t>(rows.biased_ids.size());
     const std::int64_t count = static_cast<std::int64_t>(rows.factor.size()) / lists;
     const std::int64_t bytes = static_cast<std::int64_t>(rows.allowed.size()) / count;
     buffers_.write_row("allowed", slot, {count, bytes}, rows.allowed.data(), rows.allowed.size());
-    buffers_.write_row("touched", slot, {lists}, rows.touched.data(), rows.touched.size());
+    buffers_.write_row("touched", slot, {lists}, rows.biased_ids.data(), rows.biased_ids.size());
     buffers_.write_row("bias", slot, {lists}, rows.bias.data(), rows.bias.size());
     buffers_.write_row("factor", slot, {count, lists}, rows.factor.data(), rows.factor.size());
     buffers_.write_row("penalty", slot, {count, lists}, rows.penalty.data(), rows.penalty.size());

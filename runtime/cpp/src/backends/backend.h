@@ -28,16 +28,16 @@ struct PassKind {
     int batch = 1;
     Sampler sampler = Sampler::greedy;
     bool logprobs = false;
-    std::size_t touched = 0;  // the length of the lists that the logits processors read; 0 where there are none
+    std::size_t num_biased = 0;  // the length of the lists that the logits processors read; 0 if there are none
 };
 
 // What the logits processors do to one slot: P rows, lists of T tokens (pass_exporter/tails/processors.py).
 struct ProcessedRows {
-    std::vector<std::int32_t> allowed;  // [P,V/8] bits in bytes
-    std::vector<std::int64_t> touched;  // [T]
-    std::vector<float> bias;            // [T]
-    std::vector<float> factor;          // [P,T]
-    std::vector<float> penalty;         // [P,T]
+    std::vector<std::int32_t> allowed;     // [P,V/8] bits in bytes
+    std::vector<std::int64_t> biased_ids;  // [T]
+    std::vector<float> bias;               // [T]
+    std::vector<float> factor;             // [P,T]
+    std::vector<float> penalty;            // [P,T]
 };
 
 // What a pass emitted for one slot: tokens, and the rows of the window that they were drawn from.
@@ -109,12 +109,12 @@ class Backend {
 
    protected:
     // What a pass over b slots emitted: `count` [b], of the tokens `emitted` [b,E], which were drawn from the rows
-    // `emitted_rows` [b,E]; these are empty where the drafts are a chain.
+    // `emitted_rows` [b,E]; these are empty if the drafts are a chain.
     struct PassResult {
         std::vector<std::int64_t> count, emitted, emitted_rows;
     };
 
-    // The graph of logits processors. Throws Error where the bundle has none.
+    // The graph of logits processors. Throws Error if the bundle has none.
     const Graph& processors() const;
     // Runs trunk and tail; returns what they emitted, in host memory.
     virtual PassResult run_pass(const PassKind& kind);

@@ -8,13 +8,17 @@ namespace pass {
 
 namespace {
 
+constexpr std::int64_t max_items = std::int64_t{1} << 40;  // more than any memory has, and far from overflow
+
 std::int64_t product(const Shape& shape) {
     std::int64_t items = 1;
-    for (std::int64_t size : shape) items *= size;
+    for (std::int64_t size : shape) {
+        if (size < 0 || __builtin_mul_overflow(items, size, &items) || items > max_items) throw out_of_memory();
+    }
     return items;
 }
 
-constexpr std::int64_t block = 256;  // how many positions are filled beyond those that are needed
+constexpr std::int64_t positions_ahead = 256;  // that are filled beyond those that are needed
 
 }  // namespace
 
@@ -51,8 +55,8 @@ std::byte* Buffers::get(const std::string& name, const Shape& shape, std::int64_
     std::byte*& address = addresses_[{name, shape}];
     if (address == nullptr) {
         const std::size_t size = static_cast<std::size_t>(std::max<std::int64_t>(items, 1)) * item;
-        const bool passing = !shape.empty() && shape.front() == -1 && passing_.contains(name);
-        address = passing ? shared(name, size) : memory_.allocate(size);
+        const bool scratch = !shape.empty() && shape.front() == -1 && scratch_.contains(name);
+        address = scratch ? shared(name, size) : memory_.allocate(size);
     }
     return address;
 }
@@ -75,7 +79,7 @@ void NoiseRows::cover(int slot, std::int64_t first, std::int64_t stop) {
     stop = std::min(stop, positions_);
     if (!row.seed || (row.first <= first && stop <= row.stop)) return;
     row.first = row.stop = 0;  // until every stream is written
-    stop = std::min(stop + block, positions_);
+    stop = std::min(stop + positions_ahead, positions_);
     std::vector<std::int64_t> offsets(static_cast<std::size_t>(2 * (stop - first)));
     for (std::size_t stream = 0; stream < streams_; ++stream) {
         noise_offsets(*row.seed, static_cast<std::uint32_t>(stream), first, offsets);

@@ -19,13 +19,13 @@ using Shape = std::vector<std::int64_t>;
 
 // Buffers by name and shape. A buffer with a row for each of `slots` slots is found by the shape of its row.
 //
-// passing: names of buffers with rows whose content is not needed after a pass, such as logits. All shapes of such a
-// name share memory where it is large enough; where it is not, at least twice as much is allocated, so that their sum
+// scratch: names of buffers with rows whose content is not needed after a pass, such as logits. All shapes of such a
+// name share memory if it is large enough; if it is not, at least twice as much is allocated, so that their sum
 // stays below four times the largest.
 class Buffers {
    public:
-    Buffers(Memory& memory, int slots, std::set<std::string> passing = {})
-        : memory_(memory), slots_(slots), passing_(std::move(passing)) {}
+    Buffers(Memory& memory, int slots, std::set<std::string> scratch = {})
+        : memory_(memory), slots_(slots), scratch_(std::move(scratch)) {}
 
     // The address of a binding's buffer, filled if it is a constant.
     std::byte* at(const Binding& binding);
@@ -69,8 +69,8 @@ class Buffers {
 
     Memory& memory_;
     int slots_;
-    std::set<std::string> passing_;
-    std::map<std::string, Block> largest_;  // by name, of a passing buffer
+    std::set<std::string> scratch_;
+    std::map<std::string, Block> largest_;  // by name, of a scratch buffer
     std::map<std::pair<std::string, Shape>, std::byte*> addresses_;
     std::set<std::byte*> filled_;
 };
@@ -84,7 +84,7 @@ class NoiseRows {
     NoiseRows(Buffers& buffers, std::size_t streams, int slots, std::int64_t positions)
         : buffers_(buffers), streams_(streams), positions_(positions), rows_(static_cast<std::size_t>(slots)) {}
 
-    // A new request is in `slot`, with this seed; none where it samples greedily and needs no noise.
+    // A new request is in `slot`, with this seed; none if it samples greedily and needs no noise.
     void begin(int slot, std::optional<std::uint64_t> seed);
     // Make sure that the row of `slot` is filled for the positions from `first` up to, without, `stop`.
     void cover(int slot, std::int64_t first, std::int64_t stop);

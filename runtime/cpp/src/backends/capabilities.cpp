@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "backends/memory.h"
+#include "errors.h"
 
 namespace pass {
 
@@ -47,7 +51,7 @@ std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t now) cons
 bool Capabilities::allows(const std::vector<Plan>& plans) const {
     if (!lookahead) return true;
     std::vector<Plan> built = chain_plans(*lookahead);
-    for (int size : trees) built.push_back(full_tree(size, *lookahead));
+    for (const Tree& tree : trees) built.push_back(full_tree(tree));
     return std::all_of(plans.begin(), plans.end(),
                        [&](const Plan& plan) { return std::find(built.begin(), built.end(), plan) != built.end(); });
 }
@@ -66,9 +70,10 @@ std::vector<int> batch_sizes_up_to(int maximum) {
 }
 
 std::vector<std::int64_t> following_capacities(std::int64_t maximum) {
-    constexpr std::int64_t unit = 64;
+    constexpr std::int64_t capacity_step = 64;
     std::vector<std::int64_t> sizes;
-    for (std::int64_t size = unit; size < maximum; size += std::max(unit, size / 8 / unit * unit)) {
+    for (std::int64_t size = capacity_step; size < maximum;
+         size += std::max(capacity_step, size / 8 / capacity_step * capacity_step)) {
         sizes.push_back(size);
     }
     sizes.push_back(maximum);
@@ -80,6 +85,60 @@ std::vector<std::int64_t> doubling_capacities(std::int64_t maximum) {
     for (std::int64_t size = 256; size < maximum; size *= 2) sizes.push_back(size);
     sizes.push_back(maximum);
     return sizes;
+}
+
+std::int64_t activation_bytes(const ModelInfo& model, std::int64_t rows, std::int64_t columns) {
+    const auto element = static_cast<std::int64_t>(item_size(model.dtype));
+    const std::int64_t logits = model.vocab_size * 2 * 4;                         // of one row, twice, in fp32
+    const std::int64_t layer = rows * (4 + 3 * 4) * model.hidden_size * element;  // hidden states and MLP
+    const std::int64_t scores = rows * model.heads * columns * (element + 1);
+    return logits + layer + scores;
+}
+
+std::map<int, std::int64_t> wide_chunks(const ModelInfo& model, const std::vector<std::int64_t>& capacities) {
+    std::map<int, std::int64_t> found;
+    for (const int rows : {2048, 1024}) {
+        for (const std::int64_t capacity : capacities) {
+            if (rows <= capacity && activation_bytes(model, rows, capacity) <= max_chunk_bytes) found[rows] = capacity;
+        }
+    }
+    return found;
+}
+
+namespace {
+
+const std::vector<std::string> gpu_devices{"cuda", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep"};
+constexpr std::size_t max_ordinal_digits = 4;
+
+std::string gpu_list() {
+    std::string text;
+    for (const std::string& name : gpu_devices) text += (text.empty() ? "" : ", ") + name;
+    return text;
+}
+
+bool is_gpu(const std::string& kind) {
+    return std::find(gpu_devices.begin(), gpu_devices.end(), kind) != gpu_devices.end();
+}
+
+}  // namespace
+
+DeviceName split_device(const std::string& name) {
+    const std::size_t colon = name.find(':');
+    const std::string kind = name.substr(0, colon);
+    const bool gpu = is_gpu(kind);
+    if (!gpu && kind != "auto" && kind != "cpu") {
+        throw Error("unknown device '" + name + "': choose one of auto, cpu, " + gpu_list());
+    }
+    if (colon == std::string::npos) return {kind, 0};
+    if (!gpu) {
+        throw Error("device '" + name + "': " + kind + " takes no number; only " + gpu_list() + " do, as cuda:1");
+    }
+    const std::string number = name.substr(colon + 1);
+    if (number.empty() || number.size() > max_ordinal_digits ||
+        number.find_first_not_of("0123456789") != std::string::npos) {
+        throw Error("device '" + name + "': a GPU's number must follow the colon, as in " + kind + ":1");
+    }
+    return {kind, std::stoi(number)};
 }
 
 }  // namespace pass

@@ -18,7 +18,7 @@ constexpr int to_device = 1, to_host = 2, on_device = 3;  // cudaMemcpyKind
 constexpr int thread_local_capture = 1;                   // other threads may call CUDA during a capture
 constexpr std::size_t engine_alignment = 256;             // which engines require
 
-constexpr std::size_t staging_alignment = 64;  // where copies through staging memory begin
+constexpr std::size_t staging_alignment = 64;  // bytes, at which copies through staging memory begin
 
 Error no_room(std::size_t size, std::size_t free, std::size_t total, const std::string& why) {
     const auto mebibytes = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };

@@ -15,7 +15,7 @@ namespace pass {
 // The functions of the library that are used here.
 // Every function returns 0 on success. Tests replace them.
 struct CudaApi {
-    std::function<int(int*)> driver_version, runtime_version;  // as 13040 for 13.4; driver: 0 where there is none
+    std::function<int(int*)> driver_version, runtime_version;  // as 13040 for 13.4; driver: 0 if there is none
     std::function<int(int*)> device_count;
     std::function<int(int*)> get_device;
     std::function<int(int)> set_device;                          // of the calling thread
@@ -42,15 +42,15 @@ struct CudaApi {
     std::function<int()> last_error;  // and clears it
     std::function<const char*(int)> error_string;
 
-    // $PASS_CUDART, else the newest libcudart that the loader finds. Throws Error where there is none.
+    // $PASS_CUDART, else the newest libcudart that the loader finds. Throws Error if there is none.
     static CudaApi open();
-    // The name of `code` where it is an error after which every call of this process fails; null where it is not.
+    // The name of `code` if it is an error after which every call of this process fails; null if it is not.
     static const char* lost(int code);
-    // Throws Error where `code`, which the CUDA function `name` returned, is an error: DeviceLost where `lost(code)`.
+    // Throws Error if `code`, which the CUDA function `name` returned, is an error: DeviceLost if `lost(code)`.
     void check(int code, const char* name) const;
     // What to do about a driver that is older than the library, with the versions of both.
     std::string driver_hint() const;
-    // Throws Error where fewer GPUs are visible than it needs for number `ordinal`.
+    // Throws Error if fewer GPUs are visible than it needs for number `ordinal`.
     void require_gpu(int ordinal) const;
 };
 
@@ -68,11 +68,11 @@ std::string why_no_gpu(const CudaApi& api);
 // Frees in the end everything that was allocated from it. A method returns when the device has done its work, unless it
 // says otherwise.
 //
-// staging: bytes of pinned host memory that copies go through, where nothing but this stream uses the memory. Uploads
+// staging: bytes of pinned host memory that copies go through, if nothing but this stream uses the memory. Uploads
 // of no more than that then return at once, and what is put on the stream later sees them.
 class Cuda : public Memory {
    public:
-    // On GPU number `ordinal`. Throws Error where there is none.
+    // On GPU number `ordinal`. Throws Error if there is none.
     Cuda(CudaApi api, int ordinal, std::size_t staging = 0);
     ~Cuda() override;
     Cuda(const Cuda&) = delete;
@@ -92,22 +92,22 @@ class Cuda : public Memory {
     void* stream() const { return stream_; }
     // Pinned host memory, into which the device can copy directly.
     std::byte* pinned(std::size_t size);
-    // Enqueue a copy to the host on the stream; it is done after `synchronize`. Can be captured where `host` is pinned.
+    // Enqueue a copy to the host on the stream; it is done after `synchronize`. Can be captured if `host` is pinned.
     void enqueue_download(void* host, const std::byte* address, std::size_t size);
     void synchronize();
-    // Capture what `enqueue` puts on the stream, as a graph for `launch`. None of it is run. Throws Error where that
+    // Capture what `enqueue` puts on the stream, as a graph for `launch`. None of it is run. Throws Error if that
     // cannot be captured: then the stream captures no more, and no error is left for later calls.
     void* capture(const std::function<void()>& enqueue);
     void launch(void* executable) { check(api_.graph_launch(executable, stream_), "cudaGraphLaunch"); }
-    // The CUDA error that an engine met when it failed, which is cleared, as words for a message; empty where there was
-    // none. Throws DeviceLost where the device is lost.
+    // The CUDA error that an engine met when it failed, which is cleared, as words for a message; empty if there was
+    // none. Throws DeviceLost if the device is lost.
     std::string why() const;
 
    private:
-    // Throws Error where `code`, of the function `name`, is an error; keeps the first DeviceLost. CUDA's own
+    // Throws Error if `code`, of the function `name`, is an error; keeps the first DeviceLost. CUDA's own
     // record of the error is cleared: it would be taken for the error of a later launch.
     void check(int code, const char* name) const;
-    // `size` bytes of the staging memory, which no copy is using; null where they are too many.
+    // `size` bytes of the staging memory, which no copy is using; null if they are too many.
     std::byte* stage(std::size_t size);
 
     CudaApi api_;

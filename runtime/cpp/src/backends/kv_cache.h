@@ -29,7 +29,7 @@ class KVCache {
     std::array<std::int64_t, 4> shape(int slots) const { return {slots, heads_, capacity_ + spare_, head_dim_}; }
     // The address where the part of `slot` begins in tensor `index`.
     std::byte* place(std::size_t index, int slot) const;
-    // Move the first lengths[slot] tokens of every slot into tensors of `capacity` tokens. Where memory runs out, the
+    // Move the first lengths[slot] tokens of every slot into tensors of `capacity` tokens. If memory runs out, the
     // cache stays as it was.
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Copy the first `length` tokens of slot `source` into slot `target`.

@@ -1,15 +1,23 @@
 #include "backends/memory.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "errors.h"
+
 namespace pass {
 
 namespace {
 
-constexpr std::size_t cache_line = 64;  // bytes, which is enough for vector instructions
+constexpr std::size_t cache_line_bytes = 64;  // bytes, which is enough for vector instructions
 
 }  // namespace
 
@@ -29,13 +37,13 @@ HostMemory::~HostMemory() {
 }
 
 std::byte* HostMemory::allocate(std::size_t size) {
-    const std::size_t padded = size + cache_line;
+    const std::size_t padded = size + cache_line_bytes;
     // The system backs calloc's pages with memory only when they are written.
     void* block = allocator_ ? allocator_->allocate(padded) : std::calloc(padded, 1);
     if (block == nullptr) throw out_of_memory(size);
     if (allocator_) std::memset(block, 0, padded);
-    const std::size_t offset = reinterpret_cast<std::uintptr_t>(block) % cache_line;
-    std::byte* address = static_cast<std::byte*>(block) + (offset == 0 ? 0 : cache_line - offset);
+    const std::size_t offset = reinterpret_cast<std::uintptr_t>(block) % cache_line_bytes;
+    std::byte* address = static_cast<std::byte*>(block) + (offset == 0 ? 0 : cache_line_bytes - offset);
     try {
         blocks_.emplace(address, block);
     } catch (...) {
@@ -77,6 +85,26 @@ std::size_t item_size(const std::string& dtype) {
     if (dtype == "int64") return 8;
     if (dtype == "float32" || dtype == "int32") return 4;
     return dtype == "bool" ? 1 : 2;
+}
+
+MappedFile::MappedFile(const std::filesystem::path& path) {
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    struct stat about {};
+    if (file < 0 || fstat(file, &about) != 0) {
+        const std::string why = std::strerror(errno);
+        if (file >= 0) close(file);
+        throw Error("cannot read " + path.string() + ": " + why);
+    }
+    size_ = static_cast<std::size_t>(about.st_size);
+    void* data = size_ == 0 ? nullptr : mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
+    const int failed = errno;
+    close(file);
+    if (data == MAP_FAILED) throw Error("cannot read " + path.string() + ": " + std::strerror(failed));
+    data_ = static_cast<std::byte*>(data);
+}
+
+MappedFile::~MappedFile() {
+    if (data_ != nullptr) munmap(data_, size_);
 }
 
 }  // namespace pass

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -16,13 +17,13 @@ namespace pass {
 class Memory {
    public:
     virtual ~Memory() = default;
-    // `size` zeroed bytes. Throws Error where they cannot be had (see `out_of_memory`).
+    // `size` zeroed bytes. Throws Error if they cannot be had (see `out_of_memory`).
     virtual std::byte* allocate(std::size_t size) = 0;
     // The DeviceLost that was thrown first; null while the device works.
     virtual std::exception_ptr failure() const { return nullptr; }
     // While the result lives, what this thread does goes to this device.
     virtual std::shared_ptr<void> for_this_thread() { return nullptr; }
-    // To be called when an engine failed without a CUDA error code: throws DeviceLost where the device is lost.
+    // To be called when an engine failed without a CUDA error code: throws DeviceLost if the device is lost.
     virtual void check_device() const {}
     virtual void free(std::byte* address) = 0;
     virtual void upload(std::byte* address, const void* host, std::size_t size) = 0;
@@ -60,5 +61,22 @@ class HostMemory : public Memory {
 
 // Bytes of an element of type `dtype`.
 std::size_t item_size(const std::string& dtype);
+
+// A file, mapped into memory for reading.
+class MappedFile {
+   public:
+    // Throws Error if it cannot be read.
+    explicit MappedFile(const std::filesystem::path& path);
+    ~MappedFile();
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
+
+    std::byte* data() const { return data_; }
+    std::size_t size() const { return size_; }
+
+   private:
+    std::byte* data_ = nullptr;
+    std::size_t size_ = 0;
+};
 
 }  // namespace pass

@@ -26,7 +26,7 @@ const char* name_of(Sampler sampler) {
     }
 }
 
-std::set<std::string> BundleBindings::passing() const {
+std::set<std::string> BundleBindings::scratch() const {
     std::set<std::string> found;
     const auto add = [&](const Graph& graph) {
         for (const Tensor& output : graph.outputs) {
@@ -97,11 +97,11 @@ Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch, bool
     return found;
 }
 
-Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int batch, std::size_t touched) const {
+Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int batch, std::size_t num_biased) const {
     const Sizes sizes{{"batch", batch},
                       {"width", plan.width()},
                       {"processed_rows", plan.drafts + 1},
-                      {"touched", static_cast<std::int64_t>(touched)}};
+                      {"touched", static_cast<std::int64_t>(num_biased)}};
     Bindings found;
     for (const Tensor& tensor : graph.inputs) found.inputs.push_back(bind(tensor, sizes, plan, {}));
     for (const Tensor& tensor : graph.outputs) found.outputs.push_back(bind(tensor, sizes, plan, {}));
@@ -112,7 +112,7 @@ Tensor BundleBindings::widened(const Tensor& tensor, const Plan& plan) const {
     const bool next = tensor.name == "next_ids";
     if (!next && tensor.name != "input_ids") return tensor;
     const Plan of = next ? plan.next() : plan;
-    if (tensor.shape[1] != Dimension(std::int64_t{of.width()})) return tensor;
+    if (tensor.shape.at(1) != Dimension(std::int64_t{of.width()})) return tensor;
     Tensor found = tensor;
     found.shape[1] = std::int64_t{window(of)};
     return found;

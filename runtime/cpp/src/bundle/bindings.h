@@ -53,7 +53,7 @@ class BundleBindings {
         : manifest_(manifest), positions_(positions), least_width_(least_width) {}
 
     // Buffers whose content no later pass needs: every pass writes them before it reads them.
-    std::set<std::string> passing() const;
+    std::set<std::string> scratch() const;
     // The rows of a window in memory, with padding.
     int window(const Plan& plan) const { return std::max(plan.width(), least_width_); }
     // The trunk's bindings but for the KV cache. prefill: in buffers of prefill, with one logit row, which the host
@@ -62,8 +62,8 @@ class BundleBindings {
     const Graph& tail_graph(const Plan& plan, Sampler sampler) const;
     // processed: it reads what the logits processors wrote.
     Bindings tail(const Plan& plan, Sampler sampler, int batch, bool processed = false) const;
-    // Those of the logits processors before the tail of `plan`. touched: the length of their lists.
-    Bindings processors(const Graph& graph, const Plan& plan, int batch, std::size_t touched) const;
+    // Those of the logits processors before the tail of `plan`. num_biased: the length of their lists.
+    Bindings processors(const Graph& graph, const Plan& plan, int batch, std::size_t num_biased) const;
     // Those of the log-probability graph, after the tail of `plan`.
     Bindings logprobs(const Plan& plan, int batch) const;
 
@@ -72,7 +72,7 @@ class BundleBindings {
     using Sizes = std::map<std::string, std::int64_t>;
 
     Constants constants(const Plan& plan) const;
-    // `tensor` with the padded width of its window, where an engine's tail has the window's ids as input or output.
+    // `tensor` with the padded width of its window, if an engine's tail has the window's ids as input or output.
     Tensor widened(const Tensor& tensor, const Plan& plan) const;
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
                  const std::string& scope = "") const;

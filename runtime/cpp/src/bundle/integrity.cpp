@@ -1,12 +1,173 @@
-// Checks that the files of a bundle are the exported ones, by size and SHA-256.
+#include "bundle/integrity.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <openssl/evp.h>
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <memory>
+#include <optional>
 #include <set>
+#include <vector>
 
-#include "bundle/hashes.h"
 #include "bundle/manifest.h"
 #include "errors.h"
 
 namespace pass {
+
+namespace {
+
+class Digest {
+   public:
+    Digest() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
+        check(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+    }
+    void update(const void* data, std::size_t size) { check(EVP_DigestUpdate(context_.get(), data, size) == 1); }
+    std::string hex() {
+        std::array<unsigned char, 32> bytes{};
+        check(EVP_DigestFinal_ex(context_.get(), bytes.data(), nullptr) == 1);
+        std::string text;
+        for (const unsigned char byte : bytes) {
+            text += "0123456789abcdef"[byte >> 4];
+            text += "0123456789abcdef"[byte & 15];
+        }
+        return text;
+    }
+
+   private:
+    static void check(bool good) {
+        if (!good) throw Error("OpenSSL computes no SHA-256 here");
+    }
+
+    std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
+};
+
+constexpr const char* cache_file = "hashes.txt";
+constexpr std::size_t max_cached_hashes = 4096;  // how many lines are kept, the newest ones
+constexpr std::int64_t settle_nanoseconds =
+    2 * 1000000000L;  // nanoseconds since its last change from which on a file's hash is kept
+
+std::int64_t nanoseconds(const timespec& time) { return std::int64_t{time.tv_sec} * 1000000000L + time.tv_nsec; }
+
+std::string environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+struct Identity {
+    std::string text;
+    std::int64_t changed = 0;
+};
+
+std::optional<Identity> identity_of(const std::filesystem::path& path) {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+    const std::int64_t content = nanoseconds(status.st_mtim), anything = nanoseconds(status.st_ctim);
+    return Identity{std::to_string(status.st_dev) + " " + std::to_string(status.st_ino) + " " +
+                        std::to_string(status.st_size) + " " + std::to_string(content) + " " + std::to_string(anything),
+                    std::max(content, anything)};
+}
+
+}  // namespace
+
+std::filesystem::path cache_directory() {
+    if (const std::string own = environment("PASS_CACHE"); !own.empty()) return own;
+    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty()) {
+        return std::filesystem::path(base) / "pass-toolkit";
+    }
+    const std::string home = environment("HOME");
+    return home.empty() ? std::filesystem::path() : std::filesystem::path(home) / ".cache" / "pass-toolkit";
+}
+
+std::string sha256(std::string_view data) {
+    Digest digest;
+    digest.update(data.data(), data.size());
+    return digest.hex();
+}
+
+std::string sha256_of_file(const std::filesystem::path& path) {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+    const auto fail = [&] { throw Error("cannot read " + path.string() + ": " + std::strerror(errno)); };
+    if (!file) fail();
+    std::setvbuf(file.get(), nullptr, _IONBF, 0);
+    std::vector<char> piece(std::size_t{1} << 20);
+    Digest digest;
+    while (const std::size_t size = std::fread(piece.data(), 1, piece.size(), file.get())) {
+        digest.update(piece.data(), size);
+    }
+    if (std::ferror(file.get()) != 0) fail();
+    return digest.hex();
+}
+
+HashCache::HashCache() {
+    const std::filesystem::path directory = cache_directory();
+    if (directory.empty()) return;
+    std::ifstream file(directory / cache_file);
+    for (std::string line; std::getline(file, line);) {
+        const std::size_t space = line.rfind(' ');
+        if (space == std::string::npos) continue;
+        lines_.emplace_back(line.substr(0, space), line.substr(space + 1));
+        known_[lines_.back().first] = lines_.back().second;
+    }
+}
+
+bool HashCache::knows(const std::filesystem::path& path, const std::string& sha256) const {
+    const std::optional<Identity> identity = identity_of(path);
+    if (!identity) return false;
+    const auto found = known_.find(identity->text);
+    return found != known_.end() && found->second == sha256;
+}
+
+bool HashCache::matches(const std::filesystem::path& path, const std::string& sha256) {
+    if (knows(path, sha256)) return true;
+    const std::optional<Identity> before = identity_of(path);
+    const std::string found = sha256_of_file(path);
+    const std::optional<Identity> after = identity_of(path);
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (before && after && before->text == after->text && after->changed + settle_nanoseconds < nanoseconds(now)) {
+        new_.emplace_back(before->text, found);
+    }
+    return found == sha256;
+}
+
+void HashCache::save() const {
+    const std::filesystem::path directory = cache_directory();
+    if (new_.empty() || directory.empty()) return;
+    std::vector<Line> lines = HashCache().lines_;
+    for (const Line& line : new_) {
+        std::erase_if(lines, [&](const Line& old) { return old.first == line.first; });
+        lines.push_back(line);
+    }
+    std::error_code error;  // on failure the files are read again next time
+    std::filesystem::create_directories(directory, error);
+    static std::atomic<int> saves = 0;  // two threads may save at once
+    const std::filesystem::path part = directory / ("." + std::string(cache_file) + ".part-" +
+                                                    std::to_string(getpid()) + "-" + std::to_string(++saves));
+    {
+        std::ofstream file(part, std::ios::trunc);
+        for (std::size_t i = lines.size() > max_cached_hashes ? lines.size() - max_cached_hashes : 0; i < lines.size();
+             ++i) {
+            file << lines[i].first << ' ' << lines[i].second << '\n';
+        }
+        file.close();
+        if (file.fail()) {
+            std::filesystem::remove(part, error);
+            return;
+        }
+    }
+    std::filesystem::rename(part, directory / cache_file, error);
+    if (error) std::filesystem::remove(part, error);
+}
 
 namespace {
 
@@ -25,9 +186,9 @@ std::set<std::string> files_in_use(const std::filesystem::path& bundle, const Ma
 
 }  // namespace
 
-void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes, Remembered* remembered) {
+void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes, HashCache* cache) {
     const auto has_hash = [&](const std::string& path, const std::string& sha256) {
-        return remembered != nullptr ? remembered->matches(path, sha256) : sha256_of_file(path) == sha256;
+        return cache != nullptr ? cache->matches(path, sha256) : sha256_of_file(path) == sha256;
     };
     for (const auto& [name, info] : manifest.files) {
         const std::string path = (bundle / name).string();

@@ -1,9 +1,12 @@
 #include "bundle/manifest.h"
 
 #include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "bundle/hashes.h"
+#include "bundle/integrity.h"
+#include "bundle/tensors.h"
 #include "errors.h"
 #include "utf8.h"
 
@@ -15,6 +18,38 @@ template <class Value>
 const Value* find_in(const Ordered<Value>& mapping, const std::string& name) {
     const auto found = std::find_if(mapping.begin(), mapping.end(), [&](auto& item) { return item.first == name; });
     return found == mapping.end() ? nullptr : &found->second;
+}
+
+using std::to_string;
+
+// The tensors whose names begin with `prefix` must be the keys and values of every layer.
+void check_cache(const ModelInfo& model, const std::string& prefix, const std::vector<Tensor>& tensors) {
+    const std::vector<Dimension> shape{"batch", model.kv_heads, "capacity", model.head_dim};
+    std::int64_t count = 0;
+    for (const Tensor& tensor : tensors) {
+        if (!tensor.name.starts_with(prefix)) continue;
+        ++count;
+        if (tensor.shape == shape && tensor.dtype == model.dtype) continue;
+        throw Error(tensor.name + " is " + tensor.dtype + " " + text_of(tensor.shape) + ", not " + model.dtype + " " +
+                    text_of(shape) + " (model.kv_heads, model.head_dim)");
+    }
+    if (count == 2 * model.layers) return;
+    throw Error("model.layers is " + to_string(model.layers) + " and the trunk has " + to_string(count) + " " +
+                prefix.substr(0, prefix.size() - 1) + " tensors");
+}
+
+// The tensors of a graph must be those that this runtime fills and reads, of the types that it writes.
+void check_tensors(const Graph& graph) {
+    for (const auto* tensors : {&graph.inputs, &graph.outputs}) {
+        for (const Tensor& tensor : *tensors) {
+            if (tensor.name.starts_with(cache_prefix) || tensor.name.starts_with(present_prefix)) continue;
+            const auto found = tensor_kinds().find(tensor.name);
+            const bool known = found != tensor_kinds().end() && found->second.dtype == tensor.dtype &&
+                               found->second.rank == tensor.shape.size();
+            if (known) continue;
+            throw Error(tensor.name + " of " + graph.file + " cannot be " + tensor.dtype + " " + text_of(tensor.shape));
+        }
+    }
 }
 
 }  // namespace
@@ -58,12 +93,12 @@ const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots
     return found;
 }
 
-std::vector<int> Manifest::tree_sizes(const std::function<bool(const std::string&)>& built) const {
-    std::vector<int> found;
+std::vector<Tree> Manifest::trees(const std::function<bool(const std::string&)>& built) const {
+    std::vector<Tree> found;
     for (const PlanInfo& info : plans) {
         const bool all = std::all_of(info.tails.begin(), info.tails.end(),
                                      [&](const auto& tail) { return built(tail.second.file); });
-        if (!info.parents.empty() && all) found.push_back(static_cast<int>(info.parents.size()));
+        if (!info.parents.empty() && all) found.emplace_back(info.parents.begin(), info.parents.end());
     }
     return found;
 }
@@ -78,6 +113,56 @@ const PlanInfo& Manifest::plan(const std::string& name) const {
 }
 
 const FileInfo* Manifest::file(const std::string& name) const { return find_in(files, name); }
+
+void check_consistency(const Manifest& manifest) {
+    const ModelInfo& model = manifest.model;
+    Numbers tokens = model.eos_token_ids;
+    if (model.bos_token_id) tokens.insert(tokens.begin(), *model.bos_token_id);
+    for (const std::int64_t token : tokens) {
+        if (token >= 0 && token < model.vocab_size) continue;
+        throw Error("token " + to_string(token) + " is not in the vocabulary of " + to_string(model.vocab_size) +
+                    " (model.vocab_size)");
+    }
+    check_cache(model, cache_prefix, manifest.trunk.inputs);
+    check_cache(model, present_prefix, manifest.trunk.outputs);
+    check_tensors(manifest.trunk);
+    const Tensor* logits = manifest.trunk.find("logits");
+    if (logits == nullptr || logits->shape.back() != Dimension(model.vocab_size)) {
+        throw Error("the trunk's logits are not those of model.vocab_size " + to_string(model.vocab_size));
+    }
+    for (const PlanInfo& info : manifest.plans) {
+        for (std::size_t i = 0; i < info.parents.size(); ++i) {
+            if (info.parents[i] >= 0 && info.parents[i] <= static_cast<std::int64_t>(i)) continue;
+            throw Error("draft " + to_string(i + 1) + " of the tree of " + info.name + " follows no row before it");
+        }
+        for (const auto& [sampler, tail] : info.tails) check_tensors(tail);
+    }
+    check_tensors(manifest.logprobs);
+    if (manifest.processors) check_tensors(*manifest.processors);
+}
+
+void check_trunk_metadata(const Manifest& manifest, const std::string& stated) {
+    using Json = nlohmann::json;
+    const ModelInfo& model = manifest.model;
+    const std::pair<const char*, Json> facts[] = {{"model.dtype", model.dtype},
+                                                  {"model.weights", model.weights},
+                                                  {"model.vocab_size", model.vocab_size},
+                                                  {"model.hidden_size", model.hidden_size},
+                                                  {"model.layers", model.layers},
+                                                  {"model.heads", model.heads},
+                                                  {"model.kv_heads", model.kv_heads},
+                                                  {"model.head_dim", model.head_dim},
+                                                  {"model.max_capacity", model.max_capacity},
+                                                  {"lookahead.length", manifest.lookahead.length},
+                                                  {"rule", manifest.rule}};
+    const Json found = Json::parse(stated, nullptr, false);
+    for (const auto& [name, expected] : facts) {
+        const Json actual = found.is_object() ? found.value(name, Json()) : Json();
+        if (actual == expected) continue;
+        throw Error("the manifest says " + std::string(name) + " " + expected.dump() + " and " + manifest.trunk.file +
+                    " " + (actual.is_null() ? "nothing" : actual.dump()) + "; export the bundle again");
+    }
+}
 
 Manifest read_manifest(const std::filesystem::path& bundle) {
     const std::filesystem::path path = bundle / manifest_file;

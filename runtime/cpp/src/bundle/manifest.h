@@ -28,7 +28,7 @@ using Ordered = std::vector<std::pair<std::string, Value>>;
 
 using Numbers = std::vector<std::int64_t>;
 
-// A dimension is a number, or a name where it is symbolic: batch, width, logit_rows, lookahead_rows, capacity,
+// A dimension is a number, or a name if it is symbolic: batch, width, logit_rows, lookahead_rows, capacity,
 // positions, max_emitted.
 using Dimension = std::variant<std::int64_t, std::string>;
 
@@ -44,7 +44,7 @@ struct Graph {
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
 
-    // An input or output by its name; null where there is none.
+    // An input or output by its name; null if there is none.
     const Tensor* find(const std::string& name) const;
 };
 
@@ -102,7 +102,7 @@ struct PlanInfo {
     Numbers parents;       // of a tree: the row that each draft follows
     Ordered<Graph> tails;  // by sampler: greedy, sample, truncated
 
-    // Null where the plan has no tail for `sampler`.
+    // Null if the plan has no tail for `sampler`.
     const Graph* tail(const std::string& sampler) const;
 };
 
@@ -165,15 +165,15 @@ struct Manifest {
     // lookahead_rows: false is for passes without look-ahead rows.
     const DerivedTrunk* derived_trunk(const std::string& device, int slots, bool lookahead_rows = true) const;
 
-    // The numbers of drafts of the trees for whose tails `built` is true, which gets a tail's file.
-    std::vector<int> tree_sizes(const std::function<bool(const std::string&)>& built = [](const std::string&) {
+    // The trees for whose tails `built` is true, which gets a tail's file.
+    std::vector<Tree> trees(const std::function<bool(const std::string&)>& built = [](const std::string&) {
         return true;
     }) const;
 
-    // Error where the bundle has no such plan.
+    // Error if the bundle has no such plan.
     const PlanInfo& plan(const std::string& name) const;
 
-    // Null where the bundle has no such file.
+    // Null if the bundle has no such file.
     const FileInfo* file(const std::string& name) const;
 };
 
@@ -183,21 +183,23 @@ bool is_file_name(const std::string& name);
 // The manifest in `text`. Throws Error with the first field that is missing, unknown or of another kind.
 Manifest parse_manifest(const std::string& text);
 
-// Throws Error where the numbers of a manifest contradict the tensors and plans that it lists.
+// Throws Error if what this runtime takes from a manifest would make it read or write memory that is not there, or fill
+// tensors that it does not know. What the manifest says twice is not compared: hashes guard the bundle's files, and
+// ONNX Runtime's graphs are compared with the manifest when they are opened.
 void check_consistency(const Manifest& manifest);
 
-// trunk.onnx states the model that it was exported from: throws Error where `stated`, the JSON in its metadata, is of
+// trunk.onnx states the model that it was exported from: throws Error if `stated`, the JSON in its metadata, is of
 // another one.
 void check_trunk_metadata(const Manifest& manifest, const std::string& stated);
 
 // Parse and validate `bundle`/pass_config.json. Throws Error with the first problem.
 Manifest read_manifest(const std::filesystem::path& bundle);
 
-class Remembered;
+class HashCache;
 
-// Check that every file of the bundle exists with its size and, with `hashes`, its SHA-256. remembered: known hashes,
-// so that files that have not changed are not read again; null reads all of them.
+// Check that every file of the bundle exists with its size and, with `hashes`, its SHA-256. cache: known hashes, so
+// that files that have not changed are not read again; null reads all of them.
 void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes = true,
-                  Remembered* remembered = nullptr);
+                  HashCache* cache = nullptr);
 
 }  // namespace pass

@@ -16,8 +16,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int deepest = 200;                                    // nested lists and objects, as in Python
-constexpr std::int64_t largest_number = std::int64_t{1} << 53;  // so that sums of numbers cannot overflow
+constexpr int max_nesting = 200;                            // nested lists and objects, as in Python
+constexpr std::int64_t max_number = std::int64_t{1} << 53;  // so that sums of numbers cannot overflow
 
 // A value and its place in the document, such as `model.vocab_size`.
 struct At {
@@ -44,8 +44,8 @@ void read(const At& at, bool& out) {
 
 void read(const At& at, std::int64_t& out) {
     const bool small = at.value.is_number_unsigned()
-                           ? at.value.get<std::uint64_t>() <= largest_number
-                           : at.value.is_number_integer() && at.value.get<std::int64_t>() >= -largest_number;
+                           ? at.value.get<std::uint64_t>() <= max_number
+                           : at.value.is_number_integer() && at.value.get<std::int64_t>() >= -max_number;
     at.require(small, "must be a whole number of at most 2^53");
     out = at.value.get<std::int64_t>();
 }
@@ -94,11 +94,11 @@ struct Any {
     void operator()(const At&, const T&) const {}
 };
 
-auto range(std::int64_t least, std::int64_t most = largest_number) {
+auto range(std::int64_t least, std::int64_t most = max_number) {
     return [=](const At& at, std::int64_t number) {
         at.require(number >= least && number <= most,
-                   "must be " + (most == largest_number ? "at least " + std::to_string(least)
-                                                        : std::to_string(least) + " to " + std::to_string(most)));
+                   "must be " + (most == max_number ? "at least " + std::to_string(least)
+                                                    : std::to_string(least) + " to " + std::to_string(most)));
     };
 }
 const auto positive = range(1), natural = range(0), lookahead = range(1, max_lookahead);
@@ -300,7 +300,7 @@ void read(const At& at, Noise&) {
     std::string scheme;
     std::int64_t members = 0, row = 0, bits = 0;
     Fields(at).field("scheme", scheme).field("members", members).field("row", row).field("bits", bits).end();
-    if (scheme == noise_scheme && members == noise_block_size && row == noise_row && bits == noise_bits) return;
+    if (scheme == noise_scheme && members == noise_block_size && row == noise_row_entries && bits == noise_bits) return;
     throw Error("noise scheme '" + one_line(scheme) + "' is not this version's '" + noise_scheme + "'; export again");
 }
 
@@ -376,7 +376,7 @@ void read(const At& at, Manifest& out) {
 
 Json parse(const std::string& text) {
     const auto not_too_deep = [](int depth, Json::parse_event_t, Json&) {
-        if (depth > deepest) throw Error("file: Invalid JSON: recursion limit exceeded");
+        if (depth > max_nesting) throw Error("file: Invalid JSON: recursion limit exceeded");
         return true;
     };
     if (text.starts_with("\xEF\xBB\xBF")) throw Error("file: Invalid JSON: it begins with a byte order mark");

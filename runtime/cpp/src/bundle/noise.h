@@ -20,8 +20,8 @@ inline const std::array<std::string, 3> noise_streams{"noise_offsets", "accept_o
 
 inline constexpr const char* noise_tables_file = "tail.noise.data";
 inline constexpr const char* noise_scheme = "block-race-1";
-inline constexpr int noise_block_size = 8;  // token ids in a block
-inline constexpr int noise_row = 16;        // entries in a row of the tables
+inline constexpr int noise_block_size = 8;    // token ids in a block
+inline constexpr int noise_row_entries = 16;  // entries in a row of the tables
 inline constexpr int noise_bits = 30;
 
 // Fill `offsets` [N,2] with the row offsets of N positions from `first` on, for the input noise_streams[stream].

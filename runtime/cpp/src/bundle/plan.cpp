@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <numeric>
+#include <optional>
 #include <string_view>
 
-#include "bundle/tree.h"
 #include "errors.h"
 
 namespace pass {
@@ -67,19 +67,42 @@ std::vector<Row> rows_of(const Plan& plan) {
     return rows;
 }
 
-// The number in "tree-8"; 0 where `mode` is no such name.
-int tree_named(const std::string& mode) {
-    for (int size : every_tree_size()) {
-        if (mode == "tree-" + std::to_string(size)) return size;
+// The number in "tree-8"; none if `mode` is no such name.
+std::optional<int> tree_named(const std::string& mode) {
+    int drafts = 0;
+    const std::size_t prefix = std::string_view("tree-").size();
+    if (!mode.starts_with("tree-")) return std::nullopt;
+    const char* last = mode.data() + mode.size();
+    const auto [stop, error] = std::from_chars(mode.data() + prefix, last, drafts);
+    return error == std::errc() && stop == last ? std::optional(drafts) : std::nullopt;
+}
+
+// The tree of so many drafts. Throws Error if there is none, or it is deeper than `lookahead`.
+const Tree& find_tree(const std::vector<Tree>& trees, int drafts, int lookahead) {
+    for (const Tree& tree : trees) {
+        if (static_cast<int>(tree.size()) != drafts) continue;
+        if (const int depth = tree_depth(tree); depth > lookahead) {
+            throw Error("a tree of " + std::to_string(drafts) + " drafts needs a look-ahead of " +
+                        std::to_string(depth) + " or more, not " + std::to_string(lookahead));
+        }
+        return tree;
     }
-    return 0;
+    throw Error("there is no tree-" + std::to_string(drafts) +
+                " here: trees of drafts need the rule match, a draft head, a vocabulary that is a multiple of 8, and a "
+                "bundle and engines of this version; use --plan fused");
 }
 
 }  // namespace
 
 int Plan::lookahead_rows() const { return std::accumulate(groups.begin(), groups.end(), 0); }
 
-int Plan::depth() const { return is_tree() ? tree_depth(drafts) : drafts; }
+int Plan::depth() const { return is_tree() ? tree_depth(parents) : drafts; }
+
+int tree_depth(const Tree& tree) {
+    std::vector<int> depths{0};
+    for (const int parent : tree) depths.push_back(depths[static_cast<std::size_t>(parent)] + 1);
+    return *std::max_element(depths.begin(), depths.end());
+}
 
 Plan Plan::next() const {
     if (is_fused() || width() == 1) return *this;
@@ -106,10 +129,8 @@ Plan fused_plan(const std::vector<int>& groups) {
     return {full ? "fused-" + std::to_string(drafts) : "fused:" + joined(groups), drafts, groups};
 }
 
-Plan tree_plan(const std::vector<int>& groups, int lookahead) {
-    const int drafts = static_cast<int>(groups.size()) - 1;
-    std::vector<int> parents = tree_parents(drafts, lookahead);
-    const int depth = tree_depth(drafts);
+Plan tree_plan(const Tree& tree, const std::vector<int>& groups) {
+    const int drafts = static_cast<int>(tree.size()), depth = tree_depth(tree);
     const bool sized = std::all_of(groups.begin(), groups.end(), [&](int size) { return size >= 0 && size <= depth; });
     if (!sized || groups.front() == 0) {
         const std::string most = std::to_string(depth);
@@ -117,13 +138,10 @@ Plan tree_plan(const std::vector<int>& groups, int lookahead) {
                     " deep, so the first group must have 1 to " + most + " rows and the others 0 to " + most);
     }
     const bool full = std::all_of(groups.begin(), groups.end(), [&](int size) { return size == depth; });
-    return {full ? "tree-" + std::to_string(drafts) : "tree:" + joined(groups), drafts, groups, std::move(parents)};
+    return {full ? "tree-" + std::to_string(drafts) : "tree:" + joined(groups), drafts, groups, tree};
 }
 
-Plan full_tree(int drafts, int lookahead) {
-    tree_nodes(drafts, lookahead);  // throws where there is none
-    return tree_plan(std::vector<int>(static_cast<std::size_t>(drafts) + 1, tree_depth(drafts)), lookahead);
-}
+Plan full_tree(const Tree& tree) { return tree_plan(tree, std::vector<int>(tree.size() + 1, tree_depth(tree))); }
 
 PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
     const std::vector<Row> rows = rows_of(plan);
@@ -179,15 +197,19 @@ Cycle Cycle::narrower() const {
     return fused_cycle(sizes);
 }
 
-Cycle make_cycle(const std::string& mode, int lookahead) {
+Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees) {
     const bool fused = mode.starts_with("fused:"), tree = mode.starts_with("tree:");
-    if (!fused && !tree && mode != "ar" && mode != "two-pass" && mode != "fused" && tree_named(mode) == 0) {
+    const std::optional<int> drafts = tree_named(mode);
+    if (!fused && !tree && !drafts && mode != "ar" && mode != "two-pass" && mode != "fused") {
         throw Error("unknown plan '" + mode + "': " + known_plans);
     }
     if (mode == "ar" || lookahead == 0) return {"ar", {ar_plan()}};
     if (fused) return fused_cycle(parse_sizes(mode));
-    if (tree) return tree_cycle(parse_sizes(mode), lookahead);
-    if (const int size = tree_named(mode); size > 0) return {mode, {full_tree(size, lookahead)}};
+    if (tree) {
+        const std::vector<int> groups = parse_sizes(mode);
+        return tree_cycle(tree_plan(find_tree(trees, static_cast<int>(groups.size()) - 1, lookahead), groups));
+    }
+    if (drafts) return tree_cycle(full_tree(find_tree(trees, *drafts, lookahead)));
     if (mode == "fused") return fused_cycle(std::vector<int>(static_cast<std::size_t>(lookahead) + 1, lookahead));
     return {mode, {draft_plan(lookahead), verify_plan(lookahead)}};
 }
@@ -199,22 +221,9 @@ Cycle fused_cycle(const std::vector<int>& groups) {
     return {std::move(name), {std::move(plan)}};
 }
 
-Cycle tree_cycle(const std::vector<int>& groups, int lookahead) {
-    Plan plan = tree_plan(groups, lookahead);
+Cycle tree_cycle(Plan plan) {
     std::string name = plan.name;
     return {std::move(name), {std::move(plan)}};
-}
-
-std::vector<Plan> bundle_plans(int lookahead, bool trees) {
-    std::vector<Plan> plans{ar_plan()};
-    for (int length = 1; length <= lookahead; ++length) {
-        for (const char* mode : {"two-pass", "fused"}) {
-            for (const Plan& plan : make_cycle(mode, length).plans) plans.push_back(plan);
-        }
-    }
-    if (!trees) return plans;
-    for (int size : tree_sizes(lookahead)) plans.push_back(full_tree(size, lookahead));
-    return plans;
 }
 
 }  // namespace pass

@@ -1,7 +1,8 @@
 // Plans: the static layout of a decoding window, and the cycles of plans that decoding runs.
 //
-// pass_runtime/bundle/plan.py explains them. A manifest lists their constants for other runtimes; this one computes
-// them.
+// pass_runtime/bundle/plan.py explains them. Constants are computed here, in one place for all plans: a manifest lists
+// those of full groups alone, and `auto` runs windows of other groups, prompts windows of any width. Which trees there
+// are is in the manifest.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,21 @@ namespace pass {
 
 inline constexpr int max_lookahead = 16;
 
+// A tree of drafts: the row that each of them follows, 0 for the root. Drafts that follow the same row are its first
+// choice, its second one, and so on; the chain of first choices comes first.
+using Tree = std::vector<int>;
+
+// How many drafts the longest path of a tree has, which is the chain of first choices.
+int tree_depth(const Tree& tree);
+
 // A window has the root, `drafts` draft rows, and a look-ahead group for every entry of `groups`: group a has groups[a]
-// rows and follows row a. The drafts are a chain, each following the row before it, or a tree, where `parents` has the
-// row that each of them follows; the first depth() of its drafts are a chain of first choices.
+// rows and follows row a. The drafts are a chain, each following the row before it, or a tree, if `parents` has the
+// row that each of them follows.
 struct Plan {
     std::string name;
     int drafts = 0;
     std::vector<int> groups;
-    std::vector<int> parents{};
+    Tree parents{};
 
     bool is_tree() const { return !parents.empty(); }
     int lookahead_rows() const;
@@ -29,7 +37,7 @@ struct Plan {
     int max_emitted() const { return depth() + 1; }
     bool is_fused() const { return drafts > 0 && !groups.empty(); }
     // How deep the drafts are that a pass makes for the next one. last: the row of the last accepted draft.
-    int left(int last) const { return groups.empty() ? 0 : groups[static_cast<std::size_t>(last)]; }
+    int next_drafts(int last) const { return groups.empty() ? 0 : groups[static_cast<std::size_t>(last)]; }
     // The plan of the window that the tail writes for the next pass.
     Plan next() const;
     // The name of its tail graphs, which fused plans with the same number of drafts share; so do trees.
@@ -43,12 +51,12 @@ Plan ar_plan();
 Plan draft_plan(int lookahead);
 Plan verify_plan(int lookahead);
 Plan prefill_plan(int width);
-// Throws Error where there is no plan with these group sizes.
+// Throws Error if there is no plan with these group sizes.
 Plan fused_plan(const std::vector<int>& groups);
-// A tree of drafts, for bundles with `lookahead` look-ahead rows. Throws Error where there is none with these groups.
-Plan tree_plan(const std::vector<int>& groups, int lookahead);
-// The tree of so many drafts in which every group is as large as the tree is deep.
-Plan full_tree(int drafts, int lookahead);
+// The plan of a tree. Throws Error if these groups do not fit it.
+Plan tree_plan(const Tree& tree, const std::vector<int>& groups);
+// The one in which every group is as large as the tree is deep.
+Plan full_tree(const Tree& tree);
 
 // The constant inputs of a plan's graphs; a window has Q rows, of which A are look-ahead rows.
 struct PlanConstants {
@@ -81,13 +89,10 @@ struct Cycle {
 
 // mode: "ar", "two-pass", "fused", "tree-" with its number of drafts, or "fused:" or "tree:" with a size for every
 // group, from which the number of drafts follows.
-// lookahead: the drafts of the other modes, 0 for `ar`. Throws Error where there is no such mode.
-Cycle make_cycle(const std::string& mode, int lookahead);
+// lookahead: the drafts of the other modes, 0 for `ar`. trees: those that there are. Throws Error if there is no such
+// mode.
+Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees = {});
 Cycle fused_cycle(const std::vector<int>& groups);
-Cycle tree_cycle(const std::vector<int>& groups, int lookahead);
-
-// Every plan that a bundle with `lookahead` look-ahead rows has tails for, in the order of its manifest. trees: those
-// whose drafts are trees, too.
-std::vector<Plan> bundle_plans(int lookahead, bool trees);
+Cycle tree_cycle(Plan plan);
 
 }  // namespace pass

@@ -1,75 +1,25 @@
 #include "bundle/tensors.h"
 
-#include <algorithm>
 #include <cstring>
-
-#include "bundle/noise.h"
 
 namespace pass {
 
-namespace {
-
-constexpr std::int64_t most_logprobs = 20;
-
-Dimension size(int value) { return std::int64_t{value}; }
-
-}  // namespace
-
-TensorKinds tail_tensors(const Plan& plan, std::int64_t vocab_size, std::int64_t hidden_size) {
-    const Plan next = plan.next();
-    const bool fused = plan.is_fused();
-    const Dimension batch = "batch";
-    const Dimension window = fused ? Dimension("width") : size(plan.width());
-    const Dimension after = fused ? Dimension("width") : size(next.width());
-    const Dimension lookahead_rows = fused ? Dimension("lookahead_rows") : size(plan.lookahead_rows());
-    const TensorKind slots{"int64", {batch}}, parameter{"float32", {batch}};
-    TensorKinds kinds{
-        {"logits", {"float32", {batch, window, vocab_size}}},
-        {"input_ids", {"int64", {batch, window}}},
-        {"length", slots},
-        {"active", slots},
-        {"temperature", parameter},
-        {"top_k", slots},
-        {"top_p", parameter},
-        {"min_p", parameter},
-        {"draft_probs", {"float32", {batch, size(plan.drafts), vocab_size}}},
-        {"draft_rows", {"int64", {size(plan.drafts + 1), size(next.depth())}}},
-        {"lookahead_ids", {"int64", {"lookahead_rows"}}},
-        {"hidden", {"float32", {batch, lookahead_rows, hidden_size}}},
-        {"emitted", {"int64", {batch, size(plan.max_emitted())}}},
-        {"emitted_rows", {"int64", {batch, size(plan.max_emitted())}}},
-        {"count", slots},
-        {"next_ids", {"int64", {batch, after}}},
-        {"next_length", slots},
-        {"next_draft_probs", {"float32", {batch, size(next.drafts), vocab_size}}},
+const std::map<std::string, TensorKind>& tensor_kinds() {
+    static const std::map<std::string, TensorKind> kinds{
+        {"input_ids", {"int64", 2}},      {"row_position", {"int64", 1}},   {"window_mask", {"bool", 2}},
+        {"length", {"int64", 1}},         {"logit_rows", {"int64", 1}},     {"lookahead_rows", {"int64", 1}},
+        {"logits", {"float32", 3}},       {"hidden", {"float32", 3}},       {"active", {"int64", 1}},
+        {"temperature", {"float32", 1}},  {"top_k", {"int64", 1}},          {"top_p", {"float32", 1}},
+        {"min_p", {"float32", 1}},        {"draft_probs", {"float32", 3}},  {"noise_offsets", {"int64", 3}},
+        {"accept_offsets", {"int64", 3}}, {"draft_offsets", {"int64", 3}},  {"draft_rows", {"int64", 2}},
+        {"lookahead_ids", {"int64", 1}},  {"emitted", {"int64", 2}},        {"emitted_rows", {"int64", 2}},
+        {"count", {"int64", 1}},          {"next_ids", {"int64", 2}},       {"next_length", {"int64", 1}},
+        {"top_ids", {"int64", 3}},        {"top_logprobs", {"float32", 3}}, {"next_draft_probs", {"float32", 3}},
+        {"allowed", {"int32", 3}},        {"touched", {"int64", 2}},        {"chosen_logprob", {"float32", 2}},
+        {"bias", {"float32", 2}},         {"factor", {"float32", 3}},       {"processed_logits", {"float32", 3}},
+        {"penalty", {"float32", 3}},
     };
-    for (const std::string& stream : noise_streams) kinds[stream] = {"int64", {batch, "positions", size(2)}};
     return kinds;
-}
-
-TensorKinds logprobs_tensors(std::int64_t vocab_size) {
-    const std::vector<Dimension> most{"batch", "max_emitted", std::min(most_logprobs, vocab_size)};
-    return {
-        {"logits", {"float32", {"batch", "width", vocab_size}}},
-        {"emitted", {"int64", {"batch", "max_emitted"}}},
-        {"chosen_logprob", {"float32", {"batch", "max_emitted"}}},
-        {"top_ids", {"int64", most}},
-        {"top_logprobs", {"float32", most}},
-    };
-}
-
-TensorKinds processors_tensors(std::int64_t vocab_size) {
-    const TensorKind logits{"float32", {"batch", "width", vocab_size}};
-    const TensorKind by_row{"float32", {"batch", "processed_rows", "touched"}};
-    return {
-        {"logits", logits},
-        {"allowed", {"int32", {"batch", "processed_rows", (vocab_size + 7) / 8}}},
-        {"touched", {"int64", {"batch", "touched"}}},
-        {"bias", {"float32", {"batch", "touched"}}},
-        {"factor", by_row},
-        {"penalty", by_row},
-        {"processed_logits", logits},
-    };
 }
 
 std::optional<std::string> fed_by(const std::string& output) {
@@ -80,7 +30,7 @@ std::optional<std::string> fed_by(const std::string& output) {
 }
 
 std::vector<HeadArray> head_arrays(const ModelInfo& model, const HeadInfo& head) {
-    constexpr std::int64_t most = std::int64_t{1} << 56;  // more than any file has, and far from overflow
+    constexpr std::int64_t max_bytes = std::int64_t{1} << 56;  // more than any file has, and far from overflow
     std::vector<HeadArray> arrays{{"head_table", {model.vocab_size, head.rank}, 2},
                                   {"head_hidden", {model.hidden_size, head.width}},
                                   {"head_token", {head.rank, head.width}},
@@ -92,7 +42,8 @@ std::vector<HeadArray> head_arrays(const ModelInfo& model, const HeadInfo& head)
         array.offset = (end + 63) / 64 * 64;
         array.bytes = array.item;
         for (const std::int64_t size : array.shape) {
-            if (__builtin_mul_overflow(array.bytes, size, &array.bytes) || array.bytes > most) array.bytes = most;
+            if (__builtin_mul_overflow(array.bytes, size, &array.bytes) || array.bytes > max_bytes)
+                array.bytes = max_bytes;
         }
         end = array.offset + array.bytes;
     }

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bundle/manifest.h"
-#include "bundle/plan.h"
 
 namespace pass {
 
@@ -16,24 +15,16 @@ inline constexpr const char* cache_prefix = "past_";
 inline constexpr const char* present_prefix = "present_";
 inline constexpr const char* head_file = "tail.head.data";
 
+// What a tensor of any graph must be.
 struct TensorKind {
     std::string dtype;
-    std::vector<Dimension> shape;
+    std::size_t rank = 0;  // the number of its dimensions
 };
 
-using TensorKinds = std::map<std::string, TensorKind>;
+// By name, the tensors that graphs may have besides the KV cache.
+const std::map<std::string, TensorKind>& tensor_kinds();
 
-// Every tensor that a tail of `plan` may have. A fused tail serves windows of any group sizes, so its widths are
-// symbolic.
-TensorKinds tail_tensors(const Plan& plan, std::int64_t vocab_size, std::int64_t hidden_size);
-
-// The tensors of the log-probability graph.
-TensorKinds logprobs_tensors(std::int64_t vocab_size);
-
-// The tensors of the graph of logits processors.
-TensorKinds processors_tensors(std::int64_t vocab_size);
-
-// The input of the next graph or pass that shares the memory of `output`; none where it feeds none.
+// The input of the next graph or pass that shares the memory of `output`; none if it feeds none.
 std::optional<std::string> fed_by(const std::string& output);
 
 // An array in the draft head's file: float16 (item: 2 bytes) or float32, from byte `offset` on, a multiple of 64.

@@ -14,7 +14,7 @@ Drafts first_of(const Drafts& drafts, int count) {
 }
 
 // A pass that verifies n-gram drafts: in a window of the cycle that holds drafts anyway, or in a verify window of its
-// own where there is no such window or where more drafts promise more.
+// own if there is no such window or if more drafts promise more.
 std::optional<Pass> with_ngrams(const Cycle& cycle, const Plan* window, std::int64_t room,
                                 const Capabilities& capabilities, const std::vector<DraftState>& states,
                                 DraftPolicy& policy) {
@@ -50,7 +50,7 @@ std::optional<Pass> with_ngrams(const Cycle& cycle, const Plan* window, std::int
     return any ? std::optional(std::move(found)) : std::nullopt;
 }
 
-// The pass whose windows are on the device, else the first of the cycle. Near the end of the KV capacity, where the
+// The pass whose windows are on the device, else the first of the cycle. Near the end of the KV capacity, if the
 // cycle does not fit, a narrower one.
 std::optional<Pass> from_cycle(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
                                std::size_t count) {
@@ -77,12 +77,13 @@ std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room
     return from_cycle(std::move(cycle), window, room, capabilities, states.size());
 }
 
-Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft) {
+Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft,
+               const std::vector<Tree>& trees) {
     if (plan == "auto" && lookahead > 0) {
         const std::string source = draft.value_or("both");
         return {"auto", std::nullopt, source == "ngram" ? 0 : lookahead, source == "lookahead" ? 0 : lookahead};
     }
-    Cycle cycle = make_cycle(plan == "auto" ? "ar" : plan, lookahead);
+    Cycle cycle = make_cycle(plan == "auto" ? "ar" : plan, lookahead, trees);
     const int drafts = cycle.lookahead();
     if (!draft || *draft == "lookahead" || lookahead == 0) {
         std::string name = cycle.name;

@@ -1,7 +1,7 @@
 // Which pass is run next: chosen from the mode's cycle of plans, the n-gram drafts at hand, and the room in the KV
 // cache.
 //
-// Pure functions of numbers. They cannot change the text, because a draft is kept only where it equals the model's
+// Pure functions of numbers. They cannot change the text, because a draft is kept only if it equals the model's
 // choice.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 #include "backends/capabilities.h"
 #include "bundle/plan.h"
-#include "tuning/acceptance.h"
+#include "tuning/estimates.h"
 
 namespace pass {
 
@@ -32,7 +32,7 @@ using Drafts = std::vector<std::int64_t>;
 // newest earlier occurrence of its last `matched` tokens, and `ngrams` how often such drafts were accepted in it, by
 // `matched`.
 struct DraftState {
-    int left = 0;
+    int num_drafts = 0;
     Drafts ngram;
     int matched = 0;
     std::map<int, Acceptance>* ngrams = nullptr;
@@ -51,7 +51,7 @@ class DraftPolicy {
     // Whether the n-gram drafts of `state` are better than the drafts that its window of `plan` holds already.
     virtual bool prefers(const DraftState& state, const Plan& plan) = 0;
     // How many n-gram drafts to verify with a plan of their own, 0 for none; plans[i] verifies i + 1 of them. window: a
-    // plan whose windows could take some of them anyway, so that another must be clearly better; null where there is
+    // plan whose windows could take some of them anyway, so that another must be clearly better; null if there is
     // none.
     virtual int count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) = 0;
 };
@@ -65,13 +65,14 @@ class AlwaysDraft : public DraftPolicy {
     }
 };
 
-// The next pass over the sequences of `states`; none where not even a plain pass fits. window: the plan whose windows
-// are on the device, null where there is none. room: tokens that the KV cache can take after the longest sequence.
+// The next pass over the sequences of `states`; none if not even a plain pass fits. window: the plan whose windows
+// are on the device, null if there is none. room: tokens that the KV cache can take after the longest sequence.
 std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
                               const std::vector<DraftState>& states, DraftPolicy& policy);
 
-// `plan` and `lookahead` as for `make_cycle`, or "auto"; `draft` is "lookahead", "ngram" or "both" (none: both for
-// auto, else lookahead).
-Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft);
+// `plan`, `lookahead` and `trees` as for `make_cycle`, or "auto"; `draft` is "lookahead", "ngram" or "both" (none: both
+// for auto, else lookahead).
+Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft,
+               const std::vector<Tree>& trees);
 
 }  // namespace pass

@@ -7,7 +7,7 @@ namespace pass {
 
 namespace {
 
-constexpr double clearly = 1.10;  // the least advantage of n-gram drafts if a pass verifies some of them anyway
+constexpr double ngram_margin = 1.10;  // the least advantage of n-gram drafts if a pass verifies some of them anyway
 
 double sum(const std::vector<double>& cumulative, int from, int to) {
     const int end = std::min(to, static_cast<int>(cumulative.size()));
@@ -19,14 +19,14 @@ double sum(const std::vector<double>& cumulative, int from, int to) {
 bool ExpectedRate::prefers(const DraftState& state, const Plan& plan) {
     const double text =
         sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngrams).rates()), 1, plan.depth() + 1);
-    return text > sum(cumulative_acceptance(tuner_.drafts().rates()), 1, state.left + 1);
+    return text > sum(cumulative_acceptance(tuner_.drafts().rates()), 1, state.num_drafts + 1);
 }
 
 int ExpectedRate::count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) {
     const auto [rate, drafts] = best(states, plans);
     const double decided = decided_.rate() * static_cast<double>(states.size());
-    if (window != nullptr) return drafts > window->depth() && rate >= clearly * decided ? drafts : 0;
-    if (rate >= advantage * decided) return drafts;
+    if (window != nullptr) return drafts > window->depth() && rate >= ngram_margin * decided ? drafts : 0;
+    if (rate >= switch_margin * decided) return drafts;
     for (const DraftState& state : states) {
         if (state.ngram.empty()) continue;
         tuner_.ngram(state.matched, state.ngrams).forget();

@@ -14,18 +14,18 @@ class NgramIndex {
    public:
     void extend(std::span<const std::int64_t> tokens);
 
-    // `count` tokens that followed the longest match, of equally long ones the newest; none where nothing matches.
-    // Where the match reaches the end of the sequence, the tokens since it are proposed again and again: a text that
+    // `count` tokens that followed the longest match, of equally long ones the newest; none if nothing matches.
+    // If the match reaches the end of the sequence, the tokens since it are proposed again and again: a text that
     // loops.
     std::vector<std::int64_t> propose(int count) const;
 
-    // The length of the present match in tokens, 0 where there is none.
+    // The length of the present match in tokens, 0 if there is none.
     int matched() const { return matched_; }
 
    private:
-    static constexpr int longest = 4, shortest = 2;
+    static constexpr int max_gram_tokens = 4, min_gram_tokens = 2;
 
-    using Gram = std::array<std::int64_t, longest>;  // shorter ones are padded with -1, which is no token
+    using Gram = std::array<std::int64_t, max_gram_tokens>;  // shorter ones are padded with -1, which is no token
     struct Hash {
         std::size_t operator()(const Gram& gram) const;
     };

@@ -15,7 +15,7 @@ std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std:
 void PrefixStore::save(int slot, std::span<const std::int64_t> tokens, const std::string& salt) {
     const auto length = static_cast<std::int64_t>(tokens.size());
     const std::size_t size = cache_.saved_bytes(length);
-    if (tokens.size() < least_tokens || size > budget_) return;
+    if (tokens.size() < min_saved_tokens || size > budget_) return;
     if (const Match found = match(tokens, salt); found.count == length) {
         touch(found.text);
         return;
@@ -25,7 +25,7 @@ void PrefixStore::save(int slot, std::span<const std::int64_t> tokens, const std
         const bool begins = common_prefix(other, tokens) == static_cast<std::int64_t>(other.size());
         if (begins && texts_[i].salt == salt) drop(i);
     }
-    while (used() + size > budget_ || texts_.size() >= most_texts) drop(0);
+    while (used() + size > budget_ || texts_.size() >= max_saved_prefixes) drop(0);
     try {
         texts_.reserve(texts_.size() + 1);
         Text text{salt, {tokens.begin(), tokens.end()}, size, memory_.allocate(size)};

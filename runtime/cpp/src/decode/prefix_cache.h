@@ -29,17 +29,17 @@ constexpr std::int64_t whole_blocks(std::int64_t count) { return count - count %
 // ends is freed with the memory.
 class PrefixStore {
    public:
-    static constexpr std::size_t default_budget = std::size_t{512} << 20;  // bytes, for the K/V of all texts
-    static constexpr std::size_t most_texts = 64;                          // a prompt is compared with each of them
-    static constexpr std::size_t least_tokens = 32;  // of a text: reading fewer again costs a pass or two
+    static constexpr std::size_t max_saved_bytes = std::size_t{512} << 20;  // bytes, for the K/V of all texts
+    static constexpr std::size_t max_saved_prefixes = 64;                   // a prompt is compared with each of them
+    static constexpr std::size_t min_saved_tokens = 32;  // of a text: reading fewer again costs a pass or two
 
-    // Which text begins most like some tokens, and how many of them it has; 0 where none has the first.
+    // Which text begins most like some tokens, and how many of them it has; 0 if none has the first.
     struct Match {
         std::size_t text = 0;
         std::int64_t count = 0;
     };
 
-    PrefixStore(KVCache& cache, Memory& memory, std::size_t budget = default_budget)
+    PrefixStore(KVCache& cache, Memory& memory, std::size_t budget = max_saved_bytes)
         : cache_(cache), memory_(memory), budget_(budget) {}
 
     // Copy the K/V of `tokens`, the first ones of `slot`. Too few, too many, or without memory for them, they are not

@@ -45,14 +45,14 @@ bool Processing::does_something() const {
 
 Processors::Processors(Processing processing, const std::vector<std::int64_t>& prompt)
     : processing_(std::move(processing)), prompt_(prompt.size()), read_(prompt.size()) {
-    for (const auto& [token, bias] : processing_.sampling.logit_bias) touch(token);
+    for (const auto& [token, bias] : processing_.sampling.logit_bias) add_biased(token);
     if (processing_.sampling.repetition_penalty == 1) return;
     seen_.insert(prompt.begin(), prompt.end());
-    for (std::int64_t token : seen_) touch(token);
+    for (std::int64_t token : seen_) add_biased(token);
 }
 
-void Processors::touch(std::int64_t token) {
-    if (known_.insert(token).second) touched_.push_back(token);
+void Processors::add_biased(std::int64_t token) {
+    if (known_.insert(token).second) biased_ids_.push_back(token);
 }
 
 bool Processors::counts() const {
@@ -64,14 +64,14 @@ void Processors::read(const std::vector<std::int64_t>& tokens) {
     for (; read_ < tokens.size(); ++read_) {
         const std::int64_t token = tokens[read_];
         written_[token] += 1;
-        if (counts()) touch(token);
+        if (counts()) add_biased(token);
         if (processing_.sampling.repetition_penalty != 1) seen_.insert(token);
     }
 }
 
 std::size_t Processors::size(const std::vector<std::int64_t>& tokens, int drafts) {
     read(tokens);
-    const std::size_t count = touched_.size() + static_cast<std::size_t>(drafts);
+    const std::size_t count = biased_ids_.size() + static_cast<std::size_t>(drafts);
     const auto found =
         std::find_if(std::begin(list_sizes), std::end(list_sizes), [&](std::size_t one) { return one >= count; });
     if (found == std::end(list_sizes)) throw std::logic_error("too many tokens have changed logits");
@@ -125,7 +125,7 @@ Processors::Bits Processors::allowed(std::span<const std::int64_t> text) const {
 void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> drafts, std::size_t count,
                         std::size_t size) const {
     const SamplingParams& sampling = processing_.sampling;
-    std::vector<std::int64_t> ids = touched_;
+    std::vector<std::int64_t> ids = biased_ids_;
     for (std::int64_t draft : drafts) {
         if (counts() && std::find(ids.begin(), ids.end(), draft) == ids.end()) ids.push_back(draft);
     }
@@ -136,7 +136,7 @@ void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> draft
     for (std::size_t i = 0; i < size; ++i) {
         const std::int64_t token = ids[i < ids.size() ? i : 0];  // what is left of the lists repeats the first one
         const auto bias = sampling.logit_bias.find(token);
-        rows.touched[i] = token;
+        rows.biased_ids[i] = token;
         rows.bias[i] = bias == sampling.logit_bias.end() ? 0.0F : static_cast<float>(bias->second);
         if (!counts()) continue;
         const auto before = written_.find(token);
@@ -154,7 +154,7 @@ ProcessedRows no_processing(std::int64_t vocab_size, int rows, std::size_t size)
     const auto count = static_cast<std::size_t>(rows);
     ProcessedRows found;
     found.allowed.assign(count * bytes_of_bits(vocab_size), 0xFF);
-    found.touched.assign(size, 0);
+    found.biased_ids.assign(size, 0);
     found.bias.assign(size, 0.0F);
     found.factor.assign(count * size, 1.0F);
     found.penalty.assign(count * size, 0.0F);

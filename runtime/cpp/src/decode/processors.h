@@ -46,7 +46,7 @@ class Processors {
     void read(const std::vector<std::int64_t>& tokens);
     // Whether logits depend on the tokens before.
     bool counts() const;
-    void touch(std::int64_t token);
+    void add_biased(std::int64_t token);
     // The tokens that may follow `text`. A rule that would leave none is not applied.
     Bits allowed(std::span<const std::int64_t> text) const;
     // Fill bias, factor and penalty of `rows`, for `count` rows whose lists have `size` tokens.
@@ -55,8 +55,8 @@ class Processors {
     Processing processing_;
     std::size_t prompt_, read_;
     std::map<std::int64_t, std::int64_t> written_;  // how often the text has a token
-    std::set<std::int64_t> seen_;                   // tokens of prompt and text, where repetition counts
-    std::vector<std::int64_t> touched_;             // tokens whose logits may change, each once
+    std::set<std::int64_t> seen_;                   // tokens of prompt and text, if repetition counts
+    std::vector<std::int64_t> biased_ids_;          // tokens whose logits may change, each once
     std::set<std::int64_t> known_;                  // the same
 };
 

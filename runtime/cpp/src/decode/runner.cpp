@@ -2,14 +2,69 @@
 
 #include <algorithm>
 #include <exception>
+#include <vector>
 
-#include "decode/prompt_chunk.h"
 #include "errors.h"
+#include "log.h"
 
 namespace pass {
 
+namespace {
+
+constexpr int runs_until_captured = 2;
+
+}  // namespace
+
+PromptChunk next_chunk(const Capabilities& sizes, std::int64_t cached, std::int64_t remaining, std::int64_t capacity,
+                       std::optional<std::int64_t> most) {
+    const std::vector<int> offered = sizes.chunks(cached, capacity);
+    std::vector<int> widths;
+    for (int width : offered) {
+        if (!most.has_value() || width <= *most) widths.push_back(width);
+    }
+    if (widths.empty()) widths.push_back(offered.back());
+    int filled = 0, holding = 0;
+    for (int width : widths) {
+        if (width >= remaining) holding = width;
+        if (width <= remaining && filled == 0) filled = width;
+    }
+    if (holding > 0 && (4 * remaining >= std::int64_t{3} * holding || filled == 1)) return {remaining, holding};
+    return {filled, filled};
+}
+
+namespace {
+
+TokenLogprobs logprobs_of(const Logprobs& logprobs, std::size_t slot, std::size_t place, int count) {
+    const std::size_t row = slot * logprobs.emitted + place;
+    TokenLogprobs found{logprobs.chosen[row], {}};
+    for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), logprobs.most); ++i) {
+        const std::size_t at = row * logprobs.most + i;
+        found.top.emplace_back(logprobs.ids[at], logprobs.values[at]);
+    }
+    return found;
+}
+
+}  // namespace
+
+StepResult step_result_of(const std::shared_ptr<SequenceState>& sequence, std::size_t slot, int drafted,
+                          TokenSource source, const Emitted& emitted, const Logprobs* logprobs) {
+    const std::vector<std::int64_t>& ids = emitted.tokens;
+    StepResult result{sequence, drafted, source, 0, static_cast<int>(emitted.rows.back()), {}};
+    while (result.chain + 1 < static_cast<int>(emitted.rows.size()) &&
+           emitted.rows[static_cast<std::size_t>(result.chain) + 1] == result.chain + 1) {
+        ++result.chain;
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        Token token{ids[i], i + 1 < ids.size() ? source : TokenSource::model, std::nullopt, ""};
+        const std::optional<int>& count = sequence->request.logprobs;
+        if (logprobs != nullptr && count) token.logprobs = logprobs_of(*logprobs, slot, i, *count);
+        result.tokens.push_back(std::move(token));
+    }
+    return result;
+}
+
 std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> most) {
-    Sequence& sequence = *slot.sequence;
+    SequenceState& sequence = *slot.sequence;
     const double started = now();
     const std::vector<std::int64_t>& prompt = sequence.request.prompt_ids;
     const auto [count, width] =
@@ -22,7 +77,7 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> most) {
         std::span(prompt).subspan(static_cast<std::size_t>(sequence.cached), static_cast<std::size_t>(count)), width);
     const double done = now();
     engine_seconds_ += done - begun;
-    if (slot.same == sequence.cached) slot.same += count;
+    if (slot.exact_prefix_len == sequence.cached) slot.exact_prefix_len += count;
     sequence.cached += count;
     slot.masked = false;  // its length on the device is the old one
     sequence.stats.prefill_seconds += done - started;
@@ -33,16 +88,16 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const s
     const std::vector<Slot*> active = slots_.decoding();
     PassKind kind{plan, batch(active), sampler(active), false};
     for (const Slot* slot : active) {
-        Sequence& sequence = *slot->sequence;
+        SequenceState& sequence = *slot->sequence;
         kind.logprobs = kind.logprobs || sequence.request.logprobs;
         if (!sequence.processors) continue;
-        kind.touched = std::max(kind.touched, sequence.processors->size(sequence.tokens, plan.drafts));
+        kind.num_biased = std::max(kind.num_biased, sequence.processors->size(sequence.tokens, plan.drafts));
     }
     // Under the rejection rule a tail compares probabilities of the drafts, which another sampler's tail did not write.
     if (kind.sampler != sampler_ && backend_.manifest().rule == "rejection") window_.reset();
     sampler_ = kind.sampler;
     lay_out(kind, drafts);
-    if (kind.touched > 0) process(kind, active);
+    if (kind.num_biased > 0) process(kind, active);
     window_.reset();  // until the pass is done
     const double started = now();
     for (Slot* slot : active) {
@@ -58,14 +113,14 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const s
     // Everything that may throw is done before anything is recorded, so that a failure leaves the records as they were.
     std::optional<Plan> next = plan.next();
     std::vector<StepResult> results;
-    std::vector<int> left;
+    std::vector<int> next_drafts;
     for (const Slot* slot : active) {
         const Emitted& its = emitted[static_cast<std::size_t>(slot->number)];
-        results.push_back(step_result_of(slot->sequence, static_cast<std::size_t>(slot->number), slot->left,
+        results.push_back(step_result_of(slot->sequence, static_cast<std::size_t>(slot->number), slot->num_drafts,
                                          slot->source, its, logprobs ? &*logprobs : nullptr));
-        left.push_back(plan.left(results.back().last));
+        next_drafts.push_back(plan.next_drafts(results.back().last));
     }
-    for (std::size_t i = 0; i < active.size(); ++i) count(*active[i], results[i], left[i]);
+    for (std::size_t i = 0; i < active.size(); ++i) count(*active[i], results[i], next_drafts[i]);
     window_.swap(next);
     return {std::move(results), seconds};
 }
@@ -78,18 +133,6 @@ void Runner::stage_masked(const PassKind& kind) {
         Slot& slot = slots_.all()[static_cast<std::size_t>(i)];
         backend_.stage(slot.number, kind.plan, slot.cached(), 0);
         mask(slot);
-    }
-}
-
-void Runner::rehearse(const PassKind& kind, int runs) {
-    stage_masked(kind);
-    for (int i = 0; i < runs; ++i) backend_.run(kind);
-}
-
-void Runner::rehearse_prefill(int slot, int width, int runs) {
-    const std::vector<std::int64_t> token{0};
-    for (int i = 0; i < runs; ++i) {
-        backend_.prefill(slot, slots_.all()[static_cast<std::size_t>(slot)].cached(), token, width);
     }
 }
 
@@ -127,7 +170,7 @@ void Runner::lay_out(const PassKind& kind, const std::map<int, Drafts>& drafts) 
         const Drafts& ngrams = given != drafts.end() ? given->second : Drafts{};
         slot.staged = false;
         backend_.stage(slot.number, kind.plan, slot.sequence->cached, slot.sequence->tokens.back(), ngrams);
-        slot.left = static_cast<int>(ngrams.size());
+        slot.num_drafts = static_cast<int>(ngrams.size());
         slot.source = TokenSource::ngram;
         slot.staged = true;
         slot.masked = false;
@@ -136,14 +179,15 @@ void Runner::lay_out(const PassKind& kind, const std::map<int, Drafts>& drafts) 
 
 void Runner::process(const PassKind& kind, const std::vector<Slot*>& active) {
     const std::vector<std::vector<std::int64_t>> drafts = backend_.drafts(kind.plan, kind.batch);
-    const ProcessedRows nothing = no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.touched);
+    const ProcessedRows nothing =
+        no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.num_biased);
     for (int slot = 0; slot < kind.batch; ++slot) backend_.process(slot, nothing);
     for (const Slot* slot : active) {
-        Sequence& sequence = *slot->sequence;
+        SequenceState& sequence = *slot->sequence;
         if (!sequence.processors || sequence.problem != nullptr) continue;
         try {
             const auto& its = drafts[static_cast<std::size_t>(slot->number)];
-            backend_.process(slot->number, sequence.processors->rows(sequence.tokens, its, kind.touched));
+            backend_.process(slot->number, sequence.processors->rows(sequence.tokens, its, kind.num_biased));
         } catch (const DeviceLost&) {
             throw;
         } catch (...) {  // from the request's own function
@@ -159,15 +203,56 @@ void Runner::mask(Slot& slot) {
 }
 
 // Record a pass for one slot; the tail left `left` drafts in its next window.
-void Runner::count(Slot& slot, const StepResult& result, int left) noexcept {
-    Sequence& sequence = *result.sequence;
+void Runner::count(Slot& slot, const StepResult& result, int next_drafts) noexcept {
+    SequenceState& sequence = *result.sequence;
     const auto tokens = static_cast<std::int64_t>(result.tokens.size());
     // The K/V after a tree's second choice are other bits than those of a prompt that is read.
-    if (slot.same == sequence.cached) slot.same += result.chain < tokens - 1 ? 1 + result.chain : tokens;
+    if (slot.exact_prefix_len == sequence.cached)
+        slot.exact_prefix_len += result.chain < tokens - 1 ? 1 + result.chain : tokens;
     sequence.cached += tokens;
     sequence.stats.engine_seconds = engine_seconds_ - sequence.engine_before;
-    slot.left = left;
+    slot.num_drafts = next_drafts;
     slot.source = TokenSource::lookahead;
+}
+
+void Runner::run_everything(std::int64_t kept, std::int64_t capacity, int batch, const std::vector<Sampler>& samplers) {
+    const Capabilities& limits = backend_.capabilities();
+    const auto fits = [&](int width) { return kept + limits.padded_width(width) <= capacity; };
+    for (const Plan& plan : limits.mode_plans(static_cast<int>(backend_.manifest().lookahead.length))) {
+        if (!fits(plan.width())) continue;
+        for (Sampler sampler : samplers) {
+            const PassKind kind{plan, batch, sampler, false};
+            stage_masked(kind);
+            for (int run = 0; run < runs_until_captured; ++run) backend_.run(kind);
+        }
+    }
+    const std::vector<std::int64_t> token{0};
+    int first = 0;
+    for (int size : limits.batch_sizes) first = size < batch ? size : first;
+    for (int slot = first; slot < batch; ++slot) {
+        for (int width : limits.chunks(kept, capacity)) {
+            for (int run = 0; fits(width) && run < runs_until_captured; ++run) {
+                backend_.prefill(slot, slots_.all()[static_cast<std::size_t>(slot)].cached(), token, width);
+            }
+        }
+    }
+}
+
+void Runner::capture_graphs(std::int64_t capacity, int batch, const std::vector<Sampler>& samplers) {
+    const std::int64_t before = backend_.capacity();
+    std::int64_t kept = 0;
+    for (const Slot& slot : slots_.all()) kept = std::max(kept, slot.cached());
+    if (!slots_.busy().empty() || kept >= capacity) return;
+    try {
+        slots_.resize(capacity);
+        run_everything(kept, capacity, batch, samplers);
+    } catch (const DeviceLost&) {
+        throw;
+    } catch (const Error& error) {  // a request that needs such a pass meets the same error, and reports it
+        log(LogLevel::warning, "passes over " + std::to_string(batch) +
+                                   " slots were not all run before requests need them: " + error.what());
+    }
+    if (before > 0) slots_.resize(before);
 }
 
 }  // namespace pass

@@ -11,7 +11,7 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t prompt_tokens = 64;  // that a step reads at most while other sequences decode
+constexpr std::int64_t max_prompt_tokens = 64;  // that a step reads while other sequences decode
 
 // The current exception, as the end that a reader gets.
 End failed() {
@@ -31,9 +31,10 @@ bool takes_a_tree(const ResolvedRequest& request) {
 }
 
 DraftState draft_state_of(const Slot& slot) {
-    if (!slot.sequence->index) return {slot.left, {}, 0, nullptr};
+    if (!slot.sequence->index) return {slot.num_drafts, {}, 0, nullptr};
     const NgramIndex& index = *slot.sequence->index;
-    return {slot.left, index.propose(slot.sequence->request.ngram_drafts), index.matched(), &slot.sequence->ngrams};
+    return {slot.num_drafts, index.propose(slot.sequence->request.ngram_drafts), index.matched(),
+            &slot.sequence->ngrams};
 }
 
 // Update the tuner with the time of a pass and with the drafts that were accepted.
@@ -63,12 +64,8 @@ void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds, cons
 
 }  // namespace
 
-void Scheduler::add(std::shared_ptr<Sequence> sequence) {
+void Scheduler::add(std::shared_ptr<SequenceState> sequence) {
     const std::lock_guard lock(mutex_);
-    if (waiting_.size() >= max_queue_) {
-        throw QueueFull(std::to_string(waiting_.size()) + " requests are waiting already, and the queue holds " +
-                        std::to_string(max_queue_) + ": try again later, or open the session with a larger max_queue");
-    }
     waiting_.push_back(std::move(sequence));
 }
 
@@ -93,14 +90,14 @@ bool Scheduler::step() {
 void Scheduler::end_all(const End& end) {
     const End cancelled{FinishReason::cancelled, {}, nullptr};
     for (Slot* slot : slots_.busy()) finish(*slot, slot->sequence->cancelled ? cancelled : end);
-    while (std::shared_ptr<Sequence> sequence = first_waiting()) {
+    while (std::shared_ptr<SequenceState> sequence = first_waiting()) {
         sequence->finish(sequence->cancelled ? cancelled : end);
         const std::lock_guard lock(mutex_);
         waiting_.pop_front();
     }
 }
 
-std::shared_ptr<Sequence> Scheduler::first_waiting() {
+std::shared_ptr<SequenceState> Scheduler::first_waiting() {
     const std::lock_guard lock(mutex_);
     return waiting_.empty() ? nullptr : waiting_.front();
 }
@@ -110,7 +107,7 @@ void Scheduler::drop_cancelled() {
     for (Slot* slot : slots_.busy()) {
         if (slot->sequence->cancelled) finish(*slot, end);
     }
-    std::vector<std::shared_ptr<Sequence>> dropped;
+    std::vector<std::shared_ptr<SequenceState>> dropped;
     {
         const std::lock_guard lock(mutex_);
         for (auto sequence = waiting_.begin(); sequence != waiting_.end();) {
@@ -122,11 +119,11 @@ void Scheduler::drop_cancelled() {
             sequence = waiting_.erase(sequence);
         }
     }
-    for (const std::shared_ptr<Sequence>& sequence : dropped) sequence->finish(end);
+    for (const std::shared_ptr<SequenceState>& sequence : dropped) sequence->finish(end);
 }
 
 void Scheduler::admit() {
-    while (const std::shared_ptr<Sequence> sequence = first_waiting()) {
+    while (const std::shared_ptr<SequenceState> sequence = first_waiting()) {
         if (!slots_.fits(sequence->request.prompt_ids.size())) {
             sequence->finish({FinishReason::length, {}, nullptr});
         } else {
@@ -141,7 +138,7 @@ void Scheduler::admit() {
     }
 }
 
-// Read chunks of prompts, the oldest request first; wide chunks where no sequence is decoding.
+// Read chunks of prompts, the oldest request first; wide chunks if no sequence is decoding.
 void Scheduler::prefill() {
     std::vector<Slot*> reading;
     for (Slot* slot : slots_.busy()) {
@@ -150,14 +147,14 @@ void Scheduler::prefill() {
     std::sort(reading.begin(), reading.end(),
               [](const Slot* a, const Slot* b) { return a->sequence->admitted < b->sequence->admitted; });
     const bool alone = slots_.decoding().empty();
-    const std::optional<std::int64_t> most = alone ? std::nullopt : std::optional(prompt_tokens);
+    const std::optional<std::int64_t> most = alone ? std::nullopt : std::optional(max_prompt_tokens);
     std::int64_t read = 0;
     for (Slot* slot : reading) {
         try {
             slots_.share(*slot);  // an older sequence with the same prompt has read it by now
             while (!slot->sequence->prefilled()) {
                 // Stop after a chunk, so that others decode and cancellations are seen.
-                if (read > 0 && (alone || read >= prompt_tokens)) return;
+                if (read > 0 && (alone || read >= max_prompt_tokens)) return;
                 read += runner_.prefill(*slot, most);
             }
         } catch (...) {
@@ -168,9 +165,7 @@ void Scheduler::prefill() {
 
 void Scheduler::decode(const std::vector<Slot*>& active) {
     const int batch = runner_.batch(active);
-    std::vector<Sequence*> sequences;
-    for (const Slot* slot : active) sequences.push_back(slot->sequence.get());
-    const bool may_draft = limits_.allow(sequences);
+    const bool may_draft = !max_concurrency_ || static_cast<std::int64_t>(active.size()) <= *max_concurrency_;
     PlanTuner* known = may_draft ? tuner(active, batch) : nullptr;
     std::vector<DraftState> states;
     for (const Slot* slot : active) states.push_back(draft_state_of(*slot));
@@ -191,33 +186,25 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
     }
     auto [results, seconds] = runner_.run(chosen->plan, drafts);
     if (known != nullptr) observe(*known, chosen->plan, batch, seconds, results, states);
-    count_drafts(results, may_draft);
     deliver(std::move(results));
 }
 
-void Scheduler::count_drafts(const std::vector<StepResult>& results, bool may_draft) {
-    for (const StepResult& result : results) {
-        if (result.drafted > 0) limits_.record(*result.sequence, result.chain);
-    }
-    if (!may_draft) limits_.forget();
-}
-
 // The next pass. A pass runs one plan for the whole batch: that of the oldest request that names one, else the fastest.
-// A tree becomes a chain where one of the requests did not ask for it.
+// A tree becomes a chain if one of the requests did not ask for it.
 std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
                                       PlanTuner* known, int batch, bool may_draft) {
-    const Sequence* oldest = nullptr;
+    const SequenceState* oldest = nullptr;
     int most = 0;
     bool take_trees = true;
     std::vector<const Acceptance*> accepted;
     for (const Slot* slot : active) {
-        const Sequence& sequence = *slot->sequence;
+        const SequenceState& sequence = *slot->sequence;
         if (sequence.request.cycle && (oldest == nullptr || sequence.admitted < oldest->admitted)) oldest = &sequence;
         most = std::max(most, sequence.request.lookahead);
         if (sequence.acceptance) accepted.push_back(&*sequence.acceptance);
         take_trees = take_trees && takes_a_tree(sequence.request);
     }
-    // Where all sequences have just been admitted no window is on the device, whatever plan ran last: the cycle begins
+    // If all sequences have just been admitted no window is on the device, whatever plan ran last: the cycle begins
     // anew.
     const bool staged = std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
@@ -237,7 +224,7 @@ std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const st
     return next_pass(allowed(decided.cycle), window, slots_.room(), runner_.backend().capabilities(), states, policy);
 }
 
-// The tuner for these requests, where one of them leaves the plan open (`auto`). Null where passes would have to be
+// The tuner for these requests, if one of them leaves the plan open (`auto`). Null if passes would have to be
 // timed first and a request has no token yet, so that its first token does not wait for that; and null while the KV
 // cache has no room to time passes. These requests are then decoded plainly.
 PlanTuner* Scheduler::tuner(const std::vector<Slot*>& active, int batch) {
@@ -258,7 +245,7 @@ PlanTuner* Scheduler::tuner(const std::vector<Slot*>& active, int batch) {
 
 void Scheduler::deliver(std::vector<StepResult> results) {
     for (StepResult& result : results) {
-        Sequence& sequence = *result.sequence;
+        SequenceState& sequence = *result.sequence;
         sequence.stats.record(result.drafted, static_cast<int>(result.tokens.size()));
         if (sequence.problem != nullptr) {
             sequence.finish({FinishReason::error, {}, sequence.problem});
@@ -282,7 +269,7 @@ void Scheduler::end_longest(const std::vector<Slot*>& active, const End& end) {
 }
 
 void Scheduler::finish(Slot& slot, const End& end) {
-    const std::shared_ptr<Sequence> sequence = slot.sequence;
+    const std::shared_ptr<SequenceState> sequence = slot.sequence;
     slots_.release(slot);
     if (sequence != nullptr) sequence->finish(end);
 }

@@ -12,23 +12,24 @@
 #include <utility>
 #include <vector>
 
-#include "decode/draft_limits.h"
 #include "decode/runner.h"
 #include "decode/sequence.h"
-#include "tuning/tuners.h"
+#include "tuning/tuner.h"
 
 namespace pass {
 
 // `add` and `waiting` may be called from any thread, everything else from one thread at a time.
 class Scheduler {
    public:
-    Scheduler(Runner& runner, Tuners& tuners, std::size_t max_queue, DraftLimits limits)
-        : runner_(runner), slots_(runner.slots()), tuners_(tuners), max_queue_(max_queue), limits_(std::move(limits)) {}
+    // max_concurrency: with more sequences than this decoding, none drafts, whatever plans requests name; none: no
+    // limit.
+    Scheduler(Runner& runner, Tuners& tuners, std::optional<std::int64_t> max_concurrency)
+        : runner_(runner), slots_(runner.slots()), tuners_(tuners), max_concurrency_(max_concurrency) {}
 
-    // Put a sequence at the end of the queue. Throws QueueFull.
-    void add(std::shared_ptr<Sequence> sequence);
+    // Put a sequence at the end of the queue.
+    void add(std::shared_ptr<SequenceState> sequence);
     std::size_t waiting() const;
-    // One step of all requests. False where there is nothing more to do.
+    // One step of all requests. False if there is nothing more to do.
     bool step();
     // End every sequence, those in the queue too.
     void end_all(const End& end);
@@ -41,22 +42,20 @@ class Scheduler {
     std::optional<Pass> choose(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
                                PlanTuner* tuner, int batch, bool may_draft);
     PlanTuner* tuner(const std::vector<Slot*>& active, int batch);
-    void count_drafts(const std::vector<StepResult>& results, bool may_draft);
     void deliver(std::vector<StepResult> results);
     // End the longest sequence, for which there is no room; the others go on.
     void end_longest(const std::vector<Slot*>& active, const End& end);
     void finish(Slot& slot, const End& end);
-    std::shared_ptr<Sequence> first_waiting();
+    std::shared_ptr<SequenceState> first_waiting();
 
     Runner& runner_;
     Slots& slots_;
     Tuners& tuners_;
-    std::size_t max_queue_;
-    DraftLimits limits_;
+    std::optional<std::int64_t> max_concurrency_;
     // Guards the queue. Nothing is published to a reader while it is held: `add` is called with the readers' mutex
     // held, so that would be a deadlock.
     mutable std::mutex mutex_;
-    std::deque<std::shared_ptr<Sequence>> waiting_;
+    std::deque<std::shared_ptr<SequenceState>> waiting_;
 };
 
 }  // namespace pass

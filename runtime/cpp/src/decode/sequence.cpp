@@ -7,7 +7,8 @@ namespace pass {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-Sequence::Sequence(ResolvedRequest resolved, std::unique_ptr<TextReader> reader, std::shared_ptr<Signals> shared)
+SequenceState::SequenceState(ResolvedRequest resolved, std::unique_ptr<TextReader> reader,
+                             std::shared_ptr<Signals> shared)
     : request(std::move(resolved)), tokens(request.prompt_ids), signals(std::move(shared)), reader_(std::move(reader)) {
     if (request.ngram_drafts > 0) index.emplace().extend(request.prompt_ids);
     if (request.processing) processors.emplace(*request.processing, request.prompt_ids);
@@ -17,7 +18,7 @@ Sequence::Sequence(ResolvedRequest resolved, std::unique_ptr<TextReader> reader,
     output.stats = stats;
 }
 
-void Sequence::write(std::vector<Token> pass_tokens) {
+void SequenceState::write(std::vector<Token> pass_tokens) {
     Event event;
     std::optional<End> end;
     std::vector<std::int64_t> ids;
@@ -44,12 +45,12 @@ void Sequence::write(std::vector<Token> pass_tokens) {
     if (end) finish(std::move(*end));
 }
 
-void Sequence::leave_queue() {
+void SequenceState::leave_queue() {
     if (queued_since_) stats.queue_seconds = now() - *queued_since_;
     queued_since_.reset();
 }
 
-void Sequence::finish(End end) {
+void SequenceState::finish(End end) {
     if (finished) return;
     leave_queue();
     finished = true;
@@ -60,10 +61,11 @@ void Sequence::finish(End end) {
     const std::lock_guard lock(signals->mutex);
     output.stats = stats;
     output.end = std::move(end);
+    signals->unfinished -= 1;
     signals->changed.notify_all();
 }
 
-void Sequence::publish(Event event) {
+void SequenceState::publish(Event event) {
     const std::lock_guard lock(signals->mutex);
     output.stats = stats;
     output.events.push_back(std::move(event));

@@ -19,9 +19,8 @@
 #include "decode/processors.h"
 #include "pass/event.hpp"
 #include "pass/options.hpp"
-#include "pass/stats.hpp"
 #include "text/text_reader.h"
-#include "tuning/acceptance.h"
+#include "tuning/estimates.h"
 
 namespace pass {
 
@@ -44,7 +43,7 @@ struct ResolvedRequest {
     std::optional<Processing> processing{};
 };
 
-// How a sequence ended, which its reader gets last. error: what the reader throws, null where nothing failed.
+// How a sequence ended, which its reader gets last. error: what the reader throws, null if nothing failed.
 struct End {
     FinishReason reason;
     StopReason stop;
@@ -55,10 +54,11 @@ struct End {
 struct Signals {
     std::mutex mutex;
     std::condition_variable changed;
+    std::int64_t unfinished = 0;  // sequences that have a place in slots and queue, which they keep to their end
 };
 
 // A request that is waiting or decoded. The runner counts `cached`; readers see `output` alone.
-class Sequence {
+class SequenceState {
    public:
     // What the reader sees, under the mutex of `signals`.
     struct Output {
@@ -67,7 +67,7 @@ class Sequence {
         Stats stats;
     };
 
-    Sequence(ResolvedRequest request, std::unique_ptr<TextReader> reader, std::shared_ptr<Signals> signals);
+    SequenceState(ResolvedRequest request, std::unique_ptr<TextReader> reader, std::shared_ptr<Signals> signals);
 
     // Whether the whole prompt but its last token is in the cache.
     bool prefilled() const { return cached == static_cast<std::int64_t>(tokens.size()) - 1; }
@@ -88,11 +88,10 @@ class Sequence {
     bool finished = false;
     Stats stats;
     std::optional<NgramIndex> index;
-    std::optional<double> decoding_since;    // when the first pass began
-    double engine_before = 0.0;              // the engine's seconds by then, over all sequences
-    std::optional<Acceptance> acceptance;    // of this sequence's look-ahead drafts; none until `auto` needs it
-    std::optional<Acceptance> first_drafts;  // of a pass's first draft, whatever made it; none until a limit needs it
-    std::map<int, Acceptance> ngrams;        // of its n-gram drafts, by the length of the match
+    std::optional<double> decoding_since;  // when the first pass began
+    double engine_before = 0.0;            // the engine's seconds by then, over all sequences
+    std::optional<Acceptance> acceptance;  // of this sequence's look-ahead drafts; none until `auto` needs it
+    std::map<int, Acceptance> ngrams;      // of its n-gram drafts, by the length of the match
     std::optional<Processors> processors;
     std::exception_ptr problem;  // why its processors cannot go on, once they cannot: it ends with the pass
     Output output;

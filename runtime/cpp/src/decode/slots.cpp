@@ -54,7 +54,7 @@ bool Slots::fits(std::size_t prompt) const {
     return static_cast<std::int64_t>(prompt) - 1 + sizes.padded_width(1) <= sizes.max_capacity();
 }
 
-bool Slots::admit(const std::shared_ptr<Sequence>& sequence) {
+bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
     Slot* chosen = nullptr;
     std::int64_t most = 0;
     for (Slot& slot : slots_) {
@@ -72,8 +72,8 @@ bool Slots::admit(const std::shared_ptr<Sequence>& sequence) {
     chosen->sequence = sequence;
     chosen->kept.clear();
     chosen->salt = sequence->request.cache_salt;
-    chosen->same = std::min(chosen->same, most);
-    chosen->left = 0;
+    chosen->exact_prefix_len = std::min(chosen->exact_prefix_len, most);
+    chosen->num_drafts = 0;
     chosen->staged = chosen->masked = false;
     sequence->admitted = ++admitted_;
     sequence->cached = most;
@@ -91,7 +91,7 @@ void Slots::release(Slot& slot) {
 }
 
 void Slots::share(Slot& slot) {
-    Sequence& sequence = *slot.sequence;
+    SequenceState& sequence = *slot.sequence;
     const double started = now();
     const Slot* source = nullptr;
     std::int64_t count = sequence.cached;
@@ -108,10 +108,10 @@ void Slots::share(Slot& slot) {
         count = stored.count;
         reserve(count);
         store_->load(stored, slot.number);
-        slot.same = count;
+        slot.exact_prefix_len = count;
     } else if (source != nullptr) {
         backend_.cache().move(source->number, slot.number, count);
-        slot.same = count;
+        slot.exact_prefix_len = count;
     } else {
         return;
     }
@@ -180,7 +180,7 @@ void Slots::fit(std::int64_t tokens, Slot& slot, std::int64_t kept) {
 // pass would write after the old length.
 void Slots::keep(Slot& slot, std::int64_t tokens) {
     if (tokens < static_cast<std::int64_t>(slot.kept.size())) {
-        if (store_) store_->save(slot.number, beginning(slot.kept, slot.same), slot.salt);
+        if (store_) store_->save(slot.number, beginning(slot.kept, slot.exact_prefix_len), slot.salt);
         slot.kept.resize(static_cast<std::size_t>(tokens));
     }
     slot.staged = slot.masked = false;
@@ -192,8 +192,8 @@ void Slots::move(Slot& source, Slot& target) {
     backend_.set_sampling(target.number, source.sequence->request.sampling);
     target.sequence = std::move(source.sequence);
     target.salt = source.salt;
-    target.same = source.same;
-    target.left = 0;  // its drafts were in the window that it left
+    target.exact_prefix_len = source.exact_prefix_len;
+    target.num_drafts = 0;  // its drafts were in the window that it left
     source.sequence = nullptr;
     keep(source, 0);
 }
@@ -202,7 +202,7 @@ void Slots::move(Slot& source, Slot& target) {
 // would write, unless the engine has none such and the request asks for others.
 std::int64_t Slots::shared(const Slot& slot, const ResolvedRequest& request) const {
     if (slot.salt != request.cache_salt || (!store_ && !request.reuse_prefix)) return 0;
-    const std::int64_t usable = backend_.capabilities().same_entries ? slot.same : slot.cached();
+    const std::int64_t usable = backend_.capabilities().same_entries ? slot.exact_prefix_len : slot.cached();
     return whole_blocks(std::min(usable, common_prefix(slot.held(), read_of(request))));
 }
 

@@ -1,4 +1,4 @@
-#include "pass/stats.hpp"
+#include "pass/event.hpp"
 
 #include <algorithm>
 

@@ -97,7 +97,7 @@ struct GenaiTokenizer::Api {
 };
 
 GenaiTokenizer::GenaiTokenizer(const fs::path& tokenizer, const fs::path& library, const fs::path& onnxruntime) {
-    // libonnxruntime.so is opened first: the library aborts the process where it finds none, and it finds one that is
+    // libonnxruntime.so is opened first: the library aborts the process if it finds none, and it finds one that is
     // open.
     open_library(onnxruntime, "PASS_ONNXRUNTIME", PASS_DEFAULT_ONNXRUNTIME, "libonnxruntime.so");
     api_ = std::make_unique<Api>(

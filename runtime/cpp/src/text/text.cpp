@@ -15,7 +15,7 @@ struct Tokenizer::Data {
     Data(const std::string& path, const std::filesystem::path& library, const std::filesystem::path& onnxruntime);
 
     std::shared_ptr<const Vocabulary> vocabulary;
-    std::optional<GenaiTokenizer> encoder;  // none where the vocabulary is for ids -> text only
+    std::optional<GenaiTokenizer> encoder;  // none if the vocabulary is for ids -> text only
 };
 
 namespace {

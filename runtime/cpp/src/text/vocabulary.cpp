@@ -64,7 +64,7 @@ void read_template(const Json& processor, std::vector<std::int64_t>& prefix, std
     }
 }
 
-// The pre-tokenizer Digits, where the sequence of pre-tokenizers begins with it, else null. Digits are split here
+// The pre-tokenizer Digits, if the sequence of pre-tokenizers begins with it, else null. Digits are split here
 // because the encoder's library does not: it treats whitespace before a digit like whitespace before a letter.
 Json digits_step(const Json& pre_tokenizer) {
     if (type_of(pre_tokenizer) != "Sequence") return {};
@@ -92,7 +92,7 @@ struct ByteFallback {
 };
 
 // The decoder of Llama 2, Mistral, Gemma and Phi-3: texts are replaced, then ByteFallback, Fuse and at most one Strip
-// of spaces at the beginning. None where it is another one.
+// of spaces at the beginning. None if it is another one.
 std::optional<ByteFallback> read_byte_fallback(const Json& decoder) {
     if (type_of(decoder) != "Sequence") return std::nullopt;
     ByteFallback found;

@@ -16,7 +16,7 @@ std::vector<std::string> split_digits(std::string_view text, bool one_by_one);
 
 class Vocabulary {
    public:
-    // text: the content of the file. Throws Error, without the file's name, where it is neither a byte-level tokenizer
+    // text: the content of the file. Throws Error, without the file's name, if it is neither a byte-level tokenizer
     // whose post-processor does no more than adding special tokens at either end, nor one with byte fallback.
     explicit Vocabulary(const std::string& text);
 
@@ -27,7 +27,7 @@ class Vocabulary {
     bool byte_fallback() const { return byte_fallback_; }
     // How many spaces a text loses at its beginning, at most.
     std::size_t strip() const { return strip_; }
-    // The id of the special token with this text; -1 where there is none.
+    // The id of the special token with this text; -1 if there is none.
     std::int64_t special(const std::string& text) const;
     // The text of a special token; "" for any other.
     const std::string& special_text(std::int64_t token) const;
@@ -37,7 +37,7 @@ class Vocabulary {
     // A part of a text that is encoded by itself.
     struct Part {
         std::string text;
-        std::int64_t token = -1;  // its id, where it is a token that was added to the vocabulary, else -1
+        std::int64_t token = -1;  // its id, if it is a token that was added to the vocabulary, else -1
     };
     // The parts of `text` in their order.
     std::vector<Part> split(const std::string& text) const;

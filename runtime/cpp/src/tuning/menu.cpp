@@ -5,19 +5,17 @@
 #include <numeric>
 #include <set>
 
-#include "bundle/tree.h"
-
 namespace pass {
 
 namespace {
 
 // The drafts of two-pass cycles and of fused plans, besides as many as there are look-ahead rows.
 constexpr std::array<int, 5> draft_counts{1, 2, 3, 4, 6};
-// Of the places where the first choice is wrong, the shares where the second, third, ... is right.
-constexpr std::array<double, 5> later_choices{0.30, 0.12, 0.07, 0.048, 0.036};
+// Of the places where the first choice is wrong, the shares in which the second, third, ... is right.
+constexpr std::array<double, 5> later_choice_shares{0.30, 0.12, 0.07, 0.048, 0.036};
 // How often the first choice after a later one is right, relative to the first choice after a first one.
-constexpr double after_later = 0.75;
-constexpr int squarings = 9;  // after 2^9 windows it is forgotten how the first one began
+constexpr double after_later_ratio = 0.75;
+constexpr int num_squarings = 9;  // after 2^9 windows it is forgotten how the first one began
 
 using Matrix = std::vector<std::vector<double>>;
 
@@ -32,29 +30,33 @@ Matrix squared(const Matrix& steps) {
 }
 
 // How likely each draft of a tree is accepted, in the order of its rows.
-std::vector<double> tree_acceptance(const Plan& plan, const std::vector<double>& cumulative) {
-    std::vector<double> found;
-    for (const std::vector<int>& node : tree_nodes(plan.drafts, plan.depth())) {
+std::vector<double> tree_acceptance(const Tree& tree, const std::vector<double>& cumulative) {
+    struct Row {
         double chance = 1.0, usual = 1.0;
-        for (std::size_t depth = 0; depth < node.size(); ++depth) {
-            const double first = usual * (cumulative[depth + 1] / std::max(cumulative[depth], 1e-9));
-            const bool later = node[depth] > 0;
-            chance *= later ? later_choices[static_cast<std::size_t>(node[depth]) - 1] * (1 - first) : first;
-            usual *= later ? after_later : 1.0;
-        }
-        found.push_back(chance);
+        std::size_t depth = 0, children = 0;
+    };
+    std::vector<Row> rows{Row()};
+    std::vector<double> found;
+    for (const int parent : tree) {
+        Row& before = rows[static_cast<std::size_t>(parent)];
+        Row row = before;
+        const double first = row.usual * (cumulative[row.depth + 1] / std::max(cumulative[row.depth], 1e-9));
+        const std::size_t rank = std::min(before.children++, later_choice_shares.size());
+        row.chance *= rank > 0 ? later_choice_shares[rank - 1] * (1 - first) : first;
+        row.usual *= rank > 0 ? after_later_ratio : 1.0;
+        row.depth += 1;
+        row.children = 0;
+        rows.push_back(row);
+        found.push_back(row.chance);
     }
     return found;
 }
 
 // Groups that get smaller with the depth of the row that they follow; one row after a later choice.
-std::vector<int> smaller_groups(int size, int lookahead) {
-    const int depth = tree_depth(size);
-    std::vector<int> groups{depth};
-    for (const std::vector<int>& node : tree_nodes(size, lookahead)) {
-        const bool first = std::all_of(node.begin(), node.end(), [](int rank) { return rank == 0; });
-        groups.push_back(first ? std::max(depth - static_cast<int>(node.size()), 1) : 1);
-    }
+std::vector<int> smaller_groups(const Tree& tree) {
+    const int depth = tree_depth(tree);
+    std::vector<int> groups(tree.size() + 1, 1);
+    for (int row = 0; row < depth; ++row) groups[static_cast<std::size_t>(row)] = depth - row;
     return groups;
 }
 
@@ -80,10 +82,10 @@ std::vector<Cycle> menu(int lookahead, const Capabilities* able) {
         if (static_cast<int>(groups.size()) <= lookahead + 1) add(fused_cycle(groups));
     }
     if (able == nullptr) return found;
-    for (const int size : able->exact_trees()) {
-        if (tree_depth(size) > lookahead) continue;
-        add(tree_cycle(smaller_groups(size, lookahead), lookahead));
-        add(tree_cycle(full_tree(size, lookahead).groups, lookahead));
+    for (const Tree& tree : able->exact_trees()) {
+        if (tree_depth(tree) > lookahead) continue;
+        add(tree_cycle(tree_plan(tree, smaller_groups(tree))));
+        add(tree_cycle(full_tree(tree)));
     }
     std::erase_if(found, [&](const Cycle& cycle) { return !able->allows(cycle.plans); });
     return found;
@@ -94,7 +96,7 @@ double tokens_of(const Cycle& cycle, const std::vector<double>& cumulative) {
     if (!plan.is_fused()) {
         return 1 + std::accumulate(cumulative.begin() + 1, cumulative.begin() + 1 + cycle.lookahead(), 0.0) / 2;
     }
-    std::vector<double> accepted = plan.is_tree() ? tree_acceptance(plan, cumulative) : cumulative;
+    std::vector<double> accepted = plan.is_tree() ? tree_acceptance(plan.parents, cumulative) : cumulative;
     if (plan.is_tree()) accepted.insert(accepted.begin(), 1.0);
     std::vector<int> parents = plan.parents;
     for (int row = 0; !plan.is_tree() && row < plan.drafts; ++row) parents.push_back(row);
@@ -119,7 +121,7 @@ double tokens_of(const Cycle& cycle, const std::vector<double>& cumulative) {
         }
         steps[deep][deep] += 0.5;
     }
-    for (int i = 0; i < squarings; ++i) steps = squared(steps);
+    for (int i = 0; i < num_squarings; ++i) steps = squared(steps);
     return 1 + std::inner_product(drafts.begin(), drafts.end(), steps[0].begin(), 0.0);
 }
 

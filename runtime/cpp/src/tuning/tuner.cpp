@@ -9,16 +9,16 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t every = 12;  // the fewest passes between two decisions
-constexpr double budget = 0.005;    // the fraction of decoding time that decisions may take
+constexpr std::int64_t decision_interval_passes = 12;  // between two decisions at least
+constexpr double decision_time_share = 0.005;          // of decoding time, which decisions may take
 // A cycle none of whose passes is among the last idle_passes is tried for trial_passes after a decision, if it promises
 // as much as the one in use; plain decoding, to which all are compared, whatever it promises.
 constexpr std::int64_t idle_passes = 2000, trial_passes = 4;
-constexpr double unknown = 0.1;      // acceptance rate of drafts that were never measured
-constexpr double ngram_prior = 0.6;  // acceptance rate of n-gram drafts before any was verified
+constexpr double default_acceptance = 0.1;  // rate of look-ahead drafts at first, if the bundle states none
+constexpr double ngram_prior = 0.6;         // acceptance rate of n-gram drafts before any was verified
 // The number of passes that the rates of all sequences count for in those of one. Texts differ widely in what an n-gram
 // says of its next tokens: drafts that fail in one are given up after a few passes, however well they do in others.
-constexpr double ngram_weight = 2.0;
+constexpr double ngram_prior_passes = 2.0;
 
 std::vector<double> prior_of(const std::vector<double>& acceptance, int lookahead) {
     std::vector<double> rates;
@@ -27,7 +27,7 @@ std::vector<double> prior_of(const std::vector<double>& acceptance, int lookahea
         rates.push_back(before != 0 ? share / before : 0.0);
         before = share;
     }
-    rates.resize(static_cast<std::size_t>(lookahead), unknown);
+    rates.resize(static_cast<std::size_t>(lookahead), default_acceptance);
     return rates;
 }
 
@@ -49,20 +49,22 @@ void PlanTuner::observe(const Plan& plan, int batch, double seconds) {
 }
 
 Acceptance& PlanTuner::ngram(int matched, std::map<int, Acceptance>* own) {
-    if (own != nullptr) return own->try_emplace(matched, ngram(matched).rates(), ngram_weight).first->second;
+    if (own != nullptr) return own->try_emplace(matched, ngram(matched).rates(), ngram_prior_passes).first->second;
     const std::vector<double> prior(static_cast<std::size_t>(lookahead_), ngram_prior);
     return ngrams_.try_emplace(matched, prior).first->second;
 }
 
 std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch, const std::vector<double>& cumulative) const {
     std::vector<Candidate> found;
-    for (Cycle& cycle : menu(lookahead, able_ ? &*able_ : nullptr)) {
+    auto cached = menus_.find(lookahead);
+    if (cached == menus_.end()) cached = menus_.emplace(lookahead, menu(lookahead, able_ ? &*able_ : nullptr)).first;
+    for (const Cycle& cycle : cached->second) {
         if (cycle.plans.front().width() > times(1).max_rows()) continue;
         double seconds = 0;
         for (const Plan& plan : cycle.plans) seconds += plan_seconds(plan, batch);
         seconds /= static_cast<double>(cycle.plans.size());
         const double tokens = tokens_of(cycle, cumulative);
-        found.push_back({std::move(cycle), tokens, seconds});
+        found.push_back({cycle, tokens, seconds});
     }
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.rate() > b.rate(); });
@@ -74,10 +76,10 @@ Candidate PlanTuner::mode(int lookahead, int batch, const std::vector<const Acce
     const std::pair key(lookahead, batch);
     auto known = by_request_.find(key);
     if (known != by_request_.end()) decided_ = known->second.decided;
-    if (known == by_request_.end() || (passes_ - decided_at_ >= every && decoding_ >= due_)) {
+    if (known == by_request_.end() || (passes_ - decided_at_ >= decision_interval_passes && decoding_ >= due_)) {
         known = by_request_.insert_or_assign(key, decide(lookahead, batch, acceptances)).first;
         decided_at_ = passes_;
-        due_ = std::max(due_, decoding_) + (now() - started) / budget;
+        due_ = std::max(due_, decoding_) + (now() - started) / decision_time_share;
     }
     decided_ = known->second.decided;
     return passes_ < known->second.ends ? known->second.trial : decided_;
@@ -100,8 +102,8 @@ PlanTuner::Decision PlanTuner::decide(int lookahead, int batch, const std::vecto
     const auto matching = [&](const auto& test) { return std::find_if(found.begin(), found.end(), test); };
     const auto plain = matching([](const Candidate& one) { return one.cycle.lookahead() == 0; });
     auto present = matching([&](const Candidate& one) { return one.cycle == decided_.cycle; });
-    if (present == found.end() || present->rate() < advantage * plain->rate()) present = plain;
-    const Candidate& decided = found.front().rate() >= advantage * present->rate() ? found.front() : *present;
+    if (present == found.end() || present->rate() < switch_margin * plain->rate()) present = plain;
+    const Candidate& decided = found.front().rate() >= switch_margin * present->rate() ? found.front() : *present;
     auto trial = matching([&](const Candidate& one) {
         const auto ran = ran_.find({one.cycle.plans.front().name, batch});
         const bool idle = ran == ran_.end() || passes_ - ran->second >= idle_passes;
@@ -110,6 +112,87 @@ PlanTuner::Decision PlanTuner::decide(int lookahead, int batch, const std::vecto
     const Candidate& tried = trial == found.end() ? decided : *trial;
     ran_[{tried.cycle.plans.front().name, batch}] = passes_;  // also if a request runs another in its place
     return {decided, tried, passes_ + trial_passes};
+}
+
+namespace {
+
+// The factor from a greedy to a sampled conditional acceptance rate, if a bundle states the greedy rates alone.
+constexpr double sampled_acceptance_ratio = 0.6;
+
+// Cumulative acceptance by position, as the bundle states it for this sampler; estimated if it does not.
+std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sampler) {
+    if (sampler == Sampler::greedy) return lookahead.acceptance_per_position;
+    if (!lookahead.acceptance_per_position_sampled.empty()) return lookahead.acceptance_per_position_sampled;
+    std::vector<double> shares = lookahead.acceptance_per_position;
+    double ratio = 1.0;
+    for (double& share : shares) share *= ratio *= sampled_acceptance_ratio;
+    return shares;
+}
+
+}  // namespace
+
+Tuners::Tuners(Runner& runner) : runner_(runner) {
+    const Capabilities& sizes = runner_.backend().capabilities();
+    plans_[1] = timed_plans(1);
+    for (int batch : sizes.batch_sizes) plans_[batch] = timed_plans(batch);
+}
+
+bool Tuners::known(Sampler sampler, int batch) const {
+    const auto found = tuners_.find(sampler);
+    if (found == tuners_.end()) return false;
+    return batch == 1 || plans_.at(batch).empty() || found->second.by_batch().contains(batch);
+}
+
+PlanTuner* Tuners::get(Sampler sampler, int batch) {
+    if (!known(sampler, batch) && !fits(batch)) return nullptr;
+    auto found = tuners_.find(sampler);
+    if (found == tuners_.end()) {
+        const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
+        PlanTuner fresh(times(sampler, 1), static_cast<int>(lookahead.length), stated_acceptance(lookahead, sampler),
+                        runner_.backend().capabilities());
+        found = tuners_.emplace(sampler, std::move(fresh)).first;
+    }
+    PlanTuner& tuner = found->second;
+    if (!known(sampler, batch)) tuner.add_batch(batch, times(sampler, batch));
+    return &tuner;
+}
+
+bool Tuners::fits(int batch) const {
+    int widest = 0;
+    for (const std::vector<Plan>* plans : {&plans_.at(1), &plans_.at(batch)}) {
+        for (const Plan& plan : *plans) widest = std::max(widest, plan.width());
+    }
+    return !plans_.at(1).empty() && runner_.backend().capabilities().padded_width(widest) <= runner_.slots().room();
+}
+
+PassTimes Tuners::times(Sampler sampler, int batch) {
+    std::vector<Plan> plans = plans_.at(batch);
+    const PassTimes* like = nullptr;
+    for (const auto& [other, tuner] : tuners_) {
+        if (tuner.by_batch().contains(batch)) like = &tuner.by_batch().at(batch);
+    }
+    if (like != nullptr) {
+        int most = 0;  // drafts that a timed pass verifies
+        for (const Plan& plan : plans) most = plan.groups.empty() ? std::max(most, plan.drafts) : most;
+        std::erase_if(
+            plans, [&](const Plan& plan) { return plan.drafts > 0 && (plan.drafts < most || !plan.groups.empty()); });
+    }
+    const auto time = [&](const Plan& plan) { return runner_.idle_pass({plan, batch, sampler, false}); };
+    const std::vector<PassSeconds> seconds = measure(time, plans);
+    TimedPasses timed;
+    for (std::size_t i = 0; i < plans.size(); ++i) timed[shape_of(plans[i], batch)] = seconds[i];
+    return PassTimes(timed, like);
+}
+
+std::vector<Plan> Tuners::timed_plans(int batch) const {
+    std::vector<Plan> found = probe_plans(static_cast<int>(runner_.backend().manifest().lookahead.length), batch);
+    const Capabilities& sizes = runner_.backend().capabilities();
+    std::erase_if(found, [&](const Plan& plan) {
+        return !sizes.allows({plan}) || sizes.padded_width(plan.width()) > sizes.max_capacity() / 2;
+    });
+    const bool one_width = std::none_of(found.begin(), found.end(),
+                                        [&](const Plan& plan) { return plan.width() != found.front().width(); });
+    return one_width ? std::vector<Plan>{} : found;
 }
 
 }  // namespace pass

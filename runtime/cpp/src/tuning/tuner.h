@@ -7,12 +7,13 @@
 #include <vector>
 
 #include "backends/capabilities.h"
-#include "tuning/acceptance.h"
-#include "tuning/pass_times.h"
+#include "decode/runner.h"
+#include "tuning/estimates.h"
 
 namespace pass {
 
-inline constexpr double advantage = 1.03;  // how much faster another plan must promise to be
+// Switch plans only if the expected rate is at least this many times the current plan's.
+inline constexpr double switch_margin = 1.03;
 
 // A cycle of plans, with the expected tokens and seconds of a pass for each sequence of a batch.
 struct Candidate {
@@ -61,6 +62,7 @@ class PlanTuner {
     std::map<int, PassTimes> by_batch_;
     int lookahead_;
     std::optional<Capabilities> able_;
+    mutable std::map<int, std::vector<Cycle>> menus_;  // by look-ahead
     Acceptance drafts_;
     std::map<int, Acceptance> ngrams_;
     Candidate decided_;
@@ -68,6 +70,39 @@ class PlanTuner {
     std::map<std::pair<std::string, int>, std::int64_t> ran_;  // by plan and batch: the number of its last pass
     std::int64_t passes_ = 0, decided_at_ = 0;                 // in all; when it decided last
     double decoding_ = 0, due_ = 0;                            // seconds of passes, and those before the next decision
+};
+
+// The first request with plan `auto` times passes of all widths. The first one of another sampler times only the
+// passes that show how its tail differs. The first batch of a new size is timed,
+// too.
+//
+// Which passes are timed depends on the bundle, the engine and the KV capacity alone. While the sequences of the moment
+// leave too little room for those passes, nothing is timed.
+class Tuners {
+   public:
+    explicit Tuners(Runner& runner);
+
+    // Whether `get` would have nothing to time.
+    bool known(Sampler sampler, int batch) const;
+
+    // The tuner for `sampler`, with the times of passes over `batch` slots; times them first if need be. Null while
+    // there is no room for the timed windows after the sequences in the KV cache; always, if the capacity is too
+    // small.
+    PlanTuner* get(Sampler sampler, int batch);
+
+   private:
+    // Whether the KV cache has room now for the passes that are timed with one slot and with `batch` slots.
+    bool fits(int batch) const;
+    // The times of passes over `batch` slots. If those for another sampler are known, few passes are timed.
+    PassTimes times(Sampler sampler, int batch);
+    // The plans to time over `batch` slots, the narrowest first. Their windows have at most half the capacity, so that
+    // there is room for them at most times. None if a single width is left, from which no line can be drawn: a batch
+    // then counts as a window of as many rows.
+    std::vector<Plan> timed_plans(int batch) const;
+
+    Runner& runner_;
+    std::map<int, std::vector<Plan>> plans_;  // the plans to time, by batch size
+    std::map<Sampler, PlanTuner> tuners_;
 };
 
 }  // namespace pass

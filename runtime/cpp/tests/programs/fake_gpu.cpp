@@ -1,34 +1,28 @@
-// For tests/cpp: plays scenes (cli/scenes.h) on the TensorRT backend over a watched fake of CUDA and TensorRT, and
+// For tests/cpp: plays scenes (tests/scenes.h) on the TensorRT backend over a watched fake of CUDA and TensorRT, and
 // writes as JSON what came of it.
 //
 //     fake_gpu BUNDLE SCENES              every scene five times, on a session of its own
-//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again,
-//     undisturbed,
-//                                         on the same session
+//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again on
+//                                         the same session, without failures
 //     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, those of opening too
-//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA fails with that code in all that it does, while
-//     the
-//                                         scene's first request is under way, and recovers before another one
-//     fake_gpu BUNDLE SCENES captures NAME   every scene, where captures fail: as FakeCuda::fail_capture
-//     fake_gpu BUNDLE SCENES refused NAME    the first scene, where TensorRT refuses to do that
+//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA fails with that code in all that it does,
+//                                         while the scene's first request is under way, and recovers before another one
+//     fake_gpu BUNDLE SCENES captures NAME   every scene, while captures fail: as FakeCuda::fail_capture
+//     fake_gpu BUNDLE SCENES refused NAME    the first scene, while TensorRT refuses to do that
 //     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL [DRIVER]]]]   opens it on a GPU of that capability
 //     fake_gpu BUNDLE SCENES warm                   every scene, after Session::warm_up
-#include <fstream>
 #include <iostream>
-#include <mutex>
 #include <sstream>
 #include <utility>
 
 #include "api/core.h"
 #include "backends/trt/backend.h"
-#include "captures.h"
 #include "errors.h"
 #include "fake_trt.h"
 #include "scenes.h"
 
 using namespace pass;
 using namespace pass::test;
-using cli::Json;
 
 namespace {
 
@@ -37,13 +31,8 @@ struct Machine {
     FakeTrtCounts counts;
 
     Session open(const std::string& bundle, const Json& scene) {
-        LoadOptions options;
+        LoadOptions options = options_of(scene);
         options.device = cuda.ordinal == 0 ? "tensorrt" : "tensorrt:" + std::to_string(cuda.ordinal);
-        options.max_batch_size = scene.value("slots", 1);
-        if (scene.contains("capacity")) options.capacity = scene["capacity"].get<std::int64_t>();
-        if (scene.contains("speculative_max_concurrency"))
-            options.speculative_max_concurrency = scene["speculative_max_concurrency"].get<std::int64_t>();
-        options.acceptance_threshold = scene.value("acceptance_threshold", 0.0);
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
         auto backend = std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
                                                     std::make_unique<FakeTrt>(cuda, counts), cuda.api());
@@ -58,30 +47,9 @@ struct Machine {
     }
 };
 
-// The messages of the library since this was made.
-class Messages {
-   public:
-    Messages() {
-        set_log([this](LogLevel, const std::string& message) {
-            const std::lock_guard lock(mutex_);
-            told_.push_back(message);
-        });
-    }
-    ~Messages() { set_log({}); }
-
-    std::vector<std::string> take() {
-        const std::lock_guard lock(mutex_);
-        return std::exchange(told_, {});
-    }
-
-   private:
-    std::mutex mutex_;
-    std::vector<std::string> told_;
-};
-
 std::string differences_of(const Json& scene, Session& session) {
     std::ostringstream differences;
-    cli::compare(scene, cli::play(scene, session), differences);
+    compare(scene, play(scene, session), differences);
     return differences.str();
 }
 
@@ -95,7 +63,7 @@ Json play_often(const std::string& bundle, const Json& scene) {
         report["device"] = session.device();
         report["differences"] = differences_of(scene, session);
         for (int again = 0; again < 4; ++again) {
-            cli::play(scene, session);
+            play(scene, session);
             report["done"].push_back(machine.report());
         }
     }
@@ -114,7 +82,7 @@ Json play_warm(const std::string& bundle, const Json& scene) {
         report["before"] = machine.report();
         report["differences"] = differences_of(scene, session);
         report["after"] = machine.report();
-        report["captures"] = cli::captures_of(session.device(), session.uncaptured());
+        report["uncaptured"] = session.uncaptured();
     }
     report["empty"] = machine.cuda.empty() && machine.cuda.current == 0;
     return report;
@@ -128,7 +96,7 @@ Json without_captures(const std::string& bundle, const Json& scene, const std::s
     {
         Session session = machine.open(bundle, scene);
         report["differences"] = differences_of(scene, session) + differences_of(scene, session);
-        report["captures"] = cli::captures_of(session.device(), session.uncaptured());
+        report["uncaptured"] = session.uncaptured();
     }
     report["told"] = messages.take();
     report["done"] = machine.report();
@@ -141,7 +109,7 @@ std::string refusal_of(const std::string& bundle, const Json& scene, const std::
     machine.counts.refused = function;
     try {
         Session session = machine.open(bundle, scene);
-        cli::play(scene, session);
+        play(scene, session);
     } catch (const Error& error) {
         return error.what();
     }
@@ -161,7 +129,7 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
             const auto attempt = [&] {
                 try {
                     if (!session) session.emplace(machine.open(bundle, scene));
-                    cli::play(scene, *session);
+                    play(scene, *session);
                 } catch (const Error& error) {
                     report["errors"].push_back(error.what());
                 }
@@ -187,7 +155,7 @@ Json fail_with(const std::string& bundle, const Json& scene, int code) {
     Json errors = Json::array();
     {
         Session session = machine.open(bundle, scene);
-        cli::play(scene, session);
+        play(scene, session);
         const auto attempt = [&](const auto& work) {
             try {
                 work();
@@ -229,9 +197,7 @@ Json open_on(const std::string& bundle, int major, int minor, int devices, int o
 }
 
 Json report_of(const std::vector<std::string>& words) {
-    std::vector<Json> scenes;
-    std::ifstream file(words.at(1));
-    for (std::string line; std::getline(file, line);) scenes.push_back(Json::parse(line));
+    const std::vector<Json> scenes = read_scenes(words.at(1));
     const std::string what = words.size() > 2 ? words[2] : "";
     const auto number = [&](std::size_t i, int otherwise) {
         return i < words.size() ? std::stoi(words[i]) : otherwise;

@@ -1,13 +1,11 @@
-// For tests/cpp: plays scenes (cli/scenes.h) on `--device cuda` of ONNX Runtime, over a fake of its CUDA provider and
+// For tests/cpp: plays scenes (tests/scenes.h) on `--device cuda` of ONNX Runtime, over a fake of its CUDA provider and
 // of CUDA, and writes as JSON what came of it.
 //
 //     fake_ort BUNDLE SCENES               every scene twice, each time in a thread of its own, on a session that
 //                                          captures; one that does not says what to expect of a scene without results
-//     fake_ort BUNDLE SCENES refused NAME  the same, where captures of the files with that in their names fail
+//     fake_ort BUNDLE SCENES refused NAME  the same, while captures of the files with that in their names fail
 //     fake_ort BUNDLE SCENES lost CODE     the first scene, on a device that is lost with that error in the first run
-#include <fstream>
 #include <iostream>
-#include <mutex>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -20,7 +18,6 @@
 
 using namespace pass;
 using namespace pass::test;
-using cli::Json;
 
 namespace {
 
@@ -36,11 +33,9 @@ struct Machine {
     }
 
     Session open(const std::string& bundle, const Json& scene) {
-        LoadOptions options;
+        LoadOptions options = options_of(scene);
         options.device = "cuda:" + std::to_string(ordinal);
         options.threads = 1;
-        options.max_batch_size = scene.value("slots", 1);
-        if (scene.contains("capacity")) options.capacity = scene["capacity"].get<std::int64_t>();
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
         std::shared_ptr<const OrtLibrary> library = ort.library();
         Device device = choose_device(*library, options.device);
@@ -52,35 +47,14 @@ struct Machine {
     bool left_nothing() const { return cuda.empty() && FakeCuda::current == 0; }
 };
 
-// The warnings of the library since this was made.
-class Warnings {
-   public:
-    Warnings() {
-        set_log([this](LogLevel level, const std::string& message) {
-            const std::lock_guard lock(mutex_);
-            if (level == LogLevel::warning) told_.push_back(message);
-        });
-    }
-    ~Warnings() { set_log({}); }
-
-    std::vector<std::string> take() {
-        const std::lock_guard lock(mutex_);
-        return std::exchange(told_, {});
-    }
-
-   private:
-    std::mutex mutex_;
-    std::vector<std::string> told_;
-};
-
-Json play(const std::string& bundle, Json scene, const std::string& refused) {
+Json play_twice(const std::string& bundle, Json scene, const std::string& refused) {
     if (!scene.contains("results")) {
         Machine machine;
         machine.ort.captures = false;
         Session session = machine.open(bundle, scene);
-        scene["results"] = cli::play(scene, session);
+        scene["results"] = play(scene, session);
     }
-    Warnings warnings;
+    Messages warnings;
     Machine machine;
     machine.ort.refused = refused;
     Json report{{"name", scene["name"]}, {"captured", Json::array()}, {"runs", Json::array()}};
@@ -88,7 +62,7 @@ Json play(const std::string& bundle, Json scene, const std::string& refused) {
     {
         Session session = machine.open(bundle, scene);
         for (int again = 0; again < 2; ++again) {
-            std::thread([&] { cli::compare(scene, cli::play(scene, session), differences); }).join();
+            std::thread([&] { compare(scene, play(scene, session), differences); }).join();
             report["captured"].push_back(machine.ort.captured.size());
             report["runs"].push_back(std::exchange(machine.ort.runs, 0));
         }
@@ -112,7 +86,7 @@ Json lose(const std::string& bundle, const Json& scene, int code) {
         machine.ort.lost = code;
         for (int again = 0; again < 2; ++again) {
             try {
-                cli::play(scene, session);
+                play(scene, session);
             } catch (const Error& error) {
                 errors.push_back(error.what());
             }
@@ -123,13 +97,11 @@ Json lose(const std::string& bundle, const Json& scene, int code) {
 }
 
 Json report_of(const std::vector<std::string>& words) {
-    std::vector<Json> scenes;
-    std::ifstream file(words.at(1));
-    for (std::string line; std::getline(file, line);) scenes.push_back(Json::parse(line));
+    const std::vector<Json> scenes = read_scenes(words.at(1));
     const std::string what = words.size() > 3 ? words[2] : "";
     if (what == "lost") return lose(words[0], scenes.at(0), std::stoi(words[3]));
     Json report = Json::array();
-    for (const Json& scene : scenes) report.push_back(play(words[0], scene, what == "refused" ? words[3] : ""));
+    for (const Json& scene : scenes) report.push_back(play_twice(words[0], scene, what == "refused" ? words[3] : ""));
     return report;
 }
 

@@ -30,7 +30,7 @@ double microseconds(Core& core, std::int64_t& passes, const Kind& kind, int batc
     sent.options.sampling.seed = 1;
     passes = 0;
     const auto started = std::chrono::steady_clock::now();
-    std::vector<std::shared_ptr<Sequence>> sequences;
+    std::vector<std::shared_ptr<SequenceState>> sequences;
     for (int i = 0; i < batch; ++i) sequences.push_back(core.submit(sent, nullptr));
     for (const auto& sequence : sequences) read_all(core, *sequence);
     const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - started;

@@ -1,5 +1,5 @@
 // For tests/cpp: text BUNDLE reads JSON, a line each: a text -> its ids; {"ids": [...], "stop": [...]}, and "prompt"
-// and "min_tokens" where wanted, -> the pieces that the ids become, what is left at the end, and the stop string.
+// and "min_tokens" if wanted, -> the pieces that the ids become, what is left at the end, and the stop string.
 
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "backends/chunks.h"
+#include "backends/capabilities.h"
 #include "backends/ort/packed_weights.h"
 #include "errors.h"
 #include "log.h"
@@ -31,7 +31,7 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
         {256, 64, 16, 1},
         batch_sizes_up_to(options.max_batch_size),
         std::nullopt,
-        manifest.tree_sizes(),
+        manifest.trees(),
         weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8")),
         // tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
         device.on_cpu() && manifest.derived_trunk(device.name, options.max_batch_size) != nullptr};
@@ -73,7 +73,7 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
     if (engine_.device.captures()) thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
-// Two graphs are open only where they share their weights in memory.
+// Two graphs are open only if they share their weights in memory.
 void OrtBackend::open_trunks(const LoadOptions& options) {
     const auto file_of = [&](bool lookahead_rows) {
         const DerivedTrunk* found =
@@ -96,7 +96,7 @@ void OrtBackend::note_capture(const OrtGraph& graph) {
     if (!graph.not_captured().empty()) uncaptured_[graph.file()] = graph.not_captured();
 }
 
-// Null where no packed weights are kept for this trunk.
+// Null if no packed weights are kept for this trunk.
 std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file, const LoadOptions& options) const {
     if (!options.weight_cache || !engine_.device.on_cpu()) return nullptr;
     try {
@@ -160,13 +160,13 @@ Backend::PassResult OrtBackend::run_pass(const PassKind& kind) {
 
 void OrtBackend::run_tails(const PassKind& kind) {
     const std::string& plan = kind.plan.name;
-    if (kind.touched > 0) {
-        run_bound(bound_tails_.get({plan, processors_graph, kind.batch, kind.touched}, [&](int cuda_graph) {
+    if (kind.num_biased > 0) {
+        run_bound(bound_tails_.get({plan, processors_graph, kind.batch, kind.num_biased}, [&](int cuda_graph) {
             return bind(cuda_graph, tail_graph(processors()),
-                        bindings_.processors(processors(), kind.plan, kind.batch, kind.touched));
+                        bindings_.processors(processors(), kind.plan, kind.batch, kind.num_biased));
         }));
     }
-    const bool processed = kind.touched > 0;
+    const bool processed = kind.num_biased > 0;
     run_bound(bound_tails_.get({plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int cuda_graph) {
         return bind(cuda_graph, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
                     bindings_.tail(kind.plan, kind.sampler, kind.batch, processed));
@@ -185,12 +185,12 @@ std::vector<BoundTensor> OrtBackend::placed(const std::vector<Binding>& bindings
 
 BoundGraph OrtBackend::bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings) {
     const std::vector<BoundTensor> inputs = placed(bindings.inputs), outputs = placed(bindings.outputs);
-    return {graph, inputs, outputs, capture_of(cuda_graph, graph, overwritten(inputs, outputs))};
+    return {graph, inputs, outputs, capture_of(cuda_graph, graph, in_place_inputs(inputs, outputs))};
 }
 
-Capture OrtBackend::capture_of(int cuda_graph, const OrtGraph& graph, std::vector<BoundTensor> overwritten) {
+Capture OrtBackend::capture_of(int cuda_graph, const OrtGraph& graph, std::vector<BoundTensor> in_place) {
     const auto failed = [this, file = graph.file()](const std::string& reason) { not_captured(file, reason); };
-    return {cuda_graph, memory_.get(), std::move(overwritten), failed};
+    return {cuda_graph, memory_.get(), std::move(in_place), failed};
 }
 
 // The log says so once for all plans, batches and slots that run the graph.
@@ -204,7 +204,7 @@ void OrtBackend::not_captured(const std::string& file, const std::string& reason
 // Past and present are the same memory: without that, every pass would copy the cache.
 BoundGraph OrtBackend::bind_trunk(int cuda_graph, const Plan& plan, const Bindings& bindings, int slot, int batch) {
     std::vector<BoundTensor> inputs = placed(bindings.inputs), outputs = placed(bindings.outputs);
-    std::vector<BoundTensor> both = overwritten(inputs, outputs);
+    std::vector<BoundTensor> both = in_place_inputs(inputs, outputs);
     const std::array<std::int64_t, 4> shape = cache_.shape(batch);
     for (std::size_t i = 0; i < cache_.names().size(); ++i) {
         const std::string& past = cache_.names()[i];

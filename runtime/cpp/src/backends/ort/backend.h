@@ -10,8 +10,7 @@
 #include <tuple>
 
 #include "backends/backend.h"
-#include "backends/one_thread.h"
-#include "backends/ort/bound_graphs.h"
+#include "backends/ort/bound_graph.h"
 #include "backends/ort/devices.h"
 #include "backends/ort/session.h"
 
@@ -26,7 +25,7 @@ class OrtBackend : public Backend {
         std::unique_ptr<Memory> memory;
     };
 
-    // Throws Error where the device is missing or a graph cannot be loaded.
+    // Throws Error if the device is missing or a graph cannot be loaded.
     OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options);
     // On an engine that is open already.
     OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Engine engine);
@@ -44,12 +43,12 @@ class OrtBackend : public Backend {
     // Record of an open graph whether it is captured.
     void note_capture(const OrtGraph& graph);
     std::unique_ptr<OrtGraph> open_packed(const std::string& file, const LoadOptions& options) const;
-    // Run `work`, in the thread whose captured graphs it uses where there is one.
+    // Run `work`, in the thread whose captured graphs it uses if there is one.
     void in_thread(const std::function<void()>& work);
     void run_tails(const PassKind& kind);
     void run_bound(BoundGraph& bound);
-    // How `graph` is captured; its outputs may be over inputs.
-    Capture capture_of(int cuda_graph, const OrtGraph& graph, std::vector<BoundTensor> overwritten);
+    // How `graph` is captured; in_place: the inputs whose memory is that of an output.
+    Capture capture_of(int cuda_graph, const OrtGraph& graph, std::vector<BoundTensor> in_place);
     void not_captured(const std::string& file, const std::string& reason);
     std::vector<BoundTensor> placed(const std::vector<Binding>& bindings);
     BoundGraph bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings);

@@ -24,7 +24,8 @@ std::size_t BoundTensor::size() const {
     return bytes;
 }
 
-std::vector<BoundTensor> overwritten(const std::vector<BoundTensor>& inputs, const std::vector<BoundTensor>& outputs) {
+std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
+                                         const std::vector<BoundTensor>& outputs) {
     std::vector<BoundTensor> found;
     for (const BoundTensor& input : inputs) {
         const auto same = [&](const BoundTensor& output) { return output.address == input.address; };
@@ -71,13 +72,13 @@ void BoundGraph::run() {
 void BoundGraph::run_and_capture() {
     Memory& memory = *capture_->memory;
     std::vector<std::vector<std::byte>> saved;
-    for (const BoundTensor& tensor : capture_->overwritten) {
+    for (const BoundTensor& tensor : capture_->in_place) {
         saved.emplace_back(tensor.size());
         memory.download(saved.back().data(), tensor.address, tensor.size());
     }
     const auto put_back = [&] {
         for (std::size_t i = 0; i < saved.size(); ++i) {
-            memory.upload(capture_->overwritten[i].address, saved[i].data(), saved[i].size());
+            memory.upload(capture_->in_place[i].address, saved[i].data(), saved[i].size());
         }
     };
     try {
@@ -107,6 +108,49 @@ Owned<OrtRunOptions> BoundGraph::options_of(int number) const {
     Owned<OrtRunOptions> options = library.make(api.CreateRunOptions, api.ReleaseRunOptions);
     library.check(api.AddRunConfigEntry(options.get(), "gpu_graph_id", std::to_string(number).c_str()));
     return options;
+}
+
+OneThread::OneThread(std::function<std::shared_ptr<void>()> context)
+    : thread_([this, context = std::move(context)] {
+          const std::shared_ptr<void> held = context();
+          work();
+      }) {}
+
+OneThread::~OneThread() {
+    {
+        const std::lock_guard lock(mutex_);
+        ending_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+}
+
+void OneThread::run(const std::function<void()>& task) {
+    if (std::this_thread::get_id() == thread_.get_id()) {
+        task();
+        return;
+    }
+    std::packaged_task<void()> given([&task] { task(); });
+    std::future<void> done = given.get_future();
+    {
+        const std::lock_guard lock(mutex_);
+        tasks_.push_back(std::move(given));
+    }
+    changed_.notify_one();
+    done.get();
+}
+
+void OneThread::work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+        changed_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
+        if (tasks_.empty()) return;
+        std::packaged_task<void()> task = std::move(tasks_.front());
+        tasks_.pop_front();
+        lock.unlock();
+        task();
+        lock.lock();
+    }
 }
 
 }  // namespace pass

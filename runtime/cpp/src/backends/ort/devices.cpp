@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "backends/capabilities.h"
 #include "backends/cuda.h"
-#include "backends/device_name.h"
 #include "errors.h"
 
 namespace pass {

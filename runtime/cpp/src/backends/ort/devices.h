@@ -28,11 +28,11 @@ struct Device {
     bool captures(std::size_t attempt = 0) const;
 };
 
-// name: cpu, cuda, cuda:1 and so on, tensorrt-rtx-ep, or auto, which is cuda where this ONNX Runtime has it, else cpu.
-// Throws Error where ONNX Runtime has no such provider.
+// name: cpu, cuda, cuda:1 and so on, tensorrt-rtx-ep, or auto, which is cuda if this ONNX Runtime has it, else cpu.
+// Throws Error if ONNX Runtime has no such provider.
 Device choose_device(const OrtLibrary& library, const std::string& name);
 
-// Register the plugin of `device`, if it has one. Throws Error where it cannot be registered.
+// Register the plugin of `device`, if it has one. Throws Error if it cannot be registered.
 void register_plugin(const OrtLibrary& library, const Device& device, const LoadOptions& options);
 
 // Make sessions of `session_options` run on `device`, with the provider options `attempt`.

@@ -24,7 +24,7 @@ using Owned = std::unique_ptr<Thing, void (*)(Thing*)>;
 class OrtLibrary {
    public:
     // path: empty is $PASS_ONNXRUNTIME, then the one found at build time, then the loader's own search. Throws Error
-    // where there is none, or it is too old.
+    // if there is none, or it is too old.
     static std::shared_ptr<const OrtLibrary> open(const std::filesystem::path& path);
     // Over a table of functions, which has to live as long as this does.
     OrtLibrary(const OrtApi* api, const std::string& version);
@@ -35,7 +35,7 @@ class OrtLibrary {
     OrtEnv* environment() const { return environment_.get(); }
     // The execution providers that this ONNX Runtime was built with.
     std::vector<std::string> providers() const;
-    // Throws Error with `what` and ONNX Runtime's own message where `status` is a failure.
+    // Throws Error with `what` and ONNX Runtime's own message if `status` is a failure.
     void check(OrtStatus* status, std::string_view what = "onnxruntime") const;
     // What `create` makes, a function of the C API whose last argument is where to put it.
     template <class Create, class Thing, class... Given>

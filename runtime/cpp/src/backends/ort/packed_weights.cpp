@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bundle/hashes.h"
+#include "bundle/integrity.h"
 #include "errors.h"
 #include "log.h"
 
@@ -15,7 +15,7 @@ namespace pass {
 
 namespace {
 
-constexpr int format = 1;
+constexpr int entry_format = 1;
 constexpr const char *graph_file = "trunk.onnx", *note_file = "packed.json";
 
 constexpr std::array fields = {"vendor_id",       "cpu family",       "model",       "model name", "stepping",
@@ -36,13 +36,13 @@ bool intact(const std::filesystem::path& entry) {
     try {
         const nlohmann::json note = nlohmann::json::parse(file);
         if (!note.contains("files") || !note["files"].contains(graph_file)) return false;
-        Remembered remembered;
+        HashCache cache;
         for (const auto& [name, info] : note["files"].items()) {
             const std::filesystem::path path = entry / name;
             if (std::filesystem::file_size(path) != info["bytes"].get<std::uintmax_t>()) return false;
-            if (!remembered.matches(path, info["sha256"].get<std::string>())) return false;
+            if (!cache.matches(path, info["sha256"].get<std::string>())) return false;
         }
-        remembered.save();
+        cache.save();
         return true;
     } catch (const nlohmann::json::exception&) {
     } catch (const std::filesystem::filesystem_error&) {
@@ -76,11 +76,11 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, con
     const std::filesystem::path cache = cache_directory();
     const FileInfo *graph = manifest.file(file), *weights = manifest.file(data);
     if (graph == nullptr || weights == nullptr || cpu.empty() || cache.empty()) return std::nullopt;
-    const Remembered remembered;
-    if (!remembered.knows(bundle / file, graph->sha256) || !remembered.knows(bundle / data, weights->sha256)) {
+    const HashCache hashes;
+    if (!hashes.knows(bundle / file, graph->sha256) || !hashes.knows(bundle / data, weights->sha256)) {
         return std::nullopt;
     }
-    const std::string key = sha256("format " + std::to_string(format) + "\nonnxruntime " + library.build() +
+    const std::string key = sha256("format " + std::to_string(entry_format) + "\nonnxruntime " + library.build() +
                                    "\ngraph " + graph->sha256 + "\nweights " + weights->sha256 + "\n" + cpu);
     const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
     if (!intact(entry)) return std::nullopt;

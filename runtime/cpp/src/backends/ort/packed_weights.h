@@ -12,12 +12,12 @@
 
 namespace pass {
 
-// What Linux tells of the kinds of cores: lines `field: value`, each once. Empty where it does not tell their
+// What Linux tells of the kinds of cores: lines `field: value`, each once. Empty if it does not tell their
 // instructions.
 std::string describe_cpu(const std::filesystem::path& cpu_info = "/proc/cpuinfo");
 
-// The graph whose weights are the packed ones of the bundle's trunk `file`; none where there is no entry, where it is
-// not intact, or where it is not known that the bundle's files are those of the manifest.
+// The graph whose weights are the packed ones of the bundle's trunk `file`; none if there is no entry, if it is
+// not intact, or if it is not known that the bundle's files are those of the manifest.
 std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, const std::filesystem::path& bundle,
                                                   const Manifest& manifest, const std::string& file);
 

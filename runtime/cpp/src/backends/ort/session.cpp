@@ -1,14 +1,45 @@
 #include "backends/ort/session.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 #include <set>
+#include <thread>
 
-#include "backends/ort/threads.h"
+#include "bundle/noise.h"
 #include "bundle/tensors.h"
 #include "errors.h"
 #include "log.h"
 
 namespace pass {
+
+SharedTensors::SharedTensors(std::shared_ptr<const OrtLibrary> library, const std::filesystem::path& bundle,
+                             const Manifest& manifest)
+    : library_(std::move(library)) {
+    const MappedFile& tables = *files_.emplace_back(std::make_unique<MappedFile>(bundle / noise_tables_file));
+    const std::vector<std::int64_t> table{
+        static_cast<std::int64_t>(tables.size() / 2 / noise_row_entries / sizeof(std::int32_t)), noise_row_entries};
+    const std::size_t half = static_cast<std::size_t>(table[0] * table[1]) * sizeof(std::int32_t);
+    add("noise_table_1", tables, 0, half, table, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
+    add("noise_table_2", tables, tables.size() / 2, half, table, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
+    if (!manifest.lookahead.head) return;
+
+    const MappedFile& head = *files_.emplace_back(std::make_unique<MappedFile>(bundle / head_file));
+    for (const HeadArray& array : head_arrays(manifest.model, *manifest.lookahead.head)) {
+        const auto type = array.item == 2 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+        add(array.name, head, static_cast<std::size_t>(array.offset), static_cast<std::size_t>(array.bytes),
+            array.shape, type);
+    }
+}
+
+void SharedTensors::add(const std::string& name, const MappedFile& file, std::size_t offset, std::size_t size,
+                        const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type) {
+    const OrtApi& api = library_->api();
+    if (offset + size > file.size()) throw Error("the bundle's tail data are too short; export the bundle again");
+    const auto place =
+        library_->make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo, OrtArenaAllocator, OrtMemTypeDefault);
+    values_.emplace_back(name, library_->tensor(place.get(), file.data() + offset, size, shape, type));
+}
 
 ONNXTensorElementDataType element_type(const std::string& dtype) {
     if (dtype == "int64") return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
@@ -20,6 +51,57 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
 }
 
 namespace {
+
+// The worker threads of a session, which begin to work when the session has been created. ONNX Runtime's workers spin
+// while they wait for work. During the creation of a session there is hardly any, so they would only take cores from
+// the hashing of the bundle's files. (ONNX Runtime pins threads that it creates itself to cores if it chooses their
+// number; these are not pinned.)
+class LateThreads {
+   public:
+    // Make sessions of `options` use such threads. `options` must not be used after this object is destroyed.
+    void give_to(const OrtLibrary& library, OrtSessionOptions* options) {
+        const OrtApi& api = library.api();
+        library.check(api.SessionOptionsSetCustomCreateThreadFn(options, create));
+        library.check(api.SessionOptionsSetCustomThreadCreationOptions(options, &gate_));
+        library.check(api.SessionOptionsSetCustomJoinThreadFn(options, join));
+    }
+    // Let the threads work.
+    void begin() const { open(*gate_); }
+
+   private:
+    using Gate = std::atomic_flag;  // set once threads may work
+    struct Worker {
+        std::shared_ptr<Gate> gate;
+        std::thread thread;
+    };
+
+    static void open(Gate& gate) {
+        gate.test_and_set();
+        gate.notify_all();
+    }
+    // Returns null if the system has no thread left; ONNX Runtime then fails to create the session, with a message.
+    static OrtCustomThreadHandle create(void* gate, OrtThreadWorkerFn work, void* of_worker) {
+        try {
+            auto worker = std::make_unique<Worker>();
+            worker->gate = *static_cast<std::shared_ptr<Gate>*>(gate);
+            worker->thread = std::thread([gate = worker->gate, work, of_worker] {
+                gate->wait(false);
+                work(of_worker);
+            });
+            return reinterpret_cast<OrtCustomThreadHandle>(worker.release());
+        } catch (const std::exception&) {
+            return nullptr;
+        }
+    }
+    // Also called for a session that could not be created, whose threads have not begun to work.
+    static void join(OrtCustomThreadHandle thread) {
+        const std::unique_ptr<Worker> worker(reinterpret_cast<Worker*>(const_cast<OrtCustomHandleType*>(thread)));
+        open(*worker->gate);
+        worker->thread.join();
+    }
+
+    std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
+};
 
 // The name, type and shape of a tensor, in which a graph and its manifest must agree.
 struct Kind {

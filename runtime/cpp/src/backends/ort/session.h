@@ -1,17 +1,37 @@
-// A graph that ONNX Runtime has loaded.
+// A graph that ONNX Runtime has loaded, and the tensors that graphs share.
 #pragma once
 
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "backends/memory.h"
 #include "backends/ort/devices.h"
 #include "backends/ort/library.h"
-#include "backends/ort/shared_tensors.h"
 #include "bundle/manifest.h"
 
 namespace pass {
+
+// Tensors that all tails share, mapped from their files once: the tables of random numbers, and the draft head. ONNX
+// Runtime would map the files again for every tail, and each mapping would take memory of its own.
+class SharedTensors {
+   public:
+    SharedTensors(std::shared_ptr<const OrtLibrary> library, const std::filesystem::path& bundle,
+                  const Manifest& manifest);
+
+    // By their names in the graphs.
+    const std::vector<std::pair<std::string, Owned<OrtValue>>>& values() const { return values_; }
+
+   private:
+    void add(const std::string& name, const MappedFile& file, std::size_t offset, std::size_t size,
+             const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type);
+
+    std::shared_ptr<const OrtLibrary> library_;
+    std::vector<std::unique_ptr<MappedFile>> files_;
+    std::vector<std::pair<std::string, Owned<OrtValue>>> values_;
+};
 
 // ONNX Runtime's name of `dtype`.
 ONNXTensorElementDataType element_type(const std::string& dtype);
@@ -19,12 +39,12 @@ ONNXTensorElementDataType element_type(const std::string& dtype);
 class OrtGraph {
    public:
     // threads: 0 lets ONNX Runtime choose. shared: constants that the graph reads in place, which must outlive it; may
-    // be null. packed: ONNX Runtime wrote the graph, optimized and with packed weights. Throws Error where the graph
+    // be null. packed: ONNX Runtime wrote the graph, optimized and with packed weights. Throws Error if the graph
     // cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
              int threads, const SharedTensors* shared, bool packed = false);
 
-    // Throws Error where the inputs, outputs or (with `manifest`, for a trunk) metadata differ from the manifest.
+    // Throws Error if the inputs, outputs or (with `manifest`, for a trunk) metadata differ from the manifest.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }
@@ -34,7 +54,7 @@ class OrtGraph {
     const Device& device() const { return device_; }
     // Whether its runs are captured as CUDA graphs.
     bool captures() const { return captures_; }
-    // Why they are not, where the device could; else empty.
+    // Why they are not, if the device could; else empty.
     const std::string& not_captured() const { return not_captured_; }
 
    private:

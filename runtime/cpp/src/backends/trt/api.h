@@ -14,7 +14,7 @@
 
 namespace pass {
 
-// An execution context. Functions return false where TensorRT reports an error.
+// An execution context. Functions return false if TensorRT reports an error.
 class TrtContext {
    public:
     virtual ~TrtContext() = default;
@@ -36,7 +36,7 @@ class TrtPlan {
     virtual int profiles() const = 0;
     // Output -> the input whose memory it shares; none with headers before TensorRT 10.15, which cannot query it.
     virtual std::optional<std::map<std::string, std::string>> aliases() const = 0;
-    // A context without scratch memory, which the caller sets; null where memory runs out.
+    // A context without scratch memory, which the caller sets; null if memory runs out.
     virtual std::unique_ptr<TrtContext> create_context() = 0;
 };
 
@@ -46,11 +46,11 @@ class TrtApi {
     virtual ~TrtApi() = default;
     // The version in the form that `pass-export build` writes: "10.15.1.29".
     virtual std::string version() const = 0;
-    // Null where these bytes are no engine for this library and this GPU.
+    // Null if these bytes are no engine for this library and this GPU.
     virtual std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) = 0;
-    // The errors that the library reported since this was last called, in a line; empty where there were none.
+    // The errors that the library reported since this was last called, in a line; empty if there were none.
     virtual std::string take_errors() = 0;
-    // Kernels that the library compiles while engines run are those in `file`, where they fit this GPU. `save_kernels`
+    // Kernels that the library compiles while engines run are those in `file`, if they fit this GPU. `save_kernels`
     // keeps them there. A library that compiles none does nothing.
     virtual void use_kernels(const std::filesystem::path& file) = 0;
     virtual void save_kernels() = 0;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backends/device_name.h"
+#include "backends/capabilities.h"
 #include "backends/trt/library.h"
 #include "errors.h"
 #include "log.h"
@@ -12,7 +12,7 @@ namespace pass {
 
 namespace {
 
-constexpr std::size_t staging = 4 << 20;                // bytes, of pinned memory for what is written between passes
+constexpr std::size_t staging_bytes = 4 << 20;          // bytes, of pinned memory for what is written between passes
 constexpr const char* runtime_cache = "kernels.cache";  // beside the engines: see TrtApi::use_kernels
 
 // The fewest window rows that the trunk's engine has a profile for.
@@ -54,7 +54,7 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
     found.prefill_widths.push_back(1);
     found.batch_sizes = batch_sizes_up_to(options.max_batch_size);
     found.lookahead = static_cast<int>(engines.lookahead);
-    found.trees = manifest.tree_sizes([&](const std::string& graph) {
+    found.trees = manifest.trees([&](const std::string& graph) {
         return std::any_of(engines.engines.begin(), engines.engines.end(),
                            [&](const EngineFile& engine) { return engine.graph == graph; });
     });
@@ -74,7 +74,7 @@ TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
           const std::optional<Gpu> gpu = find_gpu(cuda, ordinal);
           const EngineSet& engines = choose_engines(bundle, manifest, library, api->version(), gpu, options.verify,
                                                     gpu ? "" : why_no_gpu(cuda));
-          return Opened{engines, std::move(api), std::make_unique<Cuda>(cuda, ordinal, staging)};
+          return Opened{engines, std::move(api), std::make_unique<Cuda>(cuda, ordinal, staging_bytes)};
       }()) {}
 
 TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
@@ -126,7 +126,7 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
     std::int64_t* rows = every_row > 0 ? result("emitted_rows", every_row) : nullptr;
     program(key_of(Graphs::pass, kind), [&] {
         TrtProgram::Work work = bind_tails(kind);
-        const std::map<std::string, std::byte*>& addresses = work.at(kind.touched > 0 ? 1 : 0).second.addresses;
+        const std::map<std::string, std::byte*>& addresses = work.at(kind.num_biased > 0 ? 1 : 0).second.addresses;
         const auto copy = [&](std::int64_t* host, const char* tensor, std::size_t items) {
             return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), addresses.at(tensor), items * sizeof(*host)};
         };
@@ -139,7 +139,7 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
 }
 
 TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
-    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.touched};
+    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.num_biased};
 }
 
 TrtProgram& TrtBackend::program(const Key& key, const std::function<Work()>& make) {
@@ -154,8 +154,9 @@ TrtProgram& TrtBackend::program(const Key& key, const std::function<Work()>& mak
 }
 
 std::string TrtBackend::name_of(const Key& key) const {
-    const auto& [graphs, plan, number, sampler, logprobs, touched] = key;
-    const std::string processors = touched > 0 ? " with processors of " + std::to_string(touched) + " tokens" : "";
+    const auto& [graphs, plan, number, sampler, logprobs, num_biased] = key;
+    const std::string processors =
+        num_biased > 0 ? " with processors of " + std::to_string(num_biased) + " tokens" : "";
     const char *names[] = {"trunk", "tail", "pass", "prefill"}, *samplers[] = {"greedy", "sample", "truncated"};
     return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " + std::to_string(number) + " " +
            samplers[static_cast<int>(sampler)] + (logprobs ? " with logprobs" : "") + processors + " over " +
@@ -186,12 +187,12 @@ std::pair<TrtEngine*, TrtBinding> TrtBackend::bind_trunk(const Plan& plan, int b
 
 TrtProgram::Work TrtBackend::bind_tails(const PassKind& kind) {
     TrtProgram::Work work;
-    if (kind.touched > 0) {
+    if (kind.num_biased > 0) {
         work.push_back(
-            bind_tail(kind, processors(), bindings_.processors(processors(), kind.plan, kind.batch, kind.touched)));
+            bind_tail(kind, processors(), bindings_.processors(processors(), kind.plan, kind.batch, kind.num_biased)));
     }
     work.push_back(bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
-                             bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.touched > 0)));
+                             bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.num_biased > 0)));
     if (kind.logprobs) {
         work.push_back(bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.plan, kind.batch)));
     }
@@ -208,7 +209,7 @@ std::pair<TrtEngine*, TrtBinding> TrtBackend::bind_tail(const PassKind& kind, co
                                   {"positions", capabilities_.positions()},
                                   {"max_emitted", kind.plan.max_emitted()},
                                   {"processed_rows", kind.plan.drafts + 1},
-                                  {"touched", static_cast<std::int64_t>(kind.touched)}});
+                                  {"touched", static_cast<std::int64_t>(kind.num_biased)}});
     return {&tail, std::move(found)};
 }
 

@@ -20,7 +20,7 @@ namespace pass {
 class TrtBackend : public Backend {
    public:
     // Opens the engine set of `library` that fits the GPU. `options` may limit it to less than it was built for. Throws
-    // Error where no set fits, or an engine cannot be loaded.
+    // Error if no set fits, or an engine cannot be loaded.
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
                const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda);
     ~TrtBackend() override;
@@ -58,7 +58,7 @@ class TrtBackend : public Backend {
     static Key key_of(Graphs graphs, const PassKind& kind);
     // For the log, of a program at the present capacity.
     std::string name_of(const Key& key) const;
-    // The program of `key`, which `make` makes where it is new. A captured graph contains addresses and shapes, so
+    // The program of `key`, which `make` makes if it is new. A captured graph contains addresses and shapes, so
     // there is one for every kind of pass and every capacity.
     TrtProgram& program(const Key& key, const std::function<Work()>& make);
     std::pair<TrtEngine*, TrtBinding> bind_trunk(const Plan& plan, int batch, int slot, bool prefill);
@@ -81,7 +81,7 @@ class TrtBackend : public Backend {
     std::int64_t capacity_ = 0, columns_ = 0;
 };
 
-// The library of an engine set in the bundle that fits this machine; empty where there is none.
+// The library of an engine set in the bundle that fits this machine; empty if there is none.
 std::string find_engines(const Manifest& manifest, const LoadOptions& options);
 
 // Opens the backend with the engines of `library`.

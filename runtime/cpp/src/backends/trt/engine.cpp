@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/mapped_file.h"
+#include "backends/memory.h"
 #include "errors.h"
 #include "log.h"
 
@@ -68,7 +68,7 @@ Error TrtEngine::refusal(const std::string& what, const char* function) {
 }
 
 std::string TrtEngine::reason() {
-    const std::string met = cuda_.why();  // throws where the device is lost
+    const std::string met = cuda_.why();  // throws if the device is lost
     std::string said = api_.take_errors();
     if (!met.empty()) said += (said.empty() ? "" : "; ") + met;
     return said.empty() ? "it gave no reason" : said;

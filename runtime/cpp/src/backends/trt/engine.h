@@ -25,7 +25,7 @@ struct TrtBinding {
     auto operator<=>(const TrtBinding&) const = default;
 };
 
-// Device memory for activations. All contexts of all engines share it, because only one of them runs at a time. Where
+// Device memory for activations. All contexts of all engines share it, because only one of them runs at a time. If
 // an engine needs more than those before it, it gets a new block; what refers to an older one goes on using that.
 class TrtScratch {
    public:
@@ -42,7 +42,7 @@ class TrtScratch {
 // while the context that it was captured from keeps its profile, shapes and addresses.
 class TrtEngine {
    public:
-    // Throws Error where it cannot be loaded, or differs from the manifest.
+    // Throws Error if it cannot be loaded, or differs from the manifest.
     TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path, const EngineFile& file);
 
     // Output -> the input whose memory it shares.
@@ -83,7 +83,7 @@ class TrtProgram {
         std::size_t size;
     };
 
-    // name: for the log. uncaptured: takes the name and the reason where the work cannot be captured.
+    // name: for the log. uncaptured: takes the name and the reason if the work cannot be captured.
     TrtProgram(std::string name, Cuda& cuda, std::map<std::string, std::string>& uncaptured, Work work,
                std::vector<Copy> copies = {})
         : name_(std::move(name)),

@@ -15,8 +15,8 @@
 
 namespace pass {
 
-// file: the library to open where the environment has no `variable`. major, minor: the oldest version with a KV cache
-// update layer. headers: the CMake variable for its headers. make: null where libpass was built without them.
+// file: the library to open if the environment has no `variable`. major, minor: the oldest version with a KV cache
+// update layer. headers: the CMake variable for its headers. make: null if libpass was built without them.
 struct TrtLibrary {
     const char* name;
     const char* file;
@@ -27,20 +27,20 @@ struct TrtLibrary {
 };
 
 const std::vector<TrtLibrary>& trt_libraries();
-// Null where there is no library of this name.
+// Null if there is no library of this name.
 const TrtLibrary* find_trt_library(const std::string& name);
 
-// Opens `library`. path: empty is the one in the environment, then the loader's own search. Throws Error where it was
+// Opens `library`. path: empty is the one in the environment, then the loader's own search. Throws Error if it was
 // not compiled in, cannot be opened, or is too old.
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path);
 
-// The newest engine set of `library` for this `version` and GPU. Throws Error with the reason where none fits. verify:
+// The newest engine set of `library` for this `version` and GPU. Throws Error with the reason if none fits. verify:
 // compare the hashes of its files. absent: why there is no `gpu`, for the message.
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version, const std::optional<Gpu>& gpu,
                                 bool verify, const std::string& absent);
 
-// The reason why `engines` cannot run here; empty where they can.
+// The reason why `engines` cannot run here; empty if they can.
 std::string why_not(const EngineSet& engines, const Manifest& manifest, const std::string& version, const Gpu& gpu);
 
 // The directory with the files of `engines`.

@@ -23,7 +23,7 @@ namespace {
 
 namespace nv = nvinfer1;
 
-constexpr std::size_t kept_errors = 4;  // how many of the last ones a message repeats
+constexpr std::size_t max_kept_errors = 4;  // how many of the last ones a message repeats
 
 // Gives messages to the log, and keeps the last errors for the message of the call that failed.
 class Logger : public nv::ILogger {
@@ -54,7 +54,7 @@ class Logger : public nv::ILogger {
             }
             const std::lock_guard lock(mutex_);
             errors_.push_back(std::move(line));
-            if (errors_.size() > kept_errors) errors_.pop_front();
+            if (errors_.size() > max_kept_errors) errors_.pop_front();
         } catch (const std::exception&) {  // no memory for a message
         }
     }
@@ -66,7 +66,7 @@ class Logger : public nv::ILogger {
 #ifdef TRT_MAJOR_RTX
 // The kernels that TensorRT-RTX compiled, in a file for the next process. By default it compiles them in the
 // background, runs a slower kernel meanwhile, and then takes the new one, of which a captured graph knows nothing:
-// contexts that are made with `config` compile before they run. Where the file cannot be read or written, kernels are
+// contexts that are made with `config` compile before they run. If the file cannot be read or written, kernels are
 // compiled again.
 class Kernels {
    public:

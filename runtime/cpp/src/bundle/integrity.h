@@ -13,25 +13,25 @@ namespace pass {
 // The hash of `data` in hexadecimal.
 std::string sha256(std::string_view data);
 
-// The hash of a file. Throws Error where it cannot be read.
+// The hash of a file. Throws Error if it cannot be read.
 std::string sha256_of_file(const std::filesystem::path& path);
 
-// PASS_CACHE, else pass-toolkit under the user's cache directory; empty where there is none.
+// PASS_CACHE, else pass-toolkit under the user's cache directory; empty if there is none.
 std::filesystem::path cache_directory();
 
 // Hashes of files that were read before, in the user's cache directory, since reading a large model takes many seconds.
-// pass_runtime/bundle/integrity.py uses the same file. A file is identified by device, inode, size, mtime and ctime.
-// No copy and no `touch` can set the ctime back. Those that were known when this was created; none where the cache
-// directory cannot be read.
-class Remembered {
+// The Python runtime uses the same file. A file is identified by device, inode, size, mtime and ctime. No copy and no
+// `touch` can set the ctime back.
+class HashCache {
    public:
-    Remembered();
+    // The hashes that are known now; none if the cache directory cannot be read.
+    HashCache();
 
-    // Whether `path` is remembered to have this hash. Its content is not read.
+    // Whether the cache has this hash for `path`, whose content is not read.
     bool knows(const std::filesystem::path& path, const std::string& sha256) const;
-    // Whether `path` has this hash. The file is read where its hash is not known. Throws Error where it cannot be read.
+    // Whether `path` has this hash. The file is read if its hash is not known. Throws Error if it cannot be read.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
-    // Add the new hashes to the file, which other processes may have changed meanwhile. Does nothing where it cannot.
+    // Add the new hashes to the file, which other processes may have changed meanwhile. Does nothing if it cannot.
     void save() const;
 
    private:

@@ -1,7 +1,8 @@
-#include "tuning/pass_times.h"
+#include "tuning/estimates.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <iterator>
 #include <set>
 
@@ -11,19 +12,66 @@ namespace pass {
 
 namespace {
 
-constexpr double agree = 1.1;  // once the two least times differ by less than this factor, no more are taken
-constexpr int repeats = 4, wide_repeats = 2, wide = 8;  // how often a pass is timed, and one of more than `wide` rows
-constexpr int widest = 64;                              // passes with more rows, of all slots together, are not timed
+constexpr double averaged_passes = 200.0;  // how many passes a rate is averaged over
+
+}  // namespace
+
+Acceptance::Acceptance(std::vector<double> prior, double weight)
+    : prior_(std::move(prior)), trials_(prior_.size(), weight) {
+    for (double rate : prior_) hits_.push_back(rate * weight);
+}
+
+std::vector<double> Acceptance::rates() const {
+    std::vector<double> found;
+    for (std::size_t i = 0; i < hits_.size(); ++i) found.push_back(hits_[i] / trials_[i]);
+    return found;
+}
+
+void Acceptance::record(int drafted, int accepted) {
+    drafted = std::min(drafted, static_cast<int>(prior_.size()));
+    for (int i = 0; i < std::min(accepted + 1, drafted); ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        hits_[at] = (hits_[at] + (i < accepted ? 1 : 0)) * (1 - 1 / averaged_passes);
+        trials_[at] = (trials_[at] + 1) * (1 - 1 / averaged_passes);
+    }
+    // If all drafts were accepted, one more is worth a try.
+    const auto next = static_cast<std::size_t>(drafted);
+    if (drafted > 0 && drafted == accepted && next < prior_.size()) {
+        move_towards(next, hits_[next - 1] / trials_[next - 1], 1 / averaged_passes);
+    }
+}
+
+void Acceptance::forget() {
+    for (std::size_t i = 0; i < prior_.size(); ++i) move_towards(i, prior_[i], 1 / (8 * averaged_passes));
+}
+
+void Acceptance::move_towards(std::size_t i, double rate, double share) {
+    hits_[i] += (rate * trials_[i] - hits_[i]) * share;
+}
+
+std::vector<double> cumulative_acceptance(const std::vector<double>& rates) {
+    std::vector<double> cumulative{1.0};
+    for (double rate : rates) cumulative.push_back(cumulative.back() * rate);
+    return cumulative;
+}
+
+namespace {
+
+// A pass is not timed again once its two shortest times are within this ratio.
+constexpr double agreement_ratio = 1.1;
+// How often a pass is timed at most, and one of more than wide_window_rows.
+constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;
+constexpr int max_timed_rows = 64;  // passes with more rows, of all slots together, are not timed
 // Moving averages: over the latest passes of all shapes, and over the passes of one shape relative to those of others.
 constexpr int latest_passes = 4, shape_passes = 32;
 constexpr double max_ratio = 1.2;  // a pass counts as this many times slower or faster than expected at most
-constexpr double least_seconds = 1e-9;
+constexpr double min_pass_seconds = 1e-9;
 
 // Whether the two least times of a pass (trunk and tail together) nearly agree.
 bool settled(const std::vector<PassSeconds>& passes) {
     std::multiset<double> sums;
     for (const PassSeconds& one : passes) sums.insert(one.trunk + one.tail);
-    return sums.size() > 1 && *std::next(sums.begin()) <= agree * *sums.begin();
+    return sums.size() > 1 && *std::next(sums.begin()) <= agreement_ratio * *sums.begin();
 }
 
 }  // namespace
@@ -90,7 +138,7 @@ double PassTimes::trunk_seconds(const PassShape& shape) const {
 double PassTimes::seconds(const PassShape& shape) const {
     const double expected = trunk_seconds(shape) + (tail_(shape.sampled) + drafts_(shape.drafts));
     const auto ratio = ratios_.find(shape);
-    return std::max(expected, least_seconds) * (ratio == ratios_.end() ? 1.0 : ratio->second) * slowness_;
+    return std::max(expected, min_pass_seconds) * (ratio == ratios_.end() ? 1.0 : ratio->second) * slowness_;
 }
 
 void PassTimes::record(const PassShape& shape, double seconds) {
@@ -105,7 +153,7 @@ void PassTimes::record(const PassShape& shape, double seconds) {
 std::vector<Plan> probe_plans(int lookahead, int batch) {
     std::vector<Plan> found;
     const auto add = [&](const Plan& plan) {
-        const bool narrow = plan.width() * batch <= widest || plan.width() == 1;
+        const bool narrow = plan.width() * batch <= max_timed_rows || plan.width() == 1;
         if (narrow && std::find(found.begin(), found.end(), plan) == found.end()) found.push_back(plan);
     };
     add(ar_plan());
@@ -118,7 +166,7 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
     }
     for (int length = lookahead; length > 0; --length) {
         const Plan full = fused_plan(std::vector<int>(static_cast<std::size_t>(length) + 1, length));
-        if (full.width() * batch > widest) continue;
+        if (full.width() * batch > max_timed_rows) continue;
         add(full);
         break;
     }
@@ -127,9 +175,9 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
 
 std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans) {
     std::vector<std::vector<PassSeconds>> seconds(plans.size());
-    for (int number = 0; number < repeats; ++number) {
+    for (int number = 0; number < timed_runs; ++number) {
         for (std::size_t i = 0; i < plans.size(); ++i) {
-            const int most = plans[i].width() > wide ? wide_repeats : repeats;
+            const int most = plans[i].width() > wide_window_rows ? timed_wide_runs : timed_runs;
             if (number < most && !settled(seconds[i])) seconds[i].push_back(time(plans[i]));
         }
     }

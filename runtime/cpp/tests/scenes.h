@@ -1,13 +1,26 @@
-#include "scenes.h"
+// Replays requests that the Python runtime decoded.
+//
+// A scene is a line of what scripts/golden_traces.py writes: {"name", "slots", "capacity", "compare", "requests":
+// [{"prompt_ids", "round", ...}], "results": [...]}. A request is submitted before the step with
+// the number "round", and cancelled before the step "cancel_round".
+#pragma once
 
+#include <fstream>
 #include <memory>
+#include <mutex>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
 
-namespace pass::cli {
+#include "json.h"
 
-namespace {
+namespace pass::test {
 
-constexpr const char* seconds[] = {"queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds",
-                                   "decode_tokens_per_second"};
+using cli::Json;
+
+inline constexpr const char* seconds[] = {"queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds",
+                                          "decode_tokens_per_second"};
 
 template <class Value>
 void take(const Json& from, const char* key, Value& into) {
@@ -19,7 +32,7 @@ void take(const Json& from, const char* key, std::optional<Value>& into) {
     if (from.contains(key) && !from[key].is_null()) into = from[key].get<Value>();
 }
 
-Request request_of(const Json& line) {
+inline Request request_of(const Json& line) {
     Request request;
     take(line, "prompt_ids", request.prompt_ids);
     GenerateOptions& options = request.options;
@@ -51,9 +64,9 @@ Request request_of(const Json& line) {
 }
 
 // What a generation did, but for how long it took.
-Json result_of(Generation& generation) {
+inline Json result_of(Generation& generation) {
     generation.run();
-    Json found = to_json(generation);
+    Json found = cli::to_json(generation);
     for (const char* key : {"prompt_ids", "text", "seed"}) found.erase(key);
     for (const char* key : seconds) found["stats"].erase(key);
     Json sources = Json::array();
@@ -62,9 +75,8 @@ Json result_of(Generation& generation) {
     return found;
 }
 
-}  // namespace
-
-std::vector<Json> play(const Json& scene, Session& session) {
+// The results of a scene's requests on `session`, which has as many slots as the scene. Throws the error of a request.
+inline std::vector<Json> play(const Json& scene, Session& session) {
     const Json& requests = scene.at("requests");
     std::vector<std::unique_ptr<Generation>> generations(requests.size());
     bool more = true;
@@ -84,7 +96,8 @@ std::vector<Json> play(const Json& scene, Session& session) {
     return results;
 }
 
-int compare(const Json& scene, const std::vector<Json>& results, std::ostream& differences) {
+// Writes what differs from the scene's results, to the last bit, to `differences`; returns the number of differences.
+inline int compare(const Json& scene, const std::vector<Json>& results, std::ostream& differences) {
     const bool tokens_only = scene.value("compare", "all") == "tokens";
     int differing = 0;
     for (std::size_t i = 0; i < results.size(); ++i) {
@@ -102,4 +115,50 @@ int compare(const Json& scene, const std::vector<Json>& results, std::ostream& d
     return differing;
 }
 
-}  // namespace pass::cli
+// The scenes of a file. Throws Error if it cannot be read, or a line is no JSON object.
+inline std::vector<Json> read_scenes(const std::string& path) {
+    std::ifstream file(path);
+    if (!file) throw Error("cannot read " + path + ": is it there, and a file?");
+    std::vector<Json> scenes;
+    for (std::string line; std::getline(file, line);) {
+        scenes.push_back(Json::parse(line, nullptr, false));
+        if (scenes.back().is_object()) continue;
+        throw Error(path + ", line " + std::to_string(scenes.size()) + ": not a JSON object");
+    }
+    return scenes;
+}
+
+// How a session is opened for a scene.
+inline LoadOptions options_of(const Json& scene) {
+    LoadOptions options;
+    options.max_batch_size = scene.value("slots", 1);
+    take(scene, "capacity", options.capacity);
+    take(scene, "speculative_max_concurrency", options.speculative_max_concurrency);
+    take(scene, "prefix_cache", options.prefix_cache);
+    return options;
+}
+
+// The messages of the library since this was made, of at least this level.
+class Messages {
+   public:
+    explicit Messages(LogLevel least = LogLevel::warning) {
+        set_log(
+            [this](LogLevel, const std::string& message) {
+                const std::lock_guard lock(mutex_);
+                messages_.push_back(message);
+            },
+            least);
+    }
+    ~Messages() { set_log({}); }
+
+    std::vector<std::string> take() {
+        const std::lock_guard lock(mutex_);
+        return std::exchange(messages_, {});
+    }
+
+   private:
+    std::mutex mutex_;
+    std::vector<std::string> messages_;
+};
+
+}  // namespace pass::test

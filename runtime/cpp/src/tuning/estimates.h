@@ -1,4 +1,4 @@
-// What a pass costs on this machine: straight lines through a few timed passes, corrected by every later one.
+// What `auto` measures: how long passes take, and how often drafts are accepted.
 #pragma once
 
 #include <compare>
@@ -7,9 +7,35 @@
 #include <vector>
 
 #include "bundle/plan.h"
-#include "decode/runner.h"
 
 namespace pass {
+
+// Conditional acceptance: the rate at which draft i is accepted if all drafts before it were. A running average, which
+// starts from what was measured in training.
+class Acceptance {
+   public:
+    // weight: the number of passes that `prior` counts for.
+    explicit Acceptance(std::vector<double> prior, double weight = 10.0);
+
+    std::vector<double> rates() const;
+    // Record that `accepted` of `drafted` drafts were accepted in a pass. The weight of earlier passes decays.
+    void record(int drafted, int accepted);
+    // After a pass without these drafts: move slowly back to the prior, so that they will be tried again.
+    void forget();
+
+   private:
+    void move_towards(std::size_t i, double rate, double share);
+
+    std::vector<double> prior_, hits_, trials_;
+};
+
+// Conditional acceptance rates [L] -> cumulative acceptance [L+1]: entry i is the probability that drafts 1..i are all
+// accepted.
+std::vector<double> cumulative_acceptance(const std::vector<double>& rates);
+
+struct PassSeconds {
+    double trunk = 0, tail = 0;
+};
 
 // What the time of a pass depends on, for all slots together: rows of the windows, rows that tokens are sampled from,
 // and drafts that are made.
