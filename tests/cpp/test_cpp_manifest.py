@@ -154,7 +154,8 @@ def test_a_manifest_that_is_wrong_in_any_one_place(program: Path, bundle: Path, 
     for damaged, found, message in zip(changed, said, expected, strict=True):
         # Each runtime looks for the contradictions that would crash or mislead it; manifest_test.cpp has C++'s. What
         # contradicts nothing goes on to the first file.
-        either = CONTRADICTS in found + message and all(CONTRADICTS in m or m.endswith(NO_FILE) for m in (found, message))
+        both = (found, message)
+        either = CONTRADICTS in found + message and all(CONTRADICTS in each or each.endswith(NO_FILE) for each in both)
         assert either or problem(found) == problem(message), [
             key for key in document if damaged and damaged.get(key) != document[key]
         ]

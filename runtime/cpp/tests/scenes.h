@@ -1,6 +1,6 @@
 // Replays requests that the Python runtime decoded.
 //
-// A scene is a line of what scripts/golden_traces.py writes: {"name", "slots", "capacity", "compare", "requests":
+// A scene is a line of what tests/cpp/golden_traces.py writes: {"name", "slots", "capacity", "compare", "requests":
 // [{"prompt_ids", "round", ...}], "results": [...]}. A request is submitted before the step with
 // the number "round", and cancelled before the step "cancel_round".
 #pragma once

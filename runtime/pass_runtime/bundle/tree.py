@@ -16,7 +16,7 @@ TREE = (
 )
 """Drafts, those that are accepted most often first. Each is the ranks of the choices on the way to it: (0, 1) is the
 second choice after the likeliest first draft. (It is the order of SmolLM2-135M's drafts for its answers to 30 prompts
-at temperatures 0 and 0.8; `scripts/siblings.py` shows what trees add.)"""
+at temperatures 0 and 0.8; docs/studies.md shows what trees add.)"""
 
 TREE_SIZES = (3, 5, 8, 16)
 """The numbers of drafts in trees, of which bundles have tails."""

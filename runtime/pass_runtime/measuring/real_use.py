@@ -1,6 +1,6 @@
 """Acceptance in real use: prompts of each kind, the part of a text that counts, and tokens per pass over it.
 
-The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/acceptance.py`) both measure with this
+The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/bench_peers.py`) both measure with this
 module, so that their results can be compared. Stretches that loop are counted apart.
 Measurements take turns, so that a noisy machine affects all alike.
 """

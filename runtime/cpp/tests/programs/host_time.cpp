@@ -1,5 +1,4 @@
-// The host's own time in a pass, in microseconds: what decoding costs beside the engine. scripts/host_time.py prints
-// the same for Python.
+// The host's own time in a pass, in microseconds: what decoding costs beside the engine.
 //
 //     host_time [TOKENS [ROUNDS]]
 //
