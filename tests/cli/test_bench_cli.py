@@ -44,6 +44,19 @@ def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
     assert all(0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"] for plan in report["plans"])
 
 
+def test_a_page_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
+    """Tables, a bar for each plan, and the sentence; --rows makes one, too."""
+    page = tmp_path / "bench.html"
+    printed = output("bench", tiny_bundle, *QUICK, "-o", page)
+    bars = [line for line in printed.splitlines() if "\N{FULL BLOCK}" in line]
+    assert bars[0].split()[:2] == ["ar", "1.00"] and len(bars) == len(CONTESTANTS)
+    written = page.read_text(encoding="utf-8")
+    assert written.startswith("<!DOCTYPE html>") and written.count("\N{FULL BLOCK}" * 9) >= len(bars)
+    assert "times as fast as plain decoding (ar) here" in written
+    output("bench", tiny_bundle, "--rows", "1,2", "--repeat", "1", "-o", page)
+    assert "verify-1" in page.read_text(encoding="utf-8") and [*tmp_path.iterdir()] == [page]
+
+
 def test_what_is_compared_unless_something_else_is_asked_for(tiny_bundle: Path):
     """Nine prompts by name and three contestants by theirs, in 80 columns, and the result in words at the end."""
     named = read_use(FIRST_LOOK)
@@ -136,7 +149,7 @@ def test_table(tiny_bundle: Path):
     table = output("bench", tiny_bundle, *QUICK, "-p", "hello", "--lookahead", "2", "--lookahead", "4")
     for word in ("plan", "tokens/s", "ratio", "tau", "ar", "two-pass L=2", "two-pass L=4", "same text"):
         assert word in table
-    assert table.count("two-pass L=") == 2  # there is no table by prompt of so many plans
+    assert table.count("two-pass L=") == 4  # there is no table by prompt of so many plans
 
 
 def test_draft_sources(tiny_bundle: Path):

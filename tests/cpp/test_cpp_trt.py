@@ -152,9 +152,7 @@ def test_what_was_seen_is_replayed(
     # The passes of these depend on what the session has seen before: of prompts, of drafts, and of what slots keep, by
     # which requests get their slots.
     named = ("prefix", "moves")
-    plain = [
-        scene for scene in scenes if "compare" not in scene and not any(word in scene["name"] for word in named)
-    ]
+    plain = [scene for scene in scenes if "compare" not in scene and not any(word in scene["name"] for word in named)]
     played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", plain))
     for asked, scene in zip(plain, played, strict=True):
         before, last = scene["done"][-2:]

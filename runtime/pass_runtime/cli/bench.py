@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,8 @@ CONTESTANTS: Mapping[str, Mapping[str, str]] = {
 """What is compared unless something else is asked for: options by `contender_name`."""
 LABEL = 32
 """The most characters of a prompt's label."""
+PAGE_COLUMNS = 100
+"""The width of the tables in a page."""
 T = TypeVar("T")
 
 
@@ -226,16 +229,27 @@ def about(session: Session) -> dict[str, Any]:
 
 
 def write_json(report: dict[str, Any], output: Path | None) -> None:
-    """Write the report to `output`, beside its place and renamed."""
-    if output is not None:
+    """Write the report to `output`, beside its place and renamed. A page (`is_page`) is written at the end."""
+    if output is not None and not is_page(output):
         write_whole(output, to_json(report, indent=2) + "\n")
 
 
+def is_page(output: Path) -> bool:
+    return output.suffix == ".html"
+
+
 def show_report(
-    report: dict[str, Any], print_report: Callable[[dict[str, Any]], None], *, as_json: bool, output: Path | None
+    report: dict[str, Any], print_report: Callable[..., None], *, as_json: bool, output: Path | None
 ) -> None:
-    """Print a table or JSON, and write JSON to `output`."""
+    """Print a table or JSON, and write JSON to `output`, or what is printed as HTML.
+
+    print_report: called with the report, and with a console that it prints to in place of standard output.
+    """
     write_json(report, output)
+    if output is not None and is_page(output):
+        console = Console(record=True, file=StringIO(), width=PAGE_COLUMNS)
+        print_report(report, console)
+        write_whole(output, console.export_html())
     if as_json:
         click.echo(to_json(report, indent=2))
     else:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from rich.console import Console
+
 from pass_runtime.backends.base import Capabilities, PassKind
 from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, prefill_plan, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
@@ -194,8 +196,9 @@ def filled_slots(session: Session, request: RowsOptions, tokens: Sequence[int], 
     return runner
 
 
-def print_rows(report: dict[str, Any]) -> None:
-    """Print the report as a table."""
+def print_rows(report: dict[str, Any], console: Console | None = None) -> None:
+    """Print the report as a table, to standard output if there is no `console`."""
+    console = console or OutputConsole()
     batched = any(row["batch"] > 1 for row in report["rows"])
     rows = [
         ({"sequences": str(row["batch"])} if batched else {})
@@ -209,7 +212,7 @@ def print_rows(report: dict[str, Any]) -> None:
         }
         for row in report["rows"]
     ]
-    show_rows(f"{report['bundle']} on {report['device']}: {report['machine']}", rows, left=("window",))
-    OutputConsole().print(
+    show_rows(f"{report['bundle']} on {report['device']}: {report['machine']}", rows, ("window",), console)
+    console.print(
         f"{report['cached']} tokens in a cache of {report['capacity']}; ratios are to one row", highlight=False
     )

@@ -227,7 +227,12 @@ def serve(bundle: Path, **options: Any) -> None:
 @click.option("--breakdown", is_flag=True, help="Also time each plan's passes alone: trunk, tail, predicted speed.")
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="The measurements as JSON instead of a table.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the JSON here, after every round.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Also write the JSON here, after every round; to a name.html the tables.",
+)
 @one_line_errors
 def bench(bundle: Path, **options: Any) -> None:
     """Time plans against each other, in alternation, and report medians over rounds.

@@ -5,7 +5,7 @@ Words are never cut, however narrow the terminal is. (Without a terminal the wid
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -47,34 +47,49 @@ def show_table(console: Console, table: Table) -> None:
     console.width = usual
 
 
-def show_rows(title: str, rows: Iterable[Mapping[str, str]], left: Collection[str] = ()) -> None:
+def show_rows(
+    title: str, rows: Iterable[Mapping[str, str]], left: Collection[str] = (), console: Console | None = None
+) -> None:
     """Print rows that have the same headings. Columns are aligned to the right, but for those in `left`."""
     table = Table(title=title, title_justify="left")
     for number, row in enumerate(rows):
         for heading in row if number == 0 else ():
             table.add_column(heading, justify="left" if heading in left else "right")
         table.add_row(*row.values())
-    show_table(OutputConsole(), table)
+    show_table(console or OutputConsole(), table)
 
 
 MOST_PROMPTS, MOST_PLANS = 12, 4
 """Of more prompts or plans than these there is no table by prompt."""
 
 
-def print_plans(report: dict[str, Any]) -> None:
-    """Print the report."""
-    plans = report["plans"]
+BAR_COLUMNS = 48
+"""The length of the longest bar."""
+
+
+def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
+    """Print the report, to standard output if there is no `console`."""
+    plans, console = report["plans"], console or OutputConsole()
     batched = any(plan["batch"] for plan in plans)
     if not batched and report["prompts"] <= MOST_PROMPTS and len(plans) <= MOST_PLANS:
         title = f"tokens/s of {plans[0]['plan']}; ratio to it, and tokens per pass (tau), of the others"
-        show_rows(title, _by_prompt(plans), left=("prompt",))
+        show_rows(title, _by_prompt(plans), ("prompt",), console)
     model = f"{report['bundle']} ({report['weights']}) on {report['device']}: {report['machine']}"
     rows = [_cells(plan, batched=batched) for plan in plans]
-    show_rows(model, rows, left=("plan", "acceptance by position"))
-    for line in _lines(report):
-        OutputConsole().print(line, soft_wrap=True)
+    show_rows(model, rows, ("plan", "acceptance by position"), console)
+    for line in (*_bars(plans), *_lines(report)):
+        console.print(line, soft_wrap=True)
     for difference in report["differences"]:
         click.secho(f"ANOTHER TEXT: {difference}", fg="red", bold=True, err=True)
+
+
+def _bars(plans: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """Yield a bar for the ratio of each plan, if there are several."""
+    names = [plan["plan"] for plan in plans]
+    longest = max(plan["ratio"] for plan in plans)
+    for name, plan in zip(names, plans, strict=True) if len(plans) > 1 else ():
+        bar = "\N{FULL BLOCK}" * round(BAR_COLUMNS * plan["ratio"] / longest)
+        yield Text.assemble(f"{name:<{max(map(len, names))}} {plan['ratio']:5.2f} ", (bar, "cyan"))
 
 
 def _lines(report: dict[str, Any]) -> Iterator[Text]:
