@@ -102,7 +102,8 @@ def _of_cache(manifest: Manifest) -> Iterator[str]:
             yield f"model.layers is {model.layers} and the trunk has {len(found)} {prefix[:-1]} tensors"
         for tensor in found:
             if tensor.shape != expected:
-                yield f"{tensor.name} is {tensor.shape}, not {expected} (model.kv_heads, model.head_dim)"
+                sizes = f"model.kv_heads {model.kv_heads} and model.head_dim {model.head_dim}"
+                yield f"{tensor.name} is {list(tensor.shape)}, which is not of {sizes}"
             if tensor.dtype != model.dtype:
                 yield f"{tensor.name} is {tensor.dtype} and model.dtype {model.dtype}"
 
