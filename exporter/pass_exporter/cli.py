@@ -47,7 +47,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, given: str | 
     try:
         return tuple(int(word) for word in given.split(","))
     except ValueError:
-        raise click.BadParameter(f"give numbers separated by commas, not {given!r}") from None
+        raise click.BadParameter(f"numbers with commas between them, not {given!r}") from None
 
 
 def _engine_options(command: Any) -> Any:

@@ -80,9 +80,9 @@ class Drafter(torch.nn.Module):
         return drafts.log_softmax(-1), targets.float().log_softmax(-1)
 
     def rows(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the look-ahead rows' hidden states [B,R,H] and logits [B,R,V], and the frozen model's logits [B,R,V].
+        """Return hidden states [B,R,H] and logits [B,R,V] of look-ahead rows, and the frozen model's logits [B,R,V].
 
-        The look-ahead rows' logits are without the head. The model's are for the same tokens.
+        The look-ahead rows' logits do not include the head. The frozen model's logits are for the same tokens.
         """
         (base,) = self._base
         hidden, states = self.states(tokens, windows)

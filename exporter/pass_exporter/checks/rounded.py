@@ -71,7 +71,7 @@ def given_feed(case: Case) -> dict[str, Array]:
 
 
 def own_difference(case: Case, outputs: Mapping[str, Array]) -> float:
-    """The largest, over layers, mean difference between torch's codes and the graph's own; 0 if nothing is rounded."""
+    """The mean difference between torch's codes and the graph's own, in the layer with the largest; 0 if none."""
     differences = [0.0]
     for name, own in outputs.items():
         if name.startswith(OWN_PREFIX) and own.size:

@@ -89,7 +89,7 @@ class EngineBuilder:
             layer = network.get_layer(i)
             if layer.type == trt.LayerType.ATTENTION_INPUT:
                 layer.__class__ = trt.IAttentionInputLayer
-                layer.attention.decomposable = True  # not fused if the target cannot (fp32)
+                layer.attention.decomposable = True  # Targets without a fused kernel (as in fp32) decompose it.
         return network
 
     def _parse_error(self, parser: Any) -> str:

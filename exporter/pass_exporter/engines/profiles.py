@@ -61,7 +61,7 @@ def trunk_profiles(
     least_width: int = 1,
     chunks: Sequence[int] | None = None,
 ) -> tuple[Profile, ...]:
-    """Return the trunk's profiles by rising columns, for each decoding before prefill. A pass uses the first that fits.
+    """Return the trunk's profiles, in rising order of columns. A pass uses the first profile that fits.
 
     Prompts are prefilled one at a time, so larger batches have no prefill profiles.
 

@@ -86,7 +86,7 @@ class Forecast:
         self._begun = clock()
 
     def add(self, cost: float) -> None:
-        """Adds the cost of work that is done, and warns if it is time to. cost: in the unit of `total`."""
+        """Adds the cost of finished work, in the unit of `total`. Warns when FORECAST_SHARE of the work is done."""
         self._done += cost
         minutes = (self._clock() - self._begun) / 60 * self._total / self._done
         if self._done < FORECAST_SHARE * self._total or self._is_shown:

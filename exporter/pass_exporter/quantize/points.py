@@ -18,10 +18,10 @@ from pass_exporter.quantize.spec import PointKind
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """Outputs start .. start+count-1 of the layer `name`, which are channels of another layer's input.
+    """Outputs start .. start+count-1 of the layer `name`, which determine the channels of another layer's input.
 
-    o_proj reads those of v_proj, and down_proj those of up_proj. Each group of `width` outputs makes `repeats`
-    consecutive groups of channels, as each V head serves all query heads of its group.
+    o_proj reads those of v_proj, and down_proj those of up_proj. Each group of `width` outputs appears `repeats` times
+    in the input, because all query heads of a group read the same V head.
     """
 
     name: str

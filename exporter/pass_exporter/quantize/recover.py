@@ -122,7 +122,7 @@ def _scale(size: torch.Tensor, steps: int, nudge: int) -> torch.Tensor:
 
 
 NUDGES = (0, 1, -1, 2, -2)
-"""How many float16 values a quantizer's scale can differ from the one computed here, because of its own rounding."""
+"""A quantizer's scale can be so many float16 values from the one computed here, because of its own rounding."""
 
 
 def _q4_0() -> Iterator[Guess]:

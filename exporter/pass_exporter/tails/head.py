@@ -37,7 +37,8 @@ def head_drafts(
 ) -> ir.Value:
     """The drafts of the next window: token ids [B,D]. Entries whose row is 0 have no meaning.
 
-    rows [B,D]: the window's rows that make the drafts, 0 for none. logits [B,D,V]: theirs. root [B,1]: the new root.
+    rows [B,D]: the window's rows that make the drafts, 0 for none. logits [B,D,V]: of these rows.
+    root [B,1]: the new root.
     draw: draws a token from logits. draw_candidate: returns the same token, but reads only the candidates' logits.
     """
     op, head, count = tail.op, tail.head, tail.plan.next.drafts
@@ -65,10 +66,10 @@ def head_drafts(
 
 @dataclass(frozen=True)
 class CandidateSubset:
-    """C of the vocabulary's tokens are candidates in each row.
+    """C candidates in each row, a part of the vocabulary.
 
-    blocks [B,D,C/8]: the blocks that they form. ids [B,D,C]: the first token of every block, then the second of every
-    block, and so on. logits [B,D,C]. vectors [B,D,C,r]: their rows of the head's table.
+    blocks [B,D,C/8]: the blocks of all their tokens. ids [B,D,C]: the first token of every block, then the second of
+    every block, and so on. logits [B,D,C]. vectors [B,D,C,r]: the candidates' rows of the head's table.
     """
 
     op: GraphTape

@@ -10,8 +10,9 @@ Inputs and outputs are those of `match`, and these:
 
     accept_offsets, draft_offsets [B,N,2] int64   separate noise for accepting and for drafting (`noise.STREAMS`)
     draft_probs                   [B,D,V] float32 the distribution of each draft; 0 for a missing draft
- -> next_draft_probs              [B,D',V] float32 the same for the drafts in `next_ids`. It may share memory with
-                                                  draft_probs. A masked slot that keeps its window keeps it, too
+ -> next_draft_probs              [B,D',V] float32 the same for the drafts in `next_ids`; may share memory with
+                                                  draft_probs. If a masked slot keeps its window, it keeps its
+                                                  draft_probs
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ The contract is that of `tails.match`, with one more output:
 A draft is accepted if its parent row is accepted and the token drawn in the parent row equals it. Siblings differ, so
 at most one of them is accepted. The runtime then moves the K/V of the accepted rows to consecutive entries.
 
-The next tree has the same shape. The children of a row are the first, second, ... choice of the draft head
-(`pass_exporter.tails.definitions`) after the draft in that row, ordered by the scores whose largest a chain drafts.
+The next tree has the same shape. The children of a row are the tokens with the largest scores of the draft head
+(`pass_exporter.tails.definitions`) after the draft in that row. The first child is the one that a chain would have.
 """
 
 from __future__ import annotations

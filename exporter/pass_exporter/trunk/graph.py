@@ -18,7 +18,7 @@ OPSET = 24
 EXTERNAL_DATA_THRESHOLD = 1024  # bytes; smaller tensors stay inside the .onnx file
 
 WeightParts = dict[str, tuple[str, ...]]
-"""Names of the model's weights [out_i,in] whose transposes are concatenated in a weight [in,out], by its name."""
+"""Weight [in,out] in the graph -> names of the model's weights [out_i,in] whose transposes it concatenates."""
 
 _TIDY = ir.passes.Sequential(
     passes.IdentityEliminationPass(),

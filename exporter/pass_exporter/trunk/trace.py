@@ -123,7 +123,7 @@ def _window_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns each cache column's distance from the window's first row, its nearest window row (both [B,S]), and Q.
 
-    window: any [Q].
+    window: a tensor [Q], of which only the size is used.
     """
     column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]
     # Q must be a tensor on the device: a shape is on the host, and a graph that compares it with tensors on the device

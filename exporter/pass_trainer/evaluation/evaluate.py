@@ -82,9 +82,9 @@ class Text:
     sampling: SamplingParams
 
     def anchors(self, tokens: int) -> range:
-        """The indices of tokens at which drafts are made, for the answer's first `tokens` tokens.
+        """The anchors of the answer's first `tokens` tokens, as indices of tokens of the prompt and answer.
 
-        The first is the prompt's last token. At anchor a, the token a + 1 is known.
+        The first is the prompt's last token. The drafts of anchor a are made when the token a + 1 is known.
         """
         first = len(self.answer.prompt) - 1
         return range(first, first + min(tokens, len(self.answer.written)) - 1)
