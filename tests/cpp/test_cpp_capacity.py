@@ -14,12 +14,10 @@ from cpp_programs import program_at
 from pass_runtime import GenerateOptions, load
 from pass_runtime.bundle.sampling import SamplingParams
 
-FLAGS = ("--device", "cpu", "--threads", "1", "--trust-bundle")
-
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    return program_at("pass-cpp")
+    return program_at("replay")
 
 
 def request(length: int, plan: str = "auto", draft: str | None = None, **more: Any) -> dict[str, Any]:
@@ -32,9 +30,8 @@ def replay(program: Path, bundle: Path, scenes: list[dict[str, Any]], file: Path
     for scene in scenes:
         scene["compare"] = "tokens"
     file.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-    return subprocess.run(
-        [program, "replay", bundle, file, *FLAGS], capture_output=True, text=True, timeout=300, check=False
-    )
+    words = [program, bundle, file, "1"]  # thread
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
