@@ -1,7 +1,7 @@
 """The page in headless Chromium, as somebody would use it. `scripts/test.sh page` runs this; the usual tests do not.
 
 PASS_PAGE_BUNDLE: a bundle to serve (default: a tiny random model). PASS_PAGE_SHOTS: where screenshots go (default:
-build/page). docs/page.png is `compare.png` of a real bundle.
+build/page).
 """
 
 from __future__ import annotations
