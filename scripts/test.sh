@@ -8,6 +8,7 @@
 #     scripts/test.sh triton [OPTION...]  # the tests that need a Triton server (install_triton.sh)
 #     scripts/test.sh ranges              # the runtime with the oldest versions it allows, and without torch
 #     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray, because no other test needs its 38 packages
+#     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots in build/page
 #     scripts/test.sh all                 # what CI runs: the first four, with sanitizers
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -68,6 +69,18 @@ ray() {
     pytest tests/serve/test_ray.py "$@"
 }
 
+page() {
+    test_environment
+    if ! command -v chromium >/dev/null; then
+        echo "installing Debian's chromium" >&2
+        if ! { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null; then
+            echo "NOT TESTED: the page, which needs chromium" >&2
+            return
+        fi
+    fi
+    pytest -n 0 tests/page/in_browser.py "$@"
+}
+
 # .venv-oldest runs bundles that .venv exported, must write the same tokens, and must pass the tests of the runtime and
 # its commands. It needs Python 3.11 or 3.12, for which numpy 1.26 was built: OLDEST_PYTHON names one.
 ranges() {
@@ -111,14 +124,14 @@ E2
 }
 
 case ${1:-} in
-cpp | triton | ray | ranges) "$@" ;;
+cpp | triton | ray | page | ranges) "$@" ;;
 all)
     for suite in usual triton "cpp --sanitizers" ranges; do
         echo "== scripts/test.sh $suite" >&2
         bash scripts/test.sh $suite
     done ;;
 usual) shift; usual "$@" ;;
--h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0" ;;
+-h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0" ;;
 -* | tests/* | '') usual "$@" ;;
 *) echo "error: no suite is called $1; see scripts/test.sh --help" >&2; exit 2 ;;
 esac

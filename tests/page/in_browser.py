@@ -99,9 +99,14 @@ class Page:
         expect(self.page.get_by_role("alert")).to_contain_text(words)
 
     def shot(self, name: str, *, whole: bool = False) -> None:
-        """whole: also what is scrolled away."""
+        """whole: in a window that is as high as the page, since its head and foot stick to the window."""
         SHOTS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SHOTS / f"{name}.png", full_page=whole)
+        size = self.page.viewport_size
+        if whole:
+            height = self.page.evaluate("document.documentElement.scrollHeight")
+            self.page.set_viewport_size({"width": size["width"], "height": height})
+        self.page.screenshot(path=SHOTS / f"{name}.png")
+        self.page.set_viewport_size(size)
 
 
 @pytest.fixture
@@ -204,7 +209,8 @@ def test_a_comparison(served, opened):
     page.wait()
     assert page.text(0) == page.text(1) != ""
     assert page.tokens(0).all_text_contents() == page.tokens(1).all_text_contents()
-    (_, plain), (_, auto) = page.asked
+    *warming, (_, plain), (_, auto) = page.asked
+    assert [(body["max_tokens"], body.get("plan")) for _, body in warming] == [(16, "ar"), (16, None)]
     assert plain.pop("cache_salt") != auto.pop("cache_salt")
     assert plain.pop("plan") == "ar"
     assert plain == auto
