@@ -161,7 +161,7 @@ def test_no_python_for_the_oldest_versions(checkout: Checkout):
         assert status == expected and not pytest_calls(calls) and "NOT TESTED with the oldest versions" in said
 
 
-def test_ci_runs_every_suite_but_ray(checkout: Checkout):
+def test_ci_runs_every_suite_but_ray_and_the_page(checkout: Checkout):
     """In one environment, with one place for the export of the default model, which is removed afterwards."""
     recorder = RECORDER.replace(">>", '${PASS_TEST_BUNDLE:+" in $PASS_TEST_BUNDLE"} >>')
     checkout.program(checkout.root / "recorder", recorder)
