@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from pass_runtime import GenerateOptions, SamplingParams
+from pass_runtime import GenerateOptions, SamplingParams, Session
+from pass_runtime.bundle.plan import ar_plan
+from pass_runtime.measuring.lossless import token_scores
 
 BUNDLES = ("tiny", "random", "adapter", "head", "int4")
 PROMPT = "The quick brown fox jumps over"
@@ -32,3 +35,12 @@ def requests() -> dict[str, GenerateOptions]:
         for plan in PLANS
         for values in SAMPLING
     }
+
+
+def logits_after(session: Session, texts: Mapping[str, list[int]]) -> list[list[float]]:
+    """[n][V] logits after several beginnings of the greedy text, of plain decoding."""
+    key, found = f"ar at {SAMPLING[0]}", []
+    for count in (1, 8, 16, 24, 32, 40, 47):
+        token_scores(session, [*session.encode(PROMPT), *texts[key][:count]], requests()[key])
+        found.append(session.backend.logits(ar_plan())[0][0].tolist())
+    return found

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import onnxruntime
-from decodings import BUNDLES, PROMPT, directory, requests, tokens_file
+from decodings import BUNDLES, PROMPT, directory, logits_after, requests, tokens_file
 
 from conftest import export_bundle
 from pass_runtime import load
@@ -19,7 +19,7 @@ def test_record(
     tiny_model: Path, tiny_bundle: Path, random_bundle: Path, adapter_bundle: Path, head_bundle: Path, tmp_path: Path
 ):
     int4 = export_bundle(tiny_model, tmp_path / "int4", lookahead=6, weights="int4")
-    found = {}
+    found, logits = {}, {}
     bundles = (tiny_bundle, random_bundle, adapter_bundle, head_bundle, int4)
     for name, bundle in zip(BUNDLES, bundles, strict=True):
         target = directory() / name
@@ -28,6 +28,7 @@ def test_record(
         with load(target, "cpu") as session:
             prompt = session.encode(PROMPT)
             found[name] = {key: run_tokens(session, prompt, options).token_ids for key, options in requests().items()}
+            logits[name] = logits_after(session, found[name])
     assert len({tuple(tokens) for decoded in found.values() for tokens in decoded.values()}) >= 6
-    record = {"onnxruntime": onnxruntime.__version__, "tokens": found}
+    record = {"onnxruntime": onnxruntime.__version__, "tokens": found, "logits": logits}
     tokens_file().write_text(json.dumps(record), encoding="utf-8")
