@@ -203,6 +203,11 @@ def test_a_prompt_that_is_not_utf8(tiny_bundle: Path):
 
 def test_a_directory_that_is_no_bundle(tmp_path: Path):
     assert "is not a bundle" in refusal("generate", tmp_path, "-p", PROMPT)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for model in (tmp_path, tmp_path / "model.gguf"):
+        command = f"`pass-export --model {model}`"
+        assert f"is a model and is not a bundle: {command}" in refusal("generate", model, "-p", PROMPT)
     assert "is not a bundle" in refusal("generate", tmp_path / "nowhere", "-p", PROMPT)
 
 

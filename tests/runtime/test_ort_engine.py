@@ -87,6 +87,15 @@ def test_what_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch):
         open_session(Path("x"), "cuda")
 
 
+def test_too_little_memory_is_told_in_words(monkeypatch: pytest.MonkeyPatch):
+    def create(*_: object) -> None:
+        raise RuntimeError("Exception during initialization: std::bad_alloc")
+
+    monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
+    with pytest.raises(PassError, match=r"^too little memory to load x: end other programs, or export .* w8a8 or int4$"):
+        open_session(Path("x"), "cpu")
+
+
 def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -121,6 +121,10 @@ def open_session(
         except Exception as error:  # onnxruntime raises bare classes of its own
             errors.append(" ".join(str(error).split()))
     else:
+        if "bad_alloc" in errors[-1]:
+            raise PassError(
+                f"too little memory to load {path}: end other programs, or export the model with --weights w8a8 or int4"
+            )
         raise PassError(f"onnxruntime cannot load {path}: {errors[-1]}")
     if session.get_providers()[0] != provider:
         raise PassError(f"onnxruntime could not start {provider} (is the GPU visible?); use --device cpu")
