@@ -92,7 +92,9 @@ def test_too_little_memory_is_told_in_words(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("Exception during initialization: std::bad_alloc")
 
     monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
-    with pytest.raises(PassError, match=r"^too little memory to load x: end other programs, or export .* w8a8 or int4$"):
+    with pytest.raises(
+        PassError, match=r"^too little memory to load x: end other programs, or export .* w8a8 or int4$"
+    ):
         open_session(Path("x"), "cpu")
 
 

@@ -41,8 +41,8 @@ def read_manifest(bundle: Path) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if bundle.suffix == ".gguf" or (bundle / "config.json").is_file():
-            problem = f"{bundle} is a model and is not a bundle: `pass-export --model {bundle}` makes one"
-            raise PassError(problem) from None
+            message = f"{bundle} is a model and is not a bundle: `pass-export --model {bundle}` makes one"
+            raise PassError(message) from None
         raise PassError(f"{bundle} is not a bundle: it has no {FILE_NAME} (make one with pass-export)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PassError(f"cannot read {path}: {error}") from None
