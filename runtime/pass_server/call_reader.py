@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection
 from typing import Literal
 
-from pass_server.turn_reader import ArgumentsDelta, ContentDelta, ToolCallStart, TurnDelta, overlap
+from pass_server.turn_reader import ArgumentsDelta, ContentDelta, SteppedReader, ToolCallStart, TurnDelta, overlap
 
 ARGUMENTS = ("arguments", "parameters")
 """The names of the field with the arguments, in any format."""
@@ -130,7 +130,7 @@ class CallScanner:
         self._key = ""
 
 
-class CallReader(ABC):
+class CallReader(SteppedReader):
     """Finds calls in the text of a turn as it comes. What is no call of one of the functions `names` is text.
 
     White space beside a call belongs to nothing. A subclass has the marks of its format: it sets `_held`, the text
@@ -138,8 +138,8 @@ class CallReader(ABC):
     """
 
     def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
         self._names = names
-        self._held = ""
         self._state: Literal["text", "call", "after", "rest"] = "text"
         """Outside of calls, in one, after one; or in text in which calls are not looked for any more."""
         self._scanner = CallScanner(names)
@@ -147,16 +147,7 @@ class CallReader(ABC):
         """What was read before the call and is text if it turns out to be no call."""
         self._called = False
 
-    def push(self, text: str) -> list[TurnDelta]:
-        """-> what became known with `text`"""
-        self._held += text
-        parts: list[TurnDelta] = []
-        while self._step(parts):
-            pass
-        return parts
-
     def finish(self) -> list[TurnDelta]:
-        """-> what was held back, once no more text comes"""
         held, self._held = self._held, ""
         if self._state == "call" and not self._scanner.begun:
             held = self._before + self._scanner.raw + held

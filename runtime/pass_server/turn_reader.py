@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,13 @@ def overlap(text: str, marker: str) -> int:
 OPENING, CLOSING = "<think>", "</think>"
 
 
-class ReasoningReader:
-    """Splits the text of a turn as it comes. White space around the thoughts belongs to nothing.
+class SteppedReader(ABC):
+    """Reads text as it comes, in steps.
 
-    open_already: whether the prompt ends with the opening mark, so that the turn begins with thoughts.
+    _held: the text that was not read so far.
     """
 
-    def __init__(self, *, open_already: bool) -> None:
-        self._state = "thoughts begin" if open_already else "beginning"
+    def __init__(self) -> None:
         self._held = ""
 
     def push(self, text: str) -> list[TurnDelta]:
@@ -64,8 +63,26 @@ class ReasoningReader:
             pass
         return parts
 
+    @abstractmethod
     def finish(self) -> list[TurnDelta]:
         """-> what was held back, once no more text comes"""
+
+    @abstractmethod
+    def _step(self, parts: list[TurnDelta]) -> bool:
+        """Read on in `_held`, and add what becomes known to `parts`. -> whether there is more to read"""
+
+
+class ReasoningReader(SteppedReader):
+    """Splits the text of a turn as it comes. White space around the thoughts belongs to nothing.
+
+    open_already: whether the prompt ends with the opening mark, so that the turn begins with thoughts.
+    """
+
+    def __init__(self, *, open_already: bool) -> None:
+        super().__init__()
+        self._state = "thoughts begin" if open_already else "beginning"
+
+    def finish(self) -> list[TurnDelta]:
         held, self._held = self._held, ""
         if self._state.startswith("thoughts"):
             held = held.rstrip()
@@ -73,7 +90,6 @@ class ReasoningReader:
         return [ContentDelta(held)] if held and self._state != "answer begins" else []
 
     def _step(self, parts: list[TurnDelta]) -> bool:
-        """Read on in `_held`. -> whether there is more to read"""
         if self._state == "beginning":
             return self._find_opening()
         if self._state == "thoughts":
@@ -112,17 +128,10 @@ class ReasoningReader:
         return False
 
 
-class TextReader(Protocol):
-    """Reads text as it comes (`call_reader.CallReader`)."""
-
-    def push(self, text: str) -> list[TurnDelta]: ...
-    def finish(self) -> list[TurnDelta]: ...
-
-
 class TurnReader:
     """Reads with a reader of thoughts first and a reader of calls after that, if there are such."""
 
-    def __init__(self, thoughts: ReasoningReader | None, calls: TextReader | None) -> None:
+    def __init__(self, thoughts: ReasoningReader | None, calls: SteppedReader | None) -> None:
         self._thoughts, self._calls = thoughts, calls
 
     def push(self, text: str) -> list[TurnDelta]:
