@@ -51,7 +51,7 @@ from pass_runtime.bundle.manifest import (
     Tensor,
 )
 from pass_runtime.bundle.plan import Plan, bundle_plans
-from pass_runtime.bundle.read import METADATA, metadata
+from pass_runtime.bundle.read import METADATA_KEY, metadata
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
 from pass_runtime.text.chat_template import load_chat_template
 
@@ -78,7 +78,7 @@ def write_tails(
     if draft_head is not None:
         head, written = _write_head(directory, draft_head)
         places |= written
-    trees = rule == "match" and head is not None and heads.has_subset(vocab_size)
+    trees = rule == "match" and head is not None and heads.has_candidate_subset(vocab_size)
     plans = bundle_plans(lookahead, trees=trees)
     return tuple(_write_plan(directory, plan, vocab_size, rule, head, places) for plan in plans)
 
@@ -93,15 +93,15 @@ def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str
     return places
 
 
-def _write_head(directory: Path, draft_head: DraftHead) -> tuple[heads.Head, dict[str, tuple[str, int]]]:
+def _write_head(directory: Path, draft_head: DraftHead) -> tuple[heads.HeadArrays, dict[str, tuple[str, int]]]:
     """Return the arrays that the tails read, and their files and offsets as in `_write_noise_tables`."""
     head = draft_head.arrays()
-    places = heads.layout(len(head.table), len(head.hidden), draft_head.rank, draft_head.width)
-    with (directory / heads.FILE).open("wb") as file:
+    places = heads.head_layout(len(head.table), len(head.hidden), draft_head.rank, draft_head.width)
+    with (directory / heads.HEAD_FILE).open("wb") as file:
         for name, place in places.items():
             file.seek(place.offset)
             file.write(getattr(head, name).astype(place.dtype).tobytes())
-    return head, {f"{heads.PREFIX}{name}": (heads.FILE, place.offset) for name, place in places.items()}
+    return head, {f"{heads.HEAD_PREFIX}{name}": (heads.HEAD_FILE, place.offset) for name, place in places.items()}
 
 
 def _write_plan(
@@ -109,7 +109,7 @@ def _write_plan(
     plan: Plan,
     vocab_size: int,
     rule: Rule,
-    head: heads.Head | None,
+    head: heads.HeadArrays | None,
     shared: Mapping[str, tuple[str, int]],
 ) -> PlanInfo:
     tails: dict[Sampler, Graph] = {}
@@ -126,7 +126,7 @@ def _write_plan(
         groups=plan.groups,
         parents=plan.parents,
         next=plan.next.name,
-        constants=PlanConstants.of(plan, vocab_size),
+        constants=PlanConstants.from_plan(plan, vocab_size),
         tails=tails,
     )
 
@@ -225,7 +225,7 @@ def write_manifest(
         logprobs=write_logprobs(directory, model.vocab_size),
         processors=write_processors(directory, model.vocab_size),
         feeds=feeds(trunk, plans),
-        noise=NoiseInfo(scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW, bits=noise.BITS),
+        noise=NoiseInfo(scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW_SIZE, bits=noise.BITS),
         files=_hash_files(directory),
         tools=_tools(),
         engines=(),
@@ -247,7 +247,7 @@ def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
 
 def describe(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
     """Write the model's description into the trunk's metadata, so that the runtime detects another model's manifest."""
-    trunk.metadata_props[METADATA] = json.dumps(metadata(model, lookahead, rule), sort_keys=True)
+    trunk.metadata_props[METADATA_KEY] = json.dumps(metadata(model, lookahead, rule), sort_keys=True)
 
 
 def _tools() -> dict[str, str]:

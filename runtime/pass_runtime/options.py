@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, make_cycle
-from pass_runtime.bundle.request_fields import DECODING_FIELDS, DRAFTS, MAX_BAD_WORDS, SAMPLING_FIELDS
+from pass_runtime.bundle.request_fields import DECODING_FIELDS, DRAFT_SOURCES, MAX_BAD_WORDS, SAMPLING_FIELDS
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.values import flag, shown, text, whole
+from pass_runtime.bundle.values import flag, short_repr, text, whole_number
 from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import Constraint
 
@@ -37,7 +37,7 @@ class GenerateOptions:
     many drafts), "tree:2,2,1,0", or "auto": whatever is fastest on this machine. A pass runs one plan for all sequences
     of a batch, that of the oldest request that names one; a tree only if all of them name a tree or "auto".
     lookahead: drafts per step, at most the bundle's L (None: all of them; 0: plain decoding).
-    draft: where drafts come from, one of `request_fields.DRAFTS` (None: "both" for auto, else "lookahead").
+    draft: where drafts come from, one of `request_fields.DRAFT_SOURCES` (None: "both" for auto, else "lookahead").
     stop: strings that end the text and are not part of it (one string is one stop), at most MAX_STOPS of MAX_STOP_BYTES
     together. stop_token_ids: tokens that end it besides the model's own, which ignore_eos turns off.
     reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
@@ -72,8 +72,8 @@ class GenerateOptions:
         self._check_types()
         if self.plan != "auto":
             make_cycle(self.plan, MAX_LOOKAHEAD)  # raises PassError for an unknown plan
-        if self.draft not in (None, *DRAFTS):
-            raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFTS)}")
+        if self.draft not in (None, *DRAFT_SOURCES):
+            raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFT_SOURCES)}")
         if self.min_tokens > self.max_new_tokens:
             raise PassError(f"min-tokens must be 0 to max-new-tokens, not {self.min_tokens}")
         if self.constraint is not None and self.ignore_eos:
@@ -85,7 +85,7 @@ class GenerateOptions:
         for each in DECODING_FIELDS:
             keep(each.name, each.checked(getattr(self, each.name)))
         if not isinstance(self.sampling, SamplingParams):
-            raise PassError(f"sampling must be SamplingParams(...), not {shown(self.sampling)}")
+            raise PassError(f"sampling must be SamplingParams(...), not {short_repr(self.sampling)}")
         keep("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
@@ -94,7 +94,7 @@ class GenerateOptions:
             raise PassError(f"stop must be at most {MAX_STOPS} strings, of {MAX_STOP_BYTES} bytes together")
         keep("stop", tuple(stops))
         if not isinstance(self.constraint, Constraint | None):
-            raise PassError(f"constraint must be Constraint(...), not {shown(self.constraint)}")
+            raise PassError(f"constraint must be Constraint(...), not {short_repr(self.constraint)}")
         words = self.bad_words
         if isinstance(words, str) or not isinstance(words, Collection):
             raise PassError("bad_words must be a list of strings")
@@ -161,7 +161,7 @@ class LoadOptions:
         for name in ("threads", "max_batch_size", "max_queue", "capacity", "speculative_max_concurrency"):
             value = getattr(self, name)
             if value is not None or name in ("threads", "max_queue"):
-                object.__setattr__(self, name, whole(name.replace("_", "-"), value))
+                object.__setattr__(self, name, whole_number(name.replace("_", "-"), value))
         for name in ("weight_cache", "prefix_cache", "verify"):
             object.__setattr__(self, name, flag(name.replace("_", "-"), getattr(self, name)))
         if not 0 <= self.threads <= MAX_THREADS:

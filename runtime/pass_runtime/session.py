@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.backends.open import open_backend
-from pass_runtime.bundle.integrity import Remembered, verify_files
+from pass_runtime.bundle.integrity import HashCache, verify_files
 from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
@@ -279,9 +279,9 @@ def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields:
         options = LoadOptions(**(fields if options is None else {"device": options, **fields}))
     path = Path(bundle)
     manifest = read_manifest(path)
-    remembered = Remembered()
-    verify_files(path, manifest, hashes=options.verify, remembered=remembered)
-    remembered.save()
+    hash_cache = HashCache()
+    verify_files(path, manifest, hashes=options.verify, hash_cache=hash_cache)
+    hash_cache.save()
     return open_session_of(path, manifest, options)
 
 

@@ -140,12 +140,12 @@ class Turns:
         sources = [] if template is None else template.sources.values()
         auto = any(OPENING in source for source in sources)
         self.thinks = auto if options.reasoning_parser == "auto" else options.reasoning_parser == "think"
-        with_tools = "" if template is None else template.with_tools
+        with_tools = "" if template is None else template.tool_use_source
         if options.tool_call_parser == "auto":
             self.calls = format_of(with_tools)
         else:
             self.calls = FORMATS.get(options.tool_call_parser)
-        if template is None or not template.names("tools"):
+        if template is None or not template.reads("tools"):
             self.calls = None  # the model would not see the tools
 
     def variables(self, request: ChatRequest) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Turns:
         template = self._session.chat_template
         reserved = (*RESERVED, *(template.tokens if template is not None else ()))
         for name, value in (request.chat_template_kwargs or {}).items():
-            if template is None or not name.isidentifier() or not template.names(name) or name in reserved:
+            if template is None or not name.isidentifier() or not template.reads(name) or name in reserved:
                 raise not_supported("chat_template_kwargs", value, f"the model's chat template has no option {name!r}")
             found[name] = value
         if request.tools and request.tool_choice != "none":

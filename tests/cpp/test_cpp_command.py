@@ -94,7 +94,7 @@ def test_files_are_hashed_once(program: Path, random_bundle: Path, tmp_path: Pat
     flags = ("generate", bundle, "--prompt-ids", IDS, "--max-new-tokens", 2, "--plan", "ar")
     assert run(program, *flags).returncode == 0
     assert not kept.exists()  # the files are too young
-    monkeypatch.setattr(integrity, "SETTLED", 0)
+    monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)
     load(bundle, "cpu").close()
     lines = kept.read_text()
     assert len(lines.splitlines()) == len(read_manifest(bundle).files)

@@ -26,7 +26,7 @@ LONG_AGO = 1e9
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
-    monkeypatch.setattr(integrity, "SETTLED", 0)  # the files of tests are young
+    monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)  # the files of tests are young
     monkeypatch.setattr(WeightCache.__init__, "__defaults__", (None, 0, 16 << 30))  # of any size
     return tmp_path / "packed"
 

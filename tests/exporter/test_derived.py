@@ -13,7 +13,7 @@ from conftest import export_bundle, make_model
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
+from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 
 LENGTHS = (9, 30)
 
@@ -67,7 +67,7 @@ def run(
         "logit_rows": np.arange(plan.width),
     }
     if manifest.lookahead.adapter_rank:
-        feed[ROWS_INPUT] = plan.lookahead_rows
+        feed[LOOKAHEAD_ROWS] = plan.lookahead_rows
     for name in cache_names(PAST, model.layers):
         past = rng.standard_normal((len(LENGTHS), model.kv_heads, 64, model.head_dim), np.float32)
         feed[name] = np.zeros((batch, model.kv_heads, capacity, model.head_dim), model.dtype)

@@ -17,7 +17,7 @@ from pass_exporter.cli import main
 from pass_exporter.derived.cuda import CUDA_TRUNK_FILE
 from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
+from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 
 MODELS = {
     "llama": {},
@@ -51,7 +51,7 @@ def run(bundle: Path, file: str, plan: Plan) -> dict[str, np.ndarray]:
         "logit_rows": np.arange(plan.width),
     }
     if manifest.lookahead.adapter_rank:
-        feed[ROWS_INPUT] = plan.lookahead_rows
+        feed[LOOKAHEAD_ROWS] = plan.lookahead_rows
     for name in cache_names(PAST, model.layers):
         shape = (1, model.kv_heads, CAPACITY, model.head_dim)
         feed[name] = rng.standard_normal(shape, np.float32).astype(np.float16)

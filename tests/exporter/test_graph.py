@@ -17,7 +17,7 @@ from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import mean_embedding
 from pass_exporter.model.registry import resolve
 from pass_exporter.trunk.trace import trace_trunk
-from pass_runtime.bundle.read import METADATA, read_manifest, trunk_metadata
+from pass_runtime.bundle.read import METADATA_KEY, read_manifest, trunk_metadata
 
 LAYERS = 2
 HIDDEN, VOCAB = 64, 320
@@ -138,7 +138,7 @@ def test_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny_model: Path):
 
 
 def test_no_metadata_but_what_the_trunk_is(tiny_bundle: Path):
-    stated = {METADATA: json.dumps(trunk_metadata(read_manifest(tiny_bundle)), sort_keys=True)}
+    stated = {METADATA_KEY: json.dumps(trunk_metadata(read_manifest(tiny_bundle)), sort_keys=True)}
     for path in graphs(tiny_bundle):
         model = onnx.load(path, load_external_data=False)
         assert {prop.key: prop.value for prop in model.metadata_props} == (

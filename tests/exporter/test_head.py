@@ -22,7 +22,7 @@ from pass_exporter.model.lookahead import Lookahead, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.tails.definitions import adjusted_logits, head_drafts
 from pass_runtime import PassError
-from pass_runtime.bundle.head import FILE, PREFIX, layout, map_head
+from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head
 from pass_runtime.bundle.manifest import HeadInfo
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
@@ -72,7 +72,7 @@ def test_drafts_depend_on_the_ones_before():
 def test_the_manifest_and_the_file(head_bundle: Path, tiny_bundle: Path, tiny_model: Path):
     manifest = read_manifest(head_bundle)
     assert manifest.lookahead.head == HeadInfo(rank=12, width=24, blocks=64)
-    stored = map_head(head_bundle / FILE, layout(VOCAB_SIZE, 64, 12, 24))
+    stored = map_head(head_bundle / HEAD_FILE, head_layout(VOCAB_SIZE, 64, 12, 24))
     weights = head_bundle.parent / "lookahead.safetensors"
     model = load_model(resolve(str(tiny_model)), "fp32").model
     embeddings = model.get_output_embeddings().weight.detach().numpy()
@@ -83,7 +83,7 @@ def test_the_manifest_and_the_file(head_bundle: Path, tiny_bundle: Path, tiny_mo
         table = (embeddings - embeddings.mean(0)) @ file.get_tensor("head.projection").astype(np.float32)
     np.testing.assert_allclose(stored.table.astype(np.float32), table, rtol=2e-3, atol=1e-5)
     assert read_manifest(tiny_bundle).lookahead.head is None
-    assert not (tiny_bundle / FILE).exists()
+    assert not (tiny_bundle / HEAD_FILE).exists()
 
 
 def test_a_bundle_of_before_there_were_heads_loads(tiny_bundle: Path, tmp_path: Path):
@@ -97,16 +97,16 @@ def test_tails_read_the_head_where_it_is_shared(head_bundle: Path, adapter_bundl
     """Those that leave drafts; the others are what they are without one."""
     for path in sorted(head_bundle.glob("tail.*.onnx")):
         graph = onnx.load(path, load_external_data=False).graph
-        names = {tensor.name for tensor in graph.initializer if tensor.name.startswith(PREFIX)}
+        names = {tensor.name for tensor in graph.initializer if tensor.name.startswith(HEAD_PREFIX)}
         drafting = path.name.startswith(("tail.draft", "tail.fused"))
-        expected = {f"{PREFIX}{name}" for name in layout(1, 1, 1, 1)} if drafting else set()
+        expected = {f"{HEAD_PREFIX}{name}" for name in head_layout(1, 1, 1, 1)} if drafting else set()
         if "-1." in path.name:
-            expected -= {f"{PREFIX}state"}  # there is no second draft
+            expected -= {f"{HEAD_PREFIX}state"}  # there is no second draft
         assert names == expected, path.name
         assert ("hidden" in {value.name for value in graph.input}) == drafting
         for tensor in graph.initializer:
             if tensor.name in names:
-                assert {entry.key: entry.value for entry in tensor.external_data}["location"] == FILE
+                assert {entry.key: entry.value for entry in tensor.external_data}["location"] == HEAD_FILE
         if not drafting:
             assert path.read_bytes() == (adapter_bundle / path.name).read_bytes(), path.name
 

@@ -19,7 +19,7 @@ from pass_exporter.trunk import trace
 from pass_exporter.trunk.graph import save
 from pass_exporter.trunk.layers import first_of_kind, marked_layers
 from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.bundle.tensors import PAST, PRESENT, ROWS_INPUT, cache_names, trunk_shapes
+from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, PRESENT, cache_names, trunk_shapes
 
 ADAPTED = ("layers.1.mlp.down_proj", "layers.3.mlp.down_proj", "layers.3.self_attn.o_proj", "layers.4.mlp.down_proj")
 LAYERS = 6
@@ -76,7 +76,7 @@ def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: 
         "window_mask": case.plan.window_mask,
         "length": np.array([case.length]),
         "logit_rows": np.arange(case.plan.width),
-        ROWS_INPUT: case.plan.lookahead_rows,
+        LOOKAHEAD_ROWS: case.plan.lookahead_rows,
     }
     for name, past in zip(cache_names(PAST, LAYERS), case.past, strict=True):
         feed[name] = np.zeros((*past.shape[:2], 64, past.shape[3]), np.float32)

@@ -16,7 +16,7 @@ from pass_exporter.checks.pieces import run_in_pieces
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.plan import fused_plan
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
+from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 
 
 @pytest.mark.parametrize("size", [1, 20_000, 1 << 30])
@@ -32,7 +32,7 @@ def test_a_trunk_in_pieces(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch
             "window_mask": plan.window_mask,
             "length": np.array([5]),
             "logit_rows": np.arange(plan.width),
-            ROWS_INPUT: plan.lookahead_rows,
+            LOOKAHEAD_ROWS: plan.lookahead_rows,
         }
         shape = (1, model.kv_heads, 32, model.head_dim)
         feeds.append(feed | {n: rng.standard_normal(shape, np.float32) for n in cache_names(PAST, model.layers)})

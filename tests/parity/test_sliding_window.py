@@ -16,7 +16,7 @@ from conftest import export_bundle, make_model, randomize_vectors, write_random_
 from pass_runtime import GenerateOptions, SamplingParams, load, read_manifest
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.plan import Plan, full_tree, make_cycle, prefill_plan
-from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
+from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 pytestmark = pytest.mark.slow
@@ -83,8 +83,8 @@ def run(bundle: Path, file: str, plan: Plan, text: np.ndarray, past: list[np.nda
         "length": np.array([length]),
         "logit_rows": np.arange(plan.width),
     }
-    if any(tensor.name == ROWS_INPUT for tensor in manifest.trunk.inputs):
-        feed[ROWS_INPUT] = plan.lookahead_rows
+    if any(tensor.name == LOOKAHEAD_ROWS for tensor in manifest.trunk.inputs):
+        feed[LOOKAHEAD_ROWS] = plan.lookahead_rows
     names = cache_names(PAST, manifest.model.layers)
     # ONNX Runtime's GroupQueryAttention writes over the cache that it is given.
     return open_session(bundle / file, "cpu").run(None, feed | {n: p.copy() for n, p in zip(names, past, strict=True)})

@@ -19,7 +19,7 @@ from pass_runtime.bundle.integrity import file_info, verify_files
 from pass_runtime.bundle.manifest import Profile, Tensor
 from pass_runtime.bundle.plan import fused_plan
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.sampling import LIST_SIZES, SAMPLERS, Rule
+from pass_runtime.bundle.sampling import SAMPLERS, TOKEN_LIST_SIZES, Rule
 from pass_runtime.bundle.tensors import COLUMNS
 
 pytestmark = pytest.mark.tensorrt
@@ -92,7 +92,7 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
                 assert any(profile.admits(told) for profile in logprobs.profiles), (plan.name, told)
                 if not plan.parents:
                     lists = told | {"processed_rows": plan.drafts + 1}
-                    for size in LIST_SIZES:
+                    for size in TOKEN_LIST_SIZES:
                         assert any(p.admits(lists | {"touched": size}) for p in processors.profiles), plan.name
 
 

@@ -11,7 +11,7 @@ from aliasing import SHARED
 
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
-from pass_runtime.bundle.head import Head
+from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.noise import STREAMS, noise_offsets
 from pass_runtime.bundle.plan import Plan, bundle_plans, full_tree, fused_plan, tree_plan
 from pass_runtime.bundle.sampling import SamplingParams
@@ -30,7 +30,7 @@ HIDDEN = 16
 
 
 @lru_cache(maxsize=8)
-def random_head(vocab: int) -> Head:
+def random_head(vocab: int) -> HeadArrays:
     """Moves logits by about as much as they differ."""
     rng, rank, width = np.random.default_rng(vocab), 6, 10
 
@@ -40,7 +40,7 @@ def random_head(vocab: int) -> Head:
     table = matrix(vocab, rank)
     table = (2 * table / np.linalg.norm(table, axis=1, keepdims=True)).astype(np.float16)  # or the longest would win
     read = (matrix(HIDDEN, width) / 2, matrix(rank, width), matrix(width, width) / 3, matrix(width) / 4)
-    return Head(table, *read, matrix(width, rank) / 2)
+    return HeadArrays(table, *read, matrix(width, rank) / 2)
 
 
 @lru_cache(maxsize=48)

@@ -52,7 +52,7 @@ def test_shapes_of_one_name_share_memory(widths: list[int]):
 
 def test_only_what_no_pass_leaves_to_the_next_is_shared(tiny_bundle: Path):
     session = load(tiny_bundle, "cpu", threads=1)
-    passing = session.backend.bindings.passing
+    passing = session.backend.bindings.transient
     assert passing >= {"logits", "emitted", "count", "chosen_logprob", "top_ids", "top_logprobs"}
     assert not passing & {"input_ids", "length", "next_ids", "noise_offsets", "temperature", "active"}
 

@@ -146,7 +146,7 @@ def test_named_templates(tmp_path):
     assert template.render(USER) == template.render(USER, tools=None) == "default None"
     assert template.render(USER, tools=[1]) == "tool_use [1]"
     assert template.render(USER, tools=[]) == "tool_use []"
-    assert template.with_tools == "tool_use {{ tools }}"
+    assert template.tool_use_source == "tool_use {{ tools }}"
     (tmp_path / FILE_NAME).unlink()
     template = load_chat_template(tmp_path, TOKENS)
     assert template is not None

@@ -169,7 +169,7 @@ def test_a_long_compilation_keeps_no_other_one_waiting(grammars, monkeypatch):
 def test_the_queues_are_bounded(grammars, monkeypatch):
     released = threading.Event()
     monkeypatch.setattr(ChildPool, "call", lambda *_: released.wait(60) and {"refused": "no"})
-    held = [grammars.prepare(Constraint(regex=f"a{i}")) for i in range(grammar.MOST_WAITING)]
+    held = [grammars.prepare(Constraint(regex=f"a{i}")) for i in range(grammar.MAX_QUICK_JOBS)]
     with pytest.raises(TooManyConstraints, match="try again later"):
         grammars.prepare(Constraint(regex="b"))
     assert grammars.prepare(Constraint(regex="a1")) is held[1]
@@ -179,21 +179,21 @@ def test_the_queues_are_bounded(grammars, monkeypatch):
 
 def test_what_is_kept_is_bounded_in_bytes_and_number(grammars, monkeypatch):
     states = [grammars.prepare(Constraint(regex=f"a{i}")).result() for i in range(4)]
-    assert len(grammars._kept) == 4
-    assert sum(kept.bytes for kept in grammars._kept.values()) >= 4 * grammar.LEAST_BYTES
-    grown = next(kept for kept in grammars._kept.values() if kept.future.result() is states[3])
-    grown.usage.seconds = grammar.KEPT_BYTES / grammar.BYTES_PER_SECOND - 0.001
+    assert len(grammars._cached) == 4
+    assert sum(kept.bytes for kept in grammars._cached.values()) >= 4 * grammar.MIN_GRAMMAR_BYTES
+    grown = next(kept for kept in grammars._cached.values() if kept.future.result() is states[3])
+    grown.usage.seconds = grammar.MAX_CACHE_BYTES / grammar.BYTES_PER_SECOND - 0.001
     grammars.start(Constraint(regex="b"))
-    assert next(iter(grammars._kept.values())).future.result() is not states[0]
-    assert sum(kept.bytes for kept in grammars._kept.values()) <= grammar.KEPT_BYTES
-    monkeypatch.setattr(grammar, "KEPT", 2)
+    assert next(iter(grammars._cached.values())).future.result() is not states[0]
+    assert sum(kept.bytes for kept in grammars._cached.values()) <= grammar.MAX_CACHE_BYTES
+    monkeypatch.setattr(grammar, "MAX_GRAMMARS", 2)
     for i in range(4):
         grammars.start(Constraint(regex=f"c{i}"))
-    assert len(grammars._kept) == 2
+    assert len(grammars._cached) == 2
 
 
 def test_refusals_that_are_remembered_are_bounded(grammars, monkeypatch):
-    monkeypatch.setattr(grammar, "KEPT_REFUSALS", 3)
+    monkeypatch.setattr(grammar, "MAX_REFUSALS", 3)
     for i in range(6):
         with pytest.raises(PassError):
             grammars.start(Constraint(regex="(" * (i + 1)))
@@ -205,14 +205,14 @@ def test_a_future_that_is_held_needs_no_second_compilation(grammars, calls):
     constraint = Constraint(regex="held")
     future = grammars.prepare(constraint)
     future.result()
-    grammars._kept.clear()
+    grammars._cached.clear()
     assert grammars.prepare(constraint) is future
     assert len(calls) == 1
 
 
 def test_masks_make_a_kept_grammar_count_more(grammars):
     state = grammars.start(Constraint(regex="([ab]*a[ab]{60})+"))
-    (kept,) = grammars._kept.values()
+    (kept,) = grammars._cached.values()
     before = kept.bytes
     walk(state, itertools.cycle("ab"), 30)
     assert kept.bytes > before
@@ -270,7 +270,7 @@ def test_an_ambiguous_grammar_ends_its_own_text(shared, text):
     started = time.thread_time()
     with pytest.raises(ConstraintStopped, match=r"cannot be followed further|takes more than 2 ms a token"):
         walk(state, itertools.repeat("x" * 16), 400)
-    assert time.thread_time() - started < 20 * grammar.FIRST_SECONDS
+    assert time.thread_time() - started < 20 * grammar.START_CPU_SECONDS
     fresh = shared.start(Constraint(grammar=text))
     assert walk(fresh, itertools.repeat("x"), 3) == 3, "another text has a budget of its own"
 
@@ -278,7 +278,7 @@ def test_an_ambiguous_grammar_ends_its_own_text(shared, text):
 def test_the_budget_counts_every_call_and_grows_with_the_rows(shared, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(grammar.time, "thread_time", lambda: 0.001 * next(clock))  # 1 ms a call
-    monkeypatch.setattr(grammar, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(grammar, "START_CPU_SECONDS", 0.1)
     state = shared.start(Constraint(regex="x*"))
     allowed = np.zeros((3, -(-SIZE // 32)), np.uint32)
     drafts = [TOKENIZER.token_to_id("x")] * 2

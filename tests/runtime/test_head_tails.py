@@ -16,10 +16,10 @@ from tail_runs import HIDDEN, PLANS, POSITIONS, PRUNED, random_head, run_tail
 from pass_exporter.tails.definitions import adjusted_logits
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
-from pass_runtime.bundle.head import has_subset
+from pass_runtime.bundle.head import has_candidate_subset
 from pass_runtime.bundle.noise import noise_offsets
 from pass_runtime.bundle.plan import Plan, draft_plan, fused_plan
-from pass_runtime.bundle.reference import gumbel_scores, kept, log_exponentials, two_level_scores
+from pass_runtime.bundle.reference import gumbel_scores, kept_tokens, log_exponentials, two_level_scores
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
 VOCABS = (24, 37, 1024, 1501, 2048)  # the candidates are a part of 1024 and of 2048, and else all tokens
@@ -106,13 +106,13 @@ def test_by_rejection_q_is_what_drafts_were_chosen_by(params, plan, vocab):
         if drafts:
             scaled = adjusted / np.float32(params.temperature)
             scaled -= scaled.max(-1, keepdims=True)
-            scaled = np.where(kept(scaled, params), scaled, np.float32(-np.inf))
+            scaled = np.where(kept_tokens(scaled, params), scaled, np.float32(-np.inf))
             q[: len(drafts)] = np.exp(scaled) / np.exp(scaled).sum(-1, keepdims=True)
             noise = log_exponentials(noise_offsets(params.seed, length + depth, "draft_offsets"), vocab)
             for scores, token in zip(two_level_scores(scaled, noise), drafts, strict=True):
                 check_drawn(scores, token, (plan.name, b))
         np.testing.assert_allclose(out["next_draft_probs"][b], q, atol=1e-5)
-        assert not has_subset(vocab) or (out["next_draft_probs"][b] > 0).sum(-1).max() <= 512
+        assert not has_candidate_subset(vocab) or (out["next_draft_probs"][b] > 0).sum(-1).max() <= 512
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -146,7 +146,7 @@ def test_nothing_keeps_a_tail_out_of_cuda_graphs(plan, sampler):
     for vocab in (1024, 1501):
         operators = {node.op_type for node in build_tail(plan, sampler, vocab, random_head(vocab)).graph}
         assert not operators & {"GatherND", "ScatterND", "NonZero", "If", "Loop", "Mod"}
-        if sampler == "greedy" and has_subset(vocab):
+        if sampler == "greedy" and has_candidate_subset(vocab):
             nodes = list(build_tail(plan, sampler, vocab, random_head(vocab)).graph)
             assert sum(node.op_type == "ArgMax" for node in nodes) == 1 + plan.next.drafts
             assert "ScatterElements" not in operators, "drafts are looked for among the candidates only"

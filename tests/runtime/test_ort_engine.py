@@ -11,7 +11,7 @@ import pytest
 
 from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.backends.ort.engine import PROVIDER_OPTIONS, choose_device, open_session
-from pass_runtime.bundle.head import FILE as HEAD_FILE
+from pass_runtime.bundle.head import HEAD_FILE
 from pass_runtime.bundle.noise import TABLES_FILE
 from pass_runtime.errors import PassError
 

@@ -25,7 +25,7 @@ from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.ort.packed_weights import NOTE, WeightCache
 from pass_runtime.backends.ort.packing import GRAPH, WEIGHTS, sample_logits
 from pass_runtime.bundle import integrity
-from pass_runtime.bundle.integrity import Remembered, file_info, verify_files
+from pass_runtime.bundle.integrity import HashCache, file_info, verify_files
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.cli.main import main
 from pass_runtime.session import load
@@ -38,7 +38,7 @@ ANY_SIZE = WeightCache(least=0)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
     """The directory of the entries."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(integrity, "SETTLED", 0)  # the files of tests are young
+    monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)  # the files of tests are young
     caplog.set_level(logging.INFO, "pass_runtime.weights")
     return tmp_path / "cache" / "packed"
 
@@ -53,8 +53,8 @@ def bundle(request: pytest.FixtureRequest, tiny_model: Path, adapter_weights: Pa
 
 def verified(bundle: Path) -> Path:
     """The bundle, whose files' hashes are remembered from now on."""
-    hashes = Remembered()
-    verify_files(bundle, read_manifest(bundle), remembered=hashes)
+    hashes = HashCache()
+    verify_files(bundle, read_manifest(bundle), hash_cache=hashes)
     hashes.save()
     return bundle
 

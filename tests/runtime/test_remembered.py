@@ -10,7 +10,7 @@ import pytest
 from manifests import linked, refusal, replace
 
 from pass_runtime.bundle import integrity
-from pass_runtime.bundle.integrity import HASHES_FILE, Remembered, file_info, verify_files
+from pass_runtime.bundle.integrity import HASHES_FILE, HashCache, file_info, verify_files
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.session import load
 
@@ -20,7 +20,7 @@ NAME = "tail.ar.greedy.onnx"
 @pytest.fixture(autouse=True)
 def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(integrity, "SETTLED", 0)  # the files of tests are young
+    monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)  # the files of tests are young
     return tmp_path / "cache"
 
 
@@ -75,7 +75,7 @@ def test_a_changed_file_is_found_at_the_next_load(bundle: Path, reads: list[str]
 
 
 def test_a_file_that_changed_just_now_is_not_remembered(bundle: Path, reads: list[str], monkeypatch):
-    monkeypatch.setattr(integrity, "SETTLED", 10**18)
+    monkeypatch.setattr(integrity, "MIN_AGE_NS", 10**18)
     load(bundle, "cpu").close()
     load(bundle, "cpu").close()
     assert reads.count(NAME) == 2
@@ -103,8 +103,8 @@ def test_a_cache_that_is_of_no_use_harms_nobody(bundle: Path, cache_of_its_own: 
 
 
 def test_the_newest_are_kept_and_nobody_elses_are_lost(tmp_path: Path, cache_of_its_own: Path, monkeypatch):
-    monkeypatch.setattr(integrity, "MAX_REMEMBERED", 3)
-    first, second = Remembered(), Remembered()
+    monkeypatch.setattr(integrity, "MAX_CACHED_HASHES", 3)
+    first, second = HashCache(), HashCache()
     for number, one in enumerate((first, first, second, second)):
         (path := tmp_path / f"file-{number}").write_text(str(number))
         assert one.matches(path, f"hash-{number}", lambda _, number=number: f"hash-{number}")

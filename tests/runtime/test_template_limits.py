@@ -100,14 +100,14 @@ ATTACKS = TOO_LONG | TOO_LARGE | REFUSED
 
 @pytest.fixture(scope="module")
 def brief() -> Limits:
-    return Limits(seconds=0.3, memory=256 << 20)
+    return Limits(cpu_seconds=0.3, memory_bytes=256 << 20)
 
 
 @pytest.mark.parametrize("case", ATTACKS)
 @pytest.mark.timeout(60)
 def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytest.MonkeyPatch):
     """From any thread: signals would only reach the first."""
-    monkeypatch.setattr(chat_template, "LIMITS", brief)
+    monkeypatch.setattr(chat_template, "RENDER_LIMITS", brief)
     template = ChatTemplate(ATTACKS[case])
     with ThreadPoolExecutor(1) as pool, pytest.raises(PassError) as error:
         pool.submit(template.render, USER).result()
@@ -122,7 +122,7 @@ def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytes
 
 
 def test_a_template_works_again_after_an_attack(brief: Limits, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chat_template, "LIMITS", brief)
+    monkeypatch.setattr(chat_template, "RENDER_LIMITS", brief)
     template = ChatTemplate("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}")
     assert template.render(USER, n=2) == "2"
     with pytest.raises(PassError, match=r"^the chat template cannot be used: it takes more than 0\.3 seconds$"):

@@ -16,7 +16,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from pass_exporter.tails.sampler import SamplerNodes
 from pass_exporter.tails.tape import GraphTape
 from pass_exporter.tails.truncation import FIRST_CANDIDATES
-from pass_runtime.bundle.reference import kept
+from pass_runtime.bundle.reference import kept_tokens
 from pass_runtime.bundle.request_fields import MAX_CANDIDATES
 from pass_runtime.bundle.sampling import SamplingParams
 
@@ -40,7 +40,7 @@ def graph_weights(logits: np.ndarray, params: list[SamplingParams], *, normalize
 
 def numpy_kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     scaled = logits / np.float32(params.temperature)
-    return kept(scaled - scaled.max(-1, keepdims=True), params)
+    return kept_tokens(scaled - scaled.max(-1, keepdims=True), params)
 
 
 def transformers_kept(logits: np.ndarray, params: SamplingParams, slack: float) -> np.ndarray:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import prefill_plan
-from pass_runtime.bundle.tensors import PAST, ROWS_INPUT, cache_names
+from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 from pass_runtime.errors import PassError
 
 WINDOW_TOKENS = 256
@@ -80,7 +80,7 @@ def scorer(bundle: Path, manifest: Manifest) -> Logits:
         "length": np.zeros(1, np.int64),
         "logit_rows": plan.logit_rows,
     }
-    feed |= {ROWS_INPUT: plan.lookahead_rows} if ROWS_INPUT in names else {}
+    feed |= {LOOKAHEAD_ROWS: plan.lookahead_rows} if LOOKAHEAD_ROWS in names else {}
     feed |= dict.fromkeys(cache_names(PAST, model.layers), cache)
 
     def logits(row: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -15,7 +15,7 @@ from pass_exporter.checks.rounded import given_feed, own_difference
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.manifest import Manifest, ModelInfo
 from pass_runtime.bundle.plan import MODES
-from pass_runtime.bundle.tensors import HIDDEN_OUTPUT, PAST, ROWS_INPUT, cache_names
+from pass_runtime.bundle.tensors import HIDDEN_OUTPUT, LOOKAHEAD_ROWS, PAST, cache_names
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import Difference, first_difference, run_tokens
 from pass_runtime.options import GenerateOptions, LoadOptions
@@ -101,8 +101,8 @@ def _feed(case: Case, manifest: Manifest) -> dict[str, Array]:
         "length": np.array([case.length]),
         "logit_rows": np.arange(case.plan.width),
     }
-    if any(tensor.name == ROWS_INPUT for tensor in manifest.trunk.inputs):
-        feed[ROWS_INPUT] = case.plan.lookahead_rows
+    if any(tensor.name == LOOKAHEAD_ROWS for tensor in manifest.trunk.inputs):
+        feed[LOOKAHEAD_ROWS] = case.plan.lookahead_rows
     names = cache_names(PAST, manifest.model.layers)
     return feed | dict(zip(names, _caches(case), strict=True)) | given_feed(case)
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from pass_exporter.derived.activations import unsigned_activations
 from pass_exporter.trunk.graph import save
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
-from pass_runtime.bundle.read import METADATA, trunk_metadata
+from pass_runtime.bundle.read import METADATA_KEY, trunk_metadata
 
 RUNNABLE_FILE = "trunk.check.onnx"
 
@@ -42,7 +42,7 @@ def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     try:
         if wide:
             _widen(model)
-            model.metadata_props[METADATA] = json.dumps(trunk_metadata(found))
+            model.metadata_props[METADATA_KEY] = json.dumps(trunk_metadata(found))
             save(model, directory / RUNNABLE_FILE)
         else:
             ir.save(model, directory / RUNNABLE_FILE)  # The weights stay in the trunk's file.

@@ -12,12 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.trunk.graph import initializer
-from pass_runtime.bundle.tensors import ROWS_INPUT
+from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS
 
 
 def add_in_place(graph: ir.Graph) -> None:
     """Replaces Pad, Add by ScatterND in every layer that the adapter changes."""
-    rows = next((value for value in graph.inputs if value.name == ROWS_INPUT), None)
+    rows = next((value for value in graph.inputs if value.name == LOOKAHEAD_ROWS), None)
     pads = [] if rows is None else [node for node in graph if _pads_rows(node, rows)]
     if rows is None or not pads:
         return

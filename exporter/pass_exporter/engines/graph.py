@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from pass_runtime.bundle.manifest import Tensor
 from pass_runtime.bundle.plan import Plan
-from pass_runtime.bundle.tensors import COLUMNS, WINDOWS
+from pass_runtime.bundle.tensors import COLUMNS, WINDOW_TENSORS
 
 
 def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
@@ -32,7 +32,7 @@ def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Te
     widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(
         tensor.model_copy(update={"shape": (tensor.shape[0], max(widths[tensor.name], least_width))})
-        if tensor.name in WINDOWS and tensor.shape[1] == widths[tensor.name]
+        if tensor.name in WINDOW_TENSORS and tensor.shape[1] == widths[tensor.name]
         else tensor
         for tensor in tensors
     )
@@ -46,13 +46,13 @@ def tail_for_tensorrt(path: Path, plan: Plan, least_width: int) -> bytes:
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     for value in graph.input:
-        if value.name == WINDOWS[0]:
+        if value.name == WINDOW_TENSORS[0]:
             _rename(graph, value.name, f"{value.name}.rows")
             bounds = [_integers(graph, f"{value.name}.{at}", [n]) for at, n in enumerate((0, plan.width, 1))]
             graph.node.insert(0, helper.make_node("Slice", [value.name, *bounds], [f"{value.name}.rows"]))
             value.type.tensor_type.shape.dim[1].dim_value = least_width
     for value in graph.output:
-        if value.name == WINDOWS[1]:
+        if value.name == WINDOW_TENSORS[1]:
             _rename(graph, value.name, f"{value.name}.rows")
             pads = _integers(graph, f"{value.name}.pads", [0, 0, 0, least_width - plan.next.width])
             graph.node.append(helper.make_node("Pad", [f"{value.name}.rows", pads], [value.name]))

@@ -14,7 +14,7 @@ from pass_runtime.backends.base import listed_positions
 from pass_runtime.backends.memory import wide_chunks
 from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.bundle.plan import MODES, Plan, make_cycle
-from pass_runtime.bundle.sampling import LIST_SIZES
+from pass_runtime.bundle.sampling import TOKEN_LIST_SIZES
 
 PREFILL_WIDTHS = (256, 32)
 """The widths of a prompt's chunks, besides the wider ones of `backends.memory.wide_chunks`."""
@@ -68,7 +68,7 @@ def trunk_profiles(
     least_width: windows with fewer rows are padded to it (see `Library.least_width`).
     chunks: the widths of prefill; None means `prefill_widths`.
     """
-    adapted = manifest.lookahead.reads_rows
+    adapted = manifest.lookahead.needs_lookahead_rows
     plans = engine_plans(manifest)
     windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if adapted else 0) for plan in plans)
     shapes = [_fixed_sizes(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]
@@ -108,7 +108,7 @@ def processors_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Pr
     """
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.drafts + 1) for plan in plans)
-    touched = {"touched": (LIST_SIZES[0], LIST_SIZES[1], LIST_SIZES[-1])}
+    touched = {"touched": (TOKEN_LIST_SIZES[0], TOKEN_LIST_SIZES[1], TOKEN_LIST_SIZES[-1])}
     return tuple(
         Profile(sizes=_fixed_sizes(width=width, processed_rows=rows) | touched | batch)
         for batch in _batches(max_batch_size)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pass_runtime.bundle.integrity import file_info
-from pass_runtime.bundle.manifest import ENGINES, FILE_NAME, EngineFile, EngineSet
+from pass_runtime.bundle.manifest import ENGINES_DIRECTORY, FILE_NAME, EngineFile, EngineSet
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 from pass_runtime.files import locked, write_whole
@@ -23,7 +23,7 @@ def staging(bundle: Path, name: str) -> Iterator[Path]:
 
     A lock, which ends with the process, admits one build at a time.
     """
-    directory = bundle / ENGINES / f".{name}.partial"
+    directory = bundle / ENGINES_DIRECTORY / f".{name}.partial"
     busy = f"another pass-export build is making the engines {name} of {bundle}; wait for it"
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
         if path.name not in listed:
             path.unlink()
     busy = f"another build is changing the manifest of {bundle}"
-    with locked(bundle / ENGINES / ".manifest.lock", busy, wait_seconds=math.inf):
+    with locked(bundle / ENGINES_DIRECTORY / ".manifest.lock", busy, wait_seconds=math.inf):
         destination = engines.path(bundle)
         if destination.exists():  # the same engines, of a build that was interrupted before it listed them
             shutil.rmtree(destination)

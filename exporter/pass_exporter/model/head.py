@@ -26,7 +26,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from pass_runtime.bundle.head import CANDIDATE_BLOCKS, Head, has_subset
+from pass_runtime.bundle.head import CANDIDATE_BLOCKS, HeadArrays, has_candidate_subset
 from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 
 PREFIX = "head."
@@ -74,11 +74,11 @@ class DraftHead(torch.nn.Module):
         trained = {name: getattr(self, name).detach() for name in TRAINED}
         return {f"{PREFIX}{name}": tensor for name, tensor in (self.sources | trained).items()}
 
-    def arrays(self) -> Head:
+    def arrays(self) -> HeadArrays:
         """Return the weights in the layout and dtypes of a bundle's tails."""
         turned = {name: getattr(self, name).detach().float().cpu().numpy().T for name in TRAINED}
         table = self.table.cpu().numpy().astype(np.float16)
-        return Head(table, **{name: np.ascontiguousarray(array) for name, array in turned.items()})
+        return HeadArrays(table, **{name: np.ascontiguousarray(array) for name, array in turned.items()})
 
     def forward(
         self, hidden: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor, index: torch.Tensor
@@ -106,7 +106,7 @@ def candidates(logits: torch.Tensor) -> torch.Tensor:
     """
     vocabulary = logits.shape[-1]
     blocks = vocabulary_blocks(vocabulary)
-    if not has_subset(vocabulary):
+    if not has_candidate_subset(vocabulary):
         return torch.arange(vocabulary, device=logits.device).expand(logits.shape)
     best = logits.reshape(*logits.shape[:-1], BLOCK_SIZE, blocks).amax(-2)
     chosen = best.topk(CANDIDATE_BLOCKS, -1, sorted=False).indices

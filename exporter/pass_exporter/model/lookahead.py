@@ -82,7 +82,7 @@ class Lookahead:
         return len(self.embeddings)
 
     @property
-    def reads_rows(self) -> bool:
+    def needs_lookahead_rows(self) -> bool:
         """Whether the trunk has the input `lookahead_rows`."""
         return self.adapter is not None or self.head is not None
 

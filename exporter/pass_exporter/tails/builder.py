@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from pass_exporter.tails.sampler import SamplerNodes
 from pass_exporter.tails.tape import GraphTape
-from pass_runtime.bundle.head import Head
+from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
 
@@ -19,7 +19,7 @@ class TailBuilder:
     width: Q, the rows of the window; symbolic in a fused tail, which serves windows with any number of look-ahead rows.
     """
 
-    def __init__(self, name: str, plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None) -> None:
+    def __init__(self, name: str, plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None) -> None:
         self.op, self.plan, self.vocab_size, self.head = GraphTape(name), plan, vocab_size, head
         self.sampler = SamplerNodes(self.op, sampler, vocab_size)
         self.width: int | str = "width" if plan.is_fused else plan.width

@@ -18,10 +18,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.bundle.head import CANDIDATE_BLOCKS, Head, has_subset
+from pass_runtime.bundle.head import CANDIDATE_BLOCKS, HeadArrays, has_candidate_subset
 from pass_runtime.bundle.noise import BLOCK_SIZE
 from pass_runtime.bundle.reference import sample
-from pass_runtime.bundle.sampling import FORBIDDEN, SamplingParams
+from pass_runtime.bundle.sampling import FORBIDDEN_BIAS, SamplingParams
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -37,7 +37,7 @@ def process_logits(
 ) -> npt.NDArray[np.float32]:
     """logits [B,R,V] -> [B,R,V]: the first P rows with a constraint, biases and penalties, the others unchanged.
 
-    allowed [B,P,V]: the tokens that may be drawn; the others' logits fall by -FORBIDDEN. touched [B,T]: tokens to which
+    allowed [B,P,V]: the tokens that may be drawn; the others' logits fall by -FORBIDDEN_BIAS. touched [B,T]: tokens to which
     bias [B,T] is added; the sum is divided by factor [B,P,T] where it is above 0, and multiplied by it elsewhere; then
     penalty [B,P,T] is subtracted.
     """
@@ -47,7 +47,7 @@ def process_logits(
     values = np.take_along_axis(logits[:, :rows], ids, -1) + bias[:, None]
     values = np.where(values > 0, values / factor, values * factor) - penalty
     np.put_along_axis(processed[:, :rows], ids, values, -1)
-    processed[:, :rows] += np.where(allowed, np.float32(0), np.float32(FORBIDDEN))
+    processed[:, :rows] += np.where(allowed, np.float32(0), np.float32(FORBIDDEN_BIAS))
     return processed
 
 
@@ -72,7 +72,7 @@ def candidates(logits: Floats) -> npt.NDArray[np.bool_]:
     """[N,V] logits -> [N,V] bool: which tokens are candidates in each row."""
     count, vocab = logits.shape
     chosen = np.ones((count, vocab), np.bool_)
-    if has_subset(vocab):
+    if has_candidate_subset(vocab):
         best = logits.reshape(count, BLOCK_SIZE, -1).max(1)
         chosen = np.zeros(best.shape, np.bool_)
         np.put_along_axis(chosen, np.argsort(-best, axis=-1, kind="stable")[:, :CANDIDATE_BLOCKS], True, -1)
@@ -80,7 +80,7 @@ def candidates(logits: Floats) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def adjusted_logits(head: Head, hidden: Floats, logits: Floats, before: Integers) -> Floats:
+def adjusted_logits(head: HeadArrays, hidden: Floats, logits: Floats, before: Integers) -> Floats:
     """hidden [B,D,H], logits [B,D,V] and the token `before` each row [B,D] -> [B,D,V]: the logits that drafts are
     sampled from, -inf for tokens that are no candidates."""
     state, table = np.zeros((len(hidden), len(head.bias)), np.float32), head.table.astype(np.float32)
@@ -94,7 +94,7 @@ def adjusted_logits(head: Head, hidden: Floats, logits: Floats, before: Integers
 
 
 def head_drafts(
-    head: Head, hidden: Floats, logits: Floats, root: Integers, positions: Integers, params: SamplingParams
+    head: HeadArrays, hidden: Floats, logits: Floats, root: Integers, positions: Integers, params: SamplingParams
 ) -> Integers:
     """The drafts [B,D] of a group of D look-ahead rows, each of which follows the one before.
 

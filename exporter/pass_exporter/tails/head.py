@@ -18,7 +18,7 @@ import onnx_ir as ir
 from pass_exporter.tails.builder import TailBuilder, pick_rows
 from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.head import CANDIDATE_BLOCKS, PREFIX, Head, has_subset
+from pass_runtime.bundle.head import CANDIDATE_BLOCKS, HEAD_PREFIX, HeadArrays, has_candidate_subset
 
 F32 = np.float32
 Draw = Callable[[ir.Value, int], ir.Value]
@@ -120,9 +120,11 @@ class FullVocabulary:
         return self.op("Unsqueeze", scores, self.op.const([1]))
 
 
-def candidate_choices(tail: TailBuilder, head: Head, logits: ir.Value, count: int) -> CandidateSubset | FullVocabulary:
+def candidate_choices(
+    tail: TailBuilder, head: HeadArrays, logits: ir.Value, count: int
+) -> CandidateSubset | FullVocabulary:
     op, vocab_size, size = tail.op, len(head.table), noise.BLOCK_SIZE
-    if not has_subset(vocab_size):
+    if not has_candidate_subset(vocab_size):
         # With constant indices ONNX Runtime would keep a float32 copy of the table.
         zero = op("Mul", op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])), op.const(0))
         return FullVocabulary(op, logits, table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
@@ -135,7 +137,7 @@ def candidate_choices(tail: TailBuilder, head: Head, logits: ir.Value, count: in
     return CandidateSubset(op, chosen, ids, op("GatherElements", logits, ids, axis=2), table_rows(op, head, ids))
 
 
-def hidden_rows(tail: TailBuilder, head: Head, rows: ir.Value) -> ir.Value:
+def hidden_rows(tail: TailBuilder, head: HeadArrays, rows: ir.Value) -> ir.Value:
     """[B,D,H]: the hidden rows of the window's `rows` [B,D], which are look-ahead rows."""
     op, plan, size, count = tail.op, tail.plan, len(head.hidden), sum(tail.plan.groups)
     hidden = op.input("hidden", F32, ["batch", "lookahead_rows" if plan.is_fused else count, size])
@@ -145,14 +147,14 @@ def hidden_rows(tail: TailBuilder, head: Head, rows: ir.Value) -> ir.Value:
     return pick_rows(op, hidden, theirs, tail.lookahead_count(), size)
 
 
-def table_rows(op: GraphTape, head: Head, ids: ir.Value) -> ir.Value:
+def table_rows(op: GraphTape, head: HeadArrays, ids: ir.Value) -> ir.Value:
     """ids [...] -> rows of the table [...,r] float32. It casts after Gather, so that no engine stores a cast table."""
-    stored = op("Gather", op.const(head.table, np.float16, f"{PREFIX}table"), ids, axis=0)
+    stored = op("Gather", op.const(head.table, np.float16, f"{HEAD_PREFIX}table"), ids, axis=0)
     return op("Cast", stored, to=int(ir.DataType.FLOAT))
 
 
-def head_matrix(op: GraphTape, head: Head, name: str) -> ir.Value:
-    return op.const(getattr(head, name), F32, f"{PREFIX}{name}")
+def head_matrix(op: GraphTape, head: HeadArrays, name: str) -> ir.Value:
+    return op.const(getattr(head, name), F32, f"{HEAD_PREFIX}{name}")
 
 
 def pick_row(op: GraphTape, values: ir.Value, j: int) -> ir.Value:

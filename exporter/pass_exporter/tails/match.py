@@ -39,12 +39,12 @@ import onnx_ir as ir
 from pass_exporter.tails.builder import TailBuilder, columns, count_leading
 from pass_exporter.tails.head import head_drafts
 from pass_exporter.tails.tree import build_tree_tail
-from pass_runtime.bundle.head import Head
+from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
 
 
-def build_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None = None) -> ir.Model:
+def build_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None) -> ir.Model:
     """Builds the tail of `plan` for the exact-match rule. head: makes the drafts; if None, they are sampled."""
     if plan.parents:
         return build_tree_tail(plan, sampler, vocab_size, head)

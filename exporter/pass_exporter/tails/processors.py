@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.tails.tape import GraphTape
-from pass_runtime.bundle.sampling import FORBIDDEN
+from pass_runtime.bundle.sampling import FORBIDDEN_BIAS
 
 F32 = np.float32
 SLICE_END = (1 << 31) - 1
@@ -55,9 +55,9 @@ def _penalized(op: GraphTape, rows: ir.Value, factor: ir.Value) -> ir.Value:
 
 
 def _mask(op: GraphTape, allowed: ir.Value, vocab_size: int) -> ir.Value:
-    """allowed [B,P,V/8] int32 in 0..255 -> [B,P,V]: 0 for an allowed token, FORBIDDEN for any other."""
+    """allowed [B,P,V/8] int32 in 0..255 -> [B,P,V]: 0 for an allowed token, FORBIDDEN_BIAS for any other."""
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
-    listed = op.const(np.where(bits, 0, FORBIDDEN), F32)
+    listed = op.const(np.where(bits, 0, FORBIDDEN_BIAS), F32)
     mask = op("Reshape", op("Gather", listed, allowed, axis=0), op.const([0, 0, -1]))
     if vocab_size % 8 == 0:
         return mask

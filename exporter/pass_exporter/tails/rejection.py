@@ -23,14 +23,14 @@ import onnx_ir as ir
 from pass_exporter.tails.builder import TailBuilder, columns, count_leading, pick_rows, run_after
 from pass_exporter.tails.head import head_drafts
 from pass_exporter.tails.tape import GraphTape, Output
-from pass_runtime.bundle.head import Head
+from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
 
 F32 = np.float32
 
 
-def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None = None) -> ir.Model:
+def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None) -> ir.Model:
     """Builds the tail of `plan` for the rejection rule; `sampler` is not greedy. head: makes the drafts, or None."""
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}.rejection", plan, sampler, vocab_size, head)
     op, targets = tail.op, plan.drafts + 1

@@ -132,8 +132,8 @@ class SamplerNodes:
         w = candidates.weights(scores, rows)
         by_block = op("Reshape", w, op.const([-1, rows, noise.BLOCK_SIZE, CANDIDATE_BLOCKS]))
         listed = self._offsets(root, [depth], "noise_offsets")  # [B,1,2]
-        row = op("Div", blocks, op.const(noise.ROW))
-        column = op("Sub", blocks, op("Mul", row, op.const(noise.ROW)))
+        row = op("Div", blocks, op.const(noise.ROW_SIZE))
+        column = op("Sub", blocks, op("Mul", row, op.const(noise.ROW_SIZE)))
         of_blocks, of_tokens = [], []
         for i, table in enumerate(self._tables()):
             offset = op("Squeeze", op("Gather", listed, op.const([i]), axis=2), op.const([2]))  # [B,1]
@@ -154,7 +154,9 @@ class SamplerNodes:
         entries = []
         for i, table in enumerate(self._tables()):
             block = op("Gather", listed, op.const([i]), axis=2)  # [B,R,1]
-            entries.append(op("Gather", op("Reshape", table, op.const([-1])), op("Mul", block, op.const(noise.ROW))))
+            entries.append(
+                op("Gather", op("Reshape", table, op.const([-1])), op("Mul", block, op.const(noise.ROW_SIZE)))
+            )
         return self._uniform(op("Add", *entries))
 
     def is_noisy(self) -> ir.Value:
@@ -196,7 +198,7 @@ class SamplerNodes:
         for i, table in enumerate(self._tables()):
             offset = op("Gather", offsets, op.const([i]), axis=2)  # [B,R,1]
             parts.append(op("Gather", table, op("Add", op.const(np.arange(count)), offset), axis=0))  # [B,R,count,16]
-        return op("Reshape", op("Add", *parts), op.const([-1, rows, count * noise.ROW]))
+        return op("Reshape", op("Add", *parts), op.const([-1, rows, count * noise.ROW_SIZE]))
 
     def _uniform(self, total: ir.Value) -> ir.Value:
         """Table sums, int32 that do not overflow -> uniform numbers u in (0, 1), float32."""
@@ -212,4 +214,4 @@ class SamplerNodes:
         one, half, third = op.const(1, F32), op.const(0.5, F32), op.const(1 / 3, F32)
         series = op("Mul", u, op("Add", one, op("Mul", u, op("Add", half, op("Mul", u, third)))))
         exact = op("Neg", op("Log", op("Sub", one, u)))
-        return op("Where", op("Less", u, op.const(noise.SERIES_BELOW, F32)), series, exact)
+        return op("Where", op("Less", u, op.const(noise.SERIES_LIMIT, F32)), series, exact)

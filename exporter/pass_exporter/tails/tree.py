@@ -29,12 +29,12 @@ from pass_exporter.tails.head import (
     table_rows,
 )
 from pass_exporter.tails.tape import GraphTape, Output
-from pass_runtime.bundle.head import Head
+from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
 
 
-def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | None) -> ir.Model:
+def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None) -> ir.Model:
     """Builds the tail of a tree for the exact-match rule.
 
     Raises ValueError if there is no draft head, or the vocabulary is so small that all its tokens are candidates.
@@ -119,7 +119,7 @@ def _parent_ranks(level: _Level, children: list[tuple[int, int]]) -> list[tuple[
     return [(level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)]
 
 
-def _states(op: GraphTape, head: Head, read: ir.Value, level: _Level) -> ir.Value:
+def _states(op: GraphTape, head: HeadArrays, read: ir.Value, level: _Level) -> ir.Value:
     """read [B,m], the projected look-ahead row -> [B,n,m], the head's states after the level's tokens."""
     vectors = table_rows(op, head, level.tokens)  # [B,n,r]
     x = op("Add", op("Unsqueeze", read, op.const([1])), op("MatMul", vectors, head_matrix(op, head, "token")))

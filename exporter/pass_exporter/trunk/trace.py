@@ -32,7 +32,15 @@ from pass_exporter.model.sliding import attention_masks
 from pass_exporter.trunk.graph import OPSET, WeightParts, clean
 from pass_exporter.trunk.hooks import ScatterCache, onnx_hooks
 from pass_exporter.trunk.layers import CACHE_PARTS, first_of_kind, marked_layers, repeat_layers
-from pass_runtime.bundle.tensors import HIDDEN_OUTPUT, MODEL_SIZES, PAST, PRESENT, ROWS_INPUT, cache_names, trunk_shapes
+from pass_runtime.bundle.tensors import (
+    HIDDEN_OUTPUT,
+    LOOKAHEAD_ROWS,
+    MODEL_SIZES,
+    PAST,
+    PRESENT,
+    cache_names,
+    trunk_shapes,
+)
 
 WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_rows")
 
@@ -156,8 +164,8 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model,
     shapes: tuple[Any, ...] = ({0: b, 1: q}, {0: q}, {0: q, 1: q}, {0: b}, {0: r}, cached, cached)
     names = [*WINDOW_INPUTS, *cache_names(PAST, layers)]
     outputs = ["logits", *([HIDDEN_OUTPUT] if lookahead.head is not None else []), *cache_names(PRESENT, layers)]
-    if lookahead.reads_rows:
-        inputs, shapes, names = (*inputs, torch.tensor([3, 4])), (*shapes, {0: a}), [*names, ROWS_INPUT]
+    if lookahead.needs_lookahead_rows:
+        inputs, shapes, names = (*inputs, torch.tensor([3, 4])), (*shapes, {0: a}), [*names, LOOKAHEAD_ROWS]
     copied = [index for index, kind in enumerate(kinds) if kind != index]
     skipped = {f"{prefix}{part}.{index}" for prefix in (PAST, PRESENT) for part in CACHE_PARTS for index in copied}
     with onnx_hooks(model), marked_layers(model, kinds), _exporter_silenced(), torch.no_grad():

@@ -186,7 +186,7 @@ class Backend(ABC):
         """spare_entries: as `DerivedTrunk` has them."""
         self.bundle, self.manifest, self.capabilities, self.memory = bundle, manifest, capabilities, memory
         self.bindings = BundleBindings(manifest, capabilities.positions, capabilities.least_width)
-        self.buffers = Buffers(memory, capabilities.slots, self.bindings.passing)
+        self.buffers = Buffers(memory, capabilities.slots, self.bindings.transient)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
         self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.positions)
         self.captures: dict[str, str | None] = {}

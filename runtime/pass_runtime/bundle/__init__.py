@@ -1,1 +1,1 @@
-"""What a bundle is, as data: manifest, window layouts, noise, sampling, and which buffer feeds which tensor."""
+"""A bundle's description: manifest, window layouts, noise, sampling parameters, and the buffers of its tensors."""

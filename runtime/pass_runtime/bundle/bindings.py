@@ -1,7 +1,7 @@
-"""Which buffer every tensor of a graph is bound to, for any engine. This is how data flows from one pass to the next.
+"""The buffer that every tensor of a graph is bound to, for any engine. Data flows between graphs and passes in buffers.
 
-Tensors with the same buffer and shape share memory: the trunk writes logits where the tail reads them, and a tail
-writes `next_ids` where the next pass reads `input_ids` (`fed_by` names these pairs).
+Tensors with the same buffer name and shape share memory: the trunk's output `logits` is the tail's input, and a tail's
+output `next_ids` is the next pass's input `input_ids` (`fed_by` names these pairs).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy.typing as npt
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
 from pass_runtime.bundle.plan import Plan, prefill_plan
 from pass_runtime.bundle.sampling import Sampler
-from pass_runtime.bundle.tensors import PAST, PRESENT, PROCESSED_LOGITS, WINDOWS
+from pass_runtime.bundle.tensors import PAST, PRESENT, PROCESSED_LOGITS, WINDOW_TENSORS
 
 PREFILL = "prefill."
-"""Prefix of the buffers of prefill, which runs on one slot and leaves the windows of all slots as they are."""
+"""Prefix of prefill's buffers. Prefill runs on one slot, and must not overwrite the windows of the slots."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Binding:
     """The buffer, shape and dtype of a tensor.
 
     by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b rows.
-    constant: what the buffer always holds; None where the host or a graph writes it.
+    constant: what the buffer always holds; None if the host or a graph writes it.
     """
 
     tensor: str
@@ -39,7 +39,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Bindings:
-    """The bindings of one graph in passes of one plan."""
+    """The bindings of one graph for passes of one plan."""
 
     inputs: Sequence[Binding]
     outputs: Sequence[Binding]
@@ -48,8 +48,8 @@ class Bindings:
 class BundleBindings:
     """The bindings of a bundle's graphs, from its manifest.
 
-    positions: N, the number of positions whose noise the tails' inputs list.
-    least_width: the rows of an engine's narrowest window; narrower windows are padded at their end.
+    positions: N, the number of positions in the tails' inputs of noise offsets.
+    least_width: the fewest window rows that the engine runs; narrower windows are padded at their end.
     """
 
     def __init__(self, manifest: Manifest, positions: int, least_width: int = 1) -> None:
@@ -62,12 +62,11 @@ class BundleBindings:
             *(tail for plan in manifest.plans for tail in plan.tails.values()),
         ]
         outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
-        self.passing = frozenset(name for name in outputs if fed_by(name) is None)
+        self.transient = frozenset(name for name in outputs if fed_by(name) is None)
         """Buffers whose content is not needed after the pass that wrote it."""
 
     def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
-        """What the graphs of `plan` are given in every pass, by input name. (A manifest lists the same arrays for
-        runtimes in other languages.)"""
+        """The inputs of `plan`'s graphs that are the same in every pass, by name. (The manifest lists these arrays, too.)"""
         constants: dict[str, npt.NDArray[Any]] = {
             "row_position": plan.row_position,
             "window_mask": plan.window_mask,
@@ -78,18 +77,18 @@ class BundleBindings:
         return constants | {"draft_rows": plan.draft_rows} if plan.is_fused else constants
 
     def padded_width(self, plan: Plan) -> int:
-        """The rows of a window in memory: a plan narrower than `least_width` is padded to it."""
+        """The rows of a window in memory, which are at least `least_width`."""
         return max(plan.width, self._least_width)
 
     def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
-        """The bindings of the trunk, without the KV cache. prefill: those of a window of its own, with one logit row
-        that the host writes."""
+        """The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and compute the logits of
+        one row; the host writes which row that is."""
         constants = self.constants(plan)
         width, rows = self.padded_width(plan), 1 if prefill else plan.width
-        if width > plan.width:  # The padding is laid out as a chain of rows, and nothing reads its results.
+        if width > plan.width:  # The padded window is one chain of rows; nothing reads the results of the padding.
             constants = self.constants(prefill_plan(width)) | {"logit_rows": constants["logit_rows"]}
-        adapted = constants["lookahead_rows"]
-        sizes = {"batch": batch, "width": width, "logit_rows": rows, "lookahead_rows": len(adapted)}
+        sizes = {"batch": batch, "width": width, "logit_rows": rows}
+        sizes["lookahead_rows"] = len(constants["lookahead_rows"])
         if prefill:
             del constants["logit_rows"]
         graph, scope = self._manifest.trunk, PREFILL if prefill else ""
@@ -98,10 +97,11 @@ class BundleBindings:
         return Bindings(inputs, outputs)
 
     def tail_graph(self, plan: Plan, sampler: Sampler) -> Graph:
+        """The tail that runs after the trunk in a pass of `plan`."""
         return self._manifest.plan(plan.tail).tails[sampler]
 
     def tail(self, plan: Plan, sampler: Sampler, batch: int, *, processed: bool = False) -> Bindings:
-        """The bindings of the tail of `plan`. processed: it reads what the logits processors wrote."""
+        """The bindings of the tail of `plan`. processed: the tail reads the logits that the processors wrote."""
         graph, constants = self.tail_graph(plan, sampler), self.constants(plan)
         sizes = {"batch": batch, "positions": self._positions, "width": plan.width}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
@@ -112,7 +112,7 @@ class BundleBindings:
         )
 
     def processors(self, graph: Graph, plan: Plan, batch: int, touched: int) -> Bindings:
-        """The bindings of the logits processors before the tail of `plan`. touched: the length of their lists."""
+        """The bindings of the logits processors before the tail of `plan`. touched: the length of their token lists."""
         sizes = {"batch": batch, "width": plan.width, "processed_rows": plan.drafts + 1, "touched": touched}
         return Bindings(*([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)))
 
@@ -125,10 +125,10 @@ class BundleBindings:
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
         """`tensor` with the shape that it has in memory, which for a window includes the padding."""
-        of = {"input_ids": plan, "next_ids": plan.next}.get(tensor.name, plan)
-        if tensor.name not in WINDOWS or tensor.shape[1] != of.width:
+        window = plan.next if tensor.name == "next_ids" else plan
+        if tensor.name not in WINDOW_TENSORS or tensor.shape[1] != window.width:
             return tensor
-        return tensor.model_copy(update={"shape": (tensor.shape[0], self.padded_width(of))})
+        return tensor.model_copy(update={"shape": (tensor.shape[0], self.padded_width(window))})
 
     def _bind(
         self,
@@ -148,12 +148,12 @@ class BundleBindings:
 
 
 def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
-    """`inputs`, where the logits are those that the processors wrote."""
+    """`inputs` with `logits` bound to the logits that the processors wrote."""
     return [replace(each, buffer=PROCESSED_LOGITS) if each.tensor == "logits" else each for each in inputs]
 
 
 def fed_by(output: str) -> str | None:
-    """The input of the next graph or pass that shares the memory of `output`; None where no input does."""
+    """The input of the next graph or pass that shares the memory of `output`; None if no input does."""
     if output == "next_ids":
         return "input_ids"
     for prefix, fed in ((PRESENT, PAST), ("next_", "")):

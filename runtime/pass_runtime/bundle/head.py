@@ -1,5 +1,5 @@
-"""The draft head of a bundle: its arrays and their file. `pass_exporter.tails.definitions` has what is computed with
-them."""
+"""The draft head of a bundle: its arrays and their file. `pass_exporter.tails.definitions` defines how drafts are
+computed with them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 
-FILE = "tail.head.data"
-"""The file of a bundle that its drafting tails read the arrays from: one after another, little-endian."""
-PREFIX = "head_"
-"""An array's name in the tails is this and its name in `Head`."""
+HEAD_FILE = "tail.head.data"
+"""The file in a bundle with the arrays, one after another and little-endian. The tails that make drafts read it."""
+HEAD_PREFIX = "head_"
+"""Prefix of an array's name in the tails: `head_table` is `HeadArrays.table`."""
 CANDIDATE_BLOCKS = 64
-"""How many blocks of the vocabulary hold the candidates for a draft."""
+"""How many blocks of token ids the candidates for a draft come from."""
 ALIGNMENT = 64
 """Every array in the file begins at a multiple of this many bytes."""
 
@@ -26,9 +26,9 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Head:
-    """The arrays: table [V,r] float16 and, in float32, hidden [H,m], token [r,m], state [m,m], bias [m] and out [m,r].
-    A row vector is multiplied by them from the left."""
+class HeadArrays:
+    """table [V,r] float16; hidden [H,m], token [r,m], state [m,m], bias [m] and out [m,r] float32. V is the vocabulary's
+    size, H the model's hidden size, r the head's rank and m its width. Row vectors are multiplied: x @ hidden."""
 
     table: npt.NDArray[np.float16]
     hidden: Floats
@@ -39,20 +39,20 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an array lies in the file: `offset` and `size` are in bytes."""
+class ArrayRegion:
+    """Where an array lies in the file: `offset` and `nbytes` are in bytes."""
 
     offset: int
     shape: tuple[int, ...]
     dtype: str
 
     @property
-    def size(self) -> int:
+    def nbytes(self) -> int:
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
 
-def layout(vocab_size: int, hidden_size: int, rank: int, width: int) -> dict[str, Place]:
-    """The place of every array, by its name in `Head`."""
+def head_layout(vocab_size: int, hidden_size: int, rank: int, width: int) -> dict[str, ArrayRegion]:
+    """Where every array lies in the file, by its name in `HeadArrays`. rank, width: r and m."""
     shapes: dict[str, tuple[int, ...]] = {
         "table": (vocab_size, rank),
         "hidden": (hidden_size, width),
@@ -63,27 +63,27 @@ def layout(vocab_size: int, hidden_size: int, rank: int, width: int) -> dict[str
     }
     places, offset = {}, 0
     for name, shape in shapes.items():
-        places[name] = Place(offset, shape, "<f2" if name == "table" else "<f4")
-        offset += -(-places[name].size // ALIGNMENT) * ALIGNMENT
+        places[name] = ArrayRegion(offset, shape, "<f2" if name == "table" else "<f4")
+        offset += -(-places[name].nbytes // ALIGNMENT) * ALIGNMENT
     return places
 
 
-def file_size(places: Mapping[str, Place]) -> int:
+def head_file_size(places: Mapping[str, ArrayRegion]) -> int:
     """The size of the file in bytes."""
-    return max(place.offset + place.size for place in places.values())
+    return max(place.offset + place.nbytes for place in places.values())
 
 
-def map_head(file: Path, places: Mapping[str, Place]) -> Head:
-    """The arrays, mapped from their file."""
+def map_head(file: Path, places: Mapping[str, ArrayRegion]) -> HeadArrays:
+    """The arrays, memory-mapped from `file`."""
     data = np.memmap(file, np.uint8, "r")
     arrays: dict[str, Any] = {
-        name: data[place.offset : place.offset + place.size].view(place.dtype).reshape(place.shape)
+        name: data[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
         for name, place in places.items()
     }
-    return Head(**arrays)
+    return HeadArrays(**arrays)
 
 
-def has_subset(vocab_size: int) -> bool:
-    """Whether only some tokens of such a vocabulary are candidates."""
+def has_candidate_subset(vocab_size: int) -> bool:
+    """Whether drafts are chosen from CANDIDATE_BLOCKS of the blocks, and not from the whole vocabulary."""
     blocks = vocabulary_blocks(vocab_size)
     return vocab_size == blocks * BLOCK_SIZE and blocks > CANDIDATE_BLOCKS

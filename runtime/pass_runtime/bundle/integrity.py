@@ -2,7 +2,7 @@
 
 Reading a large model takes long, so hashes of files that were read before are kept in the user's cache directory. A
 file is identified by its device, inode, size, mtime and ctime; no copy and no `touch` can set back the ctime. A file
-that changed a moment ago is not remembered, because another change within the same tick of the clock would not show.
+that changed a moment ago is not known, because another change within the same tick of the clock would not show.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
 HASHES_FILE = "hashes.txt"
-"""Each line has the numbers that identify a file and its SHA-256, separated by spaces."""
-MAX_REMEMBERED = 4096
-"""How many lines are kept: the newest ones."""
-SETTLED = 2 * 10**9
-"""A file is remembered only when its last change is this many nanoseconds ago; some file systems' clocks are slow."""
+"""A file of the cache directory. Each line has the numbers that identify a file, and its SHA-256, between spaces."""
+MAX_CACHED_HASHES = 4096
+"""How many lines the file keeps: the newest ones."""
+MIN_AGE_NS = 2 * 10**9
+"""A hash is cached only if the file's last change is older than this; some file systems have coarse timestamps."""
 
 
 def cache_directory() -> Path:
-    """PASS_CACHE, else pass-toolkit under the user's cache directory."""
+    """The directory PASS_CACHE, or pass-toolkit in the user's cache directory if that is not set."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("PASS_CACHE") or Path(base) / "pass-toolkit")
 
 
-class Remembered:
-    """The hashes that were known when this object was made. Without a usable cache directory there are none."""
+class HashCache:
+    """The cached SHA-256 hashes, read when the object is made. Empty if there is no usable cache directory."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -44,27 +44,27 @@ class Remembered:
                 self._known[identity] = sha256
 
     def knows(self, path: Path, sha256: str) -> bool:
-        """Whether `path` is remembered to have this hash. Its content is not read."""
+        """Whether the cache has this hash for `path`. The file's content is not read."""
         return self._known.get(_identity(path)) == sha256
 
-    def matches(self, path: Path, sha256: str, read: Callable[[Path], str]) -> bool:
-        """Whether `path` has this hash. `read` computes it where it is not known."""
+    def matches(self, path: Path, sha256: str, compute: Callable[[Path], str]) -> bool:
+        """Whether `path` has this hash. `compute` reads the file if the cache has no hash for it."""
         before = _identity(path)
         if self._known.get(before) == sha256:
             return True
-        found = read(path)
+        found = compute(path)
         status = path.stat()
-        if before == _identity(path) and max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED < time.time_ns():
+        if before == _identity(path) and max(status.st_mtime_ns, status.st_ctime_ns) + MIN_AGE_NS < time.time_ns():
             self._new[before] = found
         return found == sha256
 
     def save(self) -> None:
-        """Write the new hashes, along with those that other processes have written meanwhile."""
+        """Write the new hashes, and keep those that other processes have written meanwhile."""
         if not self._new:
             return
-        known = Remembered()._known | self._new
-        lines = [f"{identity} {sha256}\n" for identity, sha256 in known.items()][-MAX_REMEMBERED:]
-        with suppress(OSError, RuntimeError, PassError):  # The files are then read again next time.
+        known = HashCache()._known | self._new
+        lines = [f"{identity} {sha256}\n" for identity, sha256 in known.items()][-MAX_CACHED_HASHES:]
+        with suppress(OSError, RuntimeError, PassError):  # The next check reads the files again.
             cache_directory().mkdir(parents=True, exist_ok=True)
             write_whole(cache_directory() / HASHES_FILE, "".join(lines))
 
@@ -75,11 +75,11 @@ def _identity(path: Path) -> str:
 
 
 def verify_files(
-    bundle: Path, manifest: Manifest, *, hashes: bool = True, remembered: Remembered | None = None
+    bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_cache: HashCache | None = None
 ) -> None:
-    """Check that every file of the bundle exists and is the one that was exported.
+    """Raise PassError unless every file of the bundle exists and is the one that was exported.
 
-    remembered: known hashes, so that files that have not changed since are not read again. None reads every file.
+    hashes: False compares sizes only. hash_cache: files whose hashes it has are not read; None reads every file.
     """
     for name, info in manifest.files.items():
         path = bundle / name
@@ -89,26 +89,26 @@ def verify_files(
             raise PassError(
                 f"{path} has {path.stat().st_size} bytes instead of {info.bytes}; copy or export the bundle again"
             )
-        if hashes and not has_hash(path, info.sha256, remembered):
+        if hashes and not has_hash(path, info.sha256, hash_cache):
             raise PassError(f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again")
-    listed = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
-    listed |= {derived.file for derived in manifest.derived}
-    listed |= {file for file in CHAT_TEMPLATE_FILES.values() if (bundle / file).exists()}
-    if missing := sorted(listed - set(manifest.files)):
+    used = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
+    used |= {derived.file for derived in manifest.derived}
+    used |= {file for file in CHAT_TEMPLATE_FILES.values() if (bundle / file).exists()}
+    if missing := sorted(used - set(manifest.files)):
         raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")
 
 
-def has_hash(path: Path, sha256: str, remembered: Remembered | None = None) -> bool:
-    """Whether a file has this hash, by its content or by what is remembered of an unchanged file."""
-    return _read(path) == sha256 if remembered is None else remembered.matches(path, sha256, _read)
+def has_hash(path: Path, sha256: str, hash_cache: HashCache | None = None) -> bool:
+    """Whether a file has this hash. The file is read unless `hash_cache` has its hash."""
+    return _sha256(path) == sha256 if hash_cache is None else hash_cache.matches(path, sha256, _sha256)
 
 
-def _read(path: Path) -> str:
+def _sha256(path: Path) -> str:
     return file_info(path).sha256
 
 
 def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:
-    """Size and SHA-256, read in 4 MiB pieces."""
+    """Size and SHA-256 of a file. It is read in pieces of 4 MiB; `progress` gets the bytes of each piece."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while piece := file.read(1 << 22):

@@ -18,7 +18,7 @@ FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_template.tool_use.jinja"}
 """The files of chat templates by name: transformers takes `tool_use` for conversations with tools if there is one."""
-ENGINES = "engines"
+ENGINES_DIRECTORY = "engines"
 """The directory of engine sets in a bundle."""
 VERSION = 3
 
@@ -174,12 +174,12 @@ class LookaheadInfo(_Strict):
     head: HeadInfo | None = None
 
     @property
-    def reads_rows(self) -> bool:
+    def needs_lookahead_rows(self) -> bool:
         """Whether the trunk must know which of a window's rows are look-ahead rows."""
         return self.adapter_rank > 0 or self.head is not None
 
 
-Numbers = Annotated[tuple[int, ...], Field(strict=False)]
+Integers = Annotated[tuple[int, ...], Field(strict=False)]
 
 
 class PlanConstants(_Strict):
@@ -191,15 +191,15 @@ class PlanConstants(_Strict):
     `pass_runtime.bundle.plan.Plan` defines them.
     """
 
-    row_position: Numbers
+    row_position: Integers
     window_mask: tuple[str, ...] = Field(strict=False)
-    logit_rows: Numbers
-    lookahead_rows: Numbers
-    draft_rows: tuple[Numbers, ...] = Field(strict=False)
-    lookahead_ids: Numbers
+    logit_rows: Integers
+    lookahead_rows: Integers
+    draft_rows: tuple[Integers, ...] = Field(strict=False)
+    lookahead_ids: Integers
 
     @classmethod
-    def of(cls, plan: Plan, vocab_size: int) -> PlanConstants:
+    def from_plan(cls, plan: Plan, vocab_size: int) -> PlanConstants:
         """The constants of `plan`, as a manifest lists them."""
         return cls(
             row_position=tuple(plan.row_position.tolist()),
@@ -281,7 +281,7 @@ class EngineSet(_Strict):
     engines: tuple[EngineFile, ...] = Field(strict=False)
 
     def path(self, bundle: Path) -> Path:
-        return bundle / ENGINES / self.directory
+        return bundle / ENGINES_DIRECTORY / self.directory
 
 
 class Manifest(_Strict):

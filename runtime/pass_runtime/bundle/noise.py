@@ -30,7 +30,7 @@ import numpy.typing as npt
 SCHEME = "block-race-1"
 BITS = 30
 SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
-SERIES_BELOW = np.float32(2.0**-8)
+SERIES_LIMIT = np.float32(2.0**-8)
 """Below this u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error under u^3/4 < 2^-25."""
 
 STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
@@ -39,9 +39,9 @@ The rejection rule accepts and drafts with the other two, because sharing the no
 
 BLOCK_SIZE = 8
 """Token ids in a block."""
-ROW = 16
+ROW_SIZE = 16
 """Entries in a row of the tables."""
-_OFFSETS = 1 << 15
+_OFFSET_COUNT = 1 << 15
 TABLES_FILE = "tail.noise.data"
 """The file of a bundle that its sampling tails read the tables from: T1 and then T2, little-endian."""
 TABLES = ("noise_table_1", "noise_table_2")
@@ -84,25 +84,25 @@ def vocabulary_blocks(vocab_size: int) -> int:
 
 def rows_per_position(vocab_size: int) -> int:
     """Rows of the tables that one position reads: one with the numbers F of a block's tokens, then those with E."""
-    return -(-vocabulary_blocks(vocab_size) // ROW) + 1
+    return -(-vocabulary_blocks(vocab_size) // ROW_SIZE) + 1
 
 
 def entries_per_position(vocab_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """(first entry, count) of the blocks' numbers E, and of the numbers F of a block's tokens."""
-    return (ROW, vocabulary_blocks(vocab_size)), (0, BLOCK_SIZE)
+    return (ROW_SIZE, vocabulary_blocks(vocab_size)), (0, BLOCK_SIZE)
 
 
 @lru_cache(maxsize=4)
 def noise_tables(vocab_size: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """T1 and T2, int32 [2^15 - 1 + rows_per_position, 16] each."""
-    rows = _OFFSETS - 1 + rows_per_position(vocab_size)
+    rows = _OFFSET_COUNT - 1 + rows_per_position(vocab_size)
     first, second = (_table(key, rows) for key in _TABLE_KEYS)
     return first, second
 
 
 def _table(key: int, rows: int) -> npt.NDArray[np.int32]:
-    words = _random_words(key, np.arange(rows * ROW // 4, dtype=np.int64))
-    return (words >> np.uint32(32 - BITS)).astype(np.int32).reshape(rows, ROW)
+    words = _random_words(key, np.arange(rows * ROW_SIZE // 4, dtype=np.int64))
+    return (words >> np.uint32(32 - BITS)).astype(np.int32).reshape(rows, ROW_SIZE)
 
 
 def noise_offsets(seed: int, positions: npt.NDArray[np.int64], stream: str = "noise_offsets") -> npt.NDArray[np.int64]:

@@ -170,13 +170,13 @@ def ar_plan() -> Plan:
 @cache
 def draft_plan(lookahead: int) -> Plan:
     """The first pass of the paper: it emits the token after the root, and makes `lookahead` drafts after that."""
-    return Plan(f"draft-{_checked(lookahead)}", 0, (lookahead,))
+    return Plan(f"draft-{_checked_lookahead(lookahead)}", 0, (lookahead,))
 
 
 @cache
 def verify_plan(lookahead: int) -> Plan:
     """The second pass of the paper: it verifies `lookahead` drafts."""
-    return Plan(f"verify-{_checked(lookahead)}", lookahead, ())
+    return Plan(f"verify-{_checked_lookahead(lookahead)}", lookahead, ())
 
 
 def prefill_plan(width: int) -> Plan:
@@ -186,7 +186,7 @@ def prefill_plan(width: int) -> Plan:
 
 def fused_plan(groups: Sequence[int]) -> Plan:
     """Both passes in one. `groups[a]` is the number of drafts to make for the case that `a` drafts are accepted."""
-    drafts = _checked(len(groups) - 1)
+    drafts = _checked_lookahead(len(groups) - 1)
     if not all(0 <= size <= drafts for size in groups) or not groups[0]:
         raise PassError(
             f"fused:{','.join(map(str, groups))} has {drafts} draft rows, so the first group must have 1 to {drafts} "
@@ -253,8 +253,8 @@ def make_cycle(mode: str, lookahead: int) -> Cycle:
 
     lookahead: the number of drafts. `ar` ignores it, with 0 every mode is `ar`, and else group sizes decide it.
     """
-    shape = mode.startswith(("fused:", "tree:"))
-    if not shape and mode not in MODES and not _TREE_NAME.fullmatch(mode):
+    has_sizes = mode.startswith(("fused:", "tree:"))
+    if not has_sizes and mode not in MODES and not _TREE_NAME.fullmatch(mode):
         sizes = ", ".join(f"tree-{size}" for size in TREE_SIZES)
         raise PassError(
             f"unknown plan {mode!r}: choose one of {', '.join(MODES)}, {sizes}, auto, or group sizes as in "
@@ -262,7 +262,7 @@ def make_cycle(mode: str, lookahead: int) -> Cycle:
         )
     if mode == "ar" or lookahead == 0:
         return Cycle("ar", (ar_plan(),))
-    if shape:
+    if has_sizes:
         return fused_cycle(_sizes(mode)) if mode.startswith("fused") else tree_cycle(_sizes(mode), lookahead)
     if mode.startswith("tree-"):
         return Cycle(mode, (full_tree(int(mode.removeprefix("tree-")), lookahead),))
@@ -297,7 +297,7 @@ def bundle_plans(lookahead: int, *, trees: bool = False) -> Sequence[Plan]:
     return [*chains, *(full_tree(size, lookahead) for size in tree_sizes(lookahead) if trees)]
 
 
-def _checked(lookahead: int) -> int:
+def _checked_lookahead(lookahead: int) -> int:
     if not 1 <= lookahead <= MAX_LOOKAHEAD:
         raise PassError(f"look-ahead must be 1 to {MAX_LOOKAHEAD}, not {lookahead}")
     return lookahead

@@ -12,21 +12,33 @@ from pydantic import ValidationError
 
 from pass_runtime.bundle import noise
 from pass_runtime.bundle.bindings import fed_by
-from pass_runtime.bundle.head import FILE as HEAD_FILE
-from pass_runtime.bundle.head import file_size, layout
+from pass_runtime.bundle.head import HEAD_FILE, head_file_size
 from pass_runtime.bundle.manifest import FILE_NAME, VERSION, Manifest, ModelInfo, NoiseInfo, Tensor
 from pass_runtime.bundle.sampling import Rule
 from pass_runtime.bundle.tensors import PAST, PRESENT, SIZES, cache_names
 from pass_runtime.errors import PassError
 
-METADATA = "pass_toolkit"
+METADATA_KEY = "pass_toolkit"
 """Key in the graph's metadata; the value is JSON."""
-FIELDS = ("dtype", "weights", "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "max_capacity")
+MODEL_FIELDS = (
+    "dtype",
+    "weights",
+    "vocab_size",
+    "hidden_size",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "max_capacity",
+)
 
 
 def metadata(model: ModelInfo, lookahead: int, rule: Rule) -> dict[str, str | int]:
     """The model's numbers by the names of their manifest fields, with the look-ahead length and the rule."""
-    return {f"model.{name}": getattr(model, name) for name in FIELDS} | {"lookahead.length": lookahead, "rule": rule}
+    return {f"model.{name}": getattr(model, name) for name in MODEL_FIELDS} | {
+        "lookahead.length": lookahead,
+        "rule": rule,
+    }
 
 
 def trunk_metadata(manifest: Manifest) -> dict[str, str | int]:
@@ -50,7 +62,7 @@ def read_manifest(bundle: Path) -> Manifest:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         raise PassError(f"{path}: {_first_problem(error)}") from None
-    expected = NoiseInfo(scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW, bits=noise.BITS)
+    expected = NoiseInfo(scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW_SIZE, bits=noise.BITS)
     if manifest.noise != expected:
         raise PassError(
             f"{path}: noise scheme {manifest.noise.scheme!r} is not this version's {noise.SCHEME!r}; export again"
@@ -86,8 +98,8 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         yield f"the plans, or their trees, are not those that this version has for lookahead.length {lookahead.length}"
     if (head := lookahead.head) is not None:
         stored = manifest.files.get(HEAD_FILE)
-        if stored is None or stored.bytes != file_size(
-            layout(model.vocab_size, model.hidden_size, head.rank, head.width)
+        if stored is None or stored.bytes != head_file_size(
+            head_layout(model.vocab_size, model.hidden_size, head.rank, head.width)
         ):
             yield f"{HEAD_FILE} is not of lookahead.head.rank {head.rank} and lookahead.head.width {head.width}"
     yield from _of_cache(manifest)

@@ -18,7 +18,7 @@ def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDA
     x = (first + second).reshape(len(offsets), -1)
     u = (x & ((1 << noise.BITS) - 1)).astype(np.float32) * noise.SCALE + np.float32(0.5) * noise.SCALE
     series = u * (1 + u * (np.float32(0.5) + u * np.float32(1 / 3)))
-    exponential = np.where(u < noise.SERIES_BELOW, series, -np.log(1 - u))
+    exponential = np.where(u < noise.SERIES_LIMIT, series, -np.log(1 - u))
     log: npt.NDArray[np.float32] = np.log(exponential).astype(np.float32)
     return log
 
@@ -37,7 +37,7 @@ def gumbel_scores(
     scaled = logits / np.float32(max(params.temperature, MIN_TEMPERATURE))
     scaled = scaled - scaled.max(-1, keepdims=True)
     if params.sampler == "truncated":
-        scaled = np.where(kept(scaled, params), scaled, np.float32(-np.inf))
+        scaled = np.where(kept_tokens(scaled, params), scaled, np.float32(-np.inf))
     return two_level_scores(scaled, log_exponentials(noise.noise_offsets(params.seed or 0, positions), logits.shape[1]))
 
 
@@ -65,7 +65,7 @@ def sample(
     return tokens
 
 
-def kept(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.bool_]:
+def kept_tokens(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.bool_]:
     """[N,V] logits / temperature, at most 0 -> [N,V] bool: which tokens truncation keeps.
 
     These are the top-k tokens; of those the smallest set whose probability reaches top-p; and of those the ones that

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.tree import TREE_SIZES
-from pass_runtime.bundle.values import flag, number, shown, text, whole, whole_numbers
+from pass_runtime.bundle.values import flag, number, short_repr, text, whole_number, whole_numbers
 from pass_runtime.errors import PassError
 
 MAX_CANDIDATES = 1024
@@ -25,7 +25,7 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 """The most tokens that `logit_bias` may have."""
 
-MIN_REPETITION = 0.01
+MIN_REPETITION_PENALTY = 0.01
 """The least `repetition_penalty`; one over it is the largest."""
 
 MAX_BAD_WORDS = 1024
@@ -34,12 +34,12 @@ MAX_BAD_WORDS = 1024
 PLANS = (*MODES, "fused:G0,G1,...", *(f"tree-{size}" for size in TREE_SIZES), "tree:G0,G1,...", "auto")
 """The values of `plan`; G0, G1, ... are the sizes of the look-ahead groups."""
 
-DRAFTS = ("lookahead", "ngram", "both")
+DRAFT_SOURCES = ("lookahead", "ngram", "both")
 """Where drafts come from: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams where one matches and
 look-ahead rows elsewhere."""
 
 Kind = Literal["number", "whole", "flag", "text", "texts", "stops", "ids", "biases"]
-CONVERTERS = {"number": number, "whole": whole, "flag": flag, "text": text, "ids": whole_numbers}
+CONVERTERS = {"number": number, "whole": whole_number, "flag": flag, "text": text, "ids": whole_numbers}
 """From any value of a kind to a plain Python value. `GenerateOptions` checks texts and stops itself."""
 COMPARISONS = {"ge": ge, "gt": gt, "le": le, "lt": lt}
 
@@ -96,8 +96,8 @@ class RequestField:
 
     def _checked_biases(self, value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping):
-            raise PassError(f"{self.label} must be a mapping from token ids to numbers, not {shown(value)}")
-        found = {whole(f"a token of {self.label}", t): number(self.label, bias) for t, bias in value.items()}
+            raise PassError(f"{self.label} must be a mapping from token ids to numbers, not {short_repr(value)}")
+        found = {whole_number(f"a token of {self.label}", t): number(self.label, bias) for t, bias in value.items()}
         if len(found) > MAX_BIASES:
             raise PassError(f"{self.label} has {len(found)} tokens; at most {MAX_BIASES} are allowed")
         for token, bias in found.items():
@@ -181,8 +181,8 @@ PENALTY_FIELDS = (
         "number",
         1.0,
         "Divides positive and multiplies negative logits of tokens in the prompt or the output.",
-        allowed=f"{MIN_REPETITION} to {1 / MIN_REPETITION:.0f} (1 is off)",
-        bounds={"ge": MIN_REPETITION, "le": 1 / MIN_REPETITION},
+        allowed=f"{MIN_REPETITION_PENALTY} to {1 / MIN_REPETITION_PENALTY:.0f} (1 is off)",
+        bounds={"ge": MIN_REPETITION_PENALTY, "le": 1 / MIN_REPETITION_PENALTY},
     ),
     RequestField(
         "logit_bias",
@@ -245,7 +245,7 @@ DECODING_FIELDS = (
         http_schema={"max_length": 100},
     ),
     RequestField(
-        "draft", "text", None, "Where drafts come from.", choices=DRAFTS, default="both for auto, else lookahead"
+        "draft", "text", None, "Where drafts come from.", choices=DRAFT_SOURCES, default="both for auto, else lookahead"
     ),
     RequestField(
         "lookahead",

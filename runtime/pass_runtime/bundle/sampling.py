@@ -13,10 +13,10 @@ MIN_TEMPERATURE = 2.0**-100
 """Lower temperatures are raised to this one, so that float32 does not overflow. Dividing by a power of two makes no two
 logits equal, so a sampling tail serves temperature 0 exactly."""
 
-FORBIDDEN = -1e30
+FORBIDDEN_BIAS = -1e30
 """What is added to the logit of a token that may not be drawn. It is finite, because infinities make NaNs."""
 
-LIST_SIZES = (16, 128, 1024, 8192, 65536, 524288)
+TOKEN_LIST_SIZES = (16, 128, 1024, 8192, 65536, 524288)
 """The lengths that a list of tokens with changed logits may have in memory: few, as captured graphs hold them."""
 
 Sampler = Literal["greedy", "sample", "truncated"]

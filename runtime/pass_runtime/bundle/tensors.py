@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 PAST, PRESENT = "past_", "present_"
 """The names of the trunk's cache inputs and outputs begin with these."""
-ROWS_INPUT, HIDDEN_OUTPUT = "lookahead_rows", "hidden"
+LOOKAHEAD_ROWS, HIDDEN_OUTPUT = "lookahead_rows", "hidden"
 """The trunk's input that an adapter or a draft head needs, and the output that a draft head reads."""
 COLUMNS = "columns"
 """An input that only a trunk for TensorRT has. Its length says how many cache entries a pass reads."""
 PROCESSED_LOGITS = "processed_logits"
 """What the graph of logits processors writes. The tail of a pass that has one reads it in place of `logits`."""
-WINDOWS = ("input_ids", "next_ids")
+WINDOW_TENSORS = ("input_ids", "next_ids")
 """A tail's windows: the one that the pass ran, and the next one."""
 MODEL_SIZES = ("vocab_size", "hidden_size", "kv_heads", "head_dim")
 """The sizes in `trunk_shapes` that are fields of `pass_runtime.bundle.manifest.ModelInfo`; the others are symbolic."""
@@ -37,7 +37,7 @@ def trunk_shapes(layers: int) -> Mapping[str, tuple[str, ...]]:
         "window_mask": ("width", "width"),
         "length": ("batch",),
         "logit_rows": ("logit_rows",),
-        ROWS_INPUT: ("lookahead_rows",),
+        LOOKAHEAD_ROWS: ("lookahead_rows",),
         "logits": ("batch", "logit_rows", "vocab_size"),
         HIDDEN_OUTPUT: ("batch", "lookahead_rows", "hidden_size"),
         **dict.fromkeys(cache, ("batch", "kv_heads", "capacity", "head_dim")),

@@ -14,7 +14,7 @@ import numpy as np
 from pass_runtime.errors import PassError
 
 
-def whole(name: str, value: Any) -> int:
+def whole_number(name: str, value: Any) -> int:
     """A whole number as an int; PassError with the `name` of the field where `value` is something else."""
     if type(value) is int:
         return value
@@ -23,7 +23,7 @@ def whole(name: str, value: Any) -> int:
             return operator.index(value)
         except TypeError:
             pass
-    raise PassError(f"{name} must be a whole number, not {shown(value)}")
+    raise PassError(f"{name} must be a whole number, not {short_repr(value)}")
 
 
 def number(name: str, value: Any) -> float:
@@ -35,21 +35,21 @@ def number(name: str, value: Any) -> float:
             return float(value)
         except OverflowError:  # An int may be too large for a float.
             pass
-    raise PassError(f"{name} must be a number, not {shown(value)}")
+    raise PassError(f"{name} must be a number, not {short_repr(value)}")
 
 
 def flag(name: str, value: Any) -> bool:
     """True or False; PassError where it is something else."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise PassError(f"{name} must be True or False, not {shown(value)}")
+    raise PassError(f"{name} must be True or False, not {short_repr(value)}")
 
 
 def text(name: str, value: Any) -> str:
     """A string; PassError where it is something else."""
     if isinstance(value, str):
         return value
-    raise PassError(f"{name} must be a string, not {shown(value)}")
+    raise PassError(f"{name} must be a string, not {short_repr(value)}")
 
 
 def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
@@ -60,12 +60,12 @@ def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
     if isinstance(items, Sequence) and not isinstance(items, str | bytes | bytearray | memoryview):
         if set(map(type, items)) <= {int}:  # Fast, because a prompt may have a hundred thousand tokens.
             return tuple(items)
-        return tuple(whole(f"every one of {name}", item) for item in items)
-    raise PassError(f"{name} must be a list of whole numbers, not {shown(values)}")
+        return tuple(whole_number(f"every one of {name}", item) for item in items)
+    raise PassError(f"{name} must be a list of whole numbers, not {short_repr(values)}")
 
 
-def shown(value: Any) -> str:
-    """`value` as short text for a message; a value of an unknown type is shown by the type's name."""
+def short_repr(value: Any) -> str:
+    """`value` as short text for a message; a value of an unknown type is short_repr by the type's name."""
     if isinstance(value, bool | int | float | complex | str | bytes | bytearray | list | tuple | dict | None):
         return reprlib.repr(value)
     return f"a {type(value).__name__}"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import pass_runtime
-from pass_runtime.bundle.request_fields import DRAFTS, REQUEST_FIELDS
+from pass_runtime.bundle.request_fields import DRAFT_SOURCES, REQUEST_FIELDS
 from pass_runtime.cli import flags as opts
 from pass_runtime.cli.command_errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.cli.prompt_io import print_json, print_pieces, print_summary, read_prompt
@@ -218,7 +218,7 @@ def serve(bundle: Path, **options: Any) -> None:
 @click.option("--max-new-tokens", type=int, default=48, show_default=True, help="Per prompt, end-of-sequence ignored.")
 @opts.sampling_options
 @click.option("--plan", "plans", multiple=True, help="Plans to compare; ratios are to the first.  [default: ar, auto]")
-@click.option("--draft", "drafts", type=click.Choice(DRAFTS), multiple=True, help="Draft sources to compare.")
+@click.option("--draft", "drafts", type=click.Choice(DRAFT_SOURCES), multiple=True, help="Draft sources to compare.")
 @click.option("--lookahead", type=int, multiple=True, help="Drafts per pass.  [default: the bundle's L]")
 @click.option("--batch", "batches", help="Sequences at a time to compare, as 1,2,4,8.  [default: one by one]")
 @click.option("--rows", help="Time passes by the rows of their windows, as 1,2,3,5,7,9,13,25, in place of plans.")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.backends.base import ProcessedRows
-from pass_runtime.bundle.sampling import LIST_SIZES, SamplingParams
+from pass_runtime.bundle.sampling import TOKEN_LIST_SIZES, SamplingParams
 
 Bits = npt.NDArray[np.uint32]
 
@@ -79,7 +79,7 @@ class Processors:
     def size(self, drafts: int) -> int:
         """The length of the lists of `rows`, for windows with so many drafts."""
         count = len(self._touched) + drafts
-        return next(size for size in LIST_SIZES if size >= count)
+        return next(size for size in TOKEN_LIST_SIZES if size >= count)
 
     def read(self, tokens: Sequence[int]) -> None:
         """tokens: prompt and text. Take those that came since the last call. PassError where a grammar cannot."""

@@ -37,9 +37,9 @@ class TextMessage(BaseModel):
 
 Message = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant" | "tool", "content": text}, and more if the template reads more."""
-LIMITS = Limits(seconds=5.0, memory=512 << 20)
+RENDER_LIMITS = Limits(cpu_seconds=5.0, memory_bytes=512 << 20)
 """Of a render. Chat templates take milliseconds and few MiB."""
-CHILDREN = 2
+MAX_CHILDREN = 2
 """How many renders may run at a time: as many as the server has threads that read prompts."""
 
 
@@ -54,14 +54,14 @@ class ChatTemplate:
         self.tokens = dict(tokens or {})
         by_file = {CHAT_TEMPLATE_FILES[name]: source for name, source in self.sources.items()}
         setup = {"sources": by_file, "tokens": self.tokens}
-        self._pool = ChildPool("pass_runtime.text.rendering:Renderer", setup, LIMITS, size=CHILDREN)
+        self._pool = ChildPool("pass_runtime.text.rendering:Renderer", setup, RENDER_LIMITS, size=MAX_CHILDREN)
 
-    def names(self, variable: str) -> bool:
+    def reads(self, variable: str) -> bool:
         """Whether a template reads a variable of this name, as far as can be seen from the texts."""
         return any(re.search(rf"\b{re.escape(variable)}\b", source) for source in self.sources.values())
 
     @property
-    def with_tools(self) -> str:
+    def tool_use_source(self) -> str:
         """The source of the template for conversations with tools."""
         return self.sources[self._name(tools=True)]
 

@@ -39,8 +39,8 @@ WALL_SECONDS_PER_CPU_SECOND = 20
 START_SECONDS = 60
 PYTHON_VARIABLE = "PASS_PYTHON"
 """The environment variable that names the interpreter of child processes."""
-ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
-MAIN = "import sys; sys.path[:] = {path!r}; from pass_runtime.text.child import serve; serve({target!r})"
+ONE_THREAD_VARIABLES = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+CHILD_PROGRAM = "import sys; sys.path[:] = {path!r}; from pass_runtime.text.child import serve; serve({target!r})"
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,22 @@ class _Child:
         self._limits = limits
         package = str(Path(__file__).parents[2])  # an editable install may have it in no entry of sys.path
         self._process = subprocess.Popen(
-            [interpreter(), "-I", "-S", "-c", MAIN.format(path=[*sys.path, package], target=target)],
+            [interpreter(), "-I", "-S", "-c", CHILD_PROGRAM.format(path=[*sys.path, package], target=target)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | ONE_THREAD,
+            env=os.environ | ONE_THREAD_VARIABLES,
             start_new_session=True,  # Ctrl-C is for the parent
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
         try:
-            _unwrapped(self._exchange([setup, limits.seconds, limits.memory, limits.stack, forks], START_SECONDS))
+            _unwrapped(
+                self._exchange(
+                    [setup, limits.cpu_seconds, limits.memory_bytes, limits.stack_bytes, forks], START_SECONDS
+                )
+            )
         except BaseException:
             self.kill()
             raise
@@ -121,7 +125,7 @@ class _Child:
 
     def call(self, value: object) -> Any:
         try:
-            answer = self._exchange([value], self._limits.seconds * WALL_SECONDS_PER_CPU_SECOND)
+            answer = self._exchange([value], self._limits.cpu_seconds * WALL_SECONDS_PER_CPU_SECOND)
         except BaseException:  # an interrupt, too: the child is not ready for another call
             self.kill()
             raise
@@ -166,10 +170,10 @@ class _Child:
 
     def _why_ended(self, signal_number: int) -> str:
         if signal_number == signal.SIGPROF:
-            return f"it takes more than {self._limits.seconds:g} seconds"
+            return f"it takes more than {self._limits.cpu_seconds:g} seconds"
         if signal_number == signal.SIGSEGV:
             return "it is nested too deeply"
-        return f"it needs more than {self._limits.memory >> 20} MiB of memory"
+        return f"it needs more than {self._limits.memory_bytes >> 20} MiB of memory"
 
 
 def _unwrapped(answer: Any) -> Any:

@@ -22,7 +22,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import JSON_FORM, Constraint
 from pass_runtime.text.detokenizer import Vocabulary
 
-MOST_CHARACTERS = 1024
+MAX_FORCED_CHARACTERS = 1024
 
 
 class PlainTokenizer:
@@ -56,9 +56,9 @@ class PlainTokenizer:
 
     def __call__(self, text: str) -> list[int]:
         """The tokens whose bytes are those of `text`: the tokenizer's own if it has such, else the longest ones from
-        left to right. They end before the first byte that no token has, and after MOST_CHARACTERS: what is forced is
+        left to right. They end before the first byte that no token has, and after MAX_FORCED_CHARACTERS: what is forced is
         tokenized with every token of a text."""
-        text = text[:MOST_CHARACTERS]
+        text = text[:MAX_FORCED_CHARACTERS]
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         if self._no_text.isdisjoint(ids) and b"".join([self.tokens[i] for i in ids]) == text.encode():
             return ids
@@ -138,7 +138,7 @@ class Compiler:
         return matcher
 
 
-def checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What child processes run. setup: the arguments of `Compiler`. The function takes the fields of a `Constraint`. It
     returns {"bytes": the memory that compiling it took}, or {"refused": why it is not valid, or nothing can be written
     for it}."""
@@ -168,7 +168,7 @@ def _try(matcher: Any) -> None:
 
 
 def fields_of(constraint: Constraint) -> dict[str, Any]:
-    """What `checker` takes."""
+    """What `make_checker` takes."""
     return asdict(constraint)
 
 
@@ -177,10 +177,10 @@ def problem(error: str) -> str:
     if error.startswith(NO_TOKEN):
         return "the model has no token that could follow"
     line = " ".join(error.replace("<non-verbose/>", "").split())
-    return line if len(line) <= MOST_SHOWN else line[: MOST_SHOWN - 3] + "..."
+    return line if len(line) <= MAX_ERROR_CHARACTERS else line[: MAX_ERROR_CHARACTERS - 3] + "..."
 
 
-MOST_SHOWN = 300
+MAX_ERROR_CHARACTERS = 300
 """Characters of an error."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pass_runtime.bundle.values import flag, shown, text
+from pass_runtime.bundle.values import flag, short_repr, text
 from pass_runtime.errors import PassError
 
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -42,7 +42,7 @@ class Constraint:
                 text(name, value)
         choices = self.choice
         if isinstance(choices, str) or not isinstance(choices, Collection):
-            raise PassError(f"choice must be a list of strings, not {shown(choices)}")
+            raise PassError(f"choice must be a list of strings, not {short_repr(choices)}")
         if not all(isinstance(choice, str) and choice for choice in choices):
             raise PassError("every choice must be a string that is not empty")
         object.__setattr__(self, "choice", tuple(choices))
@@ -113,5 +113,5 @@ def _json_text(schema: object) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise PassError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(value, Mapping | bool):
-        raise PassError(f"a JSON schema is a JSON object (or true or false), not {shown(value)}")
+        raise PassError(f"a JSON schema is a JSON object (or true or false), not {short_repr(value)}")
     return written

@@ -22,28 +22,28 @@ from tokenizers import Tokenizer
 
 from pass_runtime.errors import PassError
 
-SHORT = 1 << 10
+MAX_UNBATCHED_LENGTH = 1 << 10
 """Characters, or tokens: up to so many, holding the lock takes less time than a batch."""
 
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
     """The token ids of `text`, as `Tokenizer.encode` gives them."""
-    if len(text) <= SHORT:
+    if len(text) <= MAX_UNBATCHED_LENGTH:
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
     return list(tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
     """The text of `ids`, as `Tokenizer.decode` gives it."""
-    if len(ids) <= SHORT:
+    if len(ids) <= MAX_UNBATCHED_LENGTH:
         return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
     return tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"}
+_TOKENWISE_DECODERS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"}
 """Decoders that may follow each other and treat tokens one by one. `ByteLevel` is another one, without company."""
-_BEFORE = "a"
+_PRECEDING_TOKEN = "a"
 """A token that may stand before any other one."""
 
 
@@ -74,7 +74,7 @@ class Vocabulary:
         kinds = [step["type"] for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
         at_the_end = any(step["type"] == "Strip" and step["stop"] for step in steps)  # a stream does not know its end
-        if at_the_end or not (self._byte_level or _STEPS.issuperset(kinds)):
+        if at_the_end or not (self._byte_level or _TOKENWISE_DECODERS.issuperset(kinds)):
             raise PassError(f"the tokenizer's decoder ({', '.join(kinds)}) is none that this runtime turns into text")
         self.strip: tuple[bytes, int] = (b"", 0)
         self.byte_fallback = "ByteFallback" in kinds
@@ -84,7 +84,7 @@ class Vocabulary:
             self.strip = strips[0]["content"].encode(), int(strips[0]["start"])
         self.bytes = lru_cache(maxsize=1 << 16)(self._bytes)
 
-    def first(self, token: int) -> bytes:
+    def first_bytes(self, token: int) -> bytes:
         """What `token` is at the beginning of a text, before anything is stripped from it."""
         return self._bytes(token, first=True) if self._first_differs else self.bytes(token)
 
@@ -121,7 +121,7 @@ class Vocabulary:
                 return piece.encode()
         if self.byte_fallback and (match := _BYTE.fullmatch(piece)):
             return bytes([int(match[1], 16)])
-        before = [] if first else [_BEFORE]
+        before = [] if first else [_PRECEDING_TOKEN]
         text = " ".join([*before, piece]) if self._decoder is None else self._decoder.decode([*before, piece])
         return text.removeprefix("".join(before)).encode()
 
@@ -137,9 +137,9 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 REPLACEMENT = "\ufffd"
 _EACH_BYTE = "pass-replace-each-byte"
-_LONGEST_BEGINNING = 3
+_MAX_PARTIAL_BYTES = 3
 """Bytes of a character that is not complete."""
-_BEGINNING = re.compile(
+_PARTIAL_CHARACTER = re.compile(
     rb"(?:[\xc2-\xdf]|\xe0[\xa0-\xbf]?|\xed[\x80-\x9f]?|[\xe1-\xec\xee\xef][\x80-\xbf]?"
     rb"|\xf0(?:[\x90-\xbf][\x80-\xbf]?)?|\xf4(?:[\x80-\x8f][\x80-\xbf]?)?|[\xf1-\xf3][\x80-\xbf]{0,2})\Z"
 )
@@ -189,14 +189,14 @@ class Detokenizer:
 
     def _decode(self, more: bytes) -> str:
         found = self._held + more
-        beginning = _BEGINNING.search(found, max(0, len(found) - _LONGEST_BEGINNING))
+        beginning = _PARTIAL_CHARACTER.search(found, max(0, len(found) - _MAX_PARTIAL_BYTES))
         end = beginning.start() if beginning else len(found)
         self._held = found[end:]
         return found[:end].decode(errors=self._errors)
 
     def _bytes(self, token: int) -> bytes:
         if self._first and self._vocabulary.is_text(token):
-            self._first, found = False, self._vocabulary.first(token)
+            self._first, found = False, self._vocabulary.first_bytes(token)
         else:
             found = self._vocabulary.bytes(token)
         if self._strips_left and found:
@@ -215,7 +215,7 @@ class Detokenizer:
             self._bytes(token)
         end = b""
         for token in reversed(prompt):
-            if len(end) >= _LONGEST_BEGINNING:
+            if len(end) >= _MAX_PARTIAL_BYTES:
                 break
             end = self._vocabulary.bytes(token) + end
         self._decode(end)

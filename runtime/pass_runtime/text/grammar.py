@@ -31,8 +31,8 @@ from pass_runtime.text.child import ChildPool, ChildStopped, Limits
 from pass_runtime.text.compiler import Compiler, fields_of, problem
 from pass_runtime.text.constraint import Constraint
 
-FIRST_SECONDS = 0.1
-ROW_SECONDS = 0.002
+START_CPU_SECONDS = 0.1
+ROW_CPU_SECONDS = 0.002
 """The CPU time that a text may take for its masks: at first, and with every row of a window. Step limits bound each
 mask; this bounds their sum, since the thread that computes them decodes all other texts, too."""
 
@@ -42,7 +42,7 @@ class ConstraintStopped(PassError):
 
 
 @dataclass
-class Usage:
+class CpuUsage:
     """seconds: the CPU time of all masks that were computed with one compiled grammar. Its memory grows meanwhile:
     texts share the states of its lexer."""
 
@@ -52,7 +52,7 @@ class Usage:
 class GrammarState:
     """The state of one text. Every method raises ConstraintStopped if the grammar is too complex to go on."""
 
-    def __init__(self, matcher: Any, end_tokens: Sequence[int], usage: Usage) -> None:
+    def __init__(self, matcher: Any, end_tokens: Sequence[int], usage: CpuUsage) -> None:
         self._matcher, self._end_tokens, self._usage = matcher, end_tokens, usage
         self._seconds, self._rows = 0.0, 0
 
@@ -105,29 +105,29 @@ class GrammarState:
         spent = time.thread_time() - started
         self._seconds += spent
         self._usage.seconds += spent
-        if self._seconds > FIRST_SECONDS + ROW_SECONDS * self._rows:
+        if self._seconds > START_CPU_SECONDS + ROW_CPU_SECONDS * self._rows:
             raise ConstraintStopped(
-                f"the constraint takes more than {1000 * ROW_SECONDS:g} ms a token to follow, which would slow other "
+                f"the constraint takes more than {1000 * ROW_CPU_SECONDS:g} ms a token to follow, which would slow other "
                 "requests down; simplify it"
             )
 
 
 MIB = 1 << 20
-CHECKER = "pass_runtime.text.compiler:checker"
-QUICK_SECONDS, MOST_SECONDS = 0.25, 2.0
+CHECKER = "pass_runtime.text.compiler:make_checker"
+QUICK_CPU_SECONDS, LONG_CPU_SECONDS = 0.25, 2.0
 """CPU time that a child may take for a constraint."""
-MEMORY, STACK = 256 * MIB, 2 * MIB
+CHILD_MEMORY_BYTES, CHILD_STACK_BYTES = 256 * MIB, 2 * MIB
 """Bytes that a child may take for it."""
-THREAD_STACK = 8 * STACK
+THREAD_STACK_BYTES = 8 * CHILD_STACK_BYTES
 """Of the thread that compiles what a child has compiled."""
-MOST_WAITING, MOST_WAITING_LONG = 128, 16
+MAX_QUICK_JOBS, MAX_LONG_JOBS = 128, 16
 """Constraints in the queues of the two children."""
-KEPT, KEPT_BYTES = 64, 128 * MIB
+MAX_GRAMMARS, MAX_CACHE_BYTES = 64, 128 * MIB
 """How many compiled grammars are kept, and how much memory they may take by estimate."""
-LEAST_BYTES = MIB // 4
+MIN_GRAMMAR_BYTES = MIB // 4
 BYTES_PER_SECOND = 128 * MIB
 """By how much a grammar grows at most while masks are computed with it."""
-KEPT_REFUSALS = 256
+MAX_REFUSALS = 256
 """How many refused constraints are remembered."""
 
 
@@ -148,12 +148,12 @@ class _Job:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedGrammar:
     """A compiled grammar, as a future that is done. size: the bytes that compiling it took."""
 
     future: Future[GrammarState]
     size: int
-    usage: Usage
+    usage: CpuUsage
 
     @property
     def bytes(self) -> int:
@@ -168,7 +168,7 @@ class _Queue:
         """stack: the bytes of the thread's stack, 0 for the usual size."""
         self.most, self.waiting = most, 0
         self.thread = ThreadPoolExecutor(1, "pass-constraints")
-        with _STACK_SIZE:
+        with _STACK_SIZE_LOCK:
             before = threading.stack_size(stack)
             try:
                 self.thread.submit(int).result()  # starts the thread
@@ -176,7 +176,7 @@ class _Queue:
                 threading.stack_size(before)
 
 
-_STACK_SIZE = threading.Lock()
+_STACK_SIZE_LOCK = threading.Lock()
 """Held while the size of new threads' stacks, which is the process's, is not the usual one."""
 
 
@@ -188,7 +188,7 @@ class Grammars:
         """end_tokens: they end a text, and are allowed where the grammar is complete."""
         self._tokenizer, self._vocab_size, self._end_tokens = tokenizer, vocab_size, list(end_tokens)
         self._lock = threading.Lock()  # never held while something is compiled
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._cached: OrderedDict[bytes, _CachedGrammar] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._known = WeakValueDictionary[bytes, Future[GrammarState]]()
         """What is being compiled, is kept, or is held by somebody who has called `prepare`."""
@@ -210,8 +210,8 @@ class Grammars:
             raise PassError("the model has no token that ends a text, which a constraint needs")
         key = _key(constraint)
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)  # the newest one is last
+            if key in self._cached:
+                self._cached.move_to_end(key)  # the newest one is last
             if (future := self._known.get(key)) is None:
                 future = Future()
                 if key in self._refused:
@@ -250,10 +250,14 @@ class Grammars:
             "vocab_size": self._vocab_size,
             "end_tokens": self._end_tokens,
         }
-        self._quick_child = ChildPool(CHECKER, setup, Limits(QUICK_SECONDS, MEMORY, STACK), forks=True)
-        self._long_child = ChildPool(CHECKER, setup, Limits(MOST_SECONDS, MEMORY, STACK), forks=True)
-        self._quick, self._long = _Queue(MOST_WAITING), _Queue(MOST_WAITING_LONG)
-        self._compiling = _Queue(MOST_WAITING, THREAD_STACK)
+        self._quick_child = ChildPool(
+            CHECKER, setup, Limits(QUICK_CPU_SECONDS, CHILD_MEMORY_BYTES, CHILD_STACK_BYTES), forks=True
+        )
+        self._long_child = ChildPool(
+            CHECKER, setup, Limits(LONG_CPU_SECONDS, CHILD_MEMORY_BYTES, CHILD_STACK_BYTES), forks=True
+        )
+        self._quick, self._long = _Queue(MAX_QUICK_JOBS), _Queue(MAX_LONG_JOBS)
+        self._compiling = _Queue(MAX_QUICK_JOBS, THREAD_STACK_BYTES)
         self._compiler = self._compiling.thread.submit(Compiler, **setup)  # while the child starts
         self._started = True
 
@@ -302,20 +306,23 @@ class Grammars:
                 self._add(self._compiling, job, partial(self._compile, size=answer["bytes"]))
                 return
             self._refused[job.key] = answer["refused"]
-            if len(self._refused) > KEPT_REFUSALS:
+            if len(self._refused) > MAX_REFUSALS:
                 self._refused.popitem(last=False)
         raise PassError(answer["refused"])
 
     def _compile(self, job: _Job, size: int) -> None:
         """Compile in this process what a child has compiled."""
-        matcher, usage = self._compiler.result().compile(job.constraint), Usage()
+        matcher, usage = self._compiler.result().compile(job.constraint), CpuUsage()
         matcher.compute_ff_tokens()  # what is forced at the beginning is found here, for all copies
         with suppress(InvalidStateError):  # closed meanwhile
             job.future.set_result(GrammarState(matcher, self._end_tokens, usage))
         with self._lock:
-            self._kept[job.key] = _Kept(job.future, max(size, LEAST_BYTES), usage)
-            while len(self._kept) > KEPT or sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
-                self._kept.popitem(last=False)
+            self._cached[job.key] = _CachedGrammar(job.future, max(size, MIN_GRAMMAR_BYTES), usage)
+            while (
+                len(self._cached) > MAX_GRAMMARS
+                or sum(kept.bytes for kept in self._cached.values()) > MAX_CACHE_BYTES
+            ):
+                self._cached.popitem(last=False)
 
 
 def _key(constraint: Constraint) -> bytes:

@@ -30,14 +30,14 @@ from tokenizers import AddedToken, Tokenizer, models
 from pass_runtime.errors import PassError
 from pass_runtime.text.detokenizer import encode
 
-PRIVATE = 0xE000
+PRIVATE_USE_START = 0xE000
 """The first of the 6400 characters of Unicode's private use area, which marks are made of."""
 Span = tuple[int, int, int]
 """A special token in a text: (start, end, id)."""
 
 
 @dataclass(frozen=True)
-class _Plain:
+class _PlainTextTokenizer:
     """tokenizer: encodes the text of special tokens as plain text. stand_ins: by special token id, a secret text that
     it encodes as one token in place of the special one. ids: the special token id by the id of its stand-in. unknown:
     the id for characters that have no token."""
@@ -89,7 +89,7 @@ class ChatEncoder:
         render: Callable[[Any], str],
     ) -> list[Span]:
         """The special tokens in `text` that the template wrote. strings: those of the messages."""
-        for variant in (_Exchanged(), _Marked()):
+        for variant in (_ExchangedCharacters(), _MarkedPlaces()):
             changed = _replaced(messages, map(variant.change, strings, places))
             try:
                 other = render(changed)
@@ -146,7 +146,7 @@ class ChatEncoder:
         return [plain.ids.get(token, token) for token in ids]
 
     @cached_property
-    def _plain(self) -> _Plain:
+    def _plain(self) -> _PlainTextTokenizer:
         """Made at first use, since it takes as much memory as the tokenizer."""
         written = self._tokenizer.to_str()
         model = json.loads(written)["model"]
@@ -154,7 +154,7 @@ class ChatEncoder:
         tokenizer.encode_special_tokens = True
         secret = _unguessable(8)
         stand_ins = {
-            number: secret + chr(PRIVATE + place // 1024) + chr(PRIVATE + place % 1024)
+            number: secret + chr(PRIVATE_USE_START + place // 1024) + chr(PRIVATE_USE_START + place % 1024)
             for place, number in enumerate(self._special)
         }
         tokenizer.add_tokens(
@@ -165,7 +165,7 @@ class ChatEncoder:
         )
         ids = {tokenizer.token_to_id(text) or 0: number for number, text in stand_ins.items()}
         unknown = model.get("unk_id", tokenizer.token_to_id(model.get("unk_token") or ""))
-        return _Plain(tokenizer, stand_ins, ids, unknown)
+        return _PlainTextTokenizer(tokenizer, stand_ins, ids, unknown)
 
     def _spans(self, text: str) -> list[Span]:
         found = self._finder.encode(text)
@@ -184,7 +184,7 @@ class _Places:
         return bool(self.whole) or self.before or self.after
 
 
-class _Exchanged:
+class _ExchangedCharacters:
     """Messages whose places have other characters, as many and of the same kind."""
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class _OtherCharacters(dict[int, int]):
         return self._other
 
 
-class _Marked:
+class _MarkedPlaces:
     """Messages whose places have marks before and after them."""
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ def _parts(text: str, spans: Sequence[Span]) -> list[str | int]:
 
 
 def _unguessable(length: int) -> str:
-    return "".join(chr(PRIVATE + secrets.randbelow(6400)) for _ in range(length))
+    return "".join(chr(PRIVATE_USE_START + secrets.randbelow(6400)) for _ in range(length))
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -110,14 +110,14 @@ class TextStream:
         self._filter = StopFilter(stop)
         self._special = {token for string in stop if (token := self._vocabulary.special(string)) is not None}
         self._detokenizer = Detokenizer(self._vocabulary, prompt_ids)
-        self._too_early = min_tokens
+        self._tokens_before_stop = min_tokens
         """How many more tokens end nothing."""
 
     def read(self, token: int) -> tuple[str, str | None]:
         """-> (text that is final now, the stop string that ended it)"""
-        may_end = self._too_early == 0
+        may_end = self._tokens_before_stop == 0
         if not may_end:
-            self._too_early -= 1
+            self._tokens_before_stop -= 1
         if may_end and token in self._special:
             return self._filter.flush(), self._vocabulary.special_text(token)
         return self._filter.push(self._detokenizer.push(token), may_end=may_end)
@@ -127,7 +127,7 @@ class TextStream:
         return self._filter.flush()
 
 
-KEPT_MASKS = 64
+MAX_CACHED_MASKS = 64
 """How many states of a text keep their masks, of vocabulary / 8 bytes each."""
 
 
@@ -194,7 +194,7 @@ class BadWords:
                         self._completing[state].append((first, end))
             if len(word) <= index.longest:
                 self._containing[index.containing(word)] = True
-        self.forbidden = lru_cache(maxsize=KEPT_MASKS)(self._forbidden)
+        self.forbidden = lru_cache(maxsize=MAX_CACHED_MASKS)(self._forbidden)
 
     def follow(self, state: int, token: int) -> int:
         """The state of a text after its next token."""

@@ -16,10 +16,10 @@ import onnxruntime as ort
 from pass_runtime.backends.cuda import Cuda, import_api, require_device
 from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.backends.open import split_device
-from pass_runtime.bundle.head import FILE, PREFIX, layout, map_head
+from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.noise import ROW, TABLES, TABLES_FILE
-from pass_runtime.bundle.read import METADATA, trunk_metadata
+from pass_runtime.bundle.read import METADATA_KEY, trunk_metadata
 from pass_runtime.errors import PassError
 
 log = logging.getLogger("pass_runtime.device")
@@ -143,8 +143,8 @@ def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
     shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
     if (info := manifest.lookahead.head) is not None:
         model = manifest.model
-        head = map_head(bundle / FILE, layout(model.vocab_size, model.hidden_size, info.rank, info.width))
-        shared |= {f"{PREFIX}{name}": array for name, array in vars(head).items()}
+        head = map_head(bundle / HEAD_FILE, head_layout(model.vocab_size, model.hidden_size, info.rank, info.width))
+        shared |= {f"{HEAD_PREFIX}{name}": array for name, array in vars(head).items()}
     return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in shared.items()}
 
 
@@ -172,7 +172,7 @@ def check_graph(session: ort.InferenceSession, graph: Graph, manifest: Manifest 
         for one in sorted({*listed} ^ {*actual}, key=str):
             raise PassError(f"the manifest and {graph.file} differ in {one[0]} {list(one[2])}; export the bundle again")
     if manifest is not None:
-        stated = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA, "{}"))
+        stated = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}"))
         for name, value in trunk_metadata(manifest).items():
             if stated.get(name) != value:
                 raise PassError(

@@ -27,7 +27,7 @@ import onnxruntime as ort
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.backends.ort.external_data import Aligned
 from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, give_back_memory, pack, weight_key
-from pass_runtime.bundle.integrity import Remembered, cache_directory, has_hash
+from pass_runtime.bundle.integrity import HashCache, cache_directory, has_hash
 from pass_runtime.bundle.manifest import FileInfo, Manifest
 from pass_runtime.errors import PassError
 from pass_runtime.files import locked, write_whole
@@ -95,9 +95,9 @@ class WeightCache:
             raise NotPacked(f"they are only {size >> 20} MiB")
         if size * GROWTH > self.most:
             raise NotPacked(f"they could take more than the {self.most >> 20} MiB of the cache")
-        remembered, hashes = Remembered(), [manifest.files[name].sha256 for name in (file, data)]
+        hash_cache, hashes = HashCache(), [manifest.files[name].sha256 for name in (file, data)]
         for name, sha256 in zip((file, data), hashes, strict=True):
-            if not remembered.knows(bundle / name, sha256):
+            if not hash_cache.knows(bundle / name, sha256):
                 raise NotPacked(f"the content of {name} is not known yet")
         key = weight_key(*hashes)
         if key is None:
@@ -183,15 +183,15 @@ def _open_entry(entry: Path, threads: int) -> ort.InferenceSession | None:
 
 
 def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
-    remembered = Remembered()
+    hash_cache = HashCache()
     try:
         good = all(
-            (entry / name).stat().st_size == info.bytes and has_hash(entry / name, info.sha256, remembered)
+            (entry / name).stat().st_size == info.bytes and has_hash(entry / name, info.sha256, hash_cache)
             for name, info in files.items()
         )
     except OSError:
         return False
-    remembered.save()
+    hash_cache.save()
     return good and GRAPH in files
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pass_runtime.backends.cuda import Cuda, DeviceInfo
 from pass_runtime.backends.trt.library import Library, make_logger
-from pass_runtime.bundle.integrity import Remembered, has_hash
+from pass_runtime.bundle.integrity import HashCache, has_hash
 from pass_runtime.bundle.manifest import EngineSet, Manifest
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
@@ -155,9 +155,9 @@ def choose_engines(
     if not fitting:
         reason = why_not(candidates[-1], manifest, version, device)
         raise PassError(f"the {library.name} engines in {bundle} {reason}; {_command(bundle, library)}")
-    remembered = Remembered()
-    verify_engines(bundle, fitting[-1], hashes=verify, remembered=remembered)
-    remembered.save()
+    hash_cache = HashCache()
+    verify_engines(bundle, fitting[-1], hashes=verify, hash_cache=hash_cache)
+    hash_cache.save()
     return fitting[-1]
 
 
@@ -199,14 +199,14 @@ def _listed(targets: Sequence[str]) -> str:
     return ", ".join(targets)
 
 
-def verify_engines(bundle: Path, engines: EngineSet, *, hashes: bool, remembered: Remembered | None = None) -> None:
-    """Check that every engine of a set exists and is the one that was built; `remembered` as for `verify_files`."""
+def verify_engines(bundle: Path, engines: EngineSet, *, hashes: bool, hash_cache: HashCache | None = None) -> None:
+    """Check that every engine of a set exists and is the one that was built; `hash_cache` as for `verify_files`."""
     for engine in engines.engines:
         path = engines.path(bundle) / engine.file
         if not path.is_file():
             raise PassError(f"{path} is missing; run: pass-export build {bundle} --engine {engines.library}")
         size = path.stat().st_size
-        if size != engine.bytes or (hashes and not has_hash(path, engine.sha256, remembered)):
+        if size != engine.bytes or (hashes and not has_hash(path, engine.sha256, hash_cache)):
             raise PassError(
                 f"{path} is not the file that was built ({size} bytes, {engine.bytes} listed); "
                 f"run: pass-export build {bundle} --engine {engines.library} --force"
