@@ -207,7 +207,7 @@ def test_a_directory_that_is_no_bundle(tmp_path: Path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for model in (tmp_path, tmp_path / "model.gguf"):
         command = f"`pass-export --model {model}`"
-        assert f"is a model and is not a bundle: {command}" in refusal("generate", model, "-p", PROMPT)
+        assert f"is a model, not a bundle: make a bundle with {command}" in refusal("generate", model, "-p", PROMPT)
     assert "is not a bundle" in refusal("generate", tmp_path / "nowhere", "-p", PROMPT)
 
 

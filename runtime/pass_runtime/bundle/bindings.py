@@ -18,7 +18,7 @@ from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.bundle.tensors import PAST, PRESENT, PROCESSED_LOGITS, WINDOW_TENSORS
 
 PREFILL = "prefill."
-"""Prefix of prefill's buffers. Prefill runs on one slot, and must not overwrite the windows of the slots."""
+"""Prefix of the buffers that only prefill uses, so that it leaves the windows of all slots as they are."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class BundleBindings:
         """Buffers whose content is not needed after the pass that wrote it."""
 
     def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
-        """The inputs of `plan`'s graphs that are the same in every pass, by name. (The manifest lists these arrays, too.)"""
+        """The inputs of `plan`'s graphs that are the same in every pass, by name. The manifest lists them, too."""
         constants: dict[str, npt.NDArray[Any]] = {
             "row_position": plan.row_position,
             "window_mask": plan.window_mask,

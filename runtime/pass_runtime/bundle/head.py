@@ -27,8 +27,8 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class HeadArrays:
-    """table [V,r] float16; hidden [H,m], token [r,m], state [m,m], bias [m] and out [m,r] float32. V is the vocabulary's
-    size, H the model's hidden size, r the head's rank and m its width. Row vectors are multiplied: x @ hidden."""
+    """table [V,r] float16; hidden [H,m], token [r,m], state [m,m], bias [m] and out [m,r] float32. V: vocabulary size,
+    H: hidden size, r: rank, m: width. They multiply row vectors, as in x @ hidden."""
 
     table: npt.NDArray[np.float16]
     hidden: Floats

@@ -1,8 +1,8 @@
 """Checks that a bundle's files are the ones that were exported, by size and SHA-256.
 
-Reading a large model takes long, so hashes of files that were read before are kept in the user's cache directory. A
-file is identified by its device, inode, size, mtime and ctime; no copy and no `touch` can set back the ctime. A file
-that changed a moment ago is not known, because another change within the same tick of the clock would not show.
+Reading a large model takes long, so hashes are cached in the user's cache directory. A file is identified by its
+device, inode, size, mtime and ctime; neither a copy nor `touch` can set the ctime back. The hash of a file that changed
+a moment ago is not cached, because another change within the same tick of the clock would not show.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def _identity(path: Path) -> str:
     return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
-def verify_files(
-    bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_cache: HashCache | None = None
-) -> None:
+def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_cache: HashCache | None = None) -> None:
     """Raise PassError unless every file of the bundle exists and is the one that was exported.
 
     hashes: False compares sizes only. hash_cache: files whose hashes it has are not read; None reads every file.

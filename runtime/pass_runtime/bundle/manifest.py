@@ -1,4 +1,4 @@
-"""pass_config.json, the contract between exporter, runtimes and servers, as models that validate it."""
+"""pass_config.json, the contract between exporter, runtimes and servers, as pydantic models that validate it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pass_runtime.errors import PassError
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_template.tool_use.jinja"}
-"""The files of chat templates by name: transformers takes `tool_use` for conversations with tools if there is one."""
+"""Files of chat templates, by name. If there is `tool_use`, transformers uses it for conversations with tools."""
 ENGINES_DIRECTORY = "engines"
 """The directory of engine sets in a bundle."""
 VERSION = 3
@@ -45,7 +45,8 @@ class Tensor(_Strict):
     """A graph input or output.
 
     Named dimensions are symbolic: batch (slots), width (window rows), logit_rows, lookahead_rows, capacity (KV capacity
-    in tokens), positions (listed in noise offsets), max_emitted (tokens that a pass may emit).
+    in tokens), positions (of noise offsets), max_emitted (tokens that a pass may emit), processed_rows and touched
+    (rows and tokens whose logits the processors change).
     """
 
     name: str
@@ -62,9 +63,9 @@ class Graph(_Strict):
 class DerivedTrunk(_Strict):
     """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same file of weights.
 
-    batch: the only batch size that it runs; null is any. A trunk for one sequence on the CPU may overwrite the entry of
-    the KV cache after its window, so the cache must have one beyond the capacity in use. lookahead_rows: whether its
-    windows may have look-ahead rows. Without them it computes the same bits as the one with them, in less time.
+    batch: the only batch size that it runs; null is any. With batch 1 on the CPU, a pass may overwrite the entry after
+    its window in the KV cache, so the cache needs a spare entry. lookahead_rows: whether its windows may have
+    look-ahead rows. A trunk without them computes the same bits as the one with them, in less time.
     """
 
     file: FileName
@@ -74,7 +75,7 @@ class DerivedTrunk(_Strict):
 
     @property
     def spare_entries(self) -> int:
-        """How many entries of the KV cache after its window a pass may overwrite."""
+        """How many entries after its window a pass may overwrite in the KV cache."""
         return 1 if self.device == "cpu" and self.batch == 1 else 0
 
 
@@ -82,8 +83,8 @@ class SchemeInfo(_Strict):
     """A quantization scheme. The values of a weight [in,out] are code * scale, or (code - zero point) * scale.
 
     numbers: the type of the codes. block_size: how many inputs share a scale; null is all inputs of an output.
-    zero_points: codes are unsigned. offsets: every block of a weight also has an offset, which is the weight of an
-    additional input (an offset column): the sum of the block's inputs.
+    zero_points: whether there are zero points; codes are then unsigned. offsets: whether a value also has its block's
+    offset added. The graph has the offsets as weights of additional inputs, each the sum of a block's inputs.
     """
 
     numbers: Literal["int8", "int4", "fp8"]
@@ -93,12 +94,12 @@ class SchemeInfo(_Strict):
 
 
 class QuantizationInfo(_Strict):
-    """How the linear layers are quantized; embeddings, norms and what fills no whole blocks are not.
+    """How linear layers are quantized. Embeddings, norms and layers that do not divide into blocks are not quantized.
 
-    grid: the scheme of the decoder's layers. lm_head: null where it has the model's dtype. layers: the decoder's layers
-    with another scheme, by name. calibration: the text that weights were rounded or activations measured on; null where
-    none was needed. activations: "static_int8" rounds what layers read to 8 bits, with a scale for each tensor, but for
-    the layers `weight_only`.
+    grid: the scheme of the decoder's layers. lm_head: its scheme; null if it has the model's dtype. layers: the schemes
+    of decoder layers that have another one, by name. calibration: the text with which weights were rounded or
+    activations measured; null if none was needed. activations: "static_int8" rounds the layers' inputs to 8 bits, with
+    a scale for each tensor, except in the layers `weight_only`.
     """
 
     grid: SchemeInfo
@@ -110,17 +111,17 @@ class QuantizationInfo(_Strict):
 
     @property
     def zero_points(self) -> bool:
-        """Whether any of the layers has them."""
+        """Whether any layer has zero points."""
         grids = (self.grid, self.lm_head, *self.layers.values())
         return any(grid is not None and grid.zero_points for grid in grids)
 
 
 class ModelInfo(_Strict):
-    """The frozen model. `max_capacity` is the longest sequence that it has positions for.
+    """The model. `max_capacity` is the longest sequence that it has positions for, in tokens.
 
-    dtype: of activations, cache and embeddings. weights: of the linear layers; "full" is dtype. quantization: what that
-    means; null for "full", and in bundles of before it was written down. special_tokens: the tokenizer's, by the
-    variable that chat templates read, such as `bos_token`; null in bundles of before they were written down.
+    dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full" is dtype.
+    quantization: that format's details; null for "full" and in bundles of older versions. special_tokens: the special
+    tokens by the variable that chat templates read, such as `bos_token`; null in bundles of older versions.
     """
 
     name: str
@@ -147,8 +148,8 @@ Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(strict
 class HeadInfo(_Strict):
     """The draft head of the bundle's tails (`pass_runtime.bundle.head`).
 
-    rank: the size of a token's row in its table. width: the size of its state. blocks: how many blocks of the
-    vocabulary hold its candidates.
+    rank: the size of a token's row in the head's table. width: the size of the head's state. blocks: how many blocks of
+    token ids the candidates for a draft come from.
     """
 
     rank: int = Field(gt=0)
@@ -159,10 +160,10 @@ class HeadInfo(_Strict):
 class LookaheadInfo(_Strict):
     """The look-ahead embeddings and what was trained with them.
 
-    length: L. source: where the embeddings came from. adapter_rank: of the adapter on look-ahead rows; 0 is none.
-    acceptance_per_position: the cumulative acceptance, which is the share of steps in which drafts 1..i were all
-    accepted, greedy, as the weights' metadata states it; may be empty. acceptance_per_position_sampled: the same at
-    temperature 0.8. head: the draft head; null where drafts are sampled as any token is.
+    length: L. source: the origin of the embeddings. adapter_rank: the rank of the adapter on look-ahead rows; 0 if
+    there is none. acceptance_per_position: for i = 1, 2, ..., the share of steps in which drafts 1..i were all accepted
+    with greedy sampling, as the weights' metadata states it; may be empty. acceptance_per_position_sampled: the same at
+    temperature 0.8. head: the draft head; null if drafts are sampled from the trunk's logits.
     """
 
     length: int = Field(ge=1, le=MAX_LOOKAHEAD)
@@ -183,12 +184,12 @@ Integers = Annotated[tuple[int, ...], Field(strict=False)]
 
 
 class PlanConstants(_Strict):
-    """What a plan's graphs are given in every pass, by input name: Q window rows, A of them look-ahead rows.
+    """The inputs of a plan's graphs that are the same in every pass, by name, for runtimes in other languages.
 
-    row_position [Q], window_mask [Q,Q] (a text of 0 and 1 for every row), logit_rows [R] and lookahead_rows [A] are the
-    trunk's inputs. lookahead_ids [A], the ids in those rows, and draft_rows [D+1,L'] are a fused tail's, with L' the
-    depth of the next drafts, which is D where they are a chain. They are listed for runtimes in other languages;
-    `pass_runtime.bundle.plan.Plan` defines them.
+    The trunk's: row_position [Q], window_mask [Q,Q] (a string of 0s and 1s for every row), logit_rows [R] and
+    lookahead_rows [A]. A fused tail's: lookahead_ids [A] and draft_rows [D+1,L']. Q is the number of window rows, R of
+    rows with logits, A of look-ahead rows, D of drafts; L' is the depth of the next drafts, which is D if they are a
+    chain. `pass_runtime.bundle.plan.Plan` defines them.
     """
 
     row_position: Integers
@@ -212,9 +213,10 @@ class PlanConstants(_Strict):
 
 
 class PlanInfo(_Strict):
-    """A window layout (`pass_runtime.bundle.plan`), the plan whose window its tails lay out, and its tail graphs.
+    """A plan (`pass_runtime.bundle.plan`) and its tail graphs.
 
-    parents: the row that each draft follows, where they are a tree; empty where they are a chain.
+    parents: the row that each draft of a tree follows; empty if the drafts are a chain. next: the name of the plan
+    whose window the tails lay out.
     """
 
     name: str
@@ -227,7 +229,8 @@ class PlanInfo(_Strict):
 
 
 class NoiseInfo(_Strict):
-    """The random tables baked into the sampling tails. They must be those of `pass_runtime.bundle.noise`."""
+    """The random tables of the sampling tails, which must be those of `pass_runtime.bundle.noise`. members: token ids
+    in a block. row: entries in a row of a table. bits: random bits in an entry."""
 
     scheme: str
     members: int
@@ -251,7 +254,7 @@ class Profile(_Strict):
 
 
 class EngineFile(_Strict):
-    """The engine of `graph`, in `file` of the set's directory. aliases: output -> the input whose memory it shares."""
+    """The engine of `graph`, in `file` of the set's directory. aliases: by output, the input whose memory it shares."""
 
     graph: FileName
     file: FileName
@@ -264,9 +267,10 @@ class EngineFile(_Strict):
 class EngineSet(_Strict):
     """What one `pass-export build` made, in engines/<directory>.
 
-    bundle: `Manifest.content` of what it was built from. targets: compute capabilities, as `sm89`. lookahead: drafts of
-    its plans, which have full groups. capacities: how many cache entries a pass may read, in rising order; the last is
-    S, the capacity of the cache. prefill_widths: the widths of prompt chunks in falling order, without 1.
+    library, version: the library that built it. bundle: `Manifest.content` of the bundle that it was built from.
+    targets: compute capabilities, such as `sm89`. lookahead: the most drafts of its plans, whose groups all have full
+    size. capacities: numbers of cache entries that a pass may read, ascending; the last is S, the capacity of the
+    cache. prefill_widths: tokens in a prompt chunk, descending; 1 is always possible and not listed.
     """
 
     directory: FileName
@@ -288,10 +292,9 @@ class Manifest(_Strict):
     """All that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
 
     derived: trunks rewritten for one device each.
-    feeds: output -> the input of the next graph or pass that shares its memory. Tensors with the same name do too.
-    logprobs: the graph of the emitted tokens' log-probabilities, which can follow any tail.
-    processors: the graph of constraints, penalties and biases, which can stand between the trunk and any tail; None in
-    bundles of older versions.
+    feeds: by output, the input of the next graph or pass that shares its memory. Tensors of the same name share it.
+    logprobs: the graph of the emitted tokens' log-probabilities, which can run after any tail.
+    processors: the graph of constraints, penalties and biases, which can run before any tail; null in older bundles.
     """
 
     format: Literal["pass-bundle"]
@@ -312,17 +315,16 @@ class Manifest(_Strict):
 
     @property
     def content(self) -> str:
-        """A hash over the hashes of graphs and weights. Engines that were built from other files do not fit."""
+        """A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is this hash."""
         used = {name: info for name, info in self.files.items() if name.endswith((".onnx", ".data"))}
         listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(used.items()))
         return hashlib.sha256(listed.encode()).hexdigest()
 
     def derived_trunk(self, device: str, slots: int, *, lookahead_rows: bool = True) -> DerivedTrunk | None:
-        """The derived trunk that ONNX Runtime runs on `device` over so many slots; None is the portable one. The same
-        form of the trunk runs all passes of a session, so that a sequence's text does not depend on the batch of a
-        pass.
+        """The trunk that ONNX Runtime runs on `device` in a session with so many slots; None if it is `trunk`. A
+        session runs the same trunk for every batch size, so that a sequence's text does not depend on the batch.
 
-        lookahead_rows: False is for passes without look-ahead rows.
+        lookahead_rows: whether the passes have look-ahead rows.
         """
         fitting = [each for each in self.derived if each.device == device and each.batch in (slots, None)]
         fitting = [each for each in fitting if each.lookahead_rows or not lookahead_rows]
@@ -335,17 +337,18 @@ class Manifest(_Strict):
 
     @property
     def layouts(self) -> Sequence[Plan]:
-        """The layouts of `plans`."""
+        """The `Plan` of every entry of `plans`, in the same order."""
         return bundle_plans(self.lookahead.length, trees=any(plan.parents for plan in self.plans))
 
     def tree_sizes(self, graphs: Collection[str] | None = None) -> tuple[int, ...]:
-        """The numbers of drafts of the bundle's trees. graphs: only of those whose tails are among these files."""
+        """The numbers of drafts of the bundle's trees. graphs: only of trees whose tails are all among these files."""
         trees = [plan for plan in self.plans if plan.parents]
         if graphs is not None:
             trees = [plan for plan in trees if {tail.file for tail in plan.tails.values()} <= set(graphs)]
         return tuple(plan.drafts for plan in trees)
 
     def plan(self, name: str) -> PlanInfo:
+        """The plan of this name. Raises PassError if the bundle has none."""
         for plan in self.plans:
             if plan.name == name:
                 return plan

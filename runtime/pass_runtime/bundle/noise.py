@@ -1,4 +1,4 @@
-"""Random numbers that belong to (seed, position), which every engine can compute from two integers of the host.
+"""Random numbers for a (seed, position), which every engine can compute from two integers that the host gives it.
 
 The token at position n is drawn by exponential sampling (the Gumbel-max trick) in two levels, first a block of 8 token
 ids and then one token of that block:
@@ -6,15 +6,15 @@ ids and then one token of that block:
     k = argmin_k E_k / P_k          P_k = the sum of the probabilities of block k
     j = argmin_j F_j / p_(k + jK)   block k of K has the ids k, k + K, ... k + 7 K
 
-This draws token i with probability p_i, as one level over the whole vocabulary would, with an eighth of the noise. Two
-distributions that are sampled with the same noise agree nearly as often as with one level, because the ids of a block
-are far apart: low ids are the frequent tokens, so a block holds only one of them. E and F are exponential variables,
--log(1 - u), and the u come from two baked tables T1, T2 of random 30-bit integers:
+This draws token i with probability p_i, as one level over the whole vocabulary would, from an eighth as many random
+numbers. Two distributions that are sampled with the same noise give the same token nearly as often as with one level,
+because the ids of a block are far apart: low ids are the frequent tokens, so a block holds only one of them. E and F
+are exponential variables, -log(1 - u), and the u come from two fixed tables T1, T2 of random 30-bit integers:
 
     x_i = (T1[16 b + i] + T2[16 d + i]) mod 2^30          u_i = (x_i + 1/2) * 2^-30 * (1 - 2^-24)
 
 The offsets (b, d), 15 bits each, are drawn for every position by Philox4x32-10, keyed with the seed. Within a position
-every number reads a pair of entries of its own, so the numbers are independent. Two positions share their noise only
+every number has its own pair of entries, so the numbers are independent. Two positions share their noise only
 if both offsets agree, which has probability 2^-30. Offsets count rows of 16 entries, so that the noise is read as rows
 of 64 bytes: a Gather of single entries takes ONNX Runtime 7 times as long. The factor 1 - 2^-24 keeps u below one in
 float32.
@@ -34,14 +34,15 @@ SERIES_LIMIT = np.float32(2.0**-8)
 """Below this u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error under u^3/4 < 2^-25."""
 
 STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
-"""Tail inputs with noise of their own. The exact-match rule has the first, for the model's tokens and for drafts alike.
-The rejection rule accepts and drafts with the other two, because sharing the noise would bias what is written."""
+"""Tail inputs, each with its own noise. The exact-match rule uses the first, for the model's tokens and for drafts. The
+rejection rule accepts with the second and drafts with the third, because shared noise would bias the output."""
 
 BLOCK_SIZE = 8
 """Token ids in a block."""
 ROW_SIZE = 16
 """Entries in a row of the tables."""
 _OFFSET_COUNT = 1 << 15
+"""How many values an offset may have."""
 TABLES_FILE = "tail.noise.data"
 """The file of a bundle that its sampling tails read the tables from: T1 and then T2, little-endian."""
 TABLES = ("noise_table_1", "noise_table_2")
@@ -88,7 +89,7 @@ def rows_per_position(vocab_size: int) -> int:
 
 
 def entries_per_position(vocab_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(first entry, count) of the blocks' numbers E, and of the numbers F of a block's tokens."""
+    """(first entry, count) of the numbers E of the blocks, and of the numbers F of a block's tokens, in a position."""
     return (ROW_SIZE, vocabulary_blocks(vocab_size)), (0, BLOCK_SIZE)
 
 

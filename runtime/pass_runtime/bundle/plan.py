@@ -5,12 +5,12 @@ mask and the positions follow from these. Training, export and runtime all take 
 they cannot disagree.
 
     ar          root                             emits 1
-    draft-L     root, look-ahead group at root   emits 1, leaves L drafts        (PaSS phase 1)
+    draft-L     root, look-ahead group at root   emits 1, makes L drafts         (PaSS phase 1)
     verify-L    root, L drafts                   emits 1 + accepted              (PaSS phase 2)
-    fused-L     root, L drafts, L+1 groups       emits 1 + accepted, leaves L drafts
-    fused:4,2,1 root, 2 drafts, groups of 4, 2 and 1 rows after 0, 1 and 2 drafts: fewer rows, fewer next drafts
-    tree-N      as fused, with second choices: a tree of N drafts, and a group after the root and after each of them
-    tree:2,2,1,0 with a size for every group, of the root and of every draft
+    fused-L     root, L drafts, L+1 groups       emits 1 + accepted, makes L drafts
+    fused:2,2,1 root, 2 drafts, groups of 2, 2 and 1 rows after 0, 1 and 2 drafts: fewer rows, fewer next drafts
+    tree-N      as fused, with a tree of N drafts instead of a chain, and a group after the root and after each draft
+    tree:2,2,1,0 a tree of 3 drafts, with the size of the root's group and of every draft's group
 
 Decoding runs a cycle of plans: `ar` and `fused` repeat one, `two-pass` alternates draft and verify.
 """
@@ -53,8 +53,8 @@ class Row:
 class Plan:
     """A window layout: the root, `drafts` draft rows, and one look-ahead group per entry of `groups`.
 
-    Group a follows row a: the root, or the draft in that row. It has `groups[a]` rows. parents: of a tree, the row that
-    each draft follows; the first `depth` drafts are a chain of first choices. Empty where all drafts are one chain.
+    Group a has `groups[a]` rows, which follow row a (the root or a draft). parents: the row that each draft of a tree
+    follows; the first `depth` drafts are the chain of first choices. Empty if the drafts are a chain.
     """
 
     name: str
@@ -115,9 +115,9 @@ class Plan:
 
     @property
     def draft_rows(self) -> npt.NDArray[np.int64]:
-        """[D+1,L'], where L' is the depth of the next window's drafts. Entry (a, j) is the row whose logits give the
-        drafts at depth j + 1 of the next window when the last accepted draft is in row a (the root: none was); 0 where
-        no row does."""
+        """[D+1,L'], L' being the depth of the next window's drafts. Entry (a, j) is the row whose logits give the
+        drafts at depth j + 1 of the next window if row a holds the last accepted draft (row 0: no draft is accepted).
+        It is 0 if group a has no such row."""
         table = np.zeros((self.drafts + 1, self.next.depth), np.int64)
         row = 1 + self.drafts
         for last, size in enumerate(self.groups):
@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def paths(self) -> npt.NDArray[np.int64]:
-        """[D+1,E]: entry (a, j) is the row at depth j on the way from the root to row a, and a beyond its own depth."""
+        """[D+1,E]: entry (a, j) is the row at depth j on the path from the root to row a; a if j is deeper."""
         found = np.zeros((self.drafts + 1, self.max_emitted), np.int64)
         for row in range(1, self.drafts + 1):
             found[row] = found[self.rows[row].parent]
@@ -135,7 +135,7 @@ class Plan:
         return found
 
     def left(self, last: int) -> int:
-        """How deep the drafts are that a pass leaves for the next one. last: the row of the last accepted draft."""
+        """The depth of the drafts for the next pass. last: the row of the last accepted draft, 0 if none is."""
         return self.groups[last] if self.groups else 0
 
     @cached_property
@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def tail(self) -> str:
-        """The name of this plan's tail graphs. Fused plans with the same number of drafts share them; so do trees."""
+        """The name of this plan's tail graphs, which fused plans (or trees) of the same number of drafts share."""
         kind = "tree" if self.parents else "fused"
         return f"{kind}-{self.drafts}" if self.is_fused else self.name
 
@@ -169,13 +169,13 @@ def ar_plan() -> Plan:
 
 @cache
 def draft_plan(lookahead: int) -> Plan:
-    """The first pass of the paper: it emits the token after the root, and makes `lookahead` drafts after that."""
+    """The paper's first pass: it emits the token after the root, and makes `lookahead` drafts that follow it."""
     return Plan(f"draft-{_checked_lookahead(lookahead)}", 0, (lookahead,))
 
 
 @cache
 def verify_plan(lookahead: int) -> Plan:
-    """The second pass of the paper: it verifies `lookahead` drafts."""
+    """The paper's second pass: it verifies `lookahead` drafts."""
     return Plan(f"verify-{_checked_lookahead(lookahead)}", lookahead, ())
 
 
@@ -185,7 +185,7 @@ def prefill_plan(width: int) -> Plan:
 
 
 def fused_plan(groups: Sequence[int]) -> Plan:
-    """Both passes in one. `groups[a]` is the number of drafts to make for the case that `a` drafts are accepted."""
+    """Both passes in one. `groups[a]` is the number of drafts to make if `a` drafts are accepted."""
     drafts = _checked_lookahead(len(groups) - 1)
     if not all(0 <= size <= drafts for size in groups) or not groups[0]:
         raise PassError(
@@ -197,8 +197,8 @@ def fused_plan(groups: Sequence[int]) -> Plan:
 
 
 def tree_plan(groups: Sequence[int], lookahead: int) -> Plan:
-    """A tree of drafts that is verified and made anew in one pass, for bundles with `lookahead` look-ahead rows.
-    `groups[a]` is how deep the next drafts are when the last accepted draft is in row a."""
+    """One pass that verifies a tree of drafts and makes the next tree, for bundles with `lookahead` look-ahead rows.
+    `groups[a]` is the depth of the next drafts if row a holds the last accepted draft."""
     drafts = len(groups) - 1
     parents, depth = tree_parents(drafts, lookahead), tree_depth(drafts)
     if not all(0 <= size <= depth for size in groups) or not groups[0]:
@@ -211,7 +211,7 @@ def tree_plan(groups: Sequence[int], lookahead: int) -> Plan:
 
 
 def full_tree(drafts: int, lookahead: int) -> Plan:
-    """The tree of so many drafts in which all groups are as large as it is deep."""
+    """The tree of `drafts` drafts whose groups all have as many rows as the tree is deep."""
     return tree_plan([tree_depth(drafts)] * (drafts + 1), lookahead)
 
 
@@ -221,13 +221,14 @@ _TREE_NAME = re.compile(f"tree-({'|'.join(map(str, TREE_SIZES))})")
 
 @dataclass(frozen=True)
 class Cycle:
-    """A decoding mode: plans that follow one another and then start again."""
+    """A decoding mode: its passes use these plans in turn."""
 
     name: str
     plans: tuple[Plan, ...]
 
     @property
     def lookahead(self) -> int:
+        """The most drafts that one pass can accept."""
         return max((plan.depth for plan in self.plans), default=0)
 
     @property
@@ -235,11 +236,11 @@ class Cycle:
         return bool(self.plans[0].parents)
 
     def reach(self, first: Plan) -> int:
-        """How many cache entries the passes from `first` to the end of the cycle write when no draft is accepted."""
+        """How many cache entries the passes from `first` to the end of the cycle write if no draft is accepted."""
         return max(i + plan.width for i, plan in enumerate(self.plans[self.plans.index(first) :]))
 
     def narrower(self) -> Cycle:
-        """The same mode with one draft less, and at last `ar`. A tree becomes a chain first."""
+        """The same mode with one draft less; without drafts it is `ar`. A tree becomes a chain of the same depth."""
         if self.is_tree:
             return make_cycle("fused", self.lookahead)
         drafts = self.lookahead - 1
@@ -249,9 +250,10 @@ class Cycle:
 
 
 def make_cycle(mode: str, lookahead: int) -> Cycle:
-    """The cycle of `mode`, which is one of MODES, `tree-N`, or `fused:` or `tree:` and the size of every group.
+    """The cycle of `mode`: one of MODES, `tree-N`, or `fused:` or `tree:` and the size of every group. PassError if
+    none.
 
-    lookahead: the number of drafts. `ar` ignores it, with 0 every mode is `ar`, and else group sizes decide it.
+    lookahead: the number of drafts, or the most depth of a tree; 0 always gives `ar`. `fused:` ignores other values.
     """
     has_sizes = mode.startswith(("fused:", "tree:"))
     if not has_sizes and mode not in MODES and not _TREE_NAME.fullmatch(mode):
@@ -274,7 +276,7 @@ def make_cycle(mode: str, lookahead: int) -> Cycle:
 def fused_cycle(groups: Sequence[int]) -> Cycle:
     """The cycle that repeats one fused pass with these groups."""
     plan = fused_plan(groups)
-    return Cycle("fused" if plan.name == plan.tail else plan.name, (plan,))
+    return Cycle("fused" if plan.name == plan.tail else plan.name, (plan,))  # "fused" if all groups are full
 
 
 def tree_cycle(groups: Sequence[int], lookahead: int) -> Cycle:
@@ -291,7 +293,7 @@ def _sizes(mode: str) -> list[int]:
 
 
 def bundle_plans(lookahead: int, *, trees: bool = False) -> Sequence[Plan]:
-    """Every plan that a bundle with `lookahead` rows has tails for. trees: those whose drafts are trees, too."""
+    """Every plan that a bundle with `lookahead` look-ahead rows has tails for. trees: whether it has trees."""
     lengths = range(1, lookahead + 1)
     chains = [ar_plan(), *(p for n in lengths for mode in ("two-pass", "fused") for p in make_cycle(mode, n).plans)]
     return [*chains, *(full_tree(size, lookahead) for size in tree_sizes(lookahead) if trees)]

@@ -1,6 +1,6 @@
-"""Reads the manifest of a bundle, and refuses one that this version cannot use, in one line that says why.
+"""Reads the manifest of a bundle. Raises PassError, with one line that says why, if this version cannot use it.
 
-The metadata in trunk.onnx must equal the manifest, so that the manifest of another model is refused at load.
+trunk.onnx repeats some fields of the manifest as metadata, so that the manifest of another model is refused at load.
 """
 
 from __future__ import annotations
@@ -12,48 +12,36 @@ from pydantic import ValidationError
 
 from pass_runtime.bundle import noise
 from pass_runtime.bundle.bindings import fed_by
-from pass_runtime.bundle.head import HEAD_FILE, head_file_size
+from pass_runtime.bundle.head import HEAD_FILE, head_file_size, head_layout
 from pass_runtime.bundle.manifest import FILE_NAME, VERSION, Manifest, ModelInfo, NoiseInfo, Tensor
 from pass_runtime.bundle.sampling import Rule
 from pass_runtime.bundle.tensors import PAST, PRESENT, SIZES, cache_names
 from pass_runtime.errors import PassError
 
 METADATA_KEY = "pass_toolkit"
-"""Key in the graph's metadata; the value is JSON."""
-MODEL_FIELDS = (
-    "dtype",
-    "weights",
-    "vocab_size",
-    "hidden_size",
-    "layers",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "max_capacity",
-)
+"""Key in the trunk's metadata; the value is JSON."""
+_FIELDS = ("dtype", "weights", "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "max_capacity")
+"""The fields of `ModelInfo` that the metadata repeats."""
 
 
 def metadata(model: ModelInfo, lookahead: int, rule: Rule) -> dict[str, str | int]:
-    """The model's numbers by the names of their manifest fields, with the look-ahead length and the rule."""
-    return {f"model.{name}": getattr(model, name) for name in MODEL_FIELDS} | {
-        "lookahead.length": lookahead,
-        "rule": rule,
-    }
+    """The repeated fields by their names in the manifest: the model's sizes and formats, look-ahead length and rule."""
+    return {f"model.{name}": getattr(model, name) for name in _FIELDS} | {"lookahead.length": lookahead, "rule": rule}
 
 
 def trunk_metadata(manifest: Manifest) -> dict[str, str | int]:
-    """The metadata that the trunk of this bundle must have."""
+    """The metadata that the trunk of a bundle with this manifest must have."""
     return metadata(manifest.model, manifest.lookahead.length, manifest.rule)
 
 
 def read_manifest(bundle: Path) -> Manifest:
-    """Parse and validate `bundle`/pass_config.json."""
+    """Read and validate `bundle`/pass_config.json. Raises PassError if it cannot be used."""
     path = bundle / FILE_NAME
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if bundle.suffix == ".gguf" or (bundle / "config.json").is_file():
-            message = f"{bundle} is a model and is not a bundle: `pass-export --model {bundle}` makes one"
+            message = f"{bundle} is a model, not a bundle: make a bundle with `pass-export --model {bundle}`"
             raise PassError(message) from None
         raise PassError(f"{bundle} is not a bundle: it has no {FILE_NAME} (make one with pass-export)") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -74,19 +62,19 @@ def read_manifest(bundle: Path) -> Manifest:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
-    where = " ".join(".".join(str(part) for part in problem["loc"]).split())
+    key = " ".join(".".join(str(part) for part in problem["loc"]).split())
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {where!r} (made by a newer pass-export? upgrade, or export again)"
-    if where == "version" and problem["type"] != "missing":
+        return f"unknown key {key!r} (made by a newer pass-export? upgrade, or export again)"
+    if key == "version" and problem["type"] != "missing":
         return f"manifest version {problem['input']!r} is not {VERSION} (export again with this version)"
     more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return f"{where or 'file'}: {problem['msg']}{more}"
+    return f"{key or 'file'}: {problem['msg']}{more}"
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """Contradictions that would crash a runtime or mislead it silently, and that nothing else would find: hashes guard
-    the files, graphs' own inputs and outputs are compared with the manifest when they are opened, and what follows from
-    names (drafts, groups, constants, feeds) this runtime derives."""
+    """Contradictions that would crash a runtime or mislead it silently, and that no other check finds. Other checks
+    compare the files with their hashes, and graphs with the manifest when they are opened. This runtime does not read
+    the drafts, groups, constants and feeds in a manifest: it derives them from names."""
     model, lookahead = manifest.model, manifest.lookahead
     for token in (model.bos_token_id, *model.eos_token_ids):
         if token is not None and not 0 <= token < model.vocab_size:
@@ -98,16 +86,15 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         yield f"the plans, or their trees, are not those that this version has for lookahead.length {lookahead.length}"
     if (head := lookahead.head) is not None:
         stored = manifest.files.get(HEAD_FILE)
-        if stored is None or stored.bytes != head_file_size(
-            head_layout(model.vocab_size, model.hidden_size, head.rank, head.width)
-        ):
-            yield f"{HEAD_FILE} is not of lookahead.head.rank {head.rank} and lookahead.head.width {head.width}"
-    yield from _of_cache(manifest)
-    yield from _of_shared_memory(manifest)
+        size = head_file_size(head_layout(model.vocab_size, model.hidden_size, head.rank, head.width))
+        if stored is None or stored.bytes != size:
+            yield f"{HEAD_FILE} does not fit lookahead.head.rank {head.rank} and lookahead.head.width {head.width}"
+    yield from _cache_contradictions(manifest)
+    yield from _buffer_contradictions(manifest)
 
 
-def _of_cache(manifest: Manifest) -> Iterator[str]:
-    """The KV cache is allocated by the model's numbers."""
+def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
+    """The trunk's cache tensors must fit the model's sizes, by which the KV cache is allocated."""
     model, trunk = manifest.model, manifest.trunk
     expected = ("batch", model.kv_heads, "capacity", model.head_dim)
     for tensors, prefix in ((trunk.inputs, PAST), (trunk.outputs, PRESENT)):
@@ -118,13 +105,13 @@ def _of_cache(manifest: Manifest) -> Iterator[str]:
         for tensor in found:
             if tensor.shape != expected:
                 sizes = f"model.kv_heads {model.kv_heads} and model.head_dim {model.head_dim}"
-                yield f"{tensor.name} is {list(tensor.shape)}, which is not of {sizes}"
+                yield f"{tensor.name} is {list(tensor.shape)}, which does not fit {sizes}"
             if tensor.dtype != model.dtype:
-                yield f"{tensor.name} is {tensor.dtype} and model.dtype {model.dtype}"
+                yield f"{tensor.name} is {tensor.dtype}, but model.dtype {model.dtype}"
 
 
-def _of_shared_memory(manifest: Manifest) -> Iterator[str]:
-    """Tensors of the same buffer must be alike, and the host must know their sizes."""
+def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
+    """Tensors in the same buffer must have the same dtype and rank, and the host must know their symbolic sizes."""
     tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
     others = [] if manifest.processors is None else [manifest.processors]
     first: dict[str, Tensor] = {}
@@ -132,10 +119,11 @@ def _of_shared_memory(manifest: Manifest) -> Iterator[str]:
         for tensor in (*graph.inputs, *graph.outputs):
             for size in tensor.shape:
                 if isinstance(size, str) and size not in SIZES:
-                    yield f"{tensor.name} of {graph.file} has an unknown size {size}"
+                    yield f"{tensor.name} of {graph.file} has the unknown size {size}"
             if tensor.name in ("logits", "processed_logits") and tensor.shape[2:] != (manifest.model.vocab_size,):
                 yield f"{tensor.name} of {graph.file} are not those of model.vocab_size {manifest.model.vocab_size}"
             buffer = fed_by(tensor.name) or tensor.name
             other = first.setdefault(buffer, tensor)
             if (other.dtype, len(other.shape)) != (tensor.dtype, len(tensor.shape)):
-                yield f"{tensor.name} of {graph.file} cannot be {tensor.dtype} {list(tensor.shape)}"
+                found, shared = (f"{each.dtype} {list(each.shape)}" for each in (tensor, other))
+                yield f"{tensor.name} of {graph.file} is {found}, but shares memory with {other.name}, which is {shared}"

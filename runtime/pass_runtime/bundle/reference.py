@@ -11,8 +11,8 @@ from pass_runtime.bundle.sampling import MIN_TEMPERATURE, SamplingParams
 
 
 def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
-    """offsets [N,2] of positions -> [N,I] float32: log E and log F of each position, in the order of its table entries
-    (`noise.entries_per_position`)."""
+    """offsets [N,2] of positions -> [N,I] float32: log E and log F of each position, at the I entries that it reads of
+    the tables (`noise.entries_per_position` says which is which)."""
     rows = np.arange(noise.rows_per_position(vocab_size))
     first, second = (table[rows + offsets[:, i : i + 1]] for i, table in enumerate(noise.noise_tables(vocab_size)))
     x = (first + second).reshape(len(offsets), -1)
@@ -28,9 +28,9 @@ def gumbel_scores(
 ) -> npt.NDArray[np.float32]:
     """[N,V] logits of the tokens at `positions` [N] -> [N,V] scores, whose argmax is the token that is drawn.
 
-    A token's score is the Gumbel-max score of its block, minus the distance between the token's score and the best one
-    within that block. So the margin between the two best scores says how near a tie was, at either level. Removed
-    tokens have -inf.
+    A token's score is the Gumbel-max score of its block, minus how far its own score within the block is below the best
+    one there. So the difference of the two best scores shows how close the choice was, of blocks or within a block.
+    Tokens that truncation removes have -inf.
     """
     if params.temperature == 0:
         return logits
@@ -42,7 +42,7 @@ def gumbel_scores(
 
 
 def two_level_scores(scaled: npt.NDArray[np.float32], log_noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """[N,V] log weights of at most 0, and `log_exponentials` [N,I] -> [N,V] scores, as `gumbel_scores` has them."""
+    """[N,V] log weights, at most 0, and `log_exponentials` [N,I] -> [N,V] scores, as `gumbel_scores` returns them."""
     count, vocab = scaled.shape
     blocks = noise.vocabulary_blocks(vocab)
     padded = np.full((count, blocks * noise.BLOCK_SIZE), -np.inf, np.float32)

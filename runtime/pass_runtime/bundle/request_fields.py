@@ -1,6 +1,6 @@
-"""The one table of a request's fields.
+"""The table of a request's fields.
 
-It makes the checks of `SamplingParams` and `GenerateOptions`, the flags of `pass-run`, the schemas of lines of
+It defines the checks of `SamplingParams` and `GenerateOptions`, the flags of `pass-run`, the JSON schemas of
 `pass-run batch` and of the HTTP API, and the inputs of a Triton model.
 """
 
@@ -26,7 +26,7 @@ MAX_BIASES = 1024
 """The most tokens that `logit_bias` may have."""
 
 MIN_REPETITION_PENALTY = 0.01
-"""The least `repetition_penalty`; one over it is the largest."""
+"""The smallest `repetition_penalty`. The largest is 1 / MIN_REPETITION_PENALTY."""
 
 MAX_BAD_WORDS = 1024
 """The most strings that `bad_words` may have."""
@@ -35,28 +35,28 @@ PLANS = (*MODES, "fused:G0,G1,...", *(f"tree-{size}" for size in TREE_SIZES), "t
 """The values of `plan`; G0, G1, ... are the sizes of the look-ahead groups."""
 
 DRAFT_SOURCES = ("lookahead", "ngram", "both")
-"""Where drafts come from: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams where one matches and
-look-ahead rows elsewhere."""
+"""The values of `draft`: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams if one matches and
+look-ahead rows if none does."""
 
 Kind = Literal["number", "whole", "flag", "text", "texts", "stops", "ids", "biases"]
 CONVERTERS = {"number": number, "whole": whole_number, "flag": flag, "text": text, "ids": whole_numbers}
-"""From any value of a kind to a plain Python value. `GenerateOptions` checks texts and stops itself."""
+"""By kind, the function that checks a value and converts it. `GenerateOptions` checks texts and stops itself."""
 COMPARISONS = {"ge": ge, "gt": gt, "le": le, "lt": lt}
 
 
 @dataclass(frozen=True)
 class RequestField:
-    """A field of `SamplingParams` or `GenerateOptions`, and what every front calls it.
+    """A field of `SamplingParams` or `GenerateOptions`, and its name in every interface.
 
-    kind: "stops" are one text or several, "ids" a list of token ids, "biases" numbers by token id. neutral: the
-    default. help: what the field does. allowed: the values within `bounds`, in words for an error. bounds: of a number,
-    or of each of the biases, by pydantic's names (ge, gt, le, lt). choices: the only texts that are valid. default: in
-    words, what is done if the value is None.
+    kind: "stops" are one text or several, "ids" a list of token ids, "biases" numbers by token id. neutral: the default
+    value, which changes nothing for most fields. help: what the field does. allowed: the values within `bounds`, in
+    words for an error. bounds: of a number, or of each of the biases, by pydantic's names (ge, gt, le, lt). choices:
+    the only texts that are valid. default: what None means, in words.
     flag, http, triton: the option of `pass-run` with its dashes, the name in OpenAI's or vLLM's HTTP API, and the input
-    of a Triton model. "" is replaced by the field's own name. None if there is none, or, for http, if the endpoints
-    have no common name.
-    http_schema: arguments of pydantic's `Field` for HTTP in place of `bounds`, and of `help` if there is a description.
-    dtype: that of Triton's input; None for the kind's own.
+    of a Triton model. "" stands for the field's own name, None for no name; http is None, too, if the endpoints use
+    different names.
+    http_schema: arguments of pydantic's `Field` for HTTP. They replace `bounds`, and a description replaces `help`.
+    dtype: of Triton's input; None if the kind decides it.
     """
 
     name: str
@@ -84,7 +84,7 @@ class RequestField:
         return self.name.replace("_", "-")
 
     def checked(self, value: Any) -> Any:
-        """The value as a plain Python value. Raises PassError if its type or its size is wrong."""
+        """The value as a plain Python value. Raises PassError if its type is wrong or it is out of bounds."""
         if self.kind == "biases":
             return self._checked_biases(value)
         if (value is None and self.neutral is None) or self.kind not in CONVERTERS:
@@ -153,7 +153,7 @@ SAMPLER_FIELDS = (
         allowed="0 to 2^64-1",
         bounds={"ge": 0, "lt": 1 << 64},
         default="random",
-        http_schema={"ge": -(1 << 63), "lt": 1 << 64, "description": "Negative ones count from 2^64 down."},
+        http_schema={"ge": -(1 << 63), "lt": 1 << 64, "description": "Negative seeds are taken modulo 2^64."},
         dtype="UINT64",
     ),
 )
@@ -241,7 +241,7 @@ DECODING_FIELDS = (
         "plan",
         "text",
         "auto",
-        f"Changes how fast, never what, is written: {', '.join(PLANS)}.",
+        f"The decoding plan, which changes the speed and not the text: {', '.join(PLANS)}.",
         http_schema={"max_length": 100},
     ),
     RequestField(
@@ -285,7 +285,7 @@ DECODING_FIELDS = (
         triton=None,
     ),
 )
-"""The fields of `GenerateOptions`, but for `sampling`, `constraint` and `reuse_prefix`."""
+"""The fields of `GenerateOptions`, except `sampling`, `constraint` and `reuse_prefix`."""
 
 REQUEST_FIELDS = SAMPLING_FIELDS + DECODING_FIELDS
 """All fields."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 PAST, PRESENT = "past_", "present_"
 """The names of the trunk's cache inputs and outputs begin with these."""
 LOOKAHEAD_ROWS, HIDDEN_OUTPUT = "lookahead_rows", "hidden"
-"""The trunk's input that an adapter or a draft head needs, and the output that a draft head reads."""
+"""The trunk's input that exists if it has an adapter or a draft head, and the output that a draft head reads."""
 COLUMNS = "columns"
-"""An input that only a trunk for TensorRT has. Its length says how many cache entries a pass reads."""
+"""An input that only a trunk for TensorRT has. Its length is the number of cache entries that a pass reads."""
 PROCESSED_LOGITS = "processed_logits"
-"""What the graph of logits processors writes. The tail of a pass that has one reads it in place of `logits`."""
+"""The output of the graph of logits processors. After that graph, the tail reads this instead of `logits`."""
 WINDOW_TENSORS = ("input_ids", "next_ids")
-"""A tail's windows: the one that the pass ran, and the next one."""
+"""A tail's tensors with window ids: those of this pass, and those of the next one."""
 MODEL_SIZES = ("vocab_size", "hidden_size", "kv_heads", "head_dim")
 """The sizes in `trunk_shapes` that are fields of `pass_runtime.bundle.manifest.ModelInfo`; the others are symbolic."""
 SIZES = (
@@ -29,7 +29,7 @@ def cache_names(prefix: str, layers: int) -> list[str]:
 
 
 def trunk_shapes(layers: int) -> Mapping[str, tuple[str, ...]]:
-    """The shape of every tensor that a trunk with so many layers may have, as the names of its sizes."""
+    """The shape of every tensor of a trunk with so many layers, as names of sizes. Not every trunk has all of them."""
     cache = cache_names(PAST, layers) + cache_names(PRESENT, layers)
     return {
         "input_ids": ("batch", "width"),

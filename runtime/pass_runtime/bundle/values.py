@@ -1,5 +1,5 @@
-"""Converts arguments to plain Python numbers, flags and texts. Numpy's scalars and arrays are accepted; values that
-only look alike are refused: 2.5 is no count, b"Hello" is no list of token ids, True is no number."""
+"""Converts arguments to plain Python values. Raises PassError, with the field's `name`, if the type is wrong. Numpy's
+scalars and arrays are accepted; 2.5 is not a whole number, b"Hello" not a list of token ids, True not a number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pass_runtime.errors import PassError
 
 
 def whole_number(name: str, value: Any) -> int:
-    """A whole number as an int; PassError with the `name` of the field where `value` is something else."""
+    """A whole number as an int."""
     if type(value) is int:
         return value
     if not isinstance(value, bool | np.bool_):
@@ -27,7 +27,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """A number as a float; PassError where it is something else."""
+    """A number as a float."""
     if type(value) is float:
         return value
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -39,21 +39,21 @@ def number(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False; PassError where it is something else."""
+    """True or False."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise PassError(f"{name} must be True or False, not {short_repr(value)}")
 
 
 def text(name: str, value: Any) -> str:
-    """A string; PassError where it is something else."""
+    """A string."""
     if isinstance(value, str):
         return value
     raise PassError(f"{name} must be a string, not {short_repr(value)}")
 
 
 def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
-    """A list, tuple or one-dimensional array of whole numbers as a tuple; PassError where it is something else."""
+    """A list, tuple or one-dimensional array of whole numbers as a tuple."""
     items = values
     if not isinstance(items, Sequence) and hasattr(items, "tolist"):  # an array of numpy, torch or Python itself
         items = items.tolist()
@@ -65,7 +65,7 @@ def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
 
 
 def short_repr(value: Any) -> str:
-    """`value` as short text for a message; a value of an unknown type is short_repr by the type's name."""
+    """`value` as short text for a message; its type's name if it is not of a basic Python type."""
     if isinstance(value, bool | int | float | complex | str | bytes | bytearray | list | tuple | dict | None):
         return reprlib.repr(value)
     return f"a {type(value).__name__}"
