@@ -126,4 +126,4 @@ def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
             other = first.setdefault(buffer, tensor)
             if (other.dtype, len(other.shape)) != (tensor.dtype, len(tensor.shape)):
                 found, shared = (f"{each.dtype} {list(each.shape)}" for each in (tensor, other))
-                yield f"{tensor.name} of {graph.file} is {found}, but shares memory with {other.name}, which is {shared}"
+                yield f"{tensor.name} of {graph.file} is {found}, but shares memory with {other.name}, {shared}"

@@ -36,11 +36,11 @@ class TextMessage(BaseModel):
 
 
 Message = Mapping[str, Any]
-"""{"role": "system" | "user" | "assistant" | "tool", "content": text}, and more if the template reads more."""
+"""{"role": "system" | "user" | "assistant" | "tool", "content": text}, and other fields that the template reads."""
 RENDER_LIMITS = Limits(cpu_seconds=5.0, memory_bytes=512 << 20)
-"""Of a render. Chat templates take milliseconds and few MiB."""
+"""Limits of rendering one prompt. Usual chat templates take milliseconds and few MiB."""
 MAX_CHILDREN = 2
-"""How many renders may run at a time: as many as the server has threads that read prompts."""
+"""How many prompts may be rendered at a time: as many as the server has threads that read prompts."""
 
 
 class ChatTemplate:
@@ -57,7 +57,7 @@ class ChatTemplate:
         self._pool = ChildPool("pass_runtime.text.rendering:Renderer", setup, RENDER_LIMITS, size=MAX_CHILDREN)
 
     def reads(self, variable: str) -> bool:
-        """Whether a template reads a variable of this name, as far as can be seen from the texts."""
+        """Whether the source of a template contains this variable's name."""
         return any(re.search(rf"\b{re.escape(variable)}\b", source) for source in self.sources.values())
 
     @property
@@ -66,7 +66,7 @@ class ChatTemplate:
         return self.sources[self._name(tools=True)]
 
     def check(self) -> None:
-        """Compile the templates. Raises PassError if one is none."""
+        """Compile the templates. Raises PassError if one does not compile."""
         for name in self.sources:
             self._call({"template": CHAT_TEMPLATE_FILES[name], "messages": None})
 
@@ -87,7 +87,7 @@ class ChatTemplate:
         return self._call(call)
 
     def close(self) -> None:
-        """End the child processes. A call starts one again."""
+        """End the child processes. The next call starts a new one."""
         self._pool.close()
 
     def _name(self, *, tools: bool) -> str:
@@ -104,14 +104,14 @@ class ChatTemplate:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON has it. Raises TypeError for what JSON has not."""
+    """`value` with mappings as dicts and sequences as lists. Raises TypeError if JSON cannot hold it."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    raise TypeError(f"it takes what JSON can hold, not {type(value).__name__}")
+    raise TypeError(f"messages and variables must be JSON values, not {type(value).__name__}")
 
 
 def load_chat_template(bundle: Path, tokens: Mapping[str, str]) -> ChatTemplate | None:
@@ -129,8 +129,8 @@ def _read(path: Path) -> str:
 
 
 def template_tokens(model: ModelInfo, tokenizer: Tokenizer) -> dict[str, str]:
-    """The special tokens that templates read, by variable. Bundles of older versions list none: these have the start
-    token and the first end token."""
+    """The special tokens that templates read, by variable. Bundles of older versions list none; for these, `bos_token`
+    and `eos_token` follow from the model's token ids."""
     if model.special_tokens is not None:
         return model.special_tokens
     ids = {"bos_token": model.bos_token_id, "eos_token": next(iter(model.eos_token_ids), None)}

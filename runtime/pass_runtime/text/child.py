@@ -1,11 +1,11 @@
-"""Functions that run in a process of their own, which limits of time, memory and stack can end.
+"""Runs functions in child processes, with limits of time, memory and stack.
 
 Chat templates are programs that come with a model, and constraints are programs that come with a request. Both may run
-for ever, take all memory, or recurse until the stack ends, which no exception handler survives. So a function that
-reads one runs in a child process: if it goes too far, the child ends and the caller gets `ChildStopped`.
+for ever, take all memory, or recurse until the stack is used up, which no exception handler survives. So a function
+that reads one runs in a child process: if it exceeds a limit, the child ends and the caller gets `ChildStopped`.
 
-Messages are JSON, each behind its length in 8 bytes. A child serves one call at a time, and ends with its parent. With
-`forks`, a fork of the child does so: what ends it does not cost the next call a new set-up.
+Messages are JSON, each after its length in 8 bytes. A child serves one call at a time, and ends with its parent. With
+`forks`, a fork of the child serves the call: if a limit ends the fork, the next call needs no new set-up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pass_runtime.errors import PassError, check_process
 
 HEADER = struct.Struct(">Q")
 WALL_SECONDS_PER_CPU_SECOND = 20
-"""A child that gets less than one part in so many of a CPU is given up."""
+"""The wall-clock limit of a call is this many times its limit of CPU time."""
 START_SECONDS = 60
 PYTHON_VARIABLE = "PASS_PYTHON"
 """The environment variable that names the interpreter of child processes."""
@@ -45,23 +45,23 @@ CHILD_PROGRAM = "import sys; sys.path[:] = {path!r}; from pass_runtime.text.chil
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one call. seconds: of CPU time. memory: bytes beyond what the process has after its set-up. stack: bytes."""
+    """Limits of one call. memory_bytes: beyond the address space that the process has after its set-up."""
 
-    seconds: float
-    memory: int
-    stack: int = 4 << 20
+    cpu_seconds: float
+    memory_bytes: int
+    stack_bytes: int = 4 << 20
 
 
 class ChildStopped(PassError):
-    """The function did not end within its limits. The message is a clause, such as "it takes more than 2 seconds"."""
+    """The function exceeded a limit. The message is a clause, such as "it takes more than 2 seconds"."""
 
 
 class ChildPool:
-    """Child processes with the same function, started when they are needed. Any thread may call it."""
+    """Child processes that run the same function, started when they are needed. Any thread may call its methods."""
 
     def __init__(self, target: str, setup: object, limits: Limits, size: int = 1, *, forks: bool = False) -> None:
         """target: "module:name" of a function that takes `setup` and returns the function to call, which takes one
-        value. These values and results are what JSON can hold. size: the most processes; more callers wait. forks:
+        value. Values and results are JSON values. size: the most processes; further callers wait. forks:
         every call runs in a fork of the process; `target` must then start no threads."""
         self._target, self._setup, self._limits, self._forks = target, setup, limits, forks
         self._free: queue.LifoQueue[_Child | None] = queue.LifoQueue()
@@ -72,8 +72,8 @@ class ChildPool:
         self._finalizer = weakref.finalize(self, _end_all, self._children, self._owner)
 
     def call(self, value: object) -> Any:
-        """The function's result. Raises the PassError that it raises, ChildStopped if it exceeds a limit, and PassError
-        if no child can be started, or if this process was forked from the one that made the pool."""
+        """The function's result. Raises the PassError that it raises, ChildStopped if it exceeds a limit, PassError if
+        no child can be started or this process is a fork of the one that made the pool, else RuntimeError."""
         check_process(self._owner)
         child = self._free.get()
         try:
@@ -85,7 +85,7 @@ class ChildPool:
             self._free.put(child if child is not None and child.alive else None)
 
     def close(self) -> None:
-        """End all children, and so the calls under way."""
+        """End all children, and with them the running calls."""
         self._finalizer()
 
 
@@ -97,7 +97,7 @@ def _end_all(children: weakref.WeakSet[_Child], owner: int) -> None:
 class _Child:
     def __init__(self, target: str, setup: object, limits: Limits, *, forks: bool) -> None:
         self._limits = limits
-        package = str(Path(__file__).parents[2])  # an editable install may have it in no entry of sys.path
+        package = str(Path(__file__).parents[2])  # may be missing in sys.path with an editable install
         self._process = subprocess.Popen(
             [interpreter(), "-I", "-S", "-c", CHILD_PROGRAM.format(path=[*sys.path, package], target=target)],
             stdin=subprocess.PIPE,
@@ -187,8 +187,8 @@ def _unwrapped(answer: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def interpreter() -> str:
-    """A Python interpreter of this process's version. Where Python is embedded, as in Triton's stub, `sys.executable`
-    is none. Raises PassError if there is none."""
+    """A Python interpreter of this process's version. (If Python is embedded, as in Triton's stub, `sys.executable` is
+    not one.) Raises PassError if none is found."""
     version, prefix = f"{sys.version_info[0]}.{sys.version_info[1]}", Path(sys.base_exec_prefix, "bin")
     names = (
         os.environ.get(PYTHON_VARIABLE),
@@ -207,9 +207,9 @@ def interpreter() -> str:
 
 
 def serve(target: str) -> None:
-    """What a child runs: calls of `target` until its parent closes standard input."""
+    """The child's main function: serves calls of `target` until the parent closes standard input."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # so that nothing that a library prints comes between messages
+    os.dup2(2, 1)  # what a library prints must not come between messages
     setup, seconds, memory, stack, forks = _next_message(source)
     try:
         module, _, name = target.partition(":")
@@ -252,7 +252,7 @@ def _write(sink: IO[bytes], message: object) -> None:
 
 
 def _next_message(source: IO[bytes]) -> list[Any]:
-    """[] at the end."""
+    """The next message, or [] at the end of the input."""
     header = source.read(HEADER.size)
     message: list[Any] = json.loads(source.read(HEADER.unpack(header)[0])) if header else []
     return message
@@ -264,5 +264,5 @@ def _set_limit(kind: int, value: int) -> None:
 
 
 def _address_space() -> int:
-    """Bytes of virtual memory that this process has."""
+    """The size of this process's virtual memory in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -1,10 +1,12 @@
-"""Compiles constraints by llguidance, in a child process first, where limits of time, memory and stack can end that.
+"""Compiles constraints with llguidance, first in a child process with limits of time, memory and stack.
 
-llguidance recurses, multiplies automata and tries combinations as far as a constraint asks for it. Compilation is
-deterministic, so what stays within a child's limits does so here, in a thread with a larger stack.
+A constraint can make llguidance recurse, multiply automata and try combinations without bound. Compilation is
+deterministic, so a constraint that stays within a child's limits also does so in this process, in a thread with a
+larger stack.
 
-llguidance is given tokens of plain text. Its own reading of a tokenizer finds added tokens in what a grammar forces,
-so that `{"const": "<|im_end|>"}` ends the text, and refuses tokenizers that are not byte-level or byte-fallback.
+llguidance gets its tokens from `PlainTokenizer`. If it read tokenizer.json itself, it would take forced text for added
+tokens, so that `{"const": "<|im_end|>"}` ends the text, and it would refuse tokenizers that are neither byte-level nor
+byte-fallback.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +24,27 @@ from pass_runtime.text.constraint import JSON_FORM, Constraint
 from pass_runtime.text.detokenizer import Vocabulary
 
 MAX_FORCED_CHARACTERS = 1024
+MAX_ERROR_CHARACTERS = 300
 
 
 class PlainTokenizer:
-    """Has the attributes that `llguidance.LLTokenizer` takes: the bytes of all tokens, and which of them are no text.
+    """Has the attributes that `llguidance.LLTokenizer` reads: the bytes of all tokens, and which tokens are not text.
 
-    Added tokens are no text: a grammar has them by their ids only (`<[7]>`), and text that spells one is written with
-    other tokens. Added tokens that have no meaning of their own stay text: those of white space, and those whose text
-    the other tokens cannot write.
+    Added tokens are not text: a grammar can only name them by id (`<[7]>`), and text that spells one is written with
+    other tokens. Added tokens without a meaning of their own are text, though: those of white space, and those whose
+    text the other tokens cannot write.
     """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        """end_tokens: at least one."""
+        """end_tokens: the ids that end a text, at least one."""
         self.eos_token_id = end_tokens[0]
         self.tokens = Vocabulary(tokenizer).all_bytes(vocab_size)
         self._encoder = _without_added_tokens(tokenizer)
         added = {n: token for n, token in tokenizer.get_added_tokens_decoder().items() if n < vocab_size}
-        for n, token in added.items():  # also of special ones, which have no bytes in a text
+        for n, token in added.items():  # special tokens, too, which `Vocabulary` gives no bytes
             self.tokens[n] = token.content.encode()
         self._no_text = {*added, *end_tokens}
         self._by_bytes = {each: n for n, each in reversed([*enumerate(self.tokens)]) if each and n not in self._no_text}
@@ -55,9 +57,9 @@ class PlainTokenizer:
         self.special_token_ids = sorted(self._no_text)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens whose bytes are those of `text`: the tokenizer's own if it has such, else the longest ones from
-        left to right. They end before the first byte that no token has, and after MAX_FORCED_CHARACTERS: what is forced is
-        tokenized with every token of a text."""
+        """The tokens that write `text`: those of the tokenizer if their bytes are the text's, else the longest ones
+        from left to right, up to the first byte that no token can write. Only MAX_FORCED_CHARACTERS are read, because
+        llguidance has the forced text tokenized again for every token."""
         text = text[:MAX_FORCED_CHARACTERS]
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         if self._no_text.isdisjoint(ids) and b"".join([self.tokens[i] for i in ids]) == text.encode():
@@ -65,7 +67,7 @@ class PlainTokenizer:
         return self._longest_tokens(text.encode())
 
     def _is_written(self, text: str) -> bool:
-        """Whether other tokens can write all of a text."""
+        """Whether tokens that are text can write all of `text`."""
         return b"".join(self.tokens[i] for i in self._longest_tokens(text.encode())) == text.encode()
 
     def _longest_tokens(self, text: bytes) -> list[int]:
@@ -83,7 +85,7 @@ class PlainTokenizer:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Encodes text as it is in the middle of other text, and added tokens as what they are made of."""
+    """A tokenizer that encodes text as in the middle of other text, and the text of added tokens as plain text."""
     written = json.loads(tokenizer.to_str())
     written |= {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
     for name in ("normalizer", "pre_tokenizer"):
@@ -92,7 +94,7 @@ def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _without_prefix(step: Any) -> Any:
-    """A normalizer or pre-tokenizer that puts no space before a text; None if nothing is left of it."""
+    """`step`, a normalizer or pre-tokenizer, without adding a space before a text; None if nothing is left of it."""
     if step is None or step["type"] == "Prepend":
         return None
     if step["type"] == "Sequence":
@@ -109,16 +111,16 @@ STEP_LIMITS: Mapping[str, Any] = {
     "max_lexer_states": 20_000,
     "verbose_errors": False,
 }
-"""What one mask may cost, about 10 ms, and the states of a grammar's lexer, about 2 to 7 KB each."""
+"""llguidance's limits of one mask, about 10 ms, and of the states of a grammar's lexer, about 2 to 7 KB each."""
 NO_TOKEN = "NoExtension"
-"""How llguidance says that no token can follow, and that the text is not complete."""
+"""The beginning of llguidance's error if no token can follow and the text is not complete."""
 
 
 class Compiler:
-    """Makes matchers of constraints for one model's texts. Any thread may call it; one at a time."""
+    """Compiles constraints for one model. Any thread may call it, but only one at a time."""
 
     def __init__(self, tokenizer: str, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        """tokenizer: the content of its tokenizer.json. end_tokens: at least one."""
+        """tokenizer: the content of tokenizer.json. end_tokens: the ids that end a text, at least one."""
         from llguidance import LLParserLimits, LLTokenizer
 
         plain: Any = PlainTokenizer(Tokenizer.from_str(tokenizer), vocab_size, end_tokens)
@@ -126,7 +128,7 @@ class Compiler:
         self._limits = LLParserLimits(**STEP_LIMITS)
 
     def compile(self, constraint: Constraint) -> Any:
-        """An `llguidance.LLMatcher` at the beginning of a text. Raises PassError if the constraint is not valid."""
+        """An `llguidance.LLMatcher` in its first state. Raises PassError if the constraint is not valid."""
         from llguidance import LLMatcher
 
         try:
@@ -139,9 +141,8 @@ class Compiler:
 
 
 def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What child processes run. setup: the arguments of `Compiler`. The function takes the fields of a `Constraint`. It
-    returns {"bytes": the memory that compiling it took}, or {"refused": why it is not valid, or nothing can be written
-    for it}."""
+    """The function that child processes run. setup: the arguments of `Compiler`. It takes the fields of a `Constraint`,
+    and returns {"bytes": the memory that compiling took}, or {"refused": why it is not valid or cannot be followed}."""
     compiler = Compiler(**setup)
 
     def check(fields: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 
 def _try(matcher: Any) -> None:
-    """Write what is forced at the beginning of a text, and a token more, as far as there is no error."""
+    """Follow the tokens that are forced first, and one token more. The caller checks `is_error`."""
     matcher.try_consume_tokens(matcher.compute_ff_tokens())
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     if not matcher.is_error() and mask:
@@ -167,25 +168,16 @@ def _try(matcher: Any) -> None:
         matcher.compute_bitmask()
 
 
-def fields_of(constraint: Constraint) -> dict[str, Any]:
-    """What `make_checker` takes."""
-    return asdict(constraint)
-
-
 def problem(error: str) -> str:
-    """An error of llguidance as a clause in one line."""
+    """An error of llguidance as a clause in one line, of at most MAX_ERROR_CHARACTERS."""
     if error.startswith(NO_TOKEN):
         return "the model has no token that could follow"
     line = " ".join(error.replace("<non-verbose/>", "").split())
     return line if len(line) <= MAX_ERROR_CHARACTERS else line[: MAX_ERROR_CHARACTERS - 3] + "..."
 
 
-MAX_ERROR_CHARACTERS = 300
-"""Characters of an error."""
-
-
 def _grammar(constraint: Constraint) -> str:
-    """The grammar in llguidance's form."""
+    """The constraint as a grammar in llguidance's own format."""
     from llguidance import LLMatcher
 
     if constraint.json_object:
@@ -204,6 +196,6 @@ def _refused(constraint: Constraint, why: str) -> PassError:
 
 
 def _memory() -> int:
-    """Bytes of memory that this process has in use, files not counted."""
+    """The resident memory of this process in bytes, without mapped files."""
     resident, of_files = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     return (resident - of_files) * resource.getpagesize()

@@ -11,10 +11,10 @@ from pass_runtime.bundle.values import flag, short_repr, text
 from pass_runtime.errors import PassError
 
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The one form in which JSON is written: on one line, with ", " and ": " between values. Otherwise the model could
-write white space for ever, and nothing between two values would be certain."""
+"""The only format in which JSON is written: on one line, with ", " and ": ". Otherwise the model could write white
+space for ever, and no text between two values would be forced."""
 MAX_GRAMMAR_BYTES = 1 << 20
-"""The longest grammar, schema, regular expression or list of choices, in bytes."""
+"""The most bytes of a grammar, schema, regular expression or list of choices."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Constraint:
     """What the whole text must match. Exactly one of the fields is set.
 
     json_schema: a JSON schema (JSON text, or what `json.loads` makes of it). json_object: any JSON object. regex: a
-    regular expression in the syntax of Rust's crate regex, which the whole text matches. choice: the text is one of
-    these. grammar: a context-free grammar in llguidance's variant of Lark's EBNF.
+    regular expression in the syntax of Rust's crate regex. choice: the text is one of these. grammar: a context-free
+    grammar in llguidance's variant of Lark's EBNF.
 
-    Raises PassError where none or several are set, or one has the wrong type, more than MAX_GRAMMAR_BYTES, or a lone
-    surrogate; whether a grammar is valid is found when a request begins.
+    Raises PassError if none or several are set, or if one has the wrong type, more than MAX_GRAMMAR_BYTES, or a lone
+    surrogate. Whether a grammar is valid is checked when a request begins.
     """
 
     json_schema: str | Mapping[str, Any] | bool | None = None
@@ -62,7 +62,7 @@ class Constraint:
 
     @property
     def kind(self) -> str:
-        """Which field is set."""
+        """The name of the field that is set."""
         return next(name for name, is_set in self._set.items() if is_set)
 
     @property
@@ -78,11 +78,12 @@ class Constraint:
 
     @property
     def schema(self) -> str:
-        """The JSON schema as JSON text, "" where there is none."""
+        """The JSON schema as JSON text, "" if there is none."""
         return self.json_schema if isinstance(self.json_schema, str) else ""
 
     def lark(self, name: str) -> str:
-        """The constraint as rules in llguidance's variant of Lark, for use in a larger grammar. The first is `name`."""
+        """The constraint as rules in llguidance's variant of Lark, for a larger grammar. `name` is the first rule's
+        name."""
         if self.json_object or self.schema:
             schema = json.loads(self.schema or '{"type": "object"}')
             if isinstance(schema, bool):
@@ -90,14 +91,14 @@ class Constraint:
             return f"{name}: %json {json.dumps({**schema, 'x-guidance': JSON_FORM}, ensure_ascii=False)}"
         if self.regex is not None:
             return f"{name}: {_lark_regex(self.regex)}"
-        if self.choice:  # one terminal: so many rules would be too complex
+        if self.choice:  # one terminal: a rule for every choice would be too complex
             written = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in self.choice)
             return f"{name}: {name.upper()}\n{name.upper()}: {written}"
         return f"{name}: %lark {{\n{self.grammar}\n}}"
 
 
 def _lark_regex(pattern: str) -> str:
-    """The expression between slashes, with those in it escaped."""
+    """The expression between slashes, with the slashes and line breaks in it escaped."""
     written, escaped = "", False
     for character in pattern:
         written += "\\/" if character == "/" and not escaped else "\\n" if character == "\n" else character
@@ -106,12 +107,12 @@ def _lark_regex(pattern: str) -> str:
 
 
 def _json_text(schema: object) -> str:
-    """A JSON schema as JSON text. PassError where it is none."""
+    """A JSON schema as JSON text. Raises PassError if it is not one."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         written = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise PassError(f"the JSON schema is not JSON: {error}") from error
+        raise PassError(f"the JSON schema is not valid JSON: {error}") from error
     if not isinstance(value, Mapping | bool):
-        raise PassError(f"a JSON schema is a JSON object (or true or false), not {short_repr(value)}")
+        raise PassError(f"a JSON schema must be a JSON object, true or false, not {short_repr(value)}")
     return written

@@ -1,11 +1,11 @@
-"""Tokens to text and back: what each token adds in bytes, whole characters of them, and text as token ids.
+"""Tokens to text and back: the bytes of each token, the characters of those bytes, and the token ids of a text.
 
-`Tokenizer.encode` and `decode` hold Python's lock until they are done: a second for a megabyte, in which no other
-thread decodes or answers. Their forms for batches release it.
+`Tokenizer.encode` and `decode` hold Python's GIL until they are done, which is a second for a megabyte. Their batch
+versions release it.
 
-The tokenizers library decodes lists of tokens. Its decoders treat tokens one by one, but for the first of a text, white
-space that is stripped from the text's beginning, and characters whose bytes are several tokens. So a text is the bytes
-of its tokens, one after the other.
+The tokenizers library decodes whole lists of tokens. But its decoders treat every token alone, with three exceptions:
+the first token, white space that is stripped from the text's beginning, and characters whose bytes are several tokens.
+So a text is the bytes of its tokens, one after the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from pass_runtime.errors import PassError
 
 MAX_UNBATCHED_LENGTH = 1 << 10
-"""Characters, or tokens: up to so many, holding the lock takes less time than a batch."""
+"""Up to so many characters or tokens, holding the GIL takes less time than a batch."""
 
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -42,29 +42,29 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: boo
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TOKENWISE_DECODERS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"}
-"""Decoders that may follow each other and treat tokens one by one. `ByteLevel` is another one, without company."""
+"""Decoders that treat every token alone and may be combined. (`ByteLevel` does so, too, as the only decoder.)"""
 _PRECEDING_TOKEN = "a"
-"""A token that may stand before any other one."""
+"""A token that is decoded before another one, so that the other one is not the first."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level tokenizers (GPT-2's) write bytes, and those bytes."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    """By character, the byte that it stands for in byte-level tokenizers such as GPT-2's."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 _ALPHABET = _byte_alphabet()
 
 
 class Vocabulary:
-    """The tokens of a tokenizer as bytes of a text. Any thread may call it.
+    """The tokens of a tokenizer as bytes of a text. Any thread may call its methods.
 
-    strip: a text loses this content at its beginning, so many times at most. byte_fallback: whether a byte that is part
-    of no character is one U+FFFD, as in Llama 2's tokenizers; else one stands for all bytes of a character that was
-    begun, as in GPT-2's.
+    strip: content that is removed from a text's beginning, and how many times at most. byte_fallback: whether each byte
+    of an incomplete character is shown as U+FFFD, as by Llama 2's tokenizer; if not, one U+FFFD stands for all of them,
+    as by GPT-2's.
 
-    Raises PassError if the tokenizer has a decoder whose text is not that of its tokens one by one.
+    Raises PassError if the tokenizer's decoder does not treat every token alone.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -73,9 +73,11 @@ class Vocabulary:
         steps = _steps(None if self._decoder is None else json.loads(self._decoder.__getstate__()))
         kinds = [step["type"] for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
-        at_the_end = any(step["type"] == "Strip" and step["stop"] for step in steps)  # a stream does not know its end
-        if at_the_end or not (self._byte_level or _TOKENWISE_DECODERS.issuperset(kinds)):
-            raise PassError(f"the tokenizer's decoder ({', '.join(kinds)}) is none that this runtime turns into text")
+        strips_end = any(
+            step["type"] == "Strip" and step["stop"] for step in steps
+        )  # a stream does not know where it ends
+        if strips_end or not (self._byte_level or _TOKENWISE_DECODERS.issuperset(kinds)):
+            raise PassError(f"the tokenizer's decoder ({', '.join(kinds)}) is not supported; use another tokenizer")
         self.strip: tuple[bytes, int] = (b"", 0)
         self.byte_fallback = "ByteFallback" in kinds
         self._first_differs = self._decoder is None or not {"Metaspace", "WordPiece"}.isdisjoint(kinds)
@@ -85,11 +87,11 @@ class Vocabulary:
         self.bytes = lru_cache(maxsize=1 << 16)(self._bytes)
 
     def first_bytes(self, token: int) -> bytes:
-        """What `token` is at the beginning of a text, before anything is stripped from it."""
+        """The bytes of `token` at the beginning of a text, before `strip` is applied."""
         return self._bytes(token, first=True) if self._first_differs else self.bytes(token)
 
     def is_text(self, token: int) -> bool:
-        """Whether `token` is one, and is not special."""
+        """Whether `token` is an id of the tokenizer and not a special token."""
         return (piece := self._tokenizer.id_to_token(token)) is not None and piece not in self._special
 
     def special(self, text: str) -> int | None:
@@ -101,7 +103,7 @@ class Vocabulary:
         return piece if (piece := self._tokenizer.id_to_token(token)) in self._special else None
 
     def longest(self) -> int:
-        """The number of bytes of the longest token, special ones too."""
+        """The number of bytes of the longest token, special tokens included."""
         regular = (self._bytes(token) for token in self._tokenizer.get_vocab().values())
         return max(map(len, chain(regular, (text.encode() for text in self._special))), default=0)
 
@@ -110,7 +112,7 @@ class Vocabulary:
         return [self._bytes(token) for token in range(count)]
 
     def _bytes(self, token: int, *, first: bool = False) -> bytes:
-        """What `token` adds to a text that has others before it; b"" if it is special or no token."""
+        """What `token` adds to a text that has other tokens before it; b"" if it is special or not a token."""
         piece = self._tokenizer.id_to_token(token)
         if piece is None or piece in self._special:
             return b""
@@ -127,7 +129,7 @@ class Vocabulary:
 
 
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The decoders of which a decoder is made, in their order."""
+    """The decoders that `decoder` consists of, in order."""
     if decoder is None:
         return []
     if decoder["type"] == "Sequence":
@@ -138,12 +140,12 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 REPLACEMENT = "\ufffd"
 _EACH_BYTE = "pass-replace-each-byte"
 _MAX_PARTIAL_BYTES = 3
-"""Bytes of a character that is not complete."""
+"""The most bytes of an incomplete character."""
 _PARTIAL_CHARACTER = re.compile(
     rb"(?:[\xc2-\xdf]|\xe0[\xa0-\xbf]?|\xed[\x80-\x9f]?|[\xe1-\xec\xee\xef][\x80-\xbf]?"
     rb"|\xf0(?:[\x90-\xbf][\x80-\xbf]?)?|\xf4(?:[\x80-\x8f][\x80-\xbf]?)?|[\xf1-\xf3][\x80-\xbf]{0,2})\Z"
 )
-"""The bytes at the end that more bytes may complete to a character (table 3-7 of the Unicode standard)."""
+"""The last bytes of a text if they are the beginning of a character (table 3-7 of the Unicode standard)."""
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -158,28 +160,29 @@ class Detokenizer:
     """The text of tokens that follow a prompt.
 
     Bytes that are part of no character are shown as U+FFFD, as the tokenizer's decoder shows them. The beginning of a
-    character is held back until the next token completes it or does not; what is left of one at the end is no text. A
-    character that begins in the prompt belongs to the text if the text completes it.
+    character is held back until it is clear whether the next tokens complete it; if the text ends first, it is dropped.
+    A character that begins in the prompt belongs to the text if the text completes it.
 
-    place: where in the text that of the newest token begins; a part of a character begins where the character does.
+    place: the offset in characters at which the newest token's text begins. If the token continues a character, this is
+    the offset of that character.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int] = ()) -> None:
         self._vocabulary = vocabulary
         self._strip, self._strips_left = vocabulary.strip
         self._first = True
-        """Whether the text, with the prompt's, has no token yet."""
+        """Whether prompt and text have no token yet that is text."""
         self._errors = _EACH_BYTE if vocabulary.byte_fallback else "replace"
         self._held = b""
         self._shown_before = self._read_prompt(prompt)
         self.place = self._length = 0
 
     def push(self, token: int) -> str:
-        """-> the text that is certain with `token`"""
+        """Take the next token. Returns the text that is final now."""
         self.place = self._length
         if not (found := self._bytes(token)):
             return ""
-        if self._held and len((self._held + found[:1]).decode(errors="replace")) > 1:  # no part of that character
+        if self._held and len((self._held + found[:1]).decode(errors="replace")) > 1:  # `token` does not continue it
             self.place += len(self._held.decode(errors=self._errors)) - len(self._shown_before)
         text = self._decode(found)
         if self._shown_before and text:
@@ -207,8 +210,8 @@ class Detokenizer:
         return found
 
     def _read_prompt(self, prompt: Sequence[int]) -> str:
-        """Take in what the text depends on: whether anything stands before it, and a character that begins there.
-        -> what the prompt's own text shows in place of that character"""
+        """Read from the prompt whether the text has a beginning to strip, and the character that the prompt ends
+        within. Returns what the prompt's own text shows for that character."""
         for token in prompt:
             if not self._first and not self._strips_left:
                 break

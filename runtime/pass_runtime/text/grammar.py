@@ -1,10 +1,11 @@
-"""Grammars: constraints are checked and compiled one after the other, and every text has a state of its own.
+"""Compiles constraints to grammars, and has the state of every text in its grammar.
 
-A constraint goes through three queues. It is compiled in a child process with a short limit of time; if that is not
-enough, in another child with a long one; and if that ends well, in a thread of this process. So constraints that are
-compiled in no time, as nearly all are, do not wait for those that take long, and nothing waits that needs none.
+There are three queues. A constraint is first compiled in a child process with a short limit of time. If that is not
+enough, it is compiled in another child with a long limit. If a child succeeds, a thread of this process compiles it. So
+constraints that compile quickly, as nearly all do, do not wait for slow ones, and texts without a constraint never
+wait.
 
-A state says which tokens may follow, within a budget of time.
+A state says which tokens may follow, within a budget of CPU time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -28,36 +29,36 @@ from tokenizers import Tokenizer
 
 from pass_runtime.errors import PassError, check_process
 from pass_runtime.text.child import ChildPool, ChildStopped, Limits
-from pass_runtime.text.compiler import Compiler, fields_of, problem
+from pass_runtime.text.compiler import Compiler, problem
 from pass_runtime.text.constraint import Constraint
 
 START_CPU_SECONDS = 0.1
 ROW_CPU_SECONDS = 0.002
-"""The CPU time that a text may take for its masks: at first, and with every row of a window. Step limits bound each
-mask; this bounds their sum, since the thread that computes them decodes all other texts, too."""
+"""The CPU time that a text may take for its masks: at the start, and more for every row of a window. STEP_LIMITS bound
+each mask. This bounds their sum, because the thread that computes the masks decodes all other texts, too."""
 
 
 class ConstraintStopped(PassError):
-    """A text cannot follow its constraint any further."""
+    """A text cannot follow its constraint any longer."""
 
 
 @dataclass
 class CpuUsage:
-    """seconds: the CPU time of all masks that were computed with one compiled grammar. Its memory grows meanwhile:
-    texts share the states of its lexer."""
+    """seconds: the CPU time of all masks that were computed with one compiled grammar. The grammar's memory grows with
+    it: the states of its lexer are kept, and all texts share them."""
 
     seconds: float = 0.0
 
 
 class GrammarState:
-    """The state of one text. Every method raises ConstraintStopped if the grammar is too complex to go on."""
+    """The state of one text in its grammar. Every method raises ConstraintStopped if the text cannot go on."""
 
     def __init__(self, matcher: Any, end_tokens: Sequence[int], usage: CpuUsage) -> None:
         self._matcher, self._end_tokens, self._usage = matcher, end_tokens, usage
         self._seconds, self._rows = 0.0, 0
 
     def copy(self) -> GrammarState:
-        """The state of another text, with a budget of its own."""
+        """An equal state for another text, with its own budget."""
         return GrammarState(self._matcher.deep_copy(), self._end_tokens, self._usage)
 
     def advance(self, token: int) -> None:
@@ -67,8 +68,8 @@ class GrammarState:
                 raise self._stopped()
 
     def fill(self, allowed: npt.NDArray[np.uint32], drafts: Sequence[int]) -> None:
-        """allowed [P,V/32]: set the bits of the tokens that may follow the text, and the drafts before each row. Rows
-        after a draft that the grammar forbids, or that ends the text, are left as they are."""
+        """Set in row i of `allowed` [P,V/32] the bits of the tokens that may follow the text and drafts[:i]. Rows after
+        a draft that the grammar forbids, or that ends the text, are left as they are."""
         with self._timed():
             self._fill(allowed, drafts)
 
@@ -90,7 +91,7 @@ class GrammarState:
                 self._matcher.rollback(taken)
 
     def forced(self) -> tuple[int, ...]:
-        """The only tokens that may follow now, () where there is a choice."""
+        """The next tokens as far as there is only one choice; () if there are several."""
         with self._timed():
             return tuple(self._matcher.compute_ff_tokens())
 
@@ -99,7 +100,7 @@ class GrammarState:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Count the CPU time of a block. Raises ConstraintStopped if that exceeds the budget."""
+        """Count the CPU time of a `with` block. Raises ConstraintStopped if the budget is exceeded."""
         started = time.thread_time()
         yield
         spent = time.thread_time() - started
@@ -115,24 +116,25 @@ class GrammarState:
 MIB = 1 << 20
 CHECKER = "pass_runtime.text.compiler:make_checker"
 QUICK_CPU_SECONDS, LONG_CPU_SECONDS = 0.25, 2.0
-"""CPU time that a child may take for a constraint."""
+"""The CPU time that each of the two children may take for a constraint."""
 CHILD_MEMORY_BYTES, CHILD_STACK_BYTES = 256 * MIB, 2 * MIB
-"""Bytes that a child may take for it."""
+"""The memory that a child may take for a constraint."""
 THREAD_STACK_BYTES = 8 * CHILD_STACK_BYTES
-"""Of the thread that compiles what a child has compiled."""
+"""The stack of the thread that compiles after a child has. It is larger, so that it suffices if the child's did."""
 MAX_QUICK_JOBS, MAX_LONG_JOBS = 128, 16
-"""Constraints in the queues of the two children."""
+"""The most constraints in the queues of the two children."""
 MAX_GRAMMARS, MAX_CACHE_BYTES = 64, 128 * MIB
-"""How many compiled grammars are kept, and how much memory they may take by estimate."""
+"""How many compiled grammars are kept, and how much memory they may take, as estimated."""
 MIN_GRAMMAR_BYTES = MIB // 4
+"""The least estimate of a compiled grammar's memory."""
 BYTES_PER_SECOND = 128 * MIB
-"""By how much a grammar grows at most while masks are computed with it."""
+"""The most by which a grammar grows while masks are computed with it."""
 MAX_REFUSALS = 256
-"""How many refused constraints are remembered."""
+"""How many refused constraints are kept, with the reason."""
 
 
 class TooManyConstraints(PassError):
-    """There is no place in the queues of constraints."""
+    """The queues of constraints are full."""
 
     def __init__(self) -> None:
         super().__init__("too many constraints are being compiled; try again later")
@@ -149,7 +151,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _CachedGrammar:
-    """A compiled grammar, as a future that is done. size: the bytes that compiling it took."""
+    """A compiled grammar, as a future that is done. size: the bytes of memory that compiling it took."""
 
     future: Future[GrammarState]
     size: int
@@ -157,15 +159,15 @@ class _CachedGrammar:
 
     @property
     def bytes(self) -> int:
-        """An estimate of the memory that it takes now."""
+        """An estimate of the memory that the grammar takes now."""
         return self.size + int(BYTES_PER_SECOND * self.usage.seconds)
 
 
 class _Queue:
-    """Jobs for one thread. waiting: how many there are, with the one under way; most: how many there may be."""
+    """Jobs for one thread. waiting: how many there are, including the running one. most: how many there may be."""
 
     def __init__(self, most: int, stack: int = 0) -> None:
-        """stack: the bytes of the thread's stack, 0 for the usual size."""
+        """stack: the bytes of the thread's stack; 0 is Python's default."""
         self.most, self.waiting = most, 0
         self.thread = ThreadPoolExecutor(1, "pass-constraints")
         with _STACK_SIZE_LOCK:
@@ -177,33 +179,34 @@ class _Queue:
 
 
 _STACK_SIZE_LOCK = threading.Lock()
-"""Held while the size of new threads' stacks, which is the process's, is not the usual one."""
+"""Held while the stack size of new threads, a setting of the whole process, is not the default."""
 
 
 class Grammars:
-    """Compiles the constraints of one model's texts. Any thread may call it. Processes and threads are started with the
-    first constraint."""
+    """Compiles the constraints of one model's texts. Any thread may call its methods. Processes and threads are started
+    with the first constraint."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        """end_tokens: they end a text, and are allowed where the grammar is complete."""
+        """end_tokens: the ids that end a text. They are allowed if the text is complete."""
         self._tokenizer, self._vocab_size, self._end_tokens = tokenizer, vocab_size, list(end_tokens)
         self._lock = threading.Lock()  # never held while something is compiled
         self._cached: OrderedDict[bytes, _CachedGrammar] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._known = WeakValueDictionary[bytes, Future[GrammarState]]()
-        """What is being compiled, is kept, or is held by somebody who has called `prepare`."""
+        """The futures of constraints that are being compiled or are kept, or that a caller of `prepare` holds."""
         self._started = False
         self._closed, self._owner = False, os.getpid()
 
     def start(self, constraint: Constraint) -> GrammarState:
-        """The state of a text that has no token yet. Raises PassError as `prepare` and its future do."""
+        """The state of a text without tokens. Raises what `prepare` raises, and the error of its future."""
         return self.prepare(constraint).result().copy()
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """What `start` copies, once it is compiled. Do not cancel it: calls with equal constraints share one future.
+        """The state that `start` copies, once the constraint is compiled. Do not cancel the future: equal constraints
+        share it.
 
-        It has a PassError if the constraint is not valid or too complex. Raises TooManyConstraints if too many others
-        wait, and PassError if the session is closed or belongs to another process.
+        The future has a PassError if the constraint is not valid or too complex. Raises TooManyConstraints if the
+        queues are full, and PassError if the session is closed or belongs to another process.
         """
         check_process(self._owner)
         if not self._end_tokens:
@@ -211,7 +214,7 @@ class Grammars:
         key = _key(constraint)
         with self._lock:
             if key in self._cached:
-                self._cached.move_to_end(key)  # the newest one is last
+                self._cached.move_to_end(key)  # the most recently used is last
             if (future := self._known.get(key)) is None:
                 future = Future()
                 if key in self._refused:
@@ -236,7 +239,7 @@ class Grammars:
                 future.set_exception(PassError("the session is closed"))
 
     def _begin(self, job: _Job) -> None:
-        """Put a new job into the first queue. The lock is held."""
+        """Put a new job into the first queue. The caller holds the lock."""
         if self._closed:
             raise PassError("the session is closed")
         if not self._started:
@@ -262,17 +265,17 @@ class Grammars:
         self._started = True
 
     def _add(self, queue: _Queue, job: _Job, step: Callable[[_Job], None]) -> None:
-        """Put a job into a queue for its next step. The lock is held."""
+        """Put a job into a queue for its next step. The caller holds the lock."""
         if queue.waiting >= queue.most:
             raise TooManyConstraints
         queue.thread.submit(self._run, queue, job, step)
         queue.waiting += 1
 
     def _run(self, queue: _Queue, job: _Job, step: Callable[[_Job], None]) -> None:
-        """Run one step of a job. What it raises ends the job."""
+        """Run one step of a job. An error ends the job."""
         try:
             step(job)
-        except BaseException as error:  # those who wait for it raise it
+        except BaseException as error:  # whoever waits for the future raises it
             with self._lock:
                 self._known.pop(job.key, None)
             with suppress(InvalidStateError):  # closed meanwhile
@@ -283,7 +286,7 @@ class Grammars:
 
     def _check_quickly(self, job: _Job) -> None:
         try:
-            answer = self._quick_child.call(fields_of(job.constraint))
+            answer = self._quick_child.call(asdict(job.constraint))
         except ChildStopped:
             with self._lock:
                 self._add(self._long, job, self._check_long)
@@ -292,7 +295,7 @@ class Grammars:
 
     def _check_long(self, job: _Job) -> None:
         try:
-            answer = self._long_child.call(fields_of(job.constraint))
+            answer = self._long_child.call(asdict(job.constraint))
         except ChildStopped as error:
             if self._closed:
                 raise
@@ -300,7 +303,7 @@ class Grammars:
         self._go_on(job, answer)
 
     def _go_on(self, job: _Job, answer: dict[str, Any]) -> None:
-        """Act on what a child answered."""
+        """Queue the job for compilation, or refuse it, as the child answered."""
         with self._lock:
             if "refused" not in answer:
                 self._add(self._compiling, job, partial(self._compile, size=answer["bytes"]))
@@ -311,20 +314,19 @@ class Grammars:
         raise PassError(answer["refused"])
 
     def _compile(self, job: _Job, size: int) -> None:
-        """Compile in this process what a child has compiled."""
+        """Compile in this process, after a child has. size: the bytes that it took there."""
         matcher, usage = self._compiler.result().compile(job.constraint), CpuUsage()
-        matcher.compute_ff_tokens()  # what is forced at the beginning is found here, for all copies
+        matcher.compute_ff_tokens()  # finds the first forced tokens here, once for all copies
         with suppress(InvalidStateError):  # closed meanwhile
             job.future.set_result(GrammarState(matcher, self._end_tokens, usage))
         with self._lock:
             self._cached[job.key] = _CachedGrammar(job.future, max(size, MIN_GRAMMAR_BYTES), usage)
             while (
-                len(self._cached) > MAX_GRAMMARS
-                or sum(kept.bytes for kept in self._cached.values()) > MAX_CACHE_BYTES
+                len(self._cached) > MAX_GRAMMARS or sum(kept.bytes for kept in self._cached.values()) > MAX_CACHE_BYTES
             ):
                 self._cached.popitem(last=False)
 
 
 def _key(constraint: Constraint) -> bytes:
-    """What is equal for equal constraints, and small."""
+    """A short hash of a constraint."""
     return hashlib.blake2b(repr(constraint).encode(), digest_size=16).digest()

@@ -22,13 +22,14 @@ from jinja2.utils import Namespace
 from pass_runtime.errors import PassError
 
 MAX_BYTES = 1 << 25
-"""The most that a template may write, in UTF-8: more than any model reads."""
+"""The most bytes of UTF-8 that a template may write: more than any model reads."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""What templates call the thoughts of a message. A message that has one of them gets the first two."""
+"""Names of the field with a message's reasoning. A message that has one of them gets the first two."""
 
 
 class Renderer:
-    """The templates of a model. `setup`: their `sources` by file, and `tokens`, the special ones by variable."""
+    """The templates of a model. setup: `sources`, the templates by file, and `tokens`, the special tokens by
+    variable."""
 
     def __init__(self, setup: Mapping[str, Mapping[str, str]]) -> None:
         self._sources, self._tokens = setup["sources"], setup["tokens"]
@@ -47,9 +48,9 @@ class Renderer:
         self._compiled = cache(self._compile)
 
     def __call__(self, call: Mapping[str, Any]) -> str:
-        """call: `template`, a file; `time`, what is now for the template, in seconds since 1970; `messages` and
-        `variables`. Without messages the template is only compiled. Raises PassError if the template does not compile,
-        refuses the messages, or writes too much."""
+        """call: `template`, a file; `time`, the template's current time in seconds since 1970; `messages` and
+        `variables`. If `messages` is None, the template is only compiled. Raises PassError if the template does not
+        compile, refuses the messages, or writes too much."""
         template = self._compiled(call["template"])
         if call["messages"] is None:
             return ""
@@ -67,7 +68,7 @@ class Renderer:
         except MemoryError:
             raise
         except Exception as error:  # a template is a program, and may raise anything
-            raise PassError(f"the chat template refuses these messages: {_line(error)}") from None
+            raise PassError(f"the chat template refuses these messages: {_one_line(error)}") from None
         if len(text.encode(errors="replace")) > MAX_BYTES:
             raise PassError(f"the chat template cannot be used: it writes more than {MAX_BYTES >> 20} MiB")
         return text
@@ -77,21 +78,21 @@ class Renderer:
             return self._environment.from_string(self._sources[file])
         except MemoryError:
             raise
-        except Exception as error:  # also those of compiling the Python code that jinja generates
-            raise PassError(f"{file}: {_line(error)}") from None
+        except Exception as error:  # the Python code that jinja generates may fail to compile, too
+            raise PassError(f"{file}: {_one_line(error)}") from None
 
 
 def _message(message: Any) -> Any:
-    """A message as transformers hands it to a template: without fields that are none, and with thoughts under the
+    """A message as transformers hands it to a template: without fields that are None, and with the reasoning under the
     names that templates read."""
     if not isinstance(message, dict):
         raise PassError(f"a message must be an object with a role and content, not {str(message)[:40]!r}")
     found = {name: value for name, value in message.items() if value is not None}
-    thoughts = next((found[name] for name in REASONING_FIELDS if name in found), None)
-    return found if thoughts is None else {"thinking": thoughts, **found, "reasoning_content": thoughts}
+    reasoning = next((found[name] for name in REASONING_FIELDS if name in found), None)
+    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:1000] or type(error).__name__
 
 
@@ -106,12 +107,12 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON, not escaped for HTML as jinja's own filter does it."""
+    """Plain JSON; jinja's own filter escapes it for HTML."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Generation(Extension):
-    """The tag `{% generation %}`, which marks the assistant's words for training: it is rendered as its content."""
+    """The tag `{% generation %}`, which marks the assistant's text for training. Only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - the name is jinja's
 

@@ -1,16 +1,16 @@
-"""Conversations as token ids, in which special tokens come from the chat template and never from a message.
+"""Encodes conversations as token ids. Special tokens come from the chat template and never from a message.
 
-A template's result is a single string: `<|im_end|>` in it ends a turn, whether the template wrote it or a message holds
-it. So messages that may spell special tokens are rendered a second time, with those places changed. Templates slice,
-measure and compare messages, so the second text is only used to learn where the first one comes from messages:
+A template writes a single string, in which `<|im_end|>` ends a turn, whether it comes from the template or from a
+message. So messages that may spell special tokens are rendered a second time with those places changed. Templates
+slice, measure and compare messages, so the second text only serves to find which parts of the first come from messages:
 
-1. Letters of the places are exchanged for others of their kind: lengths, cases and spaces stay. A special token that
-   has the same letters in both texts is the template's.
-2. A template that looks for the special token's text in messages does not find it then. So, if the two texts do not
-   fit, the places get marks around them: what has none is the template's.
-3. If the texts do not fit either, messages that spell a special token are refused.
+1. The letters of the places are exchanged for others of their kind, so that lengths, cases and spaces stay. A special
+   token that has the same letters in both texts comes from the template.
+2. A template that looks for a special token's text in messages does not find it in exchanged ones. So, if the texts
+   differ elsewhere, too, the places get marks around them instead. A special token without marks is the template's.
+3. If these texts differ in more than the marks, messages that spell a special token are refused.
 
-If all special tokens are the template's, the ids are those that Hugging Face gives the conversation. Otherwise all but
+If all special tokens come from the template, the ids are those of Hugging Face's tokenizer. Otherwise everything except
 the template's special tokens is encoded as plain text.
 """
 
@@ -31,16 +31,17 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.detokenizer import encode
 
 PRIVATE_USE_START = 0xE000
-"""The first of the 6400 characters of Unicode's private use area, which marks are made of."""
+"""The first character of Unicode's private use area, of which marks are made."""
+PRIVATE_USE_SIZE = 6400
 Span = tuple[int, int, int]
 """A special token in a text: (start, end, id)."""
 
 
 @dataclass(frozen=True)
 class _PlainTextTokenizer:
-    """tokenizer: encodes the text of special tokens as plain text. stand_ins: by special token id, a secret text that
-    it encodes as one token in place of the special one. ids: the special token id by the id of its stand-in. unknown:
-    the id for characters that have no token."""
+    """tokenizer: encodes the text of special tokens as plain text. stand_ins: by special token id, a secret text, which
+    the tokenizer encodes as one token. ids: by the id of that token, the special token id. unknown: the id for
+    characters that have no token."""
 
     tokenizer: Tokenizer
     stand_ins: Mapping[int, str]
@@ -49,7 +50,7 @@ class _PlainTextTokenizer:
 
 
 class ChatEncoder:
-    """Encodes conversations. Any thread may call it."""
+    """Encodes conversations. Any thread may call `encode`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -59,15 +60,16 @@ class ChatEncoder:
         self._beginnings = {content[:end] for content in contents for end in range(1, len(content))}
         self._endings = {content[start:] for content in contents for start in range(1, len(content))}
         self._longest = max(map(len, self._beginnings), default=0)
+        # Finds special tokens in a text: all other text becomes the token 0.
         self._finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
         self._finder.add_special_tokens([AddedToken(content, normalized=False) for content in contents])
         self._found = {self._finder.token_to_id(token.content): number for number, token in self._special.items()}
         self._lock = Lock()
 
     def encode(self, messages: Any, render: Callable[[Any], str]) -> list[int]:
-        """The ids of a conversation. messages: all that comes from outside; render: makes the prompt of it. Raises
+        """The ids of a conversation. messages: all input that is not trusted. render: makes the prompt from it. Raises
         PassError if a message holds the text of a special token that cannot be encoded as plain text, or that cannot be
-        told from the template's."""
+        distinguished from the template's."""
         text = render(messages)
         strings = list(_strings(messages))
         places = self._places(strings)
@@ -93,7 +95,7 @@ class ChatEncoder:
             changed = _replaced(messages, map(variant.change, strings, places))
             try:
                 other = render(changed)
-            except PassError:  # the template takes no such message
+            except PassError:  # the template refuses the changed messages
                 continue
             found = variant.kept(text, other, self._spans(other))
             if found is not None:
@@ -101,20 +103,20 @@ class ChatEncoder:
         spelled = next((self._special[number].content for each in places for _, _, number in each.whole), None)
         if spelled is not None:
             raise PassError(
-                f"a message holds the text of the special token {spelled}, and the chat template reads messages in a "
-                "way that hides where it writes it; leave it out"
+                f"a message holds the text of the special token {spelled}, and the chat template reads the message in "
+                "a way that hides its place in the prompt; leave that text out"
             )
         return self._spans(text)
 
     def _without_absent(self, places: _Places, spans: Sequence[Span]) -> _Places:
-        """The places without the special tokens of which nothing is in the prompt: templates may look for them."""
+        """The places without special tokens that the prompt does not contain. (Templates may look for them.)"""
         present = {self._special[number].content for _, _, number in spans}
         kept = [span for span in places.whole if any(each in self._special[span[2]].content for each in present)]
         return replace(places, whole=kept)
 
     def _places(self, strings: Sequence[str]) -> list[_Places]:
-        """Where each string spells special tokens, or may form one with what the template puts next to it. (Roles and
-        names of fields may not: templates compare them.)"""
+        """The places where each string spells special tokens, or may form one with text that the template puts next to
+        it. Roles and names of fields get no places at their ends, because templates compare them."""
         between = _unguessable(4)
         joined = between.join(strings).encode(errors="replace").decode()  # the finder refuses lone surrogates
         spans = iter(self._spans(joined))
@@ -140,14 +142,14 @@ class ChatEncoder:
             if token in self._special and token != plain.unknown:
                 spelled = self._special[token].content
                 raise PassError(
-                    f"a message holds the text of the special token {spelled}, which the tokenizer cannot read as "
-                    "plain text; leave it out"
+                    f"a message holds the text of the special token {spelled}, which the tokenizer cannot encode as "
+                    "plain text; leave that text out"
                 )
         return [plain.ids.get(token, token) for token in ids]
 
     @cached_property
     def _plain(self) -> _PlainTextTokenizer:
-        """Made at first use, since it takes as much memory as the tokenizer."""
+        """Made at first use, because it takes as much memory as the tokenizer."""
         written = self._tokenizer.to_str()
         model = json.loads(written)["model"]
         tokenizer = Tokenizer.from_str(written)
@@ -174,7 +176,8 @@ class ChatEncoder:
 
 @dataclass(frozen=True)
 class _Places:
-    """What may make special tokens of a message's string: those that it spells, its first and its last character."""
+    """The places in a message's string to change: the special tokens that it spells (`whole`), and its first (`before`)
+    or last (`after`) character, if that may form a special token with text of the template."""
 
     whole: Sequence[Span]
     before: bool
@@ -185,7 +188,7 @@ class _Places:
 
 
 class _ExchangedCharacters:
-    """Messages whose places have other characters, as many and of the same kind."""
+    """Changes places to other characters, as many and of the same kind."""
 
     def __init__(self) -> None:
         self._others = _OtherCharacters()
@@ -202,8 +205,8 @@ class _ExchangedCharacters:
         return "".join(written)
 
     def kept(self, text: str, other: str, spans: Sequence[Span]) -> list[Span] | None:
-        """Those of the special tokens in `other`, made of changed messages, that are the same in `text`; None if the
-        two are not the same text but for exchanged characters."""
+        """Those of the special tokens in `other`, the prompt of changed messages, that are the same in `text`; None if
+        the two texts differ in more than exchanged characters."""
         if len(text) != len(other):
             return None
         exchanged = text.translate(self._others)
@@ -213,7 +216,7 @@ class _ExchangedCharacters:
 
 
 class _OtherCharacters(dict[int, int]):
-    """Another character of the same kind, for `str.translate`. Nobody can guess which."""
+    """By character, another one of the same kind, for `str.translate`. It is random, so that nobody can guess it."""
 
     def __init__(self) -> None:
         for characters in (string.ascii_lowercase, string.ascii_uppercase, string.digits, "<>"):
@@ -226,13 +229,14 @@ class _OtherCharacters(dict[int, int]):
 
 
 class _MarkedPlaces:
-    """Messages whose places have marks before and after them."""
+    """Puts marks before and after places."""
 
     def __init__(self) -> None:
         self._begin, self._end = _unguessable(4), _unguessable(4)
 
     def change(self, text: str, places: _Places) -> str:
-        """The string with marks. Those at its ends never enclose what the template puts between two strings."""
+        """The string with marks. At its beginning is an opening mark and at its end a closing one, so that these never
+        enclose text that the template puts between two strings."""
         parts, done = [self._begin] if places.before else [], 0
         for start, end, _ in places.whole:
             parts += [text[done:start], self._begin, text[start:end], self._end]
@@ -240,8 +244,8 @@ class _MarkedPlaces:
         return "".join([*parts, text[done:], self._end if places.after else ""])
 
     def kept(self, text: str, other: str, spans: Sequence[Span]) -> list[Span] | None:
-        """Those of the special tokens in `other` that have no marks, with their places in `text`; None if the two are
-        not the same text but for marks."""
+        """Those of the special tokens in `other` that have no marks, with their places in `text`; None if the two texts
+        differ in more than marks."""
         found, place, done = [], 0, 0
         for start, end, number in spans:
             place += len(self._without(other[done:start]))
@@ -255,7 +259,7 @@ class _MarkedPlaces:
 
 
 def _parts(text: str, spans: Sequence[Span]) -> list[str | int]:
-    """Text and ids of special tokens in turn. spans: of the special tokens."""
+    """Text and ids of special tokens, in turn. spans: the special tokens."""
     parts: list[str | int] = []
     done = 0
     for start, end, number in spans:
@@ -265,7 +269,7 @@ def _parts(text: str, spans: Sequence[Span]) -> list[str | int]:
 
 
 def _unguessable(length: int) -> str:
-    return "".join(chr(PRIVATE_USE_START + secrets.randbelow(6400)) for _ in range(length))
+    return "".join(chr(PRIVATE_USE_START + secrets.randbelow(PRIVATE_USE_SIZE)) for _ in range(length))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -282,7 +286,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _replaced(value: Any, strings: Iterator[str]) -> Any:
-    """`value` with other strings in the place of its own."""
+    """`value` with other strings in place of its own."""
     if isinstance(value, str):
         return next(strings)
     if isinstance(value, Mapping):

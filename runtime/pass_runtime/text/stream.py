@@ -15,15 +15,15 @@ from tokenizers import Tokenizer
 from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
 
 ROOT = 0
-"""The state of a sequence whose end begins no word."""
+"""The state of a sequence that does not end with the beginning of a word."""
 
 
 class Automaton:
-    """Aho's and Corasick's (1975). A state stands for the longest end of the sequence with which a word begins.
+    """Aho and Corasick's automaton (1975). Its state stands for the longest suffix of a sequence that begins a word.
 
-    words: sequences of symbols, none empty. depth: by state, how many symbols that end has. found: by state, the length
-    of the longest word that the sequence ends with; 0 if it ends with none. shorter: by state, the state of the next
-    shorter end with which a word begins.
+    words: sequences of symbols, none empty. depth: by state, the length of that suffix. found: by state, the length of
+    the longest word that the sequence ends with; 0 if there is none. shorter: by state, the state of the next shorter
+    suffix that begins a word.
     """
 
     def __init__(self, words: Iterable[Sequence[Hashable]]) -> None:
@@ -45,7 +45,7 @@ class Automaton:
             self.found[state] = self.found[state] or self.found[self.shorter[state]]
 
     def step(self, state: int, symbol: Hashable) -> int:
-        """-> the state with `symbol` at the end. Over a whole sequence this looks up two symbols at most for each."""
+        """The state after one more symbol. Over a whole sequence, this takes at most two look-ups a symbol."""
         while (following := self._next.get((state, symbol))) is None:
             if state == ROOT:
                 return ROOT
@@ -63,8 +63,8 @@ class StopFilter:
         self._held = ""
 
     def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
-        """-> (text to show, the stop string that ended it). The stop that is complete first counts; it is not shown.
-        may_end: whether a stop that is complete within `text` counts."""
+        """-> (text to show, the stop string that ended it). The stop string that is complete first ends the text, and
+        is not shown. may_end: whether a stop string that `text` completes ends it."""
         if self._state == ROOT and self._beginnings.isdisjoint(text):  # the usual case
             return text, None
         automaton, state = self._automaton, self._state
@@ -80,22 +80,22 @@ class StopFilter:
         return seen[:shown], None
 
     def flush(self) -> str:
-        """The text that was held back, once no more text comes."""
+        """The text that was held back. Call it after the last `push`."""
         shown, self._held, self._state = self._held, "", ROOT
         return shown
 
 
 @lru_cache(maxsize=32)
 def _automaton(stops: tuple[str, ...]) -> Automaton:
-    """Shared by the requests with these stop strings."""
+    """The automaton that requests with these stop strings share."""
     return Automaton(stops)
 
 
 class TextStream:
     """The text of one request, token by token.
 
-    stop: strings that end it and are not part of it. min_tokens: one that is complete within so many tokens does not
-    count. A stop string that is the text of a special token ends at that token, though special tokens are not shown.
+    stop: strings that end the text and are not part of it. A stop string that is the text of a special token ends the
+    text at that token, although special tokens are not shown. min_tokens: the first so many tokens do not end the text.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class TextStream:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
     ) -> None:
-        """tokenizer: or its vocabulary, which takes milliseconds to make."""
+        """tokenizer: the tokenizer, or its vocabulary, which takes milliseconds to make."""
         self._vocabulary = tokenizer if isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
         self._filter = StopFilter(stop)
         self._special = {token for string in stop if (token := self._vocabulary.special(string)) is not None}
         self._detokenizer = Detokenizer(self._vocabulary, prompt_ids)
         self._tokens_before_stop = min_tokens
-        """How many more tokens end nothing."""
+        """How many more tokens do not end the text."""
 
     def read(self, token: int) -> tuple[str, str | None]:
         """-> (text that is final now, the stop string that ended it)"""
@@ -123,18 +123,18 @@ class TextStream:
         return self._filter.push(self._detokenizer.push(token), may_end=may_end)
 
     def flush(self) -> str:
-        """The text that was held back, once no more tokens come."""
+        """The text that was held back. Call it after the last token."""
         return self._filter.flush()
 
 
 MAX_CACHED_MASKS = 64
-"""How many states of a text keep their masks, of vocabulary / 8 bytes each."""
+"""For how many states masks are cached, with vocabulary / 8 bytes each."""
 
 
 class TokenIndex:
-    """Finds the tokens that begin with some bytes, and those that contain them. It takes about 120 bytes a token.
+    """Finds the tokens that begin with some bytes, or contain them. Its memory is about 120 bytes a token.
 
-    texts: by id, the bytes that a token adds to a text. order: ids in the order of these.
+    texts: by id, the bytes that a token adds to a text. order: the ids, sorted by these bytes.
     """
 
     def __init__(self, texts: Sequence[bytes]) -> None:
@@ -150,15 +150,15 @@ class TokenIndex:
         pairs = self._bytes[:-1].astype(np.uint16) << 8 | self._bytes[1:]
         self._places = np.argsort(pairs, kind="stable").astype(np.int32)
         self._first = np.append(np.searchsorted(pairs[self._places], np.arange(1 << 16)), len(pairs)).tolist()
-        """By pair of bytes, where its places in the texts begin in `_places`."""
+        """By pair of bytes, the index in `_places` at which the pair's places in the texts begin."""
 
     def beginning_with(self, text: bytes) -> tuple[int, int]:
-        """Where in `order` the tokens that begin with `text` start and end."""
+        """(start, end) of the tokens in `order` that begin with `text`."""
         first = bisect_left(self._sorted, text)
         return first, bisect_right(self._sorted, text, first, key=lambda found: found[: len(text)])
 
     def containing(self, text: bytes) -> npt.NDArray[np.int32]:
-        """The ids of the tokens that contain `text`, some of them several times."""
+        """The ids of the tokens that contain `text`. An id may be repeated."""
         if len(text) == 1:
             return self._token[self._places[self._first[text[0] << 8] : self._first[text[0] + 1 << 8]]]
         pairs = [before << 8 | after for before, after in pairwise(text)]
@@ -173,8 +173,8 @@ class TokenIndex:
 
 
 class BadWords:
-    """The words of a request. A text's state is a number, ROOT at its beginning. Only the thread that decodes asks for
-    masks.
+    """The bad words of a request. The state of a text is a number, at first ROOT. Only one thread, the one that
+    decodes, may ask for masks.
 
     words: bytes, none empty.
     """
@@ -183,7 +183,8 @@ class BadWords:
         self._index, self._automaton = index, Automaton(words)
         self._containing = np.zeros(len(index.texts), np.bool_)
         self._completing: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        """By state, the ranges of tokens that begin with the rest of a word whose beginning is the state's."""
+        """By state, which is the beginning of a word: ranges in `order` of the tokens that begin with the word's
+        rest."""
         for word in dict.fromkeys(words):
             state = ROOT
             for size, symbol in enumerate(word, 1):
@@ -203,7 +204,7 @@ class BadWords:
         return state
 
     def _forbidden(self, state: int) -> npt.NDArray[np.uint32]:
-        """[V/32] bits of the tokens with which the text would contain a word."""
+        """[V/32] uint32: the bits of the tokens after which a text in this state would contain a word."""
         mask = np.zeros(-(-len(self._containing) // 32) * 32, np.bool_)
         mask[: len(self._containing)] = self._containing
         ranges = set[tuple[int, int]]()
