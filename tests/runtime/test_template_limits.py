@@ -168,5 +168,7 @@ def test_no_messages():
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), b"x", 1j])
 def test_what_json_cannot_hold(value: object):
-    with pytest.raises(PassError, match=r"^the chat template cannot be used: messages and variables must be JSON values, not "):
+    with pytest.raises(
+        PassError, match=r"^the chat template cannot be used: messages and variables must be JSON values, not "
+    ):
         ChatTemplate("x").render(USER, documents=value)

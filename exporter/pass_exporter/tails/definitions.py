@@ -37,9 +37,9 @@ def process_logits(
 ) -> npt.NDArray[np.float32]:
     """logits [B,R,V] -> [B,R,V]: the first P rows with a constraint, biases and penalties, the others unchanged.
 
-    allowed [B,P,V]: the tokens that may be drawn; the others' logits fall by -FORBIDDEN_BIAS. touched [B,T]: tokens to which
-    bias [B,T] is added; the sum is divided by factor [B,P,T] where it is above 0, and multiplied by it elsewhere; then
-    penalty [B,P,T] is subtracted.
+    allowed [B,P,V]: the tokens that may be drawn; FORBIDDEN_BIAS is added to the others' logits. touched [B,T]: tokens
+    to which bias [B,T] is added; the sum is divided by factor [B,P,T] where it is above 0, and multiplied by it
+    elsewhere; then penalty [B,P,T] is subtracted.
     """
     rows = factor.shape[1]
     processed = logits.copy()

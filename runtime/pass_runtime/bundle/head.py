@@ -1,5 +1,4 @@
-"""The draft head of a bundle: its arrays and their file. `pass_exporter.tails.definitions` defines how drafts are
-computed with them."""
+"""The draft head of a bundle: its arrays and their file. `pass_exporter.tails.definitions` computes with them."""
 
 from __future__ import annotations
 

@@ -250,10 +250,9 @@ class Cycle:
 
 
 def make_cycle(mode: str, lookahead: int) -> Cycle:
-    """The cycle of `mode`: one of MODES, `tree-N`, or `fused:` or `tree:` and the size of every group. PassError if
-    none.
+    """The cycle of `mode`: one of MODES, `tree-N`, or `fused:` or `tree:` and the size of every group.
 
-    lookahead: the number of drafts, or the most depth of a tree; 0 always gives `ar`. `fused:` ignores other values.
+    lookahead: the number of drafts, or the maximum depth of a tree; 0 always gives `ar`. `fused:` ignores other values.
     """
     has_sizes = mode.startswith(("fused:", "tree:"))
     if not has_sizes and mode not in MODES and not _TREE_NAME.fullmatch(mode):

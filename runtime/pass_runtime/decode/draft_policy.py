@@ -141,8 +141,8 @@ def _from_cycle(
 def way_of_decoding(plan: str, lookahead: int, draft: str | None = None) -> tuple[str, Cycle | None, int, int]:
     """How a request is decoded: the fields `name`, `cycle`, `lookahead` and `ngram_drafts` of `Request`.
 
-    plan, lookahead: as for `make_cycle`; plan may also be "auto". draft: one of DRAFT_SOURCES (None: "both" for auto, else
-    "lookahead").
+    plan, lookahead: as for `make_cycle`; plan may also be "auto". draft: one of DRAFT_SOURCES (None: "both" for auto,
+    else "lookahead").
     """
     if plan == "auto" and lookahead:
         draft = draft or "both"

@@ -110,11 +110,8 @@ class _Child:
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
         try:
-            _unwrapped(
-                self._exchange(
-                    [setup, limits.cpu_seconds, limits.memory_bytes, limits.stack_bytes, forks], START_SECONDS
-                )
-            )
+            settings = [limits.cpu_seconds, limits.memory_bytes, limits.stack_bytes, forks]
+            _unwrapped(self._exchange([setup, *settings], START_SECONDS))
         except BaseException:
             self.kill()
             raise

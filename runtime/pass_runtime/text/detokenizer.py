@@ -1,7 +1,6 @@
 """Tokens to text and back: the bytes of each token, the characters of those bytes, and the token ids of a text.
 
-`Tokenizer.encode` and `decode` hold Python's GIL until they are done, which is a second for a megabyte. Their batch
-versions release it.
+`Tokenizer.encode` and `decode` hold Python's GIL, which is a second for a megabyte. Their batch versions release it.
 
 The tokenizers library decodes whole lists of tokens. But its decoders treat every token alone, with three exceptions:
 the first token, white space that is stripped from the text's beginning, and characters whose bytes are several tokens.
@@ -61,8 +60,7 @@ class Vocabulary:
     """The tokens of a tokenizer as bytes of a text. Any thread may call its methods.
 
     strip: content that is removed from a text's beginning, and how many times at most. byte_fallback: whether each byte
-    of an incomplete character is shown as U+FFFD, as by Llama 2's tokenizer; if not, one U+FFFD stands for all of them,
-    as by GPT-2's.
+    of an incomplete character is shown as U+FFFD (Llama 2's tokenizer), or all of them as one U+FFFD (GPT-2's).
 
     Raises PassError if the tokenizer's decoder does not treat every token alone.
     """
@@ -73,9 +71,7 @@ class Vocabulary:
         steps = _steps(None if self._decoder is None else json.loads(self._decoder.__getstate__()))
         kinds = [step["type"] for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
-        strips_end = any(
-            step["type"] == "Strip" and step["stop"] for step in steps
-        )  # a stream does not know where it ends
+        strips_end = any(step["type"] == "Strip" and step["stop"] for step in steps)  # a stream does not know its end
         if strips_end or not (self._byte_level or _TOKENWISE_DECODERS.issuperset(kinds)):
             raise PassError(f"the tokenizer's decoder ({', '.join(kinds)}) is not supported; use another tokenizer")
         self.strip: tuple[bytes, int] = (b"", 0)

@@ -2,8 +2,7 @@
 
 There are three queues. A constraint is first compiled in a child process with a short limit of time. If that is not
 enough, it is compiled in another child with a long limit. If a child succeeds, a thread of this process compiles it. So
-constraints that compile quickly, as nearly all do, do not wait for slow ones, and texts without a constraint never
-wait.
+constraints that compile quickly, as nearly all do, do not wait for slow ones, and other texts never wait.
 
 A state says which tokens may follow, within a budget of CPU time.
 """
@@ -108,8 +107,8 @@ class GrammarState:
         self._usage.seconds += spent
         if self._seconds > START_CPU_SECONDS + ROW_CPU_SECONDS * self._rows:
             raise ConstraintStopped(
-                f"the constraint takes more than {1000 * ROW_CPU_SECONDS:g} ms a token to follow, which would slow other "
-                "requests down; simplify it"
+                f"the constraint takes more than {1000 * ROW_CPU_SECONDS:g} ms a token to follow, which would slow "
+                "other requests down; simplify it"
             )
 
 
@@ -202,8 +201,7 @@ class Grammars:
         return self.prepare(constraint).result().copy()
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """The state that `start` copies, once the constraint is compiled. Do not cancel the future: equal constraints
-        share it.
+        """The state that `start` copies, when it is compiled. Do not cancel it: equal constraints share one future.
 
         The future has a PassError if the constraint is not valid or too complex. Raises TooManyConstraints if the
         queues are full, and PassError if the session is closed or belongs to another process.
@@ -253,12 +251,11 @@ class Grammars:
             "vocab_size": self._vocab_size,
             "end_tokens": self._end_tokens,
         }
-        self._quick_child = ChildPool(
-            CHECKER, setup, Limits(QUICK_CPU_SECONDS, CHILD_MEMORY_BYTES, CHILD_STACK_BYTES), forks=True
+        quick, long = (
+            Limits(each, CHILD_MEMORY_BYTES, CHILD_STACK_BYTES) for each in (QUICK_CPU_SECONDS, LONG_CPU_SECONDS)
         )
-        self._long_child = ChildPool(
-            CHECKER, setup, Limits(LONG_CPU_SECONDS, CHILD_MEMORY_BYTES, CHILD_STACK_BYTES), forks=True
-        )
+        self._quick_child = ChildPool(CHECKER, setup, quick, forks=True)
+        self._long_child = ChildPool(CHECKER, setup, long, forks=True)
         self._quick, self._long = _Queue(MAX_QUICK_JOBS), _Queue(MAX_LONG_JOBS)
         self._compiling = _Queue(MAX_QUICK_JOBS, THREAD_STACK_BYTES)
         self._compiler = self._compiling.thread.submit(Compiler, **setup)  # while the child starts
@@ -321,10 +318,9 @@ class Grammars:
             job.future.set_result(GrammarState(matcher, self._end_tokens, usage))
         with self._lock:
             self._cached[job.key] = _CachedGrammar(job.future, max(size, MIN_GRAMMAR_BYTES), usage)
-            while (
-                len(self._cached) > MAX_GRAMMARS or sum(kept.bytes for kept in self._cached.values()) > MAX_CACHE_BYTES
-            ):
-                self._cached.popitem(last=False)
+            cached = self._cached
+            while len(cached) > MAX_GRAMMARS or sum(each.bytes for each in cached.values()) > MAX_CACHE_BYTES:
+                cached.popitem(last=False)
 
 
 def _key(constraint: Constraint) -> bytes:

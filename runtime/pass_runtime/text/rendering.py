@@ -28,8 +28,7 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class Renderer:
-    """The templates of a model. setup: `sources`, the templates by file, and `tokens`, the special tokens by
-    variable."""
+    """The templates of a model. setup: `sources`, by file, and `tokens`, the special tokens by variable."""
 
     def __init__(self, setup: Mapping[str, Mapping[str, str]]) -> None:
         self._sources, self._tokens = setup["sources"], setup["tokens"]

@@ -235,8 +235,7 @@ class _MarkedPlaces:
         self._begin, self._end = _unguessable(4), _unguessable(4)
 
     def change(self, text: str, places: _Places) -> str:
-        """The string with marks. At its beginning is an opening mark and at its end a closing one, so that these never
-        enclose text that the template puts between two strings."""
+        """The string with marks. Those at its ends open and close it, and so never enclose text between two strings."""
         parts, done = [self._begin] if places.before else [], 0
         for start, end, _ in places.whole:
             parts += [text[done:start], self._begin, text[start:end], self._end]

@@ -183,8 +183,7 @@ class BadWords:
         self._index, self._automaton = index, Automaton(words)
         self._containing = np.zeros(len(index.texts), np.bool_)
         self._completing: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        """By state, which is the beginning of a word: ranges in `order` of the tokens that begin with the word's
-        rest."""
+        """By state, which is the beginning of a word: ranges in `order` of tokens that begin with its rest."""
         for word in dict.fromkeys(words):
             state = ROOT
             for size, symbol in enumerate(word, 1):
