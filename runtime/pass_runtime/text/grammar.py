@@ -1,7 +1,7 @@
-"""Compiles constraints to grammars, and has the state of every text in its grammar.
+"""Compiles constraints to grammars, and keeps the state of a text in its grammar.
 
-There are three queues. A constraint is first compiled in a child process with a short limit of time. If that is not
-enough, it is compiled in another child with a long limit. If a child succeeds, a thread of this process compiles it. So
+There are three queues. A constraint is first compiled in a child process within QUICK_LIMITS. If that fails, it is
+compiled in another child within LONG_LIMITS. If a child succeeds, a thread of this process compiles it. So
 constraints that compile quickly, as nearly all do, do not wait for slow ones, and other texts never wait.
 
 A state says which tokens may follow, within a budget of CPU time.
@@ -114,10 +114,10 @@ class GrammarState:
 
 MIB = 1 << 20
 CHECKER = "pass_runtime.text.compiler:make_checker"
-QUICK_CPU_SECONDS, LONG_CPU_SECONDS = 0.25, 2.0
-"""The CPU time that each of the two children may take for a constraint."""
-CHILD_MEMORY_BYTES, CHILD_STACK_BYTES = 256 * MIB, 2 * MIB
-"""The memory that a child may take for a constraint."""
+CHILD_STACK_BYTES = 2 * MIB
+QUICK_LIMITS = Limits(0.25, 256 * MIB, CHILD_STACK_BYTES)
+LONG_LIMITS = Limits(2.0, 256 * MIB, CHILD_STACK_BYTES)
+"""What the two children may take for a constraint."""
 THREAD_STACK_BYTES = 8 * CHILD_STACK_BYTES
 """The stack of the thread that compiles after a child has. It is larger, so that it suffices if the child's did."""
 MAX_QUICK_JOBS, MAX_LONG_JOBS = 128, 16
@@ -251,11 +251,8 @@ class Grammars:
             "vocab_size": self._vocab_size,
             "end_tokens": self._end_tokens,
         }
-        quick, long = (
-            Limits(each, CHILD_MEMORY_BYTES, CHILD_STACK_BYTES) for each in (QUICK_CPU_SECONDS, LONG_CPU_SECONDS)
-        )
-        self._quick_child = ChildPool(CHECKER, setup, quick, forks=True)
-        self._long_child = ChildPool(CHECKER, setup, long, forks=True)
+        self._quick_child = ChildPool(CHECKER, setup, QUICK_LIMITS, forks=True)
+        self._long_child = ChildPool(CHECKER, setup, LONG_LIMITS, forks=True)
         self._quick, self._long = _Queue(MAX_QUICK_JOBS), _Queue(MAX_LONG_JOBS)
         self._compiling = _Queue(MAX_QUICK_JOBS, THREAD_STACK_BYTES)
         self._compiler = self._compiling.thread.submit(Compiler, **setup)  # while the child starts

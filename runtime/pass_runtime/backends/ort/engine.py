@@ -18,7 +18,7 @@ from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.backends.open import split_device
 from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
-from pass_runtime.bundle.noise import ROW, TABLES, TABLES_FILE
+from pass_runtime.bundle.noise import ROW_SIZE, TABLES, TABLES_FILE
 from pass_runtime.bundle.read import METADATA_KEY, trunk_metadata
 from pass_runtime.errors import PassError
 
@@ -139,7 +139,7 @@ def open_session(
 def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
     """The constants that tails share, mapped once from their files: the noise tables and the draft head. ONNX Runtime
     itself would map a file again for every tail, and each mapping would hold the same megabytes in memory."""
-    tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW)
+    tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW_SIZE)
     shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
     if (info := manifest.lookahead.head) is not None:
         model = manifest.model
