@@ -1,8 +1,8 @@
 """Compiles constraints to grammars, and keeps the state of a text in its grammar.
 
-There are three queues. A constraint is first compiled in a child process within QUICK_LIMITS. If that fails, it is
-compiled in another child within LONG_LIMITS. If a child succeeds, a thread of this process compiles it. So
-constraints that compile quickly, as nearly all do, do not wait for slow ones, and other texts never wait.
+There are three queues. A constraint is first compiled in a child process within QUICK_LIMITS. If it exceeds them,
+it is compiled in another child within LONG_LIMITS. If a child succeeds, a thread of this process compiles it. So
+constraints that compile quickly, as nearly all do, do not wait for slow ones, and texts without one never wait.
 
 A state says which tokens may follow, within a budget of CPU time.
 """
