@@ -73,7 +73,7 @@ class Vocabulary:
         self._byte_level = kinds == ["ByteLevel"]
         strips_end = any(step["type"] == "Strip" and step["stop"] for step in steps)  # a stream does not know its end
         if strips_end or not (self._byte_level or _TOKENWISE_DECODERS.issuperset(kinds)):
-            raise PassError(f"the tokenizer's decoder ({', '.join(kinds)}) is not supported; use another tokenizer")
+            raise PassError(f"the tokenizer's decoder ({', '.join(kinds)}) is not supported; use another model")
         self.strip: tuple[bytes, int] = (b"", 0)
         self.byte_fallback = "ByteFallback" in kinds
         self._first_differs = self._decoder is None or not {"Metaspace", "WordPiece"}.isdisjoint(kinds)
