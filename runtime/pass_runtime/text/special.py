@@ -115,8 +115,8 @@ class ChatEncoder:
         return replace(places, whole=kept)
 
     def _places(self, strings: Sequence[str]) -> list[_Places]:
-        """The places where each string spells special tokens, or may form one with text that the template puts next to
-        it. Roles and names of fields get no places at their ends, because templates compare them."""
+        """By string, the places that spell special tokens, or may form one with text that the template puts next to it.
+        Identifiers, such as roles and names of fields, get no places at their ends, because templates compare them."""
         between = _unguessable(4)
         joined = between.join(strings).encode(errors="replace").decode()  # the finder refuses lone surrogates
         spans = iter(self._spans(joined))
