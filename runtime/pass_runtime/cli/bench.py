@@ -164,7 +164,7 @@ def run_bench(session: Session, request: BenchOptions, save: SaveReport = lambda
     prompts = [encoded[label] for label in labels]
     contenders = _contenders(session, request)
     if any(contender.options.plan == "auto" for contender in contenders):
-        session.warm_up(contenders[0].options.sampling)  # else it times passes in a round
+        session.warm_up(contenders[0].options.sampling)  # otherwise `auto` would time passes during a round
     breakdown = Breakdown(session, {c.name: (c.options, c.batch) for c in contenders}) if request.breakdown else None
 
     def entry(contender: Contender) -> dict[str, Any]:
@@ -256,8 +256,8 @@ def show_report(
 
 
 def _compare(session: Session, prompts: list[list[int]], contenders: list[Contender]) -> dict[str, list[str] | None]:
-    """Compare the tokens of all contenders with those of the first. A difference is listed in `near_ties` if windows of
-    different widths may round differently on this device and it is a near-tie, and in `differences` otherwise."""
+    """Compare the tokens of all contenders with those of the first. A difference is listed in `near_ties` if it is
+    a near-tie and windows of different widths may round differently on this device, else in `differences`."""
     near_ties, differences = list[str](), list[str]()
     by_rejection = session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
     for contender in contenders[1:] if not by_rejection else []:  # by rejection, plans write different texts

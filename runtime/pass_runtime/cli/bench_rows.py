@@ -52,7 +52,7 @@ class Breakdown:
         return [replace(self._ar_passes[name], plan=plan) for plan in plans]
 
     def time(self) -> None:
-        """Time every pass once, at the KV capacity that the last round left behind."""
+        """Time the passes of every plan, at the KV capacity that the last round left behind."""
         for kind, seconds in self._seconds.items():
             seconds.append(self._session.call(lambda runner, kind=kind: pass_seconds(runner, kind)))  # type: ignore[misc]
 
