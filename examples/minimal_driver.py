@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 CAPACITY = 512
 """Entries of the KV cache, for the prompt, the text, and the rows of the last window."""
-ort.set_default_logger_severity(3)  # hides a warning: the cache is copied in every pass, which keeps this file short
+ort.set_default_logger_severity(3)  # hides warnings that the cache is copied; avoiding copies would take 100 lines
 
 
 class MinimalDriver:

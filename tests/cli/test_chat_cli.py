@@ -88,7 +88,7 @@ LONG = "12 " * 800
 def test_a_message_that_is_too_long_costs_only_itself(tiny_bundle: Path):
     answers, errors = commands(tiny_bundle, "hello", LONG, "again")
     assert answers == said(tiny_bundle, "hello", "again")
-    assert len(errors) == 1 and "more than the context of 768; shorten it" in errors[0]
+    assert len(errors) == 1 and "more than the context of 768; shorten the message" in errors[0]
 
 
 def test_a_line_that_is_not_utf8_costs_only_itself(tiny_bundle: Path):
