@@ -1,4 +1,4 @@
-"""Decodes with a PaSS bundle by its manifest alone, one sequence, greedily, with ONNX Runtime and numpy.
+"""Decodes one sequence greedily with a PaSS bundle. It needs only the manifest, ONNX Runtime and numpy.
 
     python examples/minimal_driver.py BUNDLE PLAN NUM_TOKENS PROMPT_ID...
 
@@ -15,12 +15,12 @@ import numpy as np
 import onnxruntime as ort
 
 CAPACITY = 512
-"""Entries of the KV cache: prompt, text, and the rows of the last window."""
-ort.set_default_logger_severity(3)  # ONNX Runtime warns that it copies the cache, which saves a hundred lines here
+"""Entries of the KV cache, for the prompt, the text, and the rows of the last window."""
+ort.set_default_logger_severity(3)  # hides warnings that the cache is copied; avoiding copies would take 100 lines
 
 
 class MinimalDriver:
-    """A sequence's tensors by name, and the graphs that read and write them."""
+    """Runs a bundle's graphs over the tensors of one sequence."""
 
     def __init__(self, bundle: Path) -> None:
         self.manifest = json.loads((bundle / "pass_config.json").read_text())
@@ -32,7 +32,7 @@ class MinimalDriver:
         self._bundle, self._sessions = bundle, dict[str, ort.InferenceSession]()
 
     def generate(self, prompt: list[int], plan_name: str, num_tokens: int) -> list[int]:
-        """The prefill, the first window, then passes: a trunk, and a tail that lays out the next window."""
+        """Return the next `num_tokens` tokens. Each pass runs the trunk, and a tail that writes the next window."""
         self._prefill(prompt[:-1])
         self._lay_out(prompt, plan_name)
         tokens: list[int] = []
@@ -49,7 +49,7 @@ class MinimalDriver:
         return tokens[:num_tokens]
 
     def _prefill(self, tokens: list[int]) -> None:
-        """Write the K/V of `tokens`. Nobody reads the logits."""
+        """Write the K/V of `tokens`. The logits are not used."""
         rows = np.arange(len(tokens))
         self.tensors |= {"input_ids": np.array([tokens], np.int64), "length": np.zeros(1, np.int64)}
         window = {"row_position": rows, "logit_rows": rows[:1], "lookahead_rows": rows[:0]}
@@ -57,7 +57,7 @@ class MinimalDriver:
             self._run(self.manifest["trunk"], window | {"window_mask": np.tri(len(rows), dtype=bool)})
 
     def _lay_out(self, text: list[int], plan_name: str) -> None:
-        """The window behind a text: its last token, a missing draft (id V) in each draft row, the look-ahead rows."""
+        """Write the first window: the last token of `text`, id V (no draft) in the draft rows, look-ahead ids."""
         plan, missing = self.plans[plan_name], self.manifest["model"]["vocab_size"]
         window = [text[-1], *[missing] * plan["drafts"], *plan["constants"]["lookahead_ids"]]
         self.tensors |= {"input_ids": np.array([window]), "length": np.array([len(text) - 1])}
@@ -68,13 +68,13 @@ class MinimalDriver:
         return arrays | {"window_mask": np.array(mask)}
 
     def _keep_emitted_rows(self, length: int, count: int) -> None:
-        """The accepted rows of a tree lie apart in the KV cache: move them behind the first `length` entries."""
+        """Move the K/V of the accepted rows of a tree, which are not adjacent, to the entries after `length`."""
         rows = length + self.tensors["emitted_rows"][0, :count]
         for name in self.cache:
             self.tensors[name][:, :, length : length + count] = self.tensors[name][:, :, rows]
 
     def _run(self, graph: dict[str, Any], constants: dict[str, np.ndarray]) -> None:
-        """Run a graph; an output takes the place of the input that `feeds` names."""
+        """Run a graph. Its outputs become tensors, under the names of the inputs that the manifest's `feeds` gives."""
         if graph["file"] not in self._sessions:
             self._sessions[graph["file"]] = ort.InferenceSession(self._bundle / graph["file"])
         known = self.tensors | constants

@@ -43,7 +43,7 @@ import click
 import numpy as np
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load, read_manifest
-from pass_runtime.cli.bench import CONTESTANTS, write_json
+from pass_runtime.cli.bench import DEFAULT_CONTENDERS, write_json
 from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.measuring import real_use
@@ -242,8 +242,8 @@ def _serve(engine: Callable[[Path, int], Write], path: Path, threads: int, pipe:
 def our_plans(
     bundles: Sequence[Path], plans: Sequence[str], engine: Callable[[Path, int], Write], threads: int
 ) -> list[Contestant]:
-    """Start a process for every bundle. plans: keys of CONTESTANTS, or plans. Raises PassError for any other name."""
-    chosen = {plan: CONTESTANTS.get(plan, {"plan": plan}) for plan in plans}
+    """Start a process for every bundle. plans: keys of DEFAULT_CONTENDERS, or plans. PassError for other names."""
+    chosen = {plan: DEFAULT_CONTENDERS.get(plan, {"plan": plan}) for plan in plans}
     for options in chosen.values():
         GenerateOptions(**options)
     found = []
@@ -402,7 +402,7 @@ def cell(value: Any) -> str:
 @click.option("--top-k", default=0, show_default=True)
 @click.option("--ignore-eos", is_flag=True, help="Continue after the end token.")
 @click.option(
-    "--plan", "plans", multiple=True, help=f"A plan, or one of {', '.join(CONTESTANTS)} (default: all); repeatable."
+    "--plan", "plans", multiple=True, help=f"Plan, or {', '.join(DEFAULT_CONTENDERS)} (default: all); repeatable."
 )
 @click.option("--genai", multiple=True, type=click.Path(path_type=Path), help="onnxruntime-genai's DIR/int4, DIR/fp32.")
 @click.option("--openvino", type=PATH, help="The model's GGUF file, for OpenVINO GenAI (pip install openvino-genai).")
@@ -419,7 +419,7 @@ def main(bundles: tuple[Path, ...], temperatures: tuple[float, ...], output: Pat
     with load(bundles[0], "cpu") as session:
         ids = {prompt.id: encode(session, prompt) for prompt in prompts}
     engine = partial(open_clients, slots=max(clients)) if clients else open_pass
-    plans = given["plans"] or tuple(CONTESTANTS)
+    plans = given["plans"] or tuple(DEFAULT_CONTENDERS)
     made = [build_genai(bundles[0], directory) for directory in given["genai"]] if not clients else []
     contestants = our_plans(bundles, plans, partial(engine, device=given["device"]), threads)
     if not clients:

@@ -247,6 +247,15 @@ def test_a_killed_retry_keeps_what_it_did(
     assert now[:3] == with_failures[:3] and now[5]["error"] == "out of memory"
 
 
+def test_a_killed_retry_of_the_last_line(tiny_bundle: Path, requests: Path, whole: Path):
+    """Its results are in the order of the requests, but the last line has two."""
+    *others, last = whole.read_text().splitlines(keepends=True)
+    failed = {key: json.loads(last)[key] for key in ("line", "request")} | {"error": "out of memory"}
+    whole.write_text("".join([*others, json.dumps(failed) + "\n", last]))
+    assert "8 results" in run(tiny_bundle, requests, whole)
+    assert whole.read_text() == "".join([*others, last])
+
+
 def test_results_may_be_removed(tiny_bundle: Path, requests: Path, whole: Path):
     """Their lines are answered again."""
     before = content(whole)

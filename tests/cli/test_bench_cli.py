@@ -15,7 +15,7 @@ from pass_run import output, process, refusal
 from pass_runtime import SamplingParams, load
 from pass_runtime.backends.ort.trunks import BoundSessions
 from pass_runtime.cli import bench
-from pass_runtime.cli.bench import CONTESTANTS, BenchOptions, Contender, contender_name, run_bench
+from pass_runtime.cli.bench import DEFAULT_CONTENDERS, BenchOptions, Contender, contender_name, run_bench
 from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, windows
 from pass_runtime.cli.main import main
 from pass_runtime.decode.runner import Runner
@@ -49,7 +49,7 @@ def test_a_page_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
     page = tmp_path / "bench.html"
     printed = output("bench", tiny_bundle, *QUICK, "-o", page)
     bars = [line for line in printed.splitlines() if "\N{FULL BLOCK}" in line]
-    assert bars[0].split()[:2] == ["ar", "1.00"] and len(bars) == len(CONTESTANTS)
+    assert bars[0].split()[:2] == ["ar", "1.00"] and len(bars) == len(DEFAULT_CONTENDERS)
     written = page.read_text(encoding="utf-8")
     assert written.startswith("<!DOCTYPE html>") and written.count("\N{FULL BLOCK}" * 9) >= len(bars)
     assert "times as fast as plain decoding (ar) here" in written
@@ -68,10 +68,11 @@ def test_what_is_compared_unless_something_else_is_asked_for(tiny_bundle: Path):
         " times as fast as plain decoding (ar) here; every plan wrote the same text, token for token\n"
     )
     with load(tiny_bundle, threads=1, prefix_cache=False) as session:
-        assert [contender_name(session, GenerateOptions(**fields)) for fields in CONTESTANTS.values()] == [*CONTESTANTS]
+        named_options = [GenerateOptions(**fields) for fields in DEFAULT_CONTENDERS.values()]
+        assert [contender_name(session, options) for options in named_options] == [*DEFAULT_CONTENDERS]
         options = BenchOptions(SamplingParams(0.0), max_new_tokens=4, repeat=1)
         assert [*options.encoded(session).values()] == [encode(session, prompt) for prompt in named]
-        assert [plan["plan"] for plan in run_bench(session, options)["plans"]] == [*CONTESTANTS]
+        assert [plan["plan"] for plan in run_bench(session, options)["plans"]] == [*DEFAULT_CONTENDERS]
         chat, *_, code = named
         assert encode(session, chat) == session.encode_chat([{"role": "user", "content": chat.text}])
         assert encode(session, code) == session.encode(code.text)
@@ -121,12 +122,13 @@ def test_another_text_is_told_loudly(tiny_bundle: Path, monkeypatch: pytest.Monk
 
     def wrong(self, session, prompts):
         turn = run(self, session, prompts)
-        return replace(turn, texts=[[*text[:-1], text[-1] ^ 1] for text in turn.texts]) if self.name == "auto" else turn
+        changed = [[*ids[:-1], ids[-1] ^ 1] for ids in turn.token_ids]
+        return replace(turn, token_ids=changed) if self.name == "auto" else turn
 
     monkeypatch.setattr(Contender, "run", wrong)
     done = CliRunner().invoke(main, ["bench", str(tiny_bundle), "-p", "hello", *QUICK])
     assert done.exit_code == 1 and "tokens/s" in done.stdout and "same text" not in done.output
-    assert "ANOTHER TEXT: auto: token 7: " in done.stderr and "lookahead" not in done.stderr
+    assert "DIFFERENT TEXT: auto: token 7: " in done.stderr and "lookahead" not in done.stderr
     done = CliRunner().invoke(main, ["bench", str(tiny_bundle), "-p", "hello", *QUICK, "--json"])
     report = json.loads(done.stdout)
     assert done.exit_code == 1 and report["near_ties"] == [] and report["differences"][0].startswith("auto: token 7")
@@ -358,7 +360,7 @@ def test_rows_in_batches_over_a_given_capacity(random_bundle: Path, tmp_path: Pa
     file, sizes = tmp_path / "rows.json", ("--batch", "1,3", "--capacity", "512", "--cached", "130")
     flags = (*sizes, "--temperature", "0.8", "--top-p", "0.9")
     table = output("bench", random_bundle, *ROWS, "--rows", "1,4", *flags, "-o", file)
-    for words in ("sequences", "draft-3", "130 tokens in a cache of 512"):
+    for words in ("sequences", "draft-3", "130 cached tokens, KV capacity 512"):
         assert words in table
     report = json.loads(file.read_text())
     assert report["capacity"] == 512 and report["sampling"]["top_p"] == 0.9
@@ -383,11 +385,11 @@ def test_windows_have_the_rows_that_were_asked_for():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--rows", "50"), "--rows 50: the windows that this bundle can run have 1 to 49 rows"),
+        (("--rows", "50"), "--rows 50: no window has so many rows; choose from 1 to 49 for this bundle"),
         (("--rows", "5,x"), "--rows must list numbers of rows, as in 1,2,3,5,7,9,13,25, not '5,x'"),
         (("--rows", "5", "--cached", "800"), "lower --cached or raise --capacity"),
         (("--rows", "5", "--plan", "ar"), "leave out --plan"),
-        (("--cached", "20"), "add them"),
+        (("--cached", "20"), "it is for --rows; leave it out"),
         (("--rows", "5", "--breakdown"), "leave out --breakdown"),
     ],
 )

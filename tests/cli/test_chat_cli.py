@@ -88,13 +88,13 @@ LONG = "12 " * 800
 def test_a_message_that_is_too_long_costs_only_itself(tiny_bundle: Path):
     answers, errors = commands(tiny_bundle, "hello", LONG, "again")
     assert answers == said(tiny_bundle, "hello", "again")
-    assert len(errors) == 1 and "more than the context of 768; shorten it" in errors[0]
+    assert len(errors) == 1 and "more than the context of 768; shorten the message" in errors[0]
 
 
 def test_a_line_that_is_not_utf8_costs_only_itself(tiny_bundle: Path):
     done = pass_run("chat", tiny_bundle, *FLAGS, stdin=b"\xef\xbb\xbfhello\r\nStra\xdfe\nagain\n")
     assert done.exit_code == 2 and done.stdout == said(tiny_bundle, "hello", "again")
-    assert done.stderr == "error: a line that is not UTF-8 text was not read\n"
+    assert done.stderr == "error: skipped a line that is not UTF-8 text; encode it as UTF-8\n"
 
 
 def test_messages_that_the_template_refuses(tiny_bundle: Path, tmp_path: Path):
@@ -141,7 +141,7 @@ def test_a_full_context_drops_the_oldest_exchanges(tiny_bundle: Path, tmp_path: 
     lines = [f"{i} {HALF}" for i in range(8)]
     flags = (*FLAGS, "--system", "short", "--context-overflow", "drop-oldest")
     answers, notes = commands(tiny_bundle, *lines, f"/save {saved}", flags=flags)
-    assert len(answers.splitlines()) >= 8 and any("the oldest exchange dropped" in note for note in notes)
+    assert len(answers.splitlines()) >= 8 and any("dropped the oldest exchange" in note for note in notes)
     assert not any(note.startswith("error") for note in notes)
     kept = json.loads(saved.read_text())
     assert kept[0] == {"role": "system", "content": "short"}  # never dropped
@@ -156,7 +156,7 @@ def test_a_full_context_can_refuse_instead(tiny_bundle: Path, tmp_path: Path):
     lines = [f"{i} {HALF}" for i in range(8)]
     flags = (*FLAGS, "--context-overflow", "stop")
     _, notes = commands(tiny_bundle, *lines, f"/save {saved}", "/reset", lines[0], flags=flags)
-    refused = [note for note in notes if note.startswith("error: the conversation has ")]
+    refused = [note for note in notes if note.startswith("error: the conversation (")]
     assert refused and "drop-oldest" in refused[0]
     kept = json.loads(saved.read_text())
     assert [turn["content"] for turn in kept[::2]] == lines[: 8 - len(refused)]
@@ -180,7 +180,7 @@ def test_tiny_capacities_answer_or_refuse_in_one_line(tiny_bundle: Path, capacit
     answers, notes = commands(tiny_bundle, *lines, flags=("--ignore-eos", "--capacity", str(capacity)))
     refused = [note for note in notes if note.startswith("error: ")]
     assert refused == [
-        f"error: the message makes a prompt of {length} tokens, more than the context of {capacity}; shorten it"
+        f"error: the prompt has {length} tokens, more than the context of {capacity}; shorten the message"
         for length in lengths
         if length > capacity
     ]

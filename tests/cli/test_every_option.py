@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 
 from pass_runtime.cli.batch import Tally
-from pass_runtime.cli.batch_session import CONSTRAINT, BatchRequest
+from pass_runtime.cli.flags import CONSTRAINT_FIELDS
 from pass_runtime.cli.main import main
+from pass_runtime.cli.request_line import BatchRequest
 from pass_runtime.options import GenerateOptions
 
 FILES = {"schema": "{}", "lark": 'start: "a"', "prompt": "from a file\n", "prompts": '{"prompt": "b"}\n', "keys": "k\n"}
@@ -317,7 +318,7 @@ def test_a_field_of_a_batch_changes_its_request(name):
     options = BatchRequest.model_validate({"prompt": "a", **fields}).options(GenerateOptions(), 1)
     plain = BatchRequest(prompt="a", plan="ar").options(GenerateOptions(), 1)
     assert options != plain
-    place = options.constraint if name in CONSTRAINT else options if hasattr(options, name) else options.sampling
+    place = options.constraint if name in CONSTRAINT_FIELDS else options if hasattr(options, name) else options.sampling
     found = getattr(place, name)
     assert (json.loads(found) if name == "json_schema" else listed(found)) == listed(VALUES[name])
 

@@ -52,7 +52,7 @@ def test_each_change_of_logits(tiny_bundle: Path):
     [
         (("--regex", "("), "the regex is not valid"),
         (("--regex", "a", "--json-object"), "exactly one of"),
-        (("--json-schema", "/nowhere.json"), "cannot read the file of --json-schema"),
+        (("--json-schema", "/nowhere.json"), "cannot read /nowhere.json: No such file or directory"),
         (("--logit-bias", "fox=1"), "is not a token id"),
         (("--logit-bias", "5=200"), "logit-bias must be -100 to 100"),
         (("--logit-bias", "9999999=1"), "not in the vocabulary"),

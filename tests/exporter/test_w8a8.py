@@ -140,7 +140,7 @@ def test_inspect_lists_what_is_not_static(w8a8_bundle: Path):
 
     manifest = read_manifest(w8a8_bundle)
     rows = dict(_rows(describe(w8a8_bundle, manifest) | {"verified": False}))
-    assert rows["  weights"] == "int8 by output; LM head int8 by output"
+    assert rows["  weights"] == "int8 per output channel; LM head int8 per output channel"
     assert rows["  activations"] == "int8, static, calibrated on the model's own text"
     assert manifest.model.quantization is not None
     for name in manifest.model.quantization.weight_only:

@@ -67,7 +67,7 @@ from click.testing import CliRunner
 import numpy as np
 from pass_runtime import GenerateOptions, PassError, SamplingParams
 from pass_runtime.cli import flags
-from pass_runtime.cli.batch_session import parse_line
+from pass_runtime.cli.request_line import parse_request
 from pass_runtime.cli.main import main
 from pass_server.parsed_request import _options
 from pass_server.responses_fields import ResponsesRequest
@@ -93,9 +93,9 @@ for command in ("generate", "chat", "batch"):
     given[command] = given.pop("flag", None)
 given["help"] = CliRunner().invoke(main, ["generate", "--help"]).output.split()
 given["bench"] = "--sharpness" in CliRunner().invoke(main, ["bench", "--help"]).output
-line = parse_line({"prompt": "a", "sharpness": 2.0}).options(GenerateOptions(), 1)
+line = parse_request({"prompt": "a", "sharpness": 2.0}).options(GenerateOptions(), 1)
 given["line"] = line.sampling.sharpness
-given["wrong line"] = refusal(lambda: parse_line({"prompt": "a", "sharpness": "2"}))
+given["wrong line"] = refusal(lambda: parse_request({"prompt": "a", "sharpness": "2"}))
 chat = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
 bases = ((CompletionRequest, {"model": "m", "prompt": "a"}), (ChatRequest, chat))
 for model, base in bases:

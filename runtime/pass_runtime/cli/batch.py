@@ -1,8 +1,8 @@
-"""pass-run batch: a .jsonl of requests to a .jsonl of results, line for line, resumable.
+"""pass-run batch: answers a .jsonl file of requests with a .jsonl file of results, and continues a run that was killed.
 
-Every result is on disk before the next one is written, and carries a fingerprint of its request, the flags and the
-bundle. A run that was killed continues with the lines that have no result yet, and never continues the results of
-another run. Results that answer failed lines again stand at the end of the file until the run ends, which sorts it.
+Every result is on disk before the next one is written. It carries a fingerprint of its request, the flags and the
+bundle, so that a run never continues the results of another one. --retry-failed appends the new results of failed
+lines; when the run ends, it sorts the file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,22 +30,23 @@ from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
 STDOUT = Path("-")
-LINE_START = b'{"line": '
+RESULT_PREFIX = b'{"line": '
+"""How every line of a file of results begins."""
 
 
 @dataclass
 class Tally:
-    """How many results a run has, those of earlier runs that it continues included. failed: how many of them are
-    errors. unexpected: how many of them are errors that are not the request's fault."""
+    """The number of results, of those that are errors, and of errors that are not the request's fault. The results of
+    earlier runs that this one continues are included."""
 
     results: int = 0
     failed: int = 0
     unexpected: int = 0
 
-    def count(self, found: Mapping[str, Any]) -> None:
+    def count(self, result: Mapping[str, Any]) -> None:
         self.results += 1
-        self.failed += "error" in found
-        self.unexpected += "unexpected" in found
+        self.failed += "error" in result
+        self.unexpected += "unexpected" in result
 
 
 def run_batch(
@@ -59,36 +60,34 @@ def run_batch(
 ) -> Tally:
     """Answer the lines of `requests` that have no result yet. A failure becomes the result of its line.
 
-    model: what `model_identity` returns. open_session is called if there is anything to answer. retry_failed: also
-    answer lines again whose result is an error.
+    model: what `model_identity` returns. open_session: called only if a line has to be answered. retry_failed: also
+    answer the lines again whose result is an error.
     """
     lines = {_fingerprint(model, defaults, line): line for line in read_lines(requests)}
     tally = Tally()
     with closing(ResultFile(results, lines)) as file:
         if retry_failed and not file.resumable:
             raise PassError(f"--retry-failed reads the results of an earlier run: {results} is no regular file")
-        there = file.resume()
-        kept = {key: found for key, found in there.items() if not (retry_failed and "error" in found)}
+        earlier = file.resume()
+        kept = {key: result for key, result in earlier.items() if not (retry_failed and "error" in result)}
         todo = [key for key in lines if key not in kept]
-        if there:
-            last, total = (max(lines[key].number for key in keys) for keys in (there, lines))
-            note = f", doing {len(there) - len(kept)} failed ones again" if len(kept) < len(there) else ""
-            click.echo(f"continuing after line {last} of {total}{note}", err=True)
-        for found in kept.values():
-            tally.count(found)
+        if earlier:
+            last_answered, last = (max(lines[key].number for key in keys) for keys in (earlier, lines))
+            note = f", doing {len(earlier) - len(kept)} failed ones again" if len(kept) < len(earlier) else ""
+            click.echo(f"continuing after line {last_answered} of {last}{note}", err=True)
+        for result in kept.values():
+            tally.count(result)
         console = Console(stderr=True)
         keys = track(todo, "batch", console=console) if todo and console.is_terminal else todo
         answers = results_of(open_session, [lines[key] for key in todo], defaults)
         try:
-            for key, found in zip(keys, answers, strict=True):
-                file.append({"line": lines[key].number, "request": key, **found})
-                tally.count(found)
+            for key, result in zip(keys, answers, strict=True):
+                file.append(key, {"line": lines[key].number, "request": key, **result})
+                tally.count(result)
         finally:
-            if file.resumable and [*there, *todo] != [*lines]:
-                file.sort()
-    where = "standard output" if results == STDOUT else results
+            file.sort()
     note = f', {tally.failed} failed (see their "error")' if tally.failed else ""
-    click.echo(f"{tally.results} results in {where}{note}", err=True)
+    click.echo(f"{tally.results} results in {'standard output' if results == STDOUT else results}{note}", err=True)
     return tally
 
 
@@ -97,14 +96,16 @@ def _fingerprint(model: str, defaults: GenerateOptions, line: Line) -> str:
 
 
 class ResultFile:
-    """The output of a batch. A regular file is locked against other runs until it is closed or this process ends, and
-    can be continued (`resumable`); a pipe, a terminal or a device cannot. The name `-` is standard output.
+    """The output of a batch; the path `-` is standard output.
 
-    order: the fingerprints of all requests.
+    A regular file can be continued (`resumable`) and is locked against other runs until it is closed or this process
+    ends. A pipe, a terminal or a device can only be appended to.
     """
 
-    def __init__(self, path: Path, order: Collection[str]) -> None:
-        self._path, self._order = path, order
+    def __init__(self, path: Path, fingerprints: Collection[str]) -> None:
+        """fingerprints: of all requests, in their order."""
+        self._path, self._fingerprints = path, fingerprints
+        self._spans, self._end = dict[str, tuple[int, int]](), 0  # offset and length of each request's newest result
         self.resumable = path != STDOUT and (path.is_file() or not path.exists())
         try:
             if path == STDOUT:
@@ -122,59 +123,61 @@ class ResultFile:
         os.close(self._fd)
 
     def resume(self) -> dict[str, dict[str, Any]]:
-        """The results that are there, by fingerprint: "error" and "unexpected" of each. A torn last line is removed.
-        Raises PassError if one is not of these requests."""
-        there, end = dict[str, dict[str, Any]](), 0
-        for line in self._lines():
-            if whole := line.endswith(b"\n"):
-                found = _parse(line)
-                key = str(found.get("request"))
-                there.pop(key, None)  # the error that a killed run answered again
-                there[key] = {name: found[name] for name in ("error", "unexpected") if name in found}
-                end += len(line)
-            # A torn result at least begins like others, and anything else is another program's file.
-            if key not in self._order if whole else not (line.startswith(LINE_START) or LINE_START.startswith(line)):
-                raise PassError(
-                    f"{self._path} holds results of other requests or flags, or of another bundle; "
-                    "remove it, or choose another name"
-                )
-        if self.resumable:
-            try:
-                os.ftruncate(self._fd, end)
-            except OSError as error:
-                raise self._failure(error) from None
-        return there
+        """Return the "error" and "unexpected" fields of the results in the file, by fingerprint, and remove a last line
+        that was not written to its end. Raises PassError if a line is no result of these requests."""
+        earlier = dict[str, dict[str, Any]]()
+        if not self.resumable:
+            return earlier
+        with os.fdopen(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            for line in file:
+                if line.endswith(b"\n"):
+                    result = _parse(line)
+                    key = str(result.get("request"))
+                    known = key in self._fingerprints
+                    earlier[key] = {name: result[name] for name in ("error", "unexpected") if name in result}
+                    self._record(key, len(line))
+                else:
+                    known = line.startswith(RESULT_PREFIX[: len(line)])
+                if not known:
+                    raise PassError(
+                        f"{self._path} holds results of other requests or flags, or of another bundle; "
+                        "remove it, or choose another name"
+                    )
+        try:
+            os.ftruncate(self._fd, self._end)
+        except OSError as error:
+            raise self._failure(error) from None
+        return earlier
 
-    def sort(self) -> None:
-        """Replace the file by one whose results are in the order of the requests, without those that were answered
-        again later."""
-        places, end = dict[str, tuple[int, int]](), 0
-        for line in self._lines():
-            if line.endswith(b"\n"):
-                places[str(_parse(line).get("request"))] = end, len(line)
-            end += len(line)
-        with replacing(self._path) as file:
-            for start, length in (places[key] for key in self._order if key in places):
-                file.write(os.pread(self._fd, length, start))
-
-    def append(self, result: dict[str, Any]) -> None:
-        """Append a result. In a regular file it is on disk when this returns."""
-        left = memoryview(to_json(result).encode() + b"\n")
+    def append(self, key: str, result: dict[str, Any]) -> None:
+        """Append the result of a request. In a regular file it is on disk when this returns."""
+        line = to_json(result).encode() + b"\n"
+        left = memoryview(line)
         try:
             while left:
                 left = left[os.write(self._fd, left) :]
+            self._record(key, len(line))
             if self.resumable:
                 os.fsync(self._fd)
         except OSError as error:
             if self._path == STDOUT or isinstance(error, BrokenPipeError):
-                raise  # `one_line_errors` knows how to end then
+                raise  # `one_line_errors` reports it, or ends the command quietly
             raise self._failure(error) from None
 
-    def _lines(self) -> Iterator[bytes]:
-        if self.resumable:
-            with os.fdopen(os.dup(self._fd), "rb") as file:
-                file.seek(0)
-                yield from file
+    def sort(self) -> None:
+        """Put the results in the order of the requests, and remove those that were replaced by newer ones. A file that
+        needs neither is left as it is."""
+        spans = [self._spans[key] for key in self._fingerprints if key in self._spans]
+        if spans == sorted(spans) and sum(length for _, length in spans) == self._end:
+            return
+        with replacing(self._path) as file:
+            for start, length in spans:
+                file.write(os.pread(self._fd, length, start))
+
+    def _record(self, key: str, length: int) -> None:
+        self._spans[key] = self._end, length
+        self._end += length
 
     def _failure(self, error: OSError) -> PassError:
         advice = "; run again to continue" if self.resumable else ""
@@ -182,8 +185,9 @@ class ResultFile:
 
 
 def model_identity(bundle: Path, manifest: Manifest) -> str:
-    """A hash over what decides a bundle's text: its files, chat template, special tokens, and acceptance rule."""
-    template = bundle / CHAT_TEMPLATE_FILES["default"]  # lines have no tools
+    """Return a hash of all parts of a bundle that decide what it writes: its files, the chat template, the special
+    tokens and the acceptance rule."""
+    template = bundle / CHAT_TEMPLATE_FILES["default"]  # not the one for tools, which a line cannot define
     model = manifest.model
     tokens = (model.bos_token_id, model.eos_token_ids, model.special_tokens)
     parts = (manifest.content, manifest.rule, *tokens, read_text(template) if template.is_file() else "")
@@ -192,7 +196,7 @@ def model_identity(bundle: Path, manifest: Manifest) -> str:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(line)
+        result = json.loads(line)
     except ValueError:
         return {}
-    return answer if isinstance(answer, dict) else {}
+    return result if isinstance(result, dict) else {}

@@ -1,4 +1,4 @@
-"""pass-run bench: compares plans on the same prompts, in alternation, so that a noisy machine affects all alike."""
+"""pass-run bench: compares plans on the same prompts, in alternation, so that a noisy machine affects all plans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.progress import track
 
 from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.cli.bench_rows import Breakdown, Save
+from pass_runtime.cli.bench_rows import Breakdown, SaveReport
 from pass_runtime.cli.prompt_io import read_prompts
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
@@ -32,16 +32,15 @@ from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
 PLANS = (*MODES, "auto")
-CONTESTANTS: Mapping[str, Mapping[str, str]] = {
+DEFAULT_CONTENDERS: Mapping[str, Mapping[str, str]] = {
     "ar": {"plan": "ar"},
     "auto (lookahead)": {"plan": "auto", "draft": "lookahead"},
     "auto": {"plan": "auto"},
 }
-"""What is compared unless something else is asked for: options by `contender_name`."""
-LABEL = 32
-"""The most characters of a prompt's label."""
-PAGE_COLUMNS = 100
-"""The width of the tables in a page."""
+"""What is compared if no flag says what: options of a request, by `contender_name`."""
+MAX_LABEL_CHARS = 32
+HTML_COLUMNS = 100
+"""The width of the tables in an .html report."""
 T = TypeVar("T")
 
 
@@ -59,7 +58,7 @@ class BenchOptions:
     breakdown: bool = False
 
     def encoded(self, session: Session) -> dict[str, list[int]]:
-        """Return the tokens of the prompts of flags and file, or else of FIRST_LOOK, by a label."""
+        """Return the token ids of the prompts by their labels: those given, or the held-out ones of FIRST_LOOK."""
         if self.prompts or self.prompt_file:
             texts = (*self.prompts, *(read_prompts(self.prompt_file) if self.prompt_file else ()))
             return {_label(str(number), text): session.encode(text) for number, text in enumerate(texts, 1)}
@@ -68,14 +67,15 @@ class BenchOptions:
 
 def _label(name: str, text: str) -> str:
     label = " ".join(f"{name}: {text}".split())
-    return label if len(label) <= LABEL else f"{label[: LABEL - 3]}..."
+    return label if len(label) <= MAX_LABEL_CHARS else f"{label[: MAX_LABEL_CHARS - 3]}..."
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One run of prompts that begin together: the text and the counts of each, and the seconds that are compared."""
+class TimedRun:
+    """A run of prompts that are submitted together. token_ids and stats: those of each prompt. seconds: the time that
+    its speed is computed from."""
 
-    texts: list[list[int]]
+    token_ids: list[list[int]]
     stats: list[Stats]
     seconds: float
 
@@ -84,24 +84,22 @@ class Turn:
         return sum(stats.generated_tokens for stats in self.stats)
 
 
-def rate(turns: Iterable[Turn]) -> float:
-    """Tokens per second."""
-    turns = list(turns)
-    return sum(turn.tokens for turn in turns) / sum(turn.seconds for turn in turns)
+def tokens_per_second(runs: Sequence[TimedRun]) -> float:
+    return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
 
 
 @dataclass
 class Contender:
-    """A plan and its measurements. batch: sequences at a time; None is one by one, and then only decoding is timed.
-    rounds: the turns of each round, in the order of the prompts."""
+    """A plan and its measurements. batch: how many prompts run together; None runs them one by one and times decoding
+    without prefill. rounds: the runs of each round, in the order of the prompts."""
 
     name: str
     options: GenerateOptions
     batch: int | None = None
-    rounds: list[list[Turn]] = field(default_factory=list)
+    rounds: list[list[TimedRun]] = field(default_factory=list)
 
-    def run(self, session: Session, prompts: Sequence[list[int]]) -> Turn:
-        """Run prompts that begin together; one prompt, if they run one by one."""
+    def run(self, session: Session, prompts: Sequence[list[int]]) -> TimedRun:
+        """Run up to `batch` prompts together, or a single prompt if `batch` is None."""
         started = time.perf_counter()
         if self.batch is None:
             streams = [run_tokens(session, prompt, self.options) for prompt in prompts]
@@ -109,19 +107,19 @@ class Contender:
         else:
             streams = [stream.result() for stream in [session.generate_ids(ids, self.options) for ids in prompts]]
             seconds = time.perf_counter() - started
-        return Turn([s.token_ids for s in streams], [s.stats for s in streams], seconds)
+        return TimedRun([s.token_ids for s in streams], [s.stats for s in streams], seconds)
 
     @property
-    def texts(self) -> list[list[int]]:
-        """The text of every prompt in the first round."""
-        return [text for turn in self.rounds[0] for text in turn.texts]
+    def token_ids(self) -> list[list[int]]:
+        """What was generated for each prompt in the first round."""
+        return [ids for run in self.rounds[0] for ids in run.token_ids]
 
     def as_dict(self, baseline: Contender, labels: Sequence[str]) -> dict[str, Any]:
-        """labels: of the prompts."""
-        total = sum_stats([stats for turn in self.rounds[0] for stats in turn.stats])  # all rounds decode the same
-        seconds = [sum(s.decode_seconds for turn in turns for s in turn.stats) for turns in self.rounds]
-        host = [sum(s.host_seconds for turn in turns for s in turn.stats) for turns in self.rounds]
-        found: dict[str, Any] = {
+        """Return the plan's entry in the report. labels: those of the prompts."""
+        total = sum_stats([stats for run in self.rounds[0] for stats in run.stats])  # the same counts in every round
+        seconds = [sum(s.decode_seconds for run in runs for s in run.stats) for runs in self.rounds]
+        host = [sum(s.host_seconds for run in runs for s in run.stats) for runs in self.rounds]
+        entry: dict[str, Any] = {
             "plan": self.name,
             "batch": self.batch,
             **self._speed(baseline, slice(None)),
@@ -134,21 +132,21 @@ class Contender:
             "acceptance_per_position": total.acceptance_per_position,
         }
         if self.batch is None:
-            found["by_prompt"] = [
+            entry["by_prompt"] = [
                 {"prompt": label, **self._speed(baseline, slice(i, i + 1)), "tau": self.rounds[0][i].stats[0].tau}
                 for i, label in enumerate(labels)
             ]
-        return found
+        return entry
 
-    def _speed(self, baseline: Contender, turns: slice) -> dict[str, float]:
-        """Medians over rounds, of these turns."""
-        ours, theirs = ([rate(each[turns]) for each in contender.rounds] for contender in (self, baseline))
+    def _speed(self, baseline: Contender, part: slice) -> dict[str, float]:
+        """Return the speed in this part of every round, and its ratio to the baseline's: medians over rounds."""
+        ours, theirs = ([tokens_per_second(runs[part]) for runs in c.rounds] for c in (self, baseline))
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         return {"tokens_per_second": statistics.median(ours), "ratio": ratio}
 
 
 def sum_stats(parts: Sequence[Stats]) -> Stats:
-    """Return the sums of the counts of several generations with one plan."""
+    """Add up the counts of several generations with one plan."""
     total = Stats(plan=parts[0].plan, lookahead=parts[0].lookahead)
     for stats in parts:
         for name in ("generated_tokens", "passes", "emitted", "steps", "drafted", "accepted"):
@@ -157,51 +155,52 @@ def sum_stats(parts: Sequence[Stats]) -> Stats:
     return total
 
 
-def run_bench(session: Session, request: BenchOptions, save: Save = lambda _report: None) -> dict[str, Any]:
-    """Time plans against each other and return the report, without `about`. `save` gets the report so far after each
-    round but the last."""
-    given = request.encoded(session)
-    count = max(len(given), *request.batches) if request.batches else len(given)
-    labels = list(itertools.islice(itertools.cycle(given), count))
-    prompts = [given[label] for label in labels]
+def run_bench(session: Session, request: BenchOptions, save: SaveReport = lambda _report: None) -> dict[str, Any]:
+    """Time plans against each other and return the report, without the fields of `about`. Prompts are repeated to fill
+    the largest batch. save: called with the report so far after every round but the last."""
+    encoded = request.encoded(session)
+    count = max(len(encoded), *request.batches) if request.batches else len(encoded)
+    labels = list(itertools.islice(itertools.cycle(encoded), count))
+    prompts = [encoded[label] for label in labels]
     contenders = _contenders(session, request)
     if any(contender.options.plan == "auto" for contender in contenders):
-        session.warm_up(contenders[0].options.sampling)  # as servers do; otherwise chance decides when sizes are timed
+        session.warm_up(contenders[0].options.sampling)  # otherwise `auto` would time passes during a round
     breakdown = Breakdown(session, {c.name: (c.options, c.batch) for c in contenders}) if request.breakdown else None
 
     def entry(contender: Contender) -> dict[str, Any]:
-        found = contender.as_dict(contenders[0], labels)
-        return found | (breakdown.of(contender.name, found["tau"]) if breakdown else {})
+        measured = contender.as_dict(contenders[0], labels)
+        return measured | (breakdown.as_dict(contender.name, measured["tau"]) if breakdown else {})
 
-    def report(compared: Mapping[str, list[str] | None]) -> dict[str, Any]:
+    def report(comparison: Mapping[str, list[str] | None]) -> dict[str, Any]:
         return {
             "lookahead_source": session.manifest.lookahead.source,
             "prompts": len(prompts),
-            "looping": sum(loop_start(text) is not None for text in contenders[0].texts),
+            "looping": sum(loop_start(ids) is not None for ids in contenders[0].token_ids),
             "max_new_tokens": request.max_new_tokens,
             "sampling": asdict(contenders[0].options.sampling),
             "repeat": len(contenders[0].rounds),
             "rule": session.manifest.rule,
-            **compared,
+            **comparison,
             "plans": [entry(contender) for contender in contenders],
         }
 
-    for found in _shown(in_turns(_turns(session, contenders, prompts), request.repeat), request.repeat):
+    for results in _with_progress(in_turns(_calls(session, contenders, prompts), request.repeat), request.repeat):
         for contender in contenders:
-            turns = [rounds for (name, _), rounds in found.items() if name == contender.name]
-            contender.rounds = [list(each) for each in zip(*turns, strict=True)]
+            by_prompt = [runs for (name, _), runs in results.items() if name == contender.name]
+            contender.rounds = [list(runs) for runs in zip(*by_prompt, strict=True)]
         if breakdown:
             breakdown.time()
         if len(contenders[0].rounds) < request.repeat:
             save(report({"near_ties": None, "differences": None}))  # the texts are compared at the end
-    return report(_compared(session, prompts, contenders))
+    return report(_compare(session, prompts, contenders))
 
 
-def _turns(
+def _calls(
     session: Session, contenders: Sequence[Contender], prompts: Sequence[list[int]]
-) -> dict[tuple[str, int], Callable[[], Turn]]:
-    """Return the turns of a round, by contender and first prompt: at every prompt all contenders take turns."""
-    calls: dict[tuple[str, int], Callable[[], Turn]] = {}
+) -> dict[tuple[str, int], Callable[[], TimedRun]]:
+    """Return the calls of a round, by a contender's name and the index of the first prompt. All contenders run a prompt
+    before any runs the next one."""
+    calls: dict[tuple[str, int], Callable[[], TimedRun]] = {}
     for first in range(len(prompts)):
         for contender in contenders:
             size = contender.batch or 1
@@ -210,14 +209,14 @@ def _turns(
     return calls
 
 
-def _shown(rounds: Iterable[T], count: int) -> Iterable[T]:
-    """Return the rounds, with a progress bar in a terminal."""
+def _with_progress(rounds: Iterable[T], count: int) -> Iterable[T]:
+    """Show a progress bar over the rounds if stderr is a terminal."""
     console = Console(stderr=True)
     return track(rounds, "bench", count, console=console, transient=True) if console.is_terminal else rounds
 
 
 def about(session: Session) -> dict[str, Any]:
-    """Return what the report says of the bundle and the machine."""
+    """Return the fields of a report that describe the bundle and the machine."""
     return {
         "bundle": session.manifest.model.name,
         "dtype": session.manifest.model.dtype,
@@ -229,25 +228,25 @@ def about(session: Session) -> dict[str, Any]:
 
 
 def write_json(report: dict[str, Any], output: Path | None) -> None:
-    """Write the report to `output`, beside its place and renamed. A page (`is_page`) is written at the end."""
-    if output is not None and not is_page(output):
+    """Write the report to `output`, in one step. If that is an .html file, do nothing: `show_report` writes it."""
+    if output is not None and not is_html(output):
         write_whole(output, to_json(report, indent=2) + "\n")
 
 
-def is_page(output: Path) -> bool:
+def is_html(output: Path) -> bool:
     return output.suffix == ".html"
 
 
 def show_report(
     report: dict[str, Any], print_report: Callable[..., None], *, as_json: bool, output: Path | None
 ) -> None:
-    """Print a table or JSON, and write JSON to `output`, or what is printed as HTML.
+    """Print the report as tables or as JSON, and write it to `output` as JSON, or as HTML if that is its suffix.
 
-    print_report: called with the report, and with a console that it prints to in place of standard output.
+    print_report: called with the report and, if it is not to print to standard output, with a console.
     """
     write_json(report, output)
-    if output is not None and is_page(output):
-        console = Console(record=True, file=StringIO(), width=PAGE_COLUMNS)
+    if output is not None and is_html(output):
+        console = Console(record=True, file=StringIO(), width=HTML_COLUMNS)
         print_report(report, console)
         write_whole(output, console.export_html())
     if as_json:
@@ -256,22 +255,23 @@ def show_report(
         print_report(report)
 
 
-def _compared(session: Session, prompts: list[list[int]], contenders: list[Contender]) -> dict[str, list[str] | None]:
-    """Compare the texts of all contenders with those of the first, token for token. Return what differs as `near_ties`
-    if rows of different windows may round differently, and as `differences` otherwise."""
+def _compare(session: Session, prompts: list[list[int]], contenders: list[Contender]) -> dict[str, list[str] | None]:
+    """Compare the tokens of all contenders with those of the first. A difference is listed in `near_ties` if it is
+    a near-tie and windows of different widths may round differently on this device, else in `differences`."""
     near_ties, differences = list[str](), list[str]()
     by_rejection = session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
-    for contender in contenders[1:] if not by_rejection else []:  # then plans share a distribution, not a text
-        for prompt, ours, theirs in zip(prompts, contender.texts, contenders[0].texts, strict=True):
+    for contender in contenders[1:] if not by_rejection else []:  # by rejection, plans write different texts
+        for prompt, ours, theirs in zip(prompts, contender.token_ids, contenders[0].token_ids, strict=True):
             found = first_difference(session, prompt, contender.options, theirs, ours)
             if found is not None:
-                excused = found.is_near_tie and not session.backend.capabilities.same_entries
-                (near_ties if excused else differences).append(f"{contender.name}: {found}")
+                allowed = found.is_near_tie and not session.backend.capabilities.same_entries
+                (near_ties if allowed else differences).append(f"{contender.name}: {found}")
     return {"near_ties": near_ties, "differences": differences}
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
-    """Return the requested combinations of plan, draft source and look-ahead; `ar` has neither of the last two."""
+    """Return the requested combinations of plan, draft source and look-ahead, or DEFAULT_CONTENDERS. `ar` has no draft
+    source and no look-ahead."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
     sampling = request.sampling.seeded()  # one seed, so that all plans write the same text
@@ -280,7 +280,7 @@ def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
         for plan, draft, lookahead in itertools.product(request.plans or PLANS, request.drafts or (None,), lookaheads)
     ]
     if not (request.plans or request.drafts or request.lookahead):
-        chosen = [*CONTESTANTS.values()]
+        chosen = [*DEFAULT_CONTENDERS.values()]
     for batch, fields in itertools.product(request.batches or (None,), chosen):
         options = GenerateOptions(max_new_tokens=request.max_new_tokens, sampling=sampling, ignore_eos=True, **fields)
         name = contender_name(session, options) + (f" x{batch}" if batch is not None else "")
@@ -298,8 +298,8 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
     return name.removesuffix("+ngram") + shape + (" +ngram" if name.endswith("+ngram") else "")
 
 
-def parse_sizes(flag: str, what: str, example: str, text: str | None) -> tuple[int, ...]:
-    """Parse `1,2,4,8` to (1, 2, 4, 8), and None to ()."""
+def parse_sizes(flag: str, unit: str, example: str, text: str | None) -> tuple[int, ...]:
+    """Parse `1,2,4,8` to (1, 2, 4, 8), and None to (). flag, unit, example: for the error."""
     if text is None:
         return ()
     try:
@@ -307,5 +307,5 @@ def parse_sizes(flag: str, what: str, example: str, text: str | None) -> tuple[i
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise PassError(f"{flag} must list numbers of {what}, as in {example}, not {text!r}")
+        raise PassError(f"{flag} must list numbers of {unit}, as in {example}, not {text!r}")
     return sizes

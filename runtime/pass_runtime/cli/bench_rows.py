@@ -1,7 +1,6 @@
-"""pass-run bench --rows and --breakdown: the time of passes alone, trunk and tail apart.
+"""pass-run bench --rows and --breakdown: times single passes, trunk and tail separately, without generating text.
 
---rows times them by the rows of their windows; --breakdown says where the time of a plan's passes goes, and the speed
-that follows from it.
+--rows times passes by the rows of their windows. --breakdown times the passes of every plan and predicts its speed.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from pass_runtime.measuring.real_use import in_turns, pass_seconds
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
-Save = Callable[[dict[str, Any]], None]
+SaveReport = Callable[[dict[str, Any]], None]
 
 
 class Breakdown:
-    """The passes of every plan are timed alone after each round, trunk and tail apart.
+    """The times of trunk and tail in the passes of every plan.
 
-    `auto` and n-gram drafts choose their passes while they decode, so such plans have no breakdown.
+    Plans that are `auto` or have n-gram drafts choose their passes while they decode, and have no breakdown.
     """
 
     def __init__(self, session: Session, plans: Mapping[str, tuple[GenerateOptions, int | None]]) -> None:
-        """plans: options and sequences at a time (None: one by one) of each plan, by its name."""
+        """plans: by name, the options and how many sequences run together (None: one by one)."""
         self._session = session
-        self._plain = {name: self._ar_pass(*plan) for name, plan in plans.items()}
-        self._kinds = {name: self._cycle(name, options) for name, (options, _) in plans.items()}
+        self._ar_passes = {name: self._ar_pass(*plan) for name, plan in plans.items()}
+        self._cycles = {name: self._cycle(name, options) for name, (options, _) in plans.items()}
         self._seconds: dict[PassKind, list[tuple[float, float]]] = {
-            kind: [] for kinds in (self._plain.values(), *self._kinds.values()) for kind in kinds
+            kind: [] for kinds in (self._ar_passes.values(), *self._cycles.values()) for kind in kinds
         }
 
     def _ar_pass(self, options: GenerateOptions, batch: int | None) -> PassKind:
@@ -50,36 +49,36 @@ class Breakdown:
     def _cycle(self, name: str, options: GenerateOptions) -> list[PassKind]:
         resolved = self._session.resolve(options)
         plans = () if resolved.cycle is None or resolved.ngram_drafts else resolved.cycle.plans
-        return [replace(self._plain[name], plan=plan) for plan in plans]
+        return [replace(self._ar_passes[name], plan=plan) for plan in plans]
 
     def time(self) -> None:
-        """Time every kind of pass, with a KV cache as long as the texts made it."""
+        """Time the passes of every plan, at the KV capacity that the last round left behind."""
         for kind, seconds in self._seconds.items():
             seconds.append(self._session.call(lambda runner, kind=kind: pass_seconds(runner, kind)))  # type: ignore[misc]
 
-    def of(self, name: str, tau: float) -> dict[str, float | None]:
-        """Return milliseconds of trunk and tail, means over the plan's passes; tokens per second of a sequence if a
-        pass took no longer than that; and the time of a pass relative to one of `ar`."""
+    def as_dict(self, name: str, tau: float) -> dict[str, float | None]:
+        """Return the fields of a plan in the report: trunk and tail are means over its passes; the prediction is the
+        speed of a sequence if a pass took only trunk and tail; cost is their sum relative to that of an `ar` pass."""
         fields = "trunk_milliseconds", "tail_milliseconds", "predicted_tokens_per_second_each", "cost"
-        if not (kinds := self._kinds[name]):
+        if not (kinds := self._cycles[name]):
             return dict.fromkeys(fields)
         trunk, tail = (statistics.mean(self._median(kind)[part] for kind in kinds) for part in (0, 1))
-        plain = sum(self._median(self._plain[name]))
-        return dict(zip(fields, (1e3 * trunk, 1e3 * tail, tau / (trunk + tail), (trunk + tail) / plain), strict=True))
+        ar = sum(self._median(self._ar_passes[name]))
+        return dict(zip(fields, (1e3 * trunk, 1e3 * tail, tau / (trunk + tail), (trunk + tail) / ar), strict=True))
 
     def _median(self, kind: PassKind) -> tuple[float, float]:
         trunk, tail = (statistics.median(part) for part in zip(*self._seconds[kind], strict=True))
         return trunk, tail
 
 
-LISTED = 8
-"""The most row counts that a refusal lists."""
+MAX_LISTED_ROW_COUNTS = 8
+"""An error lists this many row counts one by one."""
 
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """rows: window widths. batches: slots of a pass. cached: tokens in the cache of each slot. whole_cache: the KV
-    capacity is the largest, not the least that holds these tokens."""
+    """rows: window widths. batches: numbers of slots per pass. cached: tokens in the KV cache of each slot.
+    whole_cache: use the largest KV capacity, not the smallest that holds these tokens and the window."""
 
     sampling: SamplingParams
     rows: tuple[int, ...]
@@ -90,16 +89,16 @@ class RowsOptions:
 
 
 def measure_rows(
-    session: Session, request: RowsOptions, prompts: Iterable[list[int]], save: Save = lambda _report: None
+    session: Session, request: RowsOptions, prompts: Iterable[list[int]], save: SaveReport = lambda _report: None
 ) -> dict[str, Any]:
-    """Time passes, those of a kind one after another and the kinds in turn, and return the report: medians over rounds
-    of a round's medians, in milliseconds.
+    """Time passes and return the report. In each round every kind of pass is run several times in succession; times are
+    medians over rounds of the medians in a round.
 
-    The slots hold `prompts`, repeated if necessary. Every ratio is to the pass with one row over as many slots, which
-    is always measured. `save` gets the report so far after each round but the last.
+    The slots hold `prompts`, repeated if necessary. Every ratio is to the pass with one row over the same number of
+    slots, which is always measured. save: called with the report so far after every round but the last.
     """
-    wide = [plan for rows in request.rows for plan in allowed_windows(rows, session)]
-    plans = list(dict.fromkeys([ar_plan(), *wide]))
+    requested = [plan for rows in request.rows for plan in allowed_windows(rows, session)]
+    plans = list(dict.fromkeys([ar_plan(), *requested]))
     runner = filled_slots(session, request, sum(prompts, list[int]()), max(plan.width for plan in plans))
     kinds = [PassKind(plan, batch, request.sampling.sampler) for batch in request.batches for plan in plans]
 
@@ -107,27 +106,28 @@ def measure_rows(
         return session.call(lambda _: pass_seconds(runner, kind, tail=_has_tail(kind.plan)))
 
     calls = {kind: partial(seconds_of, kind) for kind in kinds}
-    for done, seconds in enumerate(in_turns(calls, request.repeat), 1):
-        if done < request.repeat:
+    for number, seconds in enumerate(in_turns(calls, request.repeat), 1):
+        if number < request.repeat:
             save(_report(request, runner, seconds))
     return _report(request, runner, seconds)
 
 
 def _has_tail(plan: Plan) -> bool:
+    """Whether the plan samples tokens: a chunk of a prompt does not."""
     return plan != prefill_plan(plan.width)
 
 
 def _report(request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[tuple[float, float]]]) -> dict[str, Any]:
     def row(kind: PassKind) -> dict[str, Any]:
-        plain = seconds[PassKind(ar_plan(), kind.batch, kind.sampler)]
-        (trunks, tails), (ones, _) = (zip(*rounds, strict=True) for rounds in (seconds[kind], plain))
+        ar = seconds[PassKind(ar_plan(), kind.batch, kind.sampler)]
+        (trunks, tails), (ar_trunks, _) = (zip(*rounds, strict=True) for rounds in (seconds[kind], ar))
         return {
             "rows": kind.plan.width,
             "window": kind.plan.name,
             "lookahead_rows": sum(kind.plan.groups),
             "batch": kind.batch,
             "trunk_milliseconds": 1e3 * statistics.median(trunks),
-            "ratio": statistics.median(trunk / one for trunk, one in zip(trunks, ones, strict=True)),
+            "ratio": statistics.median(trunk / ar for trunk, ar in zip(trunks, ar_trunks, strict=True)),
             "tail_milliseconds": 1e3 * statistics.median(tails) if _has_tail(kind.plan) else None,
         }
 
@@ -141,9 +141,9 @@ def _report(request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[t
 
 
 def windows(rows: int, lookahead: int) -> list[Plan]:
-    """Return the windows of `rows` rows to measure: one without look-ahead rows, the one in which `two-pass` makes
-    drafts, and that of `fused` with the fewest drafts. Without look-ahead rows, no plan has more than `lookahead` + 1
-    rows: then it is the window of a prompt."""
+    """Return the windows of `rows` rows to measure: one without look-ahead rows, one in which `two-pass` makes drafts,
+    and the one of `fused` with the fewest drafts. With more than `lookahead` + 1 rows, the first is a chunk of a
+    prompt, the second does not exist, and if the third does not exist either, the list is empty."""
     if rows == 1:
         return [ar_plan()]
     found = [verify_plan(rows - 1), draft_plan(rows - 1)] if rows - 1 <= lookahead else [prefill_plan(rows)]
@@ -156,14 +156,14 @@ def windows(rows: int, lookahead: int) -> list[Plan]:
 
 
 def allowed_windows(rows: int, session: Session) -> list[Plan]:
-    """Return those of `windows` that the session's engine can run; PassError if there are none."""
+    """Return those of `windows` that the session's engine can run. Raises PassError if there are none."""
     lookahead, capabilities = session.manifest.lookahead.length, session.backend.capabilities
     found = _allowed(rows, lookahead, capabilities)
     if not found:
         widest = 1 + lookahead * (lookahead + 2)
         possible = [str(n) for n in range(1, widest + 1) if _allowed(n, lookahead, capabilities)]
-        there = ", ".join(possible) if len(possible) <= LISTED else f"1 to {possible[-1]}"
-        raise PassError(f"--rows {rows}: the windows that this bundle can run have {there} rows")
+        counts = ", ".join(possible) if len(possible) <= MAX_LISTED_ROW_COUNTS else f"1 to {possible[-1]}"
+        raise PassError(f"--rows {rows}: no window has so many rows; choose from {counts} for this bundle")
     return found
 
 
@@ -172,12 +172,12 @@ def _allowed(rows: int, lookahead: int, capabilities: Capabilities) -> list[Plan
 
 
 def filled_slots(session: Session, request: RowsOptions, tokens: Sequence[int], widest: int) -> Runner:
-    """Return a runner whose slots have `cached` tokens each. The session must have no requests meanwhile."""
+    """Return a runner whose slots have `cached` tokens each. While it is used, the session must have no requests."""
     runner, capabilities = Runner(session.backend), session.backend.capabilities
     columns = request.cached + max(widest, capabilities.least_width)
     if columns > capabilities.max_capacity:
         raise PassError(
-            f"{request.cached} cached tokens and {widest} rows need a capacity of {columns}, and there are "
+            f"{request.cached} cached tokens and {widest} rows need a KV capacity of {columns}, which is more than "
             f"{capabilities.max_capacity}: lower --cached or raise --capacity"
         )
     prompt = tuple((list(tokens) * (request.cached // len(tokens) + 1))[: request.cached + 1])
@@ -214,5 +214,5 @@ def print_rows(report: dict[str, Any], console: Console | None = None) -> None:
     ]
     show_rows(f"{report['bundle']} on {report['device']}: {report['machine']}", rows, ("window",), console)
     console.print(
-        f"{report['cached']} tokens in a cache of {report['capacity']}; ratios are to one row", highlight=False
+        f"{report['cached']} cached tokens, KV capacity {report['capacity']}; ratios are to one row", highlight=False
     )

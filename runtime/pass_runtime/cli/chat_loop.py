@@ -1,7 +1,7 @@
-"""pass-run chat: the loop over the lines of a conversation. A line that fails does not end it.
+"""pass-run chat: reads lines and answers them. A line that fails does not end the loop.
 
-Lines are typed in a terminal, with editing and history, or read from a pipe or a file. The turns of the conversation
-are fitted to the model's context, saved to a file and loaded from it.
+Lines are typed in a terminal, with editing and history, or read from a pipe or a file. If the conversation outgrows the
+model's context, its oldest exchanges are dropped. It can be saved to a file and loaded.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from pass_runtime.cli.batch_session import first_problem
 from pass_runtime.cli.command_errors import Interrupted, Terminated, report
 from pass_runtime.cli.prompt_io import print_pieces, print_summary
+from pass_runtime.cli.request_line import first_problem
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text, write_whole
 from pass_runtime.options import GenerateOptions
@@ -32,16 +32,18 @@ if TYPE_CHECKING:
     from prompt_toolkit import Application
 
 Reader = Callable[[], str | None]
-"""Returns the next line, None at the end (Ctrl-D, or Ctrl-C at the prompt). PassError for a line that is not UTF-8."""
+"""Returns the next line, or None at the end (Ctrl-D, or Ctrl-C at the prompt). Raises PassError if the line is not
+UTF-8."""
 
 
 def open_reader() -> Reader:
+    """Return the reader of standard input."""
     if sys.stdin is None:  # closed
         return lambda: None
-    return _terminal() if sys.stdin.isatty() else _lines(sys.stdin.buffer)
+    return _terminal_reader() if sys.stdin.isatty() else _stream_reader(sys.stdin.buffer)
 
 
-def _terminal() -> Reader:
+def _terminal_reader() -> Reader:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.output import create_output
 
@@ -61,8 +63,8 @@ def _terminal() -> Reader:
 
 @contextmanager
 def _ended_by_sigterm(app: Application[str]) -> Iterator[None]:
-    """At SIGTERM, make `app` end with `Terminated`. Raised from the signal handler, it would look like a failure of the
-    event loop's callback that happens to be running."""
+    """At SIGTERM, make `app` end with `Terminated`. If the signal handler raised it, the event loop would report that a
+    callback failed."""
 
     def end() -> None:
         with suppress(Exception):  # the app has ended already
@@ -71,17 +73,17 @@ def _ended_by_sigterm(app: Application[str]) -> Iterator[None]:
     def terminate(number: int, frame: FrameType | None) -> None:
         if app.is_running and app.loop is not None:
             app.loop.call_soon_threadsafe(end)
-        elif callable(before):
-            before(number, frame)
+        elif callable(previous):
+            previous(number, frame)
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    previous = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
-def _lines(stream: BinaryIO) -> Reader:
+def _stream_reader(stream: BinaryIO) -> Reader:
     def read() -> str | None:
         try:
             line = stream.readline()
@@ -90,78 +92,83 @@ def _lines(stream: BinaryIO) -> Reader:
         try:
             return line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff") if line else None
         except UnicodeDecodeError:
-            raise PassError("a line that is not UTF-8 text was not read") from None
+            raise PassError("skipped a line that is not UTF-8 text; encode it as UTF-8") from None
 
     return read
 
 
-Turn = dict[str, str]
-FILE = TypeAdapter(list[TextMessage])
+Message = dict[str, str]
+SAVED_MESSAGES = TypeAdapter(list[TextMessage])
 
 
 @dataclass
 class Conversation:
-    """system: the system message at the beginning, which is never dropped. turns: all other messages, oldest first."""
+    """system: the system message, which comes first and is never dropped. history: all other messages, oldest first."""
 
     system: str | None = None
-    turns: list[Turn] = field(default_factory=list)
+    history: list[Message] = field(default_factory=list)
 
-    def messages(self, user: str | None = None) -> list[Turn]:
-        """All messages, with `user` as the user's next one."""
+    def messages(self, user: str | None = None) -> list[Message]:
+        """Return all messages, and `user` as a further message of the user."""
         opening = [{"role": "system", "content": self.system}] if self.system else []
-        return [*opening, *self.turns, *([{"role": "user", "content": user}] if user is not None else [])]
+        return [*opening, *self.history, *([{"role": "user", "content": user}] if user is not None else [])]
 
     def add(self, user: str, assistant: str) -> None:
-        self.turns += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        self.history += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
     def drop_oldest(self) -> None:
-        """Drop the oldest user message and all others up to the next one."""
-        later = (i for i, turn in enumerate(self.turns) if i and turn["role"] == "user")
-        del self.turns[: next(later, len(self.turns))]
+        """Drop the oldest user message and all messages before the next one."""
+        later = (i for i, message in enumerate(self.history) if i and message["role"] == "user")
+        del self.history[: next(later, len(self.history))]
+
+    def check(self, session: Session) -> None:
+        """Raises PassError if the model's chat template refuses the messages, followed by any message of the user."""
+        session.encode_chat(self.messages("?"))
 
     def save(self, path: Path) -> None:
         write_whole(path, json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path, session: Session) -> Conversation:
-        """Read what `save` wrote, or any JSON list of {"role", "content"} that ends with an answer."""
+        """Read what `save` wrote, or any JSON list of {"role", "content"} that begins and ends like it."""
         try:
-            turns = [message.plain() for message in FILE.validate_json(read_text(path))]
+            history = [message.plain() for message in SAVED_MESSAGES.validate_json(read_text(path))]
         except ValidationError as error:
             raise PassError(f"{path}: {first_problem(error)}") from None
-        system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else None
-        loaded = cls(system, turns)
-        if turns and (turns[0]["role"], turns[-1]["role"]) != ("user", "assistant"):
+        system = history.pop(0)["content"] if history and history[0]["role"] == "system" else None
+        if history and (history[0]["role"], history[-1]["role"]) != ("user", "assistant"):
             raise PassError(f"{path}: a conversation begins with a user's message and ends with the assistant's answer")
-        session.encode_chat(loaded.messages("?"))  # raises where the template refuses it: the present one is kept then
+        loaded = cls(system, history)
+        loaded.check(session)
         return loaded
 
 
-def fit(conversation: Conversation, user: str, session: Session, room: int, *, drop: bool) -> tuple[list[int], int]:
-    """-> (the prompt for the answer to `user`, how many exchanges had to be dropped from `conversation` for it).
+def fit(
+    conversation: Conversation, user: str, session: Session, answer_tokens: int, *, drop: bool
+) -> tuple[list[int], int]:
+    """Return the prompt's token ids for the message `user`, and how many of the oldest exchanges were dropped from
+    `conversation` for it.
 
-    The prompt leaves `room` tokens of the context, or half of the context where `room` is more. A message that is too
-    long for that by itself, after all exchanges were dropped, may use the whole context.
-    PassError where the conversation does not fit and `drop` is off, or the template refuses; nothing is dropped then.
+    The prompt leaves `answer_tokens` of the context free, at most half of it. If the message alone is longer than that
+    allows, it may use the whole context. Raises PassError, and drops nothing, if the conversation does not fit and
+    `drop` is off, if the message alone is longer than the context, or if the chat template refuses.
     """
     context = session.backend.capabilities.max_capacity
-    room = min(room, context // 2)
-    shortened, dropped = Conversation(conversation.system, list(conversation.turns)), 0
+    answer_tokens = min(answer_tokens, context // 2)
+    shortened, dropped = Conversation(conversation.system, list(conversation.history)), 0
     ids = session.encode_chat(shortened.messages(user))
-    while len(ids) + room > context and shortened.turns:
+    while len(ids) + answer_tokens > context and shortened.history:
         if not drop:
             raise PassError(
-                f"the conversation has {len(ids)} tokens, and with {room} for the answer that is more than the context "
-                f"of {context}; /reset, or use --context-overflow drop-oldest"
+                f"the conversation ({len(ids)} tokens) and the answer ({answer_tokens}) do not fit into the context of "
+                f"{context} tokens; /reset, or use --context-overflow drop-oldest"
             )
         shortened.drop_oldest()
         dropped += 1
         ids = session.encode_chat(shortened.messages(user))
     if len(ids) > context:
-        raise PassError(
-            f"the message makes a prompt of {len(ids)} tokens, more than the context of {context}; shorten it"
-        )
-    conversation.turns = shortened.turns
+        raise PassError(f"the prompt has {len(ids)} tokens, more than the context of {context}; shorten the message")
+    conversation.history = shortened.history
     return ids, dropped
 
 
@@ -176,8 +183,7 @@ Ctrl-C        stop an answer; at the prompt, end"""
 
 @dataclass
 class ChatLoop:
-    """Reads lines and commands, and answers. drop: whether the oldest exchanges are dropped once the context is
-    full."""
+    """Reads lines and answers messages and commands. drop: drop the oldest exchanges if the context is full."""
 
     session: Session
     options: GenerateOptions
@@ -186,8 +192,8 @@ class ChatLoop:
     show_drafts: bool = False
 
     def run(self) -> int:
-        """Answer every line of standard input. A line that fails is reported and skipped. -> how many lines failed"""
-        self.session.encode_chat(self.conversation.messages("?"))  # raises if the template refuses any message
+        """Answer every line of standard input, and return how many failed. Such a line is reported and skipped."""
+        self.conversation.check(self.session)
         self.session.resolve(self.options)
         read, failed = open_reader(), 0
         while True:
@@ -199,7 +205,7 @@ class ChatLoop:
             except PassError as error:
                 failed += 1
                 report(error)
-            except Interrupted:  # during a command, such as /load from a pipe without a writer
+            except Interrupted:  # during a command: /load of a pipe without a writer waits
                 click.echo("[stopped]", err=True)
 
     def _handle(self, line: str) -> None:
@@ -215,15 +221,15 @@ class ChatLoop:
     def _commands(self) -> dict[str, Callable[[str], None]]:
         return {
             "/help": lambda _: click.echo(HELP, err=True),
-            "/reset": lambda _: self.conversation.turns.clear(),
+            "/reset": lambda _: self.conversation.history.clear(),
             "/system": self._set_system,
             "/save": self._save,
             "/load": self._load,
         }
 
     def _set_system(self, text: str) -> None:
-        changed = Conversation(text or None, self.conversation.turns)
-        self.session.encode_chat(changed.messages("?"))  # some templates take no system message
+        changed = Conversation(text or None, self.conversation.history)
+        changed.check(self.session)  # some templates take no system message
         self.conversation = changed
 
     def _save(self, name: str) -> None:
@@ -243,7 +249,7 @@ class ChatLoop:
             ids, dropped = fit(self.conversation, user, self.session, self.options.max_new_tokens, drop=self.drop)
             if dropped:
                 what = "exchange" if dropped == 1 else f"{dropped} exchanges"
-                click.echo(f"the context is full: the oldest {what} dropped", err=True)
+                click.echo(f"the context is full: dropped the oldest {what}", err=True)
             generation = self.session.generate(ids, self.options)
             print_pieces(generation, show_drafts=self.show_drafts)
         except Interrupted:
@@ -252,7 +258,7 @@ class ChatLoop:
             click.echo(" [stopped]", nl=False, err=True)
         click.echo()
         if generation is None or not (generation.text or generation.finish_reason):
-            return  # stopped before anything was said
+            return  # stopped before the first token
         self.conversation.add(user, generation.text)
         print_summary(generation, show_drafts=self.show_drafts)
 

@@ -1,4 +1,4 @@
-"""How commands end: with one line on stderr and status 2 for an error that the user can mend, with 130 for Ctrl-C."""
+"""How commands end: with one line on stderr and status 2 if a PassError is raised, with status 130 at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,46 +15,49 @@ import click
 from pass_runtime.cli.start import INTERRUPTED, SIGNALS, Handler, handle_signals, quit_at_once
 from pass_runtime.errors import PassError
 
+BROKEN_PIPE = 128 + signal.SIGPIPE
+"""The exit status of a command whose reader has ended, as if SIGPIPE had ended the command."""
+
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. A class of its own, since CPython's `python -m` ends by SIGINT once a plain KeyboardInterrupt has passed
-    through exec("..."), as happens while modules are imported, even if it was handled."""
+    """Ctrl-C. It is no plain KeyboardInterrupt: once one of those has passed through exec("..."), as it does in an
+    import, `python -m` sends itself SIGINT at its end, even if the exception was handled."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. It also ends a chat, in which Ctrl-C only stops an answer."""
+    """SIGTERM. It ends a chat, while Ctrl-C only stops the answer."""
 
 
 def _interrupt(number: int, _: object) -> NoReturn:
-    """Raise in the main thread: the command keeps what is finished and removes what is half-made as it unwinds."""
+    """Raise in the main thread, so that the command keeps finished results and removes partial files."""
     raise Terminated if number == signal.SIGTERM else Interrupted
 
 
 @contextmanager
 def _signals_handled_by(handler: Handler) -> Iterator[None]:
-    before = [(number, signal.getsignal(number)) for number in SIGNALS]
+    previous = [(number, signal.getsignal(number)) for number in SIGNALS]
     try:
         handle_signals(handler)
         yield
     finally:
-        for number, handling in before:
-            if handling is not None:  # None: set by code other than Python, which cannot restore it
-                signal.signal(number, handling)
+        for number, previous_handler in previous:
+            if previous_handler is not None:  # None: it was not set by Python, which cannot restore it
+                signal.signal(number, previous_handler)
 
 
 def importing() -> AbstractContextManager[None]:
-    """For a block of imports before a command has made anything: a signal ends the process at once, with one line. (An
-    exception raised in the middle of an import would print a traceback.)"""
+    """A context for imports, before a command has written anything: a signal ends the process at once, with one line.
+    An exception in the middle of an import would print a traceback."""
     return _signals_handled_by(quit_at_once)
 
 
 def report(problem: object) -> None:
-    """Print a problem as one line on stderr, even where its text has several."""
+    """Print a problem as one line on stderr, even if its text has several."""
     click.echo("error: " + " ".join(str(problem).splitlines()), err=True)
 
 
 class _Command(click.Command):
-    """Adds to every usage error the command that it is about, which click leaves out of some."""
+    """Sets the command in every usage error: click leaves it out of some."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -65,7 +68,7 @@ class _Command(click.Command):
 
 
 class OneLineGroup(_Command, click.Group):
-    """A command group that reports usage errors, those of its commands too, in one line."""
+    """A command group that reports its own and its commands' usage errors in one line."""
 
     command_class = _Command
 
@@ -91,18 +94,14 @@ class _UsageLine(click.ClickException):
 
 @contextmanager
 def _one_line_usage() -> Iterator[None]:
-    """Turn what click raises into one line."""
+    """Turn click's usage errors, and failures to print the help, into one line."""
     try:
-        yield
+        with _output_errors():
+            yield
     except click.UsageError as error:
         text = " ".join(error.format_message().split()).removesuffix(".")
         command = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
         raise _UsageLine(text[:1].lower() + text[1:] + command) from None
-    except BrokenPipeError:  # from --help
-        _drop_output(141)
-    except OSError as error:  # as from --help with its output on a full disk
-        report(error.strerror or error)
-        _drop_output(2)
 
 
 P = ParamSpec("P")
@@ -110,12 +109,12 @@ R = TypeVar("R")
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Decorator for command functions: Ctrl-C and SIGTERM raise in them, and errors become one line on stderr."""
+    """Decorate a command function: Ctrl-C and SIGTERM raise in it, and errors become one line on stderr."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            with _signals_handled_by(_interrupt):
+            with _output_errors(), _signals_handled_by(_interrupt):
                 return command(*args, **kwargs)
         except PassError as error:
             report(error)
@@ -123,16 +122,22 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
-        except BrokenPipeError:  # the reader of our output has ended (`| head`), which is no error
-            _drop_output(141)
-        except OSError as error:
-            report(error.strerror or error)
-            _drop_output(2)
 
     return wrapper
 
 
-def _drop_output(status: int) -> NoReturn:
-    """End the process. The interpreter then writes what is still buffered to nowhere, rather than fail again."""
+@contextmanager
+def _output_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # the reader of the output has ended (`| head`), which is no error
+        _exit_unflushed(BROKEN_PIPE)
+    except OSError as error:  # such as a full disk
+        report(error.strerror or error)
+        _exit_unflushed(2)
+
+
+def _exit_unflushed(status: int) -> NoReturn:
+    """End the process, and discard buffered output: flushing it would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""Flags that several commands share, and the dataclasses made of their values."""
+"""Flags that several commands share, and functions that make option dataclasses of their values."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pass_runtime.bundle.request_fields import REQUEST_FIELDS, SAMPLER_FIELDS, R
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.command_errors import importing
 from pass_runtime.errors import PassError
+from pass_runtime.files import read_text
 from pass_runtime.options import LOGPROBS_MODES, GenerateOptions, LoadOptions
 from pass_runtime.session import Session, load
 from pass_runtime.text.constraint import Constraint
@@ -27,165 +28,156 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+def combined(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that applies all of these. --help lists their flags in this order."""
     return lambda command: functools.reduce(lambda f, decorate: decorate(f), reversed(decorators), command)
 
 
 def _biases(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
-    """TOKEN=BIAS, each as a pair of numbers."""
+    """Parse TOKEN=BIAS values to biases by token id."""
     found = {}
     for value in values:
         token, _, bias = value.partition("=")
         try:
             found[int(token)] = float(bias)
         except ValueError:
-            problem = f"{value!r} is not a token id, = and a number, as in 198=-100"
+            problem = f"{value!r} is not a token id, '=' and a number, as in 198=-100"
             raise click.BadParameter(problem, context, option) from None
     return found
 
 
-CONSTRAINT = ("json_schema", "json_object", "regex", "choice", "grammar")
+PATH = click.Path(path_type=Path)
+CONSTRAINT_FIELDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The fields of `Constraint` that have flags."""
-TYPES = {"number": float, "whole": int, "ids": int, "flag": bool}
-"""The type of a flag's value, by the kind of a field; the others are strings."""
-SEVERAL = ("texts", "stops", "ids", "biases")
-"""Kinds whose flags may be given several times."""
+FLAG_TYPES = {"number": float, "whole": int, "ids": int, "flag": bool}
+"""The type of a flag's value, by `RequestField.kind`. Flags of other kinds are strings."""
+REPEATABLE_KINDS = ("texts", "stops", "ids", "biases")
+"""The values of `RequestField.kind` whose flags may be given several times."""
 
 
 def field_option(field: RequestField) -> Callable[[F], F]:
-    """The flag of a field."""
+    """Return the flag of a field."""
     assert field.flag is not None
-    several = field.kind in SEVERAL
-    ending = " May be given several times." if several else f"  [default: {field.default}]" if field.default else ""
+    repeatable = field.kind in REPEATABLE_KINDS
+    ending = " May be given several times." if repeatable else f"  [default: {field.default}]" if field.default else ""
     return click.option(
         field.flag,
         field.name,
-        type=click.Choice(field.choices) if field.choices else TYPES.get(field.kind, str),
+        type=click.Choice(field.choices) if field.choices else FLAG_TYPES.get(field.kind, str),
         is_flag=field.kind == "flag",
-        multiple=several,
-        default=None if several else field.neutral,
-        show_default=field.neutral is not None and not several and field.kind != "flag",
+        multiple=repeatable,
+        default=None if repeatable else field.neutral,
+        show_default=field.neutral is not None and not repeatable and field.kind != "flag",
         metavar="TOKEN=BIAS" if field.kind == "biases" else None,
         callback=_biases if field.kind == "biases" else None,
         help=field.help + ending,
     )
 
 
-APART = {field.name: field_option(field) for field in REQUEST_FIELDS if field.name in ("seed", "logprobs")}
-"""Flags that not every command has, or not with this default."""
-SEED, LOGPROBS = APART["seed"], APART["logprobs"]
+SEPARATE_OPTIONS = {field.name: field_option(field) for field in REQUEST_FIELDS if field.name in ("seed", "logprobs")}
+"""Flags that some commands do not have, or have with another default."""
+SEED, LOGPROBS = SEPARATE_OPTIONS["seed"], SEPARATE_OPTIONS["logprobs"]
 
 
 def field_options(fields: Iterable[RequestField]) -> Callable[[F], F]:
-    """The flags of these fields, but for those that are apart."""
-    return apply(*(field_option(field) for field in fields if field.flag is not None and field.name not in APART))
+    """Return the flags of these fields, except SEPARATE_OPTIONS."""
+    found = [field for field in fields if field.flag is not None and field.name not in SEPARATE_OPTIONS]
+    return combined(*map(field_option, found))
 
 
 def constraint_options(command: F) -> F:
     """--json-schema --json-object --regex --choice --grammar"""
-    file = click.Path(path_type=Path)
-    return apply(
-        click.option("--json-schema", type=file, help="Write JSON of the schema in this file."),
+    return combined(
+        click.option("--json-schema", type=PATH, help="Write JSON that is valid by the JSON schema in this file."),
         click.option("--json-object", is_flag=True, help="Write a JSON object."),
-        click.option("--regex", help="Write what matches."),
-        click.option("--choice", multiple=True, help="Write one of these. May be given several times."),
-        click.option("--grammar", type=file, help="Write what the grammar in this file (Lark) allows."),
+        click.option("--regex", help="Write text that matches this regular expression as a whole."),
+        click.option("--choice", multiple=True, help="Write one of these texts. May be given several times."),
+        click.option("--grammar", type=PATH, help="Write text that the Lark grammar in this file allows."),
     )(command)
 
 
 def as_constraint(fields: dict[str, Any]) -> Constraint | None:
-    """The constraint of these fields of `Constraint`; None if none is set. Raises PassError if several are."""
+    """Return the constraint of these fields, or None if none is set. Raises PassError if several are set."""
     given = any(value is not None and value not in (False, ()) for value in fields.values())
     return Constraint(**fields) if given else None
 
 
-def _content(path: Path | None, option: str) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PassError(f"cannot read the file of {option}: {error}") from None
-
-
-BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
+BUNDLE = click.argument("bundle", type=PATH)
 
 
 def engine_options(command: F) -> F:
     """--device --threads --capacity --trust-bundle --no-weight-cache"""
-    return apply(
+    return combined(
         click.option("--device", default="auto", show_default=True, help=NUMBERED),
         click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
-        click.option(
-            "--capacity",
-            type=int,
-            help="Longest sequence in tokens: bounds the KV cache.  [default: the model's]",
-        ),
+        click.option("--capacity", type=int, help="KV capacity of a sequence, in tokens.  [default: the model's]"),
         click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
-        click.option("--no-weight-cache", is_flag=True, help="On the CPU, pack weights anew, into memory of its own."),
+        click.option("--no-weight-cache", is_flag=True, help="Do not share packed weights with other processes (CPU)."),
     )(command)
 
 
 def generation_options(command: F) -> F:
-    """The flags of requests, and those of constraints."""
-    return apply(field_options(REQUEST_FIELDS), constraint_options)(command)
+    """The flags of REQUEST_FIELDS and those of constraints, except SEPARATE_OPTIONS."""
+    return combined(field_options(REQUEST_FIELDS), constraint_options)(command)
 
 
 def sampling_options(command: F) -> F:
     """--temperature --top-k --top-p --min-p --seed"""
-    return apply(field_options(SAMPLER_FIELDS), SEED)(command)
+    return combined(field_options(SAMPLER_FIELDS), SEED)(command)
 
 
 MAX_BATCH_SIZE = click.option(
-    "--max-batch-size", type=int, help=f"Sequences at a time.  [default: {DEFAULT_BATCH}, or the engines']"
+    "--max-batch-size",
+    type=int,
+    help=f"Most sequences that are decoded together.  [default: {DEFAULT_BATCH}, or what the engines were built for]",
 )
 NO_PREFIX_CACHE = click.option(
     "--no-prefix-cache",
     is_flag=True,
-    help="Read every prompt anew. Otherwise, on the CPU, what prompts have in common is read once.",
+    help="Compute the K/V of every prompt. Otherwise prompts share the K/V of a common prefix, on the CPU.",
 )
-MAX_DRAFTING = click.option(
+SPECULATIVE_MAX_CONCURRENCY = click.option(
     "--speculative-max-concurrency",
     type=int,
-    help="With more sequences than this decoding at a time, none drafts.  [default: auto decides]",
+    help="If more sequences than this are decoded together, decode all without drafts.  [default: no limit]",
 )
 LOGPROBS_MODE = click.option(
     "--logprobs-mode",
     type=click.Choice(LOGPROBS_MODES),
     default="raw",
     show_default=True,
-    help="Log-probabilities are the model's own, or those after constraints, biases and penalties.",
+    help="raw: log-probabilities of the model's logits; processed: after constraints, biases and penalties.",
 )
 SHOW_DRAFTS = click.option(
-    "--show-drafts", is_flag=True, help="Colour tokens by source: the model, look-ahead or n-gram drafts."
+    "--show-drafts", is_flag=True, help="Colour tokens by their source: the model, look-ahead or n-gram drafts."
 )
 
 
 def take(kind: type[T], options: dict[str, Any], **more: Any) -> T:
-    """A dataclass of the options that have the names of its fields, which are taken out of `options`, and of `more`."""
+    """Make a dataclass `kind` of `more` and of the options named like its fields. These are removed from `options`."""
     names = [field.name for field in fields(kind) if field.name in options]  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names}, **more)
 
 
 def load_options(options: dict[str, Any], **more: Any) -> LoadOptions:
-    """The fields of LoadOptions that a command's `options` are, which must hold nothing else, and `more`."""
-    flags = {"trust_bundle": "verify", "no_weight_cache": "weight_cache", "no_prefix_cache": "prefix_cache"}
-    named: dict[str, Any] = {
-        flags.get(name, name): not value if name in flags else value for name, value in options.items()
+    """Make LoadOptions of `more` and of all of a command's remaining `options`."""
+    negated = {"trust_bundle": "verify", "no_weight_cache": "weight_cache", "no_prefix_cache": "prefix_cache"}
+    fields: dict[str, Any] = {
+        negated.get(name, name): not value if name in negated else value for name, value in options.items()
     }
-    return LoadOptions(**named, **more)
+    return LoadOptions(**fields, **more)
 
 
 def open_bundle(bundle: Path, options: LoadOptions) -> Session:
-    """`load`, which may be interrupted while it imports, and tells a terminal what takes long."""
+    """Open a bundle. Signals end the imports quietly, and a terminal shows if weights are being packed."""
     with importing():
-        import_module("pass_runtime.backends.ort.backend")  # and ONNX Runtime, which `load` imports otherwise
+        import_module("pass_runtime.backends.ort.backend")  # imports ONNX Runtime, before `load` would
     announce_packing()
     return load(bundle, options)
 
 
 def announce_packing() -> None:
-    """Let a terminal say that weights are being packed, as the first opening takes longer than later ones."""
+    """Print the log line about packing weights if stderr is a terminal: it explains why the first opening is slow."""
     from pass_runtime.backends.ort.packed_weights import PACKING, log
 
     if sys.stderr is None or not sys.stderr.isatty() or logging.getLogger().handlers or log.handlers:
@@ -197,7 +189,7 @@ def announce_packing() -> None:
 
 
 def refuse_given(why: str, *names: str) -> None:
-    """PassError where one of these options of the running command was given."""
+    """Raises PassError if one of these options of the running command was given. why: it has no effect."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
@@ -205,17 +197,17 @@ def refuse_given(why: str, *names: str) -> None:
 
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:
-    """Takes the keys that it uses out of a command's `options`."""
+    """Make SamplingParams of a command's options, and remove these from `options`."""
     return SamplingParams(**{field.name: options.pop(field.name) for field in SAMPLER_FIELDS})
 
 
 def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> GenerateOptions:
-    """Takes the keys that it uses out of a command's `options`."""
+    """Make GenerateOptions of a command's options, and remove these from `options`."""
     fields = {field.name: options.pop(field.name) for field in REQUEST_FIELDS if field.name in options}
     if "" in fields["stop"]:
         raise PassError("--stop is empty: give it text, or leave it out")
-    constraint = {name: options.pop(name) for name in CONSTRAINT}
+    constraint = {name: options.pop(name) for name in CONSTRAINT_FIELDS}
     for name in ("json_schema", "grammar"):
-        constraint[name] = _content(constraint[name], f"--{name.replace('_', '-')}")
+        constraint[name] = None if constraint[name] is None else read_text(constraint[name])
     fields["constraint"] = as_constraint(constraint)
     return GenerateOptions(reuse_prefix=reuse_prefix).with_fields(**fields)

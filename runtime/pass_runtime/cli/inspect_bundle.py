@@ -1,4 +1,4 @@
-"""pass-run inspect: shows what a bundle holds, from its manifest alone unless a device is named."""
+"""pass-run inspect: shows a bundle's manifest, and which passes a device captures as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 def run_inspect(
     bundle: Path, *, as_json: bool, verify: bool, device: str | None = None, max_batch_size: int | None = 1
 ) -> None:
-    """Print a table or JSON. verify: check the hash of every file first; PassError where one differs. device: print
-    what it captures as CUDA graphs, in place of the table or after the rest of the JSON."""
+    """Print the manifest as tables or JSON. verify: check every file's hash first; raises PassError if one differs.
+    device: print what this device captures as CUDA graphs, instead of the tables or as further fields of the JSON."""
     manifest = read_manifest(bundle)
     if verify:
         verify_files(bundle, manifest)
@@ -48,14 +48,14 @@ def run_inspect(
 
 
 def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
-    """The contents of a bundle, for JSON. Sizes are in bytes; `kv_bytes_per_token` is of one sequence's KV cache."""
+    """Return the contents of a bundle for JSON. `kv_bytes_per_token`: KV cache of one token of one sequence."""
     model = manifest.model
-    cached = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
+    kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
     return {
         "bundle": str(bundle),
         "version": manifest.version,
         "content": manifest.content,
-        "model": model.model_dump(mode="json") | {"kv_bytes_per_token": cached},
+        "model": model.model_dump(mode="json") | {"kv_bytes_per_token": kv_bytes},
         "lookahead": manifest.lookahead.model_dump(mode="json"),
         "rule": manifest.rule,
         "noise": manifest.noise.model_dump(mode="json"),
@@ -67,19 +67,19 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _plan(plan: Plan, listed: PlanInfo) -> dict[str, Any]:
+def _plan(plan: Plan, info: PlanInfo) -> dict[str, Any]:
     return {
         "name": plan.name,
         "rows": plan.width,
         "drafts": plan.drafts,
         "groups": list(plan.groups),
         "next": plan.next.name,
-        "samplers": sorted(listed.tails),
+        "samplers": sorted(info.tails),
     }
 
 
 def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
-    """A set of engines. current: whether it was built from the files that the bundle has now."""
+    """Return a set of engines for JSON. current: it was built from the files that are in the bundle now."""
     keys = {"directory", "library", "version", "targets", "lookahead", "max_batch_size", "capacities", "prefill_widths"}
     return engines.model_dump(mode="json", include=keys) | {
         "current": engines.bundle == manifest.content,
@@ -89,7 +89,7 @@ def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
 
 
 def print_tables(found: dict[str, Any]) -> None:
-    """Print everything but the hashes as tables."""
+    """Print everything except the hashes as tables."""
     console = OutputConsole(highlight=False)
     table = Table(title=escape(found["bundle"]), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
@@ -115,17 +115,17 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", f"{model['name']} ({model['family']})"),
         ("source", model["source"]),
         ("size", f"{model['layers']} layers, hidden {model['hidden_size']}, vocabulary {model['vocab_size']}"),
-        ("attention", f"{model['heads']} heads, {model['kv_heads']} for K/V, {model['head_dim']} wide"),
-        ("context", f"{model['max_capacity']} tokens, {_size(model['kv_bytes_per_token'])} of cache each"),
-        ("numbers", f"{model['dtype']}, linear layers {model['weights']}"),
+        ("attention", f"{model['heads']} heads, {model['kv_heads']} KV heads, head dimension {model['head_dim']}"),
+        ("context", f"{model['max_capacity']} tokens, {_size(model['kv_bytes_per_token'])} of KV cache per token"),
+        ("dtype", f"{model['dtype']}, linear layers {model['weights']}"),
         *_quantization(model["quantization"]),
         ("start, end tokens", f"{_listed([model['bos_token_id']])}; {_listed(model['eos_token_ids'])}"),
         ("look-ahead", f"L={lookahead['length']}, {'trained' if lookahead['trained'] else 'untrained'}"),
         ("look-ahead weights", lookahead["source"]),
         ("adapter", f"rank {rank}, on look-ahead rows" if rank else "none"),
         ("draft head", _head(lookahead["head"])),
-        ("drafts 1..i right", _shares(lookahead["acceptance_per_position"])),
-        ("  at T=0.8", _shares(lookahead["acceptance_per_position_sampled"])),
+        ("acceptance by position", _rates(lookahead["acceptance_per_position"])),
+        ("  temperature 0.8", _rates(lookahead["acceptance_per_position_sampled"])),
         ("rule", found["rule"]),
         ("files", f"{len(found['files'])}, {_size(found['bytes'])}" + (", all verified" if found["verified"] else "")),
         *((f"  {name}", _size(size)) for name, size in others.items()),
@@ -136,8 +136,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _shares(shares: list[float]) -> str:
-    return " ".join(f"{share:.2f}" for share in shares) or "not measured"
+def _rates(rates: list[float]) -> str:
+    return " ".join(f"{rate:.2f}" for rate in rates) or "not measured"
 
 
 def _head(found: dict[str, Any] | None) -> str:
@@ -154,8 +154,8 @@ def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
     if found["activations"] != "full":
         rows.append(("  activations", f"int8, static, calibrated on {found['calibration']}"))
         schemes = sorted({_scheme(found["layers"].get(layer, found["grid"])) for layer in found["weight_only"]})
-        of = f": {_listed(schemes)}" if schemes else ""
-        rows.append(("  weight-only", _listed(found["weight_only"]) + of))
+        suffix = f": {_listed(schemes)}" if schemes else ""
+        rows.append(("  weight-only", _listed(found["weight_only"]) + suffix))
     others: dict[str, list[str]] = {}
     for layer, scheme in found["layers"].items():
         if layer not in found["weight_only"]:  # those are listed above
@@ -165,14 +165,14 @@ def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _scheme(scheme: dict[str, Any]) -> str:
-    shared = "by output" if scheme["block_size"] is None else f"in blocks of {scheme['block_size']}"
-    return f"{scheme['numbers']} {shared}{' with zero points' if scheme['zero_points'] else ''}"
+    scales = "per output channel" if scheme["block_size"] is None else f"in blocks of {scheme['block_size']}"
+    return f"{scheme['numbers']} {scales}{' with zero points' if scheme['zero_points'] else ''}"
 
 
 def _engine_row(engines: dict[str, Any] | None) -> str:
     if engines is None:
         return "none"
-    state = "" if engines["current"] else "; built from other files than the bundle has now"
+    state = "" if engines["current"] else "; built from other files, so it is not used"
     return (
         f"{engines['library']} {engines['version']} for {_listed(engines['targets'])}, capacity "
         f"{engines['capacities'][-1]}, batch {engines['max_batch_size']}, L={engines['lookahead']}, "
@@ -193,12 +193,12 @@ def _size(count: int) -> str:
 
 
 SAMPLINGS = (SamplingParams(0.0), SamplingParams(1.0), SamplingParams(1.0, 50, 0.9))
-"""One for each sampler."""
+"""One for each sampler: greedy, sample, truncated."""
 
 
 def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tuple[str, Mapping[str, str | None]]:
-    """Open the bundle on a device and run every pass that requests begin with. Returns the device, and for each graph
-    or pass None where it was captured, else the reason why not. PassError where the device captures nothing."""
+    """Run the passes of all plans and samplers on a device. Return the device, and for every graph or pass by name None
+    if it was captured as a CUDA graph, else the reason why not. Raises PassError if the device has no CUDA graphs."""
     with importing():
         from pass_runtime.decode.worker import rehearse
         from pass_runtime.session import load
@@ -207,17 +207,19 @@ def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tupl
     with load(bundle, LoadOptions(device, max_batch_size=max_batch_size)) as session:
         limits = session.backend.capabilities
         if limits.device == "cpu":
-            raise PassError("no engines fit this machine and ONNX Runtime has no CUDA, so there are no CUDA graphs")
+            raise PassError(
+                "no CUDA graphs: no engine fits this machine, ONNX Runtime has no CUDA; use pass-export build"
+            )
         session.warm_up(*SAMPLINGS)
-        if not limits.keeps_graphs:  # A warm-up ran what is timed, and captures are of one capacity alone.
-            samplers = [each.sampler for each in SAMPLINGS]
+        if not limits.keeps_graphs:  # the warm-up ran only the passes that `auto` times
+            samplers = [sampling.sampler for sampling in SAMPLINGS]
             for batch in limits.batch_sizes:
                 session.call(partial(rehearse, capacity=limits.capacities[0], batch=batch, samplers=samplers))
         return limits.device, dict(sorted(session.backend.captures.items()))
 
 
 def print_captures(device: str, captures: Mapping[str, str | None]) -> None:
-    """A line for each."""
+    """Print a line for every graph or pass, and how many were captured."""
     for name, why in captures.items():
         click.echo(f"captured: yes, {name}" if why is None else f"captured: no, {name}: {why}")
     count = sum(why is None for why in captures.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,14 @@ from pass_runtime.options import MAX_SLOTS
 @click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(pass_runtime.__version__, prog_name="pass-run")
 def main() -> None:
-    """Run a PaSS bundle. The text is what plain decoding gives; plans only change how fast."""
+    """Run a PaSS bundle. Plans change the speed, and the text stays that of plain decoding."""
 
 
 @main.command()
 @opts.BUNDLE
 @click.option("-p", "--prompt", help="The prompt.")
-@click.option(
-    "--prompt-file",
-    type=click.Path(path_type=Path),
-    help="Read the prompt from a UTF-8 file, or from standard input for `-`, without the line feed at its end.",
-)
-@click.option("--keep-newline", is_flag=True, help="Keep the line feed at the end of a file or of standard input.")
+@click.option("--prompt-file", type=opts.PATH, help="UTF-8 file with the prompt; a line feed at its end is removed.")
+@click.option("--keep-newline", is_flag=True, help="Keep the line feed at the end of the file or of standard input.")
 @click.option("--chat", "as_chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option("--system", help="With --chat: a system message before the prompt.")
 @opts.generation_options
@@ -41,24 +36,24 @@ def main() -> None:
 @opts.LOGPROBS
 @opts.LOGPROBS_MODE
 @opts.engine_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @opts.SHOW_DRAFTS
-@click.option("--explain", is_flag=True, help="With --plan auto: print what it measured and how it chose.")
+@click.option("--explain", is_flag=True, help="With --plan auto: print which plans it compared, and their speed.")
 @one_line_errors
 def generate(
     bundle: Path, prompt: str | None, prompt_file: Path | None, keep_newline: bool, system: str | None, **options: Any
 ) -> None:
-    """Continue a prompt, given with -p, --prompt-file, or on standard input."""
+    """Continue a prompt. It comes from -p, --prompt-file or, without these or for `--prompt-file -`, standard input."""
     as_json, as_chat, explain, show_drafts = (
         options.pop(key) for key in ("as_json", "as_chat", "explain", "show_drafts")
     )
     request = opts.generate_options(options)
     if explain and request.plan != "auto":
-        raise PassError("--explain shows how --plan auto decides; use them together")
+        raise PassError("--explain shows how --plan auto decides: use --plan auto, or leave out --explain")
     if system is not None and not as_chat:
         raise PassError("--system goes into the model's chat template: add --chat")
     if request.logprobs is not None and not as_json:
-        raise PassError("--logprobs are part of the JSON object: add --json")
+        raise PassError("--logprobs is for JSON: add --json")
     if as_json:
         opts.refuse_given("JSON has no colours", "show_drafts")
     text = read_prompt(prompt, prompt_file, keep_newline=keep_newline)
@@ -88,8 +83,8 @@ def generate(
     type=click.Choice(["drop-oldest", "stop"]),
     default="drop-oldest",
     show_default=True,
-    help="Once the conversation and --max-new-tokens (at most half of the context) exceed the context: forget the "
-    "oldest exchanges, never the system message; or refuse the new message.",
+    help="If a new message does not fit into the context: drop the oldest exchanges, or refuse the message. Room for "
+    "--max-new-tokens, at most half of the context, is kept free. The system message is never dropped.",
 )
 @opts.generation_options
 @opts.SEED
@@ -100,9 +95,9 @@ def generate(
 def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: bool, **options: Any) -> None:
     """Talk to the model, in a terminal or line by line from a pipe.
 
-    /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the prompt it ends, as
-    Ctrl-D does. A message that cannot be answered is reported, and the conversation goes on without it; where lines
-    come from a pipe or a file, the status is then 2.
+    /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the prompt, Ctrl-C and Ctrl-D
+    end the chat. A message that cannot be answered is reported and skipped; the status is then 2 at the end, if the
+    messages come from a pipe or a file.
     """
     with importing():
         from pass_runtime.cli.chat_loop import ChatLoop, Conversation
@@ -113,38 +108,38 @@ def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: b
         sys.exit(2)
 
 
-@main.command(epilog=f"Fields: {', '.join((*(field.name for field in REQUEST_FIELDS), *opts.CONSTRAINT))}.")
+@main.command(epilog=f"Fields: {', '.join((*(field.name for field in REQUEST_FIELDS), *opts.CONSTRAINT_FIELDS))}.")
 @opts.BUNDLE
-@click.argument("requests", type=click.Path(path_type=Path))
-@click.argument("results", type=click.Path(path_type=Path))
+@click.argument("requests", type=opts.PATH)
+@click.argument("results", type=opts.PATH)
 @opts.generation_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Line n is sampled with this seed + n - 1.")
 @opts.LOGPROBS
 @opts.LOGPROBS_MODE
 @opts.MAX_BATCH_SIZE
-@opts.MAX_DRAFTING
+@opts.SPECULATIVE_MAX_CONCURRENCY
 @opts.NO_PREFIX_CACHE
 @opts.engine_options
-@click.option("--retry-failed", is_flag=True, help="Answer lines again whose result in RESULTS is an error.")
-@click.option("--fail-on-error", is_flag=True, help="End with status 1 where any line failed.")
+@click.option("--retry-failed", is_flag=True, help="Answer the lines again whose result in RESULTS is an error.")
+@click.option("--fail-on-error", is_flag=True, help="End with status 1 if any line failed.")
 @one_line_errors
 def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_on_error: bool, **options: Any) -> None:
-    """Answer every line of a .jsonl file, several at a time, in order. A stopped run continues where it was.
+    """Answer every line of a .jsonl file, several together, with results in order. Run it again if it was stopped.
 
-    A request is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of the fields below in place of
-    the flags; schema and grammar are no files there.
+    A line is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of the fields below, which override
+    the flags. "json_schema" and "grammar" are the schema and the grammar themselves, not names of files.
 
-    A line that fails has an "error" as its result, and the others go on. The status is 1 where a line failed by no
-    fault of its own ("unexpected"), and with --fail-on-error where any did.
+    If a line fails, its result has an "error", and the other lines are answered. The status is 1 if an error is not the
+    line's fault ("unexpected": true), or, with --fail-on-error, if there is any error.
 
-    `-` is standard input and standard output. What is written to a pipe or a device cannot be continued. "line" in a
-    result is the line of REQUESTS, blank ones counted.
+    `-` is standard input or standard output. Results that go to a pipe or a device cannot be continued. "line" in a
+    result is the number of the line in REQUESTS, blank lines counted.
     """
     with importing():
         from pass_runtime.bundle.read import read_manifest
         from pass_runtime.cli.batch import model_identity, run_batch
     request = opts.generate_options(options)
-    opened = opts.load_options(options, max_queue=2 * MAX_SLOTS)  # a next line for every slot, however many there are
+    opened = opts.load_options(options, max_queue=2 * MAX_SLOTS)  # `results_of` submits two lines per slot
     model = model_identity(bundle, read_manifest(bundle))
     tally = run_batch(
         requests, results, request, model, lambda: opts.open_bundle(bundle, opened), retry_failed=retry_failed
@@ -156,33 +151,31 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
 @main.command()
 @opts.BUNDLE
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=int, default=8000, show_default=True, help="0: any that is free; it is printed.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line, that clients have to show.")
-@click.option("--allow-no-key", is_flag=True, help="Serve more than this machine without keys.")
+@click.option("--port", type=int, default=8000, show_default=True, help="The port. 0: any free one; it is printed.")
+@click.option("--api-key-file", type=opts.PATH, help="File of API keys, one per line. Clients need one.")
+@click.option("--allow-no-key", is_flag=True, help="Allow a --host that other machines reach, without keys.")
 @click.option("--served-model-name", "model_name", help="What clients call the model.  [default: the bundle's name]")
 @opts.MAX_BATCH_SIZE
-@click.option("--max-queue", type=int, default=64, show_default=True, help="Sequences that may wait; more get a 429.")
-@click.option("--max-prompt-tokens", type=int, help="Most tokens of a prompt.  [default: the capacity]")
-@click.option("--max-output-tokens", type=int, help="Most tokens of an answer.  [default: the capacity]")
-@click.option("--max-body-bytes", type=int, default=1 << 20, show_default=True, help="Largest JSON of a request.")
-@click.option("--max-connections", type=int, default=512, show_default=True, help="With more, idle ones are closed.")
-@click.option("--request-seconds", type=float, default=600, show_default=True, help="Limit for a whole answer.")
-@click.option("--client-seconds", type=float, default=20, show_default=True, help="Limit to send a request or read on.")
-@click.option("--drain-seconds", type=float, default=30, show_default=True, help="For answers under way at SIGTERM.")
-@click.option("--reuse-prefix", is_flag=True, help="Use the K/V of an earlier prompt again where both begin alike.")
+@click.option("--max-queue", default=64, show_default=True, help="Sequences that may wait; more get status 429.")
+@click.option("--max-prompt-tokens", type=int, help="Most tokens of a prompt.  [default: the KV capacity]")
+@click.option("--max-output-tokens", type=int, help="Most tokens of an answer.  [default: the KV capacity]")
+@click.option("--max-body-bytes", type=int, default=1 << 20, show_default=True, help="Largest request body.")
+@click.option("--max-connections", type=int, default=512, show_default=True, help="Beyond these, idle ones are closed.")
+@click.option("--request-seconds", type=float, default=600, show_default=True, help="Limit for request and answer.")
+@click.option("--client-seconds", type=float, default=20, show_default=True, help="Limit for a client to send or read.")
+@click.option("--drain-seconds", type=float, default=30, show_default=True, help="To finish requests after SIGTERM.")
+@click.option("--reuse-prefix", is_flag=True, help="Share K/V of prefixes on GPUs too, which changes rounding.")
 @click.option(
     "--no-client-plan",
     "client_plans",
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Refuse requests that name a plan, or turn speculation off.",
+    help="Refuse requests that name a plan or set speculative to false.",
 )
-@click.option("--no-page", "page", is_flag=True, flag_value=False, default=True, help="Do not answer / with the page.")
-@click.option(
-    "--allow-special-tokens", "special_tokens", is_flag=True, help="Encode special tokens that messages spell as such."
-)
-@opts.MAX_DRAFTING
+@click.option("--no-page", "page", is_flag=True, flag_value=False, default=True, help="Do not serve the web page at /.")
+@click.option("--allow-special-tokens", "special_tokens", is_flag=True, help="Let messages contain special tokens.")
+@opts.SPECULATIVE_MAX_CONCURRENCY
 @opts.NO_PREFIX_CACHE
 @opts.LOGPROBS_MODE
 @click.option("--tool-call-parser", default="auto", show_default=True, help="auto, none, hermes, llama3_json, mistral.")
@@ -190,9 +183,9 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
 @opts.engine_options
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:
-    """Answer HTTP requests as OpenAI's API does, and / with a page to try it.
+    """Serve OpenAI's HTTP API, and a web page at / to try the model.
 
-    At Ctrl-C and SIGTERM, requests under way may finish.
+    After Ctrl-C or SIGTERM, running requests have --drain-seconds to finish.
     """
     try:
         with importing():
@@ -212,42 +205,37 @@ def serve(bundle: Path, **options: Any) -> None:
 @main.command()
 @opts.BUNDLE
 @click.option(
-    "-p", "--prompt", "prompts", multiple=True, help="A prompt, taken as it is.  [default: nine held-out ones]"
+    "-p", "--prompt", "prompts", multiple=True, help="A prompt, without a chat template.  [default: nine prompts]"
 )
-@click.option("--prompt-file", type=click.Path(path_type=Path), help='.jsonl with {"prompt": text} on each line.')
-@click.option("--max-new-tokens", type=int, default=48, show_default=True, help="Per prompt, end-of-sequence ignored.")
+@click.option("--prompt-file", type=opts.PATH, help='.jsonl with {"prompt": text} on each line.')
+@click.option("--max-new-tokens", type=int, default=48, show_default=True, help="Tokens per prompt; EOS is ignored.")
 @opts.sampling_options
-@click.option("--plan", "plans", multiple=True, help="Plans to compare; ratios are to the first.  [default: ar, auto]")
+@click.option("--plan", "plans", multiple=True, help="Plans to compare; ratios are to the first.  [default: see above]")
 @click.option("--draft", "drafts", type=click.Choice(DRAFT_SOURCES), multiple=True, help="Draft sources to compare.")
-@click.option("--lookahead", type=int, multiple=True, help="Drafts per pass.  [default: the bundle's L]")
-@click.option("--batch", "batches", help="Sequences at a time to compare, as 1,2,4,8.  [default: one by one]")
-@click.option("--rows", help="Time passes by the rows of their windows, as 1,2,3,5,7,9,13,25, in place of plans.")
-@click.option("--cached", type=click.IntRange(0), help="With --rows: tokens in the cache.  [default: 200]")
+@click.option("--lookahead", type=int, multiple=True, help="Drafts per step.  [default: the bundle's L]")
+@click.option("--batch", "batches", help="Numbers of sequences to run together, as 1,2,4,8.  [default: one by one]")
+@click.option("--rows", help="Time single passes whose windows have these rows, as 1,2,3,5,9; no plans.")
+@click.option("--cached", type=click.IntRange(0), default=200, show_default=True, help="With --rows: cached tokens.")
 @click.option("--repeat", type=int, default=3, show_default=True, help="Rounds; every round runs every plan once.")
-@click.option("--breakdown", is_flag=True, help="Also time each plan's passes alone: trunk, tail, predicted speed.")
+@click.option("--breakdown", is_flag=True, help="Also time single passes of each plan, trunk and tail.")
 @opts.engine_options
-@click.option("--json", "as_json", is_flag=True, help="The measurements as JSON instead of a table.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Also write the JSON here, after every round; to a name.html the tables.",
-)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("-o", "--output", type=opts.PATH, help="Also write JSON to this file after every round; .html: tables.")
 @one_line_errors
 def bench(bundle: Path, **options: Any) -> None:
     """Time plans against each other, in alternation, and report medians over rounds.
 
-    Unless you say otherwise: plain decoding (ar), auto with look-ahead drafts only, and auto, on three chat, three text
-    and three code prompts that no weights were trained on. The status is 1 if they do not write the same text.
+    By default the plans are plain decoding (ar), auto with look-ahead drafts only, and auto, on three chat, three text
+    and three code prompts that no weights were trained on. The status is 1 if the plans write different texts.
 
-    One by one, tokens/s are those of decoding, without prefill. With --batch they are of all sequences together, from
-    the first prompt to the last token. ms/pass are of decoding, too. tau is tokens per pass.
+    Without --batch, prompts run one by one, and tokens/s is that of decoding, without prefill. With --batch it is that
+    of all sequences together, with prefill. ms/pass never includes prefill. tau is tokens per pass.
 
-    With --breakdown, host is the part of ms/pass outside the engine, trunk and tail are milliseconds of a plan's passes
-    timed alone, cost is their sum relative to a pass of ar, and the prediction is the speed if passes took no longer.
+    --breakdown adds columns. host: the part of ms/pass outside the engine. trunk, tail: milliseconds of single passes.
+    cost: trunk and tail together, relative to a pass of ar. predicted: the speed if a pass took only trunk and tail.
 
-    With --rows a round is ten passes of each window in a row, with look-ahead rows and without, and the cache is as
-    long as --capacity if that is given.
+    With --rows, every round times ten passes of each window, with and without look-ahead rows. The KV capacity is
+    --capacity if given, else the smallest that holds --cached tokens and the window.
     """
     with importing():
         from pass_runtime.cli.bench import (
@@ -268,46 +256,44 @@ def bench(bundle: Path, **options: Any) -> None:
     request = BenchOptions(sampling=opts.sampling_params(options), batches=batches, **own)
     if request.repeat < 1:
         raise PassError(f"--repeat must be at least 1, not {request.repeat}")
-    if not rows and cached is not None:
-        raise PassError("--cached is for --rows: add them")
     if rows and request.breakdown:
-        raise PassError("--rows time trunk and tail apart already: leave out --breakdown")
+        raise PassError("--rows times trunk and tail separately in any case: leave out --breakdown")
     if rows and (request.plans or request.drafts or request.lookahead):
         raise PassError("--rows times windows, not plans: leave out --plan, --draft and --lookahead")
     if rows:
         opts.refuse_given("--rows writes no text", "max_new_tokens")
-    by_rows = RowsOptions(request.sampling, rows, batches or (1,), repeat=request.repeat)
-    if cached is not None:
-        by_rows = replace(by_rows, cached=cached)
-    by_rows = replace(by_rows, whole_cache=options["capacity"] is not None)
-    opened = opts.load_options(options, max_batch_size=max(batches, default=1), prefix_cache=False)  # reads all prompts
+    else:
+        opts.refuse_given("it is for --rows", "cached")
+    whole_cache = options["capacity"] is not None
+    by_rows = RowsOptions(request.sampling, rows, batches or (1,), cached, whole_cache, request.repeat)
+    opened = opts.load_options(options, max_batch_size=max(batches, default=1), prefix_cache=False)
     session = opts.open_bundle(bundle, opened)
 
     def save(report: dict[str, Any]) -> None:
         write_json(about(session) | report, output)
 
     if rows:
-        measured = measure_rows(session, by_rows, request.encoded(session).values(), save)
+        report = measure_rows(session, by_rows, request.encoded(session).values(), save)
     else:
-        measured = run_bench(session, request, save)
-    show_report(about(session) | measured, print_rows if rows else print_plans, as_json=as_json, output=output)
-    if measured.get("differences"):
+        report = run_bench(session, request, save)
+    show_report(about(session) | report, print_rows if rows else print_plans, as_json=as_json, output=output)
+    if report.get("differences"):
         sys.exit(1)
 
 
 @main.command()
 @opts.BUNDLE
-@click.option("--json", "as_json", is_flag=True, help="Plain data instead of a table.")
-@click.option("--verify", is_flag=True, help="Read all files and check their hashes.")
-@click.option("--device", help="Run every pass on this GPU, and tell which are captured as CUDA graphs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--verify", is_flag=True, help="Also read all files and check their hashes.")
+@click.option("--device", help="Run all passes on this GPU, and show which it captures as CUDA graphs.")
 @opts.MAX_BATCH_SIZE
 @one_line_errors
 def inspect(bundle: Path, as_json: bool, verify: bool, device: str | None, max_batch_size: int | None) -> None:
-    """Show what a bundle holds. Without --device no engine is loaded, and only the manifest is checked."""
+    """Show what a bundle holds, from its manifest. Only --verify reads other files, and only --device loads engines."""
     with importing():
         from pass_runtime.cli.inspect_bundle import run_inspect
     if device is None:
-        opts.refuse_given("without --device nothing is run", "max_batch_size")
+        opts.refuse_given("without --device no pass is run", "max_batch_size")
     run_inspect(bundle, as_json=as_json, verify=verify, device=device, max_batch_size=max_batch_size)
 
 

@@ -1,6 +1,6 @@
-"""Reads prompts from flags, files and standard input, whose name is `-`, and prints generations.
+"""Reads prompts from flags, files and standard input (the path `-`), and prints generations.
 
-Text is printed as it streams, with --show-drafts coloured by where its tokens came from, then a line of statistics.
+Text is printed as it is generated, then a line of statistics. --show-drafts colours tokens by their source.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ STDIN = Path("-")
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of a .jsonl file that are not blank."""
+    """Return the lines of a .jsonl file that are not blank."""
     return lines_of(_read(path, "the input"))
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The "prompt" of every line of a .jsonl file; PassError names the line that has none."""
+    """Return the "prompt" of every line of a .jsonl file. Raises PassError that names the first line without one."""
     prompts = []
     for line in read_lines(path):
         try:
@@ -42,7 +42,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_prompt(prompt: str | None, file: Path | None, *, keep_newline: bool = False) -> str:
-    """-p, --prompt-file or standard input: one of them. A file's last line feed is not part of the prompt."""
+    """Return the prompt from -p, --prompt-file or standard input, without a line feed at the end of the file."""
     if prompt is not None and file is not None:
         raise PassError("give the prompt with -p or with --prompt-file, not both")
     if prompt is not None:
@@ -56,7 +56,7 @@ def read_prompt(prompt: str | None, file: Path | None, *, keep_newline: bool = F
 
 
 def _read(path: Path, what: str) -> str:
-    """UTF-8 text, line ends as they are; a byte order mark is no part of it."""
+    """Read UTF-8 text without a byte order mark. Line ends stay as they are. what: for errors."""
     name = "standard input" if path == STDIN else str(path)
     try:
         return (_standard_input(what) if path == STDIN else path.read_bytes()).decode("utf-8-sig")
@@ -75,7 +75,7 @@ def _standard_input(what: str) -> bytes:
 
 
 COLOURS: Mapping[TokenSource, str | None] = {"model": None, "lookahead": "green", "ngram": "cyan", "grammar": "magenta"}
-NAMES: Mapping[TokenSource, str] = {
+SOURCE_LABELS: Mapping[TokenSource, str] = {
     "model": "the model's own",
     "lookahead": "look-ahead drafts",
     "ngram": "n-gram drafts",
@@ -84,28 +84,27 @@ NAMES: Mapping[TokenSource, str] = {
 
 
 def coloured(piece: Piece) -> str:
-    """The text of a piece, with the text of every token in the colour of its source. (click removes colours where
-    standard output is no terminal.)"""
+    """Return the text of a piece, every token in the colour of its source. `click.echo` removes colours if standard
+    output is no terminal."""
     parts = [click.style(token.text, fg=COLOURS[token.source]) if token.text else "" for token in piece.tokens]
     return "".join(parts) or piece.text
 
 
 def legend(tokens: Sequence[Token]) -> str:
-    """How many tokens came from each source, in its colour."""
+    """Return how many tokens came from each source, in its colour."""
     counts = Counter(token.source for token in tokens)
-    shares = (f"{counts[source]} {name}" for source, name in NAMES.items() if counts[source])
-    styled = zip(shares, (source for source in NAMES if counts[source]), strict=True)
-    return ", ".join(click.style(text, fg=COLOURS[source]) for text, source in styled) or "no tokens"
+    found = [(source, f"{counts[source]} {label}") for source, label in SOURCE_LABELS.items() if counts[source]]
+    return ", ".join(click.style(text, fg=COLOURS[source]) for source, text in found) or "no tokens"
 
 
 def print_pieces(pieces: Iterable[Piece], *, show_drafts: bool) -> None:
-    """Print the text of pieces as they come."""
+    """Print the text of every piece as soon as it is generated."""
     for piece in pieces:
         click.echo(coloured(piece) if show_drafts else piece.text, nl=False)  # flushes
 
 
 def print_json(generation: Generation) -> None:
-    """Print one JSON object at the end. At an interrupt it holds what was written until then."""
+    """Print the result as JSON once it is complete or the command is interrupted."""
     try:
         generation.result()
     except KeyboardInterrupt:
@@ -116,7 +115,7 @@ def print_json(generation: Generation) -> None:
 
 
 def summary(generation: Generation) -> str:
-    """The statistics of a generation, in one line."""
+    """Return the statistics of a generation in one line."""
     stats = generation.stats
     parts = [
         f"{stats.generated_tokens} tokens",
@@ -130,7 +129,7 @@ def summary(generation: Generation) -> str:
 
 
 def print_summary(generation: Generation, *, show_drafts: bool) -> None:
-    """Print the summary on stderr where that is a terminal, and with `show_drafts` the counts by source in any case."""
+    """Print the legend on stderr if `show_drafts` is set, and the summary if stderr is a terminal."""
     if show_drafts:
         click.echo(f"[{legend(generation.tokens)}]", err=True)
     if sys.stderr is not None and sys.stderr.isatty():

@@ -1,8 +1,8 @@
-"""The entry of the three commands: from here on Ctrl-C and SIGTERM end them quietly, even while they import.
+"""Starts pass-run, pass-export and pass-train, so that Ctrl-C and SIGTERM end them in one line, even during imports.
 
 Importing ONNX Runtime or torch takes a while, and an exception that a signal handler raises in the middle of an import
-prints a traceback. Before a command does its work there is nothing to keep and nothing to remove, so a signal ends the
-process at once. This module is imported first, so it imports nothing that takes time.
+prints a traceback. Before a command does its work there is nothing to save or remove, so a signal ends the process at
+once. This module is imported first, so it imports nothing that takes time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def run(module: str) -> None:
-    """Import `module` and call its `main`, which is a command line."""
+    """Import `module` and call its `main`, a click command."""
     handle_signals(quit_at_once)
     main = import_module(module).main
     try:
@@ -37,8 +37,7 @@ def handle_signals(handler: Handler) -> None:
 
 
 def quit_at_once(_number: int, _frame: FrameType | None) -> None:
-    """A handler that ends the process with one line. Nothing is flushed: the signal may have come in the middle of a
-    write."""
+    """A handler that ends the process with one line. It flushes nothing: the signal may have interrupted a write."""
     try:
         os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"interrupted\n")  # a progress display hides the cursor
     finally:

@@ -1,6 +1,6 @@
-"""What commands print as tables: the report of `bench`, and the menu of `generate --explain`.
+"""Tables that commands print: the report of `bench`, and the plans that `generate --explain` compares.
 
-Words are never cut, however narrow the terminal is. (Without a terminal the width is 80 columns.)
+Words are never cut, even in a narrow terminal. Without a terminal the width is 80 columns.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pass_runtime.tuning.tuner import SWITCH_MARGIN, PlanTuner
 
 
 class OutputConsole(Console):
-    """Standard output. Where its reader has ended, commands end as after any other output (`one_line_errors`)."""
+    """Standard output. If its reader has ended, raises BrokenPipeError, which `one_line_errors` handles."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table whose columns are at least as wide as their longest words; what room is left widens the first
-    columns. A table that is wider than the console is printed all the same: a terminal wraps its lines."""
+    """Print a table whose columns are at least as wide as their longest words. Remaining width goes to the first
+    columns. If the table is wider than the console, the terminal wraps its lines."""
     texts = [[Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)] for column in table.columns]
     wanted = [max(cell_len(line) for text in column for line in text.splitlines() or [""]) for column in texts]
     widths = [
@@ -41,16 +41,16 @@ def show_table(console: Console, table: Table) -> None:
         more = min(max(room, 0), wanted[number] - widths[number])
         column.width = widths[number] + more
         room -= more
-    usual = console.width
-    console.width = usual - min(room, 0)
+    width = console.width
+    console.width = width - min(room, 0)
     console.print(table)
-    console.width = usual
+    console.width = width
 
 
 def show_rows(
     title: str, rows: Iterable[Mapping[str, str]], left: Collection[str] = (), console: Console | None = None
 ) -> None:
-    """Print rows that have the same headings. Columns are aligned to the right, but for those in `left`."""
+    """Print rows that have the same headings. Columns are aligned to the right, except those in `left`."""
     table = Table(title=title, title_justify="left")
     for number, row in enumerate(rows):
         for heading in row if number == 0 else ():
@@ -59,10 +59,8 @@ def show_rows(
     show_table(console or OutputConsole(), table)
 
 
-MOST_PROMPTS, MOST_PLANS = 12, 4
-"""Of more prompts or plans than these there is no table by prompt."""
-
-
+MAX_TABLE_PROMPTS, MAX_TABLE_PLANS = 12, 4
+"""With more prompts or plans than these no table by prompt is printed."""
 BAR_COLUMNS = 48
 """The length of the longest bar."""
 
@@ -71,7 +69,7 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
     """Print the report, to standard output if there is no `console`."""
     plans, console = report["plans"], console or OutputConsole()
     batched = any(plan["batch"] for plan in plans)
-    if not batched and report["prompts"] <= MOST_PROMPTS and len(plans) <= MOST_PLANS:
+    if not batched and report["prompts"] <= MAX_TABLE_PROMPTS and len(plans) <= MAX_TABLE_PLANS:
         title = f"tokens/s of {plans[0]['plan']}; ratio to it, and tokens per pass (tau), of the others"
         show_rows(title, _by_prompt(plans), ("prompt",), console)
     model = f"{report['bundle']} ({report['weights']}) on {report['device']}: {report['machine']}"
@@ -80,31 +78,31 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
     for line in (*_bars(plans), *_lines(report)):
         console.print(line, soft_wrap=True)
     for difference in report["differences"]:
-        click.secho(f"ANOTHER TEXT: {difference}", fg="red", bold=True, err=True)
+        click.secho(f"DIFFERENT TEXT: {difference}", fg="red", bold=True, err=True)
 
 
 def _bars(plans: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     """Yield a bar for the ratio of each plan, if there are several."""
-    names = [plan["plan"] for plan in plans]
+    columns = max(len(plan["plan"]) for plan in plans)
     longest = max(plan["ratio"] for plan in plans)
-    for name, plan in zip(names, plans, strict=True) if len(plans) > 1 else ():
+    for plan in plans if len(plans) > 1 else ():
         bar = "\N{FULL BLOCK}" * round(BAR_COLUMNS * plan["ratio"] / longest)
-        yield Text.assemble(f"{name:<{max(map(len, names))}} {plan['ratio']:5.2f} ", (bar, "cyan"))
+        yield Text.assemble(f"{plan['plan']:<{columns}} {plan['ratio']:5.2f} ", (bar, "cyan"))
 
 
 def _lines(report: dict[str, Any]) -> Iterator[Text]:
-    """Yield what follows the tables."""
+    """Yield the lines below the tables and bars."""
     yield Text(f"look-ahead embeddings: {report['lookahead_source']}")
     for name, reason in report["uncaptured"].items():
         yield Text(f"{name} ran without a CUDA graph: {reason}", style="yellow")
     if report["device"] != "cpu" and not report["uncaptured"]:
         yield Text("passes were captured as CUDA graphs")
     if report["looping"]:
-        yield Text(f"{report['looping']} of the {report['prompts']} texts run into a loop, which is easy to draft")
+        yield Text(f"{report['looping']} of the {report['prompts']} texts repeat themselves, which is easy to draft")
     if report["differences"]:
         return
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
-        same = "the rejection rule: every plan wrote a text of its own from the same distribution"
+        same = "by the rejection rule, plans draw different texts from the same distribution"
     elif report["near_ties"]:
         same = "every plan wrote the same text, up to near-ties: " + "; ".join(report["near_ties"])
     else:
@@ -117,7 +115,7 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
 
 
 def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
-    """Return a row of the table of plans; acceptance is per draft position, 1..L."""
+    """Return a row of the table of plans. acceptance by position: of drafts 1 to L."""
     cells = {"plan": plan["plan"], "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}"}
     if batched:
         cells["each"] = f"{plan['tokens_per_second_each']:.1f}"
@@ -126,10 +124,14 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
     cells["ms/pass"] = f"{plan['milliseconds_per_pass']:.1f}"
     if "cost" in plan:
         cells["host"] = f"{plan['host_milliseconds_per_pass']:.2f}"
-        names, predicted = ("trunk_milliseconds", "tail_milliseconds", "cost"), plan["predicted_tokens_per_second_each"]
-        parts = [plan[name] for name in names] + [predicted and plan["tokens_per_second_each"] / predicted]
-        headings = ("trunk", "tail", "cost", "measured / predicted")
-        cells |= {name: "-" if part is None else f"{part:.2f}" for name, part in zip(headings, parts, strict=True)}
+        predicted = plan["predicted_tokens_per_second_each"]
+        figures = {
+            "trunk": plan["trunk_milliseconds"],
+            "tail": plan["tail_milliseconds"],
+            "cost": plan["cost"],
+            "measured / predicted": predicted and plan["tokens_per_second_each"] / predicted,
+        }
+        cells |= {heading: "-" if figure is None else f"{figure:.2f}" for heading, figure in figures.items()}
     cells["acceptance by position"] = " ".join(f"{rate:.2f}" for rate in plan["acceptance_per_position"]) or "-"
     return cells
 
@@ -137,16 +139,16 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
 def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield a row for every prompt."""
     baseline, *others = plans
-    for number, plain in enumerate(baseline["by_prompt"]):
-        row = {"prompt": plain["prompt"], baseline["plan"]: f"{plain['tokens_per_second']:.1f}"}
+    for number, first in enumerate(baseline["by_prompt"]):
+        row = {"prompt": first["prompt"], baseline["plan"]: f"{first['tokens_per_second']:.1f}"}
         for plan in others:
-            found = plan["by_prompt"][number]
-            row[plan["plan"]] = f"{found['ratio']:.2f} ({found['tau']:.2f})"
+            other = plan["by_prompt"][number]
+            row[plan["plan"]] = f"{other['ratio']:.2f} ({other['tau']:.2f})"
         yield row
 
 
 def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
-    """Print on stderr the menu with its present estimates, best first, and what the estimates rest on."""
+    """Print on stderr the plans that `auto` compares, best first, and the measurements behind their estimates."""
     console = Console(stderr=True, highlight=False)
     candidates, times = tuner.candidates(tuner.lookahead if lookahead is None else lookahead), tuner.times()
     plain = next(c for c in candidates if c.cycle.name == "ar")
@@ -166,9 +168,9 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
         )
     show_table(console, table)
     lines = [
-        "~ has not run yet: its time follows from those of passes that were timed at the start",
-        f"in use now: {tuner.decided.cycle.plans[0].name}; another must promise {SWITCH_MARGIN:.2f} times that",
-        f"passes take {times.slowness:.2f} times as long as they did then",
+        "~ has not run yet: its time is estimated from passes that were timed at the start",
+        f"in use: {tuner.decided.cycle.plans[0].name}; another plan is used if it is {SWITCH_MARGIN:.2f} times as fast",
+        f"passes now take {times.slowness:.2f} times as long as at the start",
         "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_drafts.rates),
     ]
     for matched, acceptance in sorted(tuner.ngrams.items()):

@@ -1,0 +1,69 @@
+"""The lines of pass-run batch: the fields of a request, and what is wrong with a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from pass_runtime.bundle.request_fields import REQUEST_FIELDS
+from pass_runtime.cli.flags import CONSTRAINT_FIELDS, as_constraint
+from pass_runtime.errors import PassError
+from pass_runtime.options import GenerateOptions
+from pass_runtime.text.chat_template import TextMessage
+
+JSON_TYPES: dict[str, Any] = {"number": float, "whole": int, "flag": bool, "text": str, "texts": list[str]}
+JSON_TYPES |= {"stops": str | list[str], "ids": list[int], "biases": dict[str, float]}
+"""The type of a field's value in a line, by `RequestField.kind`."""
+_OPTIONAL: dict[str, Any] = {field.name: (JSON_TYPES[field.kind] | None, None) for field in REQUEST_FIELDS}
+_Options: type[BaseModel] = create_model("_Options", __config__=ConfigDict(extra="forbid", strict=True), **_OPTIONAL)
+
+
+class BatchRequest(_Options):  # type: ignore[misc, valid-type]
+    """A request: either a prompt or messages. `id` is repeated in the result. Every other field has the name of a field
+    of GenerateOptions, SamplingParams or Constraint, and overrides the flag; null leaves the flag's value."""
+
+    id: Any = None
+    prompt: str | None = None
+    messages: list[TextMessage] | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def options(self, defaults: GenerateOptions, number: int) -> GenerateOptions:
+        """Return the options of the request in line `number`. defaults: the flags' values. Without a seed of its own,
+        the line has the flags' seed + number - 1."""
+        own = self.model_dump(exclude_none=True, exclude={"id", "prompt", "messages"})
+        if "logit_bias" in own:
+            own["logit_bias"] = {_token_id(key): bias for key, bias in own["logit_bias"].items()}
+        constraint = {name: own.pop(name) for name in CONSTRAINT_FIELDS if name in own}
+        if constraint:
+            own["constraint"] = as_constraint(constraint)
+        return defaults.with_fields(**{"seed": (defaults.sampling.seed or 0) + number - 1} | own)
+
+
+def _token_id(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise PassError(f"logit_bias: {key!r} is not a token id") from None
+
+
+def parse_request(value: dict[str, Any]) -> BatchRequest:
+    """Return the request in a line's JSON object. Raises PassError that names the first field that is wrong."""
+    try:
+        request: BatchRequest = BatchRequest.model_validate(value)
+    except ValidationError as error:
+        raise PassError(first_problem(error)) from None
+    if (request.prompt is None) == (request.messages is None):
+        raise PassError('a request needs either "prompt" or "messages"')
+    return request
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem that pydantic found, as one line: the field, and what is wrong with it."""
+    problem = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    return f"{field}: {problem['msg']}" if field else problem["msg"]
