@@ -200,7 +200,7 @@ def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tupl
     """Open the bundle on a device and run every pass that requests begin with. Returns the device, and for each graph
     or pass None where it was captured, else the reason why not. PassError where the device captures nothing."""
     with importing():
-        from pass_runtime.decode.worker import rehearse
+        from pass_runtime.decode.worker import capture_graphs
         from pass_runtime.session import load
     if split_device(device)[0] == "cpu":
         raise PassError(f"--device {device} has no CUDA graphs; use one of {', '.join(GPU_DEVICES)}")
@@ -212,7 +212,7 @@ def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tupl
         if not limits.keeps_graphs:  # A warm-up ran what is timed, and captures are of one capacity alone.
             samplers = [each.sampler for each in SAMPLINGS]
             for batch in limits.batch_sizes:
-                session.call(partial(rehearse, capacity=limits.capacities[0], batch=batch, samplers=samplers))
+                session.call(partial(capture_graphs, capacity=limits.capacities[0], batch=batch, samplers=samplers))
         return limits.device, dict(sorted(session.backend.captures.items()))
 
 
