@@ -74,7 +74,7 @@ class Processors:
         self._word_state = 0  # of the text, in the bad words
         self._allowed_ids = np.zeros_like(_all_tokens(processing.vocab_size))
         _set(self._allowed_ids, processing.allowed_token_ids)
-        self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))  # whose logits change
+        self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))  # logits that may change
 
     def list_size(self, drafts: int) -> int:
         """T, the length of the lists of tokens in `rows`, for windows with so many drafts."""
@@ -105,7 +105,8 @@ class Processors:
         return () if self._grammar is None else self._grammar.forced()
 
     def rows(self, tokens: Sequence[int], drafts: Sequence[int], size: int) -> ProcessedRows:
-        """Changes to a window's rows, which follow `tokens` and 0, 1, ... `drafts` (V: no draft). size: of the lists."""
+        """What to do to the rows of a window, which follow `tokens` and 0, 1, ... of `drafts`. The id V stands for no
+        draft. size: that of `list_size`, or more."""
         self.read(tokens)
         vocab = self._processing.vocab_size
         known = list(drafts[: drafts.index(vocab)] if vocab in drafts else drafts)

@@ -213,8 +213,8 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    """Keep a forked child from freeing engines: it lacks their threads, for which their destructors would wait for ever,
-    or abort. If the C library has on_exit, the child also ends without running such destructors."""
+    """Keep a forked child from freeing engines. It lacks their threads, and their destructors would wait for these for
+    ever, or abort. If the C library has on_exit, the child also ends without running such destructors."""
     for worker in list(_live_workers):
         worker.closed = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))
