@@ -107,7 +107,7 @@ def to_json(value: object, indent: int | None = None) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError as error:
-        raise PassError(f"JSON cannot hold a number that is in it: {error}") from None
+        raise PassError(f"a number cannot be written as JSON: {error}") from None
 
 
 @dataclass(frozen=True)

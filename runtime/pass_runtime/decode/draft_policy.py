@@ -1,6 +1,6 @@
 """Which pass comes next: chosen from a cycle of plans, the n-gram drafts of the slots, and the room in the KV cache.
 
-Nothing here can change the text: a draft is accepted only if it equals the token that the model chooses.
+Nothing here can change the text: the model verifies every draft.
 """
 
 from __future__ import annotations

@@ -249,8 +249,8 @@ class Scheduler:
 
 
 def _allows_tree(request: Request) -> bool:
-    """Whether the drafts of a request may be trees. A tree's second choices round differently, so it must not name
-    another plan. The graphs of log-probabilities and processors read the rows of a chain."""
+    """Whether the drafts of a request may be trees. A tree's second choices round differently, so the request must
+    not name another plan. The graphs of log-probabilities and processors read the rows of a chain."""
     asked = request.cycle is None or request.cycle.is_tree
     return asked and request.logprobs is None and request.processing is None
 
