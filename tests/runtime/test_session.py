@@ -215,7 +215,7 @@ def test_a_result_may_be_waited_for_in_part(stopped):
 
 def test_what_was_written_until_the_timeout_is_read(stopped):
     sequence = SequenceState(stopped[0].request([5], TWO_PASS))
-    stream = TokenStream(sequence, owner=None)
+    stream = TokenStream(sequence, session=None)
     sequence.write([Token(7, "model")])
     with pytest.raises(TimeoutError):
         stream.result(timeout=0)
