@@ -5,7 +5,7 @@
     python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --clients 1 --clients 8
 
 It runs the first chat, text and code prompts of `pass-train evaluate`; chat prompts use the chat template. Every
-contestant writes --tokens tokens (plus MARGIN, so that the last counted pass is complete) or up to the end token.
+contestant writes --tokens tokens (plus EXTRA_TOKENS, so that the last counted pass is complete) or up to the end token.
 Contestants take turns at every prompt, in reverse order in every second round. Each bundle and each peer runs in its
 own process, so that no threads of others spin while one is timed. The first prompt of every kind warms up all of them.
 
@@ -48,7 +48,16 @@ from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
 from pass_runtime.measuring import real_use
 from pass_runtime.measuring.lossless import first_difference
-from pass_runtime.measuring.real_use import ALL, CORE_KINDS, MARGIN, Passes, Prompt, encode, read_use, stretches
+from pass_runtime.measuring.real_use import (
+    ALL_KINDS,
+    CORE_KINDS,
+    EXTRA_TOKENS,
+    PassCounts,
+    Prompt,
+    encode,
+    read_prompt_set,
+    split_at_loop,
+)
 
 PROMPTS = Path(__file__).parents[1] / "exporter" / "pass_trainer" / "prompts" / "evaluation.jsonl"
 NGRAM_OPTIONS = {"ngram_size": 3, "max_draft_tokens": 8}
@@ -289,9 +298,9 @@ def ratio(ours: Texts, theirs: Texts) -> float:
     return statistics.median(rate(a) / rate(b) for a, b in rounds)
 
 
-def passes_of(text: Written, tokens: int) -> tuple[Passes, Passes]:
+def passes_of(text: Written, tokens: int) -> tuple[PassCounts, PassCounts]:
     """Return the counts of passes that begin within the first `tokens` tokens: outside of loops, and in loops."""
-    outside, inside = (real_use.count_passes(text.sizes, where) for where in stretches(text.tokens, tokens))
+    outside, inside = (real_use.count_passes(text.sizes, where) for where in split_at_loop(text.tokens, tokens))
     return outside, inside
 
 
@@ -300,9 +309,9 @@ def figures(texts: Texts, plain: Texts, first: Texts, tokens: int) -> dict[str, 
 
     plain: the texts of the first contestant of all, for ratios. first: those of the first with the same engine.
     """
-    straight = [i for i, (text, *_) in enumerate(plain) if not stretches(text.tokens, tokens)[1]]
+    straight = [i for i, (text, *_) in enumerate(plain) if not split_at_loop(text.tokens, tokens)[1]]
     passes = [passes_of(text, tokens) for text, *_ in texts]
-    outside, inside = (sum(parts, Passes()).tau or None for parts in zip(*passes, strict=True))
+    outside, inside = (sum(parts, PassCounts()).tau or None for parts in zip(*passes, strict=True))
     without_loops = ratio([texts[i] for i in straight], [plain[i] for i in straight]) if straight else None
     return {
         "tokens/s": rate(itertools.chain(*texts)),
@@ -351,14 +360,16 @@ def bench(
         ids, options = asked[prompt.id]
         of_peers = {"ignore_eos": options["ignore_eos"]}
         kept = {each.name: options if each.bundle else of_peers for each in contestants}
-        writers = {each.name: partial(each.write, ids, tokens + MARGIN, **kept[each.name]) for each in contestants}
+        writers = {
+            each.name: partial(each.write, ids, tokens + EXTRA_TOKENS, **kept[each.name]) for each in contestants
+        }
         if prompt.kind not in warm:
             in_turn(writers, 1)
             warm.append(prompt.kind)
         for name, texts in in_turn(writers, report["rounds"]).items():
             found[name][prompt.id] = texts
-    for kind in (*warm, ALL):
-        chosen = [prompt.id for prompt in prompts if kind in (prompt.kind, ALL)]
+    for kind in (*warm, ALL_KINDS):
+        chosen = [prompt.id for prompt in prompts if kind in (prompt.kind, ALL_KINDS)]
         texts = {name: [by_prompt[prompt] for prompt in chosen] for name, by_prompt in found.items()}
         for each in contestants:
             entry = figures(texts[each.name], texts[contestants[0].name], texts[each.first], tokens)
@@ -414,7 +425,8 @@ def cell(value: Any) -> str:
 @one_line_errors
 def main(bundles: tuple[Path, ...], temperatures: tuple[float, ...], output: Path | None, **given: Any) -> None:
     clients, threads = given["clients"], given["threads"]
-    kinds = [read_use(given["prompt_file"], (kind,), given["count"]) for kind in real_use.parse_kinds(given["kinds"])]
+    names = real_use.parse_kinds(given["kinds"])
+    kinds = [read_prompt_set(given["prompt_file"], (kind,), given["count"]) for kind in names]
     prompts = [prompt for each in itertools.zip_longest(*kinds) for prompt in each if prompt]
     with load(bundles[0], "cpu") as session:
         ids = {prompt.id: encode(session, prompt) for prompt in prompts}

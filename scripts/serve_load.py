@@ -32,7 +32,7 @@ from bench_peers import PROMPTS
 from pass_runtime import GenerateOptions, load
 from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.real_use import read_use
+from pass_runtime.measuring.real_use import read_prompt_set
 
 AIPERF = "aiperf==0.13.0"
 AIPERF_VENV = Path(__file__).parents[1] / "build" / "aiperf"
@@ -131,7 +131,7 @@ def cost_of_http(bundle: Path, url: str, model: str, prompts: list[str], threads
 @click.option("--prompts", "count", default=12, show_default=True, help="Number of different prompts.")
 def main(bundle: Path, clients: str, requests: int, tokens: int, threads: int, slots: int, count: int) -> None:
     program = install_aiperf()
-    prompts = [prompt.text for prompt in read_use(PROMPTS) if prompt.kind == "chat"][:count]
+    prompts = [prompt.text for prompt in read_prompt_set(PROMPTS) if prompt.kind == "chat"][:count]
     with tempfile.TemporaryDirectory() as directory, serving(bundle, threads, slots) as (url, model, _):
         place = Path(directory)
         (place / "tokenizer").mkdir()

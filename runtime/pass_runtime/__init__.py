@@ -1,7 +1,7 @@
 """Run PaSS bundles: parallel drafting and verification with one frozen model. Never imports torch.
 
 These names are all that is public; `pass_server` uses no others. A name is imported when it is first used, so that a
-command can see to Ctrl-C before anything slow is imported.
+command can set up its handling of Ctrl-C before anything slow is imported.
 """
 
 from importlib import import_module

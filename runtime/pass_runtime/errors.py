@@ -1,13 +1,13 @@
-"""The one exception that commands turn into a line on stderr and exit status 2, and a check that raises it."""
+"""PassError, which commands turn into a line on stderr and exit status 2, and a check that raises it after a fork."""
 
 import os
 
 
 class PassError(Exception):
-    """An error that the caller can mend. Its message is one line and says what to do next."""
+    """An error that the caller can fix. Its message is one line and says what to do next."""
 
 
-def check_process(owner: int) -> None:
-    """Raises PassError in a fork of the process `owner`, which opened a session: its threads are not in the fork."""
-    if os.getpid() != owner:
-        raise PassError("this session belongs to the process that this one was forked from; load the bundle here")
+def check_process(pid: int) -> None:
+    """Raises PassError if this is not the process `pid`, which opened the session: a fork has none of its threads."""
+    if os.getpid() != pid:
+        raise PassError("this session was opened before the process was forked; load the bundle in this process")

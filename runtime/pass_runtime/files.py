@@ -1,4 +1,4 @@
-"""Files that a user names: text, JSON and lines of JSON are read; files are written whole or not at all; locks."""
+"""Files that a user names: reading text and lines of JSON, replacing a file in one step, and file locks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pass_runtime.errors import PassError
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark; PassError where it cannot be read or is not UTF-8."""
+    """The text of a UTF-8 file, without a byte order mark. Raises PassError if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -28,18 +28,17 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file `path` in one step, so that readers find the old content or the new one. PassError on
-    failure."""
+    """Replace the file `path` in one step: readers find the old content or the new one. Raises PassError on failure."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that replaces `path` when the block ends, and is removed where the block fails.
+    """A context with a file to write, which replaces `path` when the block ends and is removed if the block fails.
 
-    It is written beside `path` and renamed; links are followed. Devices and pipes cannot be replaced and are written
-    to.
+    The file is written beside `path` and renamed; links are followed. Devices and pipes are written in place. Raises
+    PassError if the file cannot be written.
     """
     try:
         if path.exists() and not path.is_file():
@@ -47,15 +46,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 yield file
             return
         target = path.resolve()
-        part = target.with_name(f".{target.name}.part-{os.getpid()}")
+        temporary = target.with_name(f".{target.name}.part-{os.getpid()}")
         try:
-            with part.open("wb") as file:
+            with temporary.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(target)
+            temporary.replace(target)
         finally:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -63,10 +62,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def open_locked(path: Path) -> int:
-    """A descriptor of the file `path`, which is created where it is missing, under an exclusive lock.
+    """Open the file `path`, created if missing, under an exclusive lock. Closing the returned descriptor unlocks it.
 
-    The operating system holds the lock: it ends with the process, however that ends, and also works between containers
-    that share a host's volume. Raises BlockingIOError if another process holds it.
+    The operating system releases the lock when the process ends, however it ends. The lock also works between
+    containers that share a host's volume. Raises BlockingIOError if another process holds it.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -83,10 +82,10 @@ def open_locked(path: Path) -> int:
 
 
 @contextmanager
-def locked(path: Path, busy: str, *, wait_seconds: float = 0) -> Iterator[None]:
-    """Hold the lock of the file `path` while the block runs; the file exists only for that time. Raises PassError(busy)
-    if another process still holds it after `wait_seconds`, and OSError if the file cannot be created.
-    """
+def locked(path: Path, busy_message: str, *, wait_seconds: float = 0) -> Iterator[None]:
+    """Hold the lock of the file `path` while the block runs; the file exists only for that time. Raises
+    PassError(busy_message) if another process still holds it after `wait_seconds`, and OSError if the file cannot be
+    created."""
     until = time.monotonic() + wait_seconds
     while True:
         try:
@@ -94,7 +93,7 @@ def locked(path: Path, busy: str, *, wait_seconds: float = 0) -> Iterator[None]:
             break
         except BlockingIOError:
             if time.monotonic() >= until:
-                raise PassError(busy) from None
+                raise PassError(busy_message) from None
             time.sleep(0.05)
     try:
         yield
@@ -104,11 +103,11 @@ def locked(path: Path, busy: str, *, wait_seconds: float = 0) -> Iterator[None]:
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """PassError where `value` has numbers that JSON lacks: infinity, NaN, integers too long for Python to print."""
+    """`value` as JSON text. Raises PassError for numbers that JSON lacks: infinity, NaN, integers too long to print."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError as error:
-        raise PassError(f"JSON cannot hold a number that is in it: {error}") from None
+        raise PassError(f"a number cannot be written as JSON: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,13 @@ class Line:
     text: str
 
     def object(self) -> dict[str, Any]:
-        """The JSON object in the line; PassError where it holds anything else."""
+        """The JSON object in the line. Raises PassError if it holds anything else."""
         try:
             value = from_json(self.text, allow_inf_nan=False)
         except ValueError as error:
             raise PassError(f"not JSON: {error}") from None
         try:
-            to_json(value)  # 1e999 is read as infinity, which no result could repeat
+            to_json(value)  # 1e999 is read as infinity, which JSON results cannot hold
         except PassError as error:
             raise PassError(f"{error}; write it as a string") from None
         if not isinstance(value, dict):

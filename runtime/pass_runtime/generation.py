@@ -1,7 +1,7 @@
-"""What `generate`, `chat` and `generate_ids` return: a request under way, which one reader iterates over.
+"""What `generate`, `chat` and `generate_ids` return: the stream of a request, for one reader at a time.
 
-A second reader, in another thread or task, is refused while the first one waits for a piece: each would see only a part
-of the text. Any thread may wait for the end with `result`.
+While a reader waits for a piece, a second one in another thread or task is refused: each would see only a part of the
+text. Any thread may wait for the end with `result`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ T = TypeVar("T")
 
 
 class Stream(Generic[T]):
-    """A request's pieces as they come, with `for` or `async for`. A stream is read once; a loop that was left can be
-    continued by another one.
+    """The pieces of a request (its output, pass by pass), for `for` or `async for`. A stream is read once; another loop
+    can continue where one was left.
 
-    `tokens`, `token_ids` and `text` hold what was read so far; `stats` counts every pass. After the end
+    `tokens`, `token_ids` and `text` hold what was read so far; `stats` counts every pass, read or not. After the end
     `finish_reason` is "stop" (`stop_reason` then holds the token or string), "length" or "cancelled"; a request that
     failed raises PassError from the loop. A stream to which no reference is left is cancelled.
     """
 
-    def __init__(self, sequence: SequenceState, owner: object) -> None:
-        """owner: the session, which is kept from being closed by the garbage collector while the stream is in use."""
-        self._sequence, self._owner = sequence, owner
+    def __init__(self, sequence: SequenceState, session: object) -> None:
+        """session: referenced here, so that the garbage collector does not close it while the stream is in use."""
+        self._sequence, self._session = sequence, session
         self._end: End | None = None
         self._read_to_end = False
-        self._reader = threading.Lock()  # held by the reader while it waits for a piece
-        self._taking = threading.Lock()  # held while an event is taken; a synchronous reader holds it while it waits
+        self._reader_lock = threading.Lock()  # held by the reader while it waits for a piece
+        self._event_lock = threading.Lock()  # held while an event is taken; a `for` loop also holds it while it waits
         self._process = os.getpid()
         self.tokens: list[Token] = []
         self.text = ""
@@ -85,16 +85,16 @@ class Stream(Generic[T]):
         self._sequence.cancelled = True
 
     def result(self, timeout: float | None = None) -> Self:
-        """Wait for the end, for `timeout` seconds at most, and return this stream. Raises TimeoutError where it goes on
-        after that, and PassError where the request failed. It takes what another reader has not read yet."""
+        """Wait for the end, for `timeout` seconds at most, and return this stream, with all its pieces read. Raises
+        TimeoutError if the request still runs then, and PassError if it failed."""
         check_process(self._process)
         try:
             self._sequence.ended.wait(timeout)
         finally:  # also after an interrupt, so that the text until then is there
             self._take_all()
         if self._end is None:
-            raise TimeoutError(f"the request has not ended within {timeout} seconds")
-        self._close()
+            raise TimeoutError(f"the request has not ended within {timeout} seconds; wait longer, or cancel it")
+        self._finish_reading()
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,17 +118,17 @@ class Stream(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         if self._read_to_end:
-            raise PassError("this generation was read to its end; what it wrote is in its text and token_ids")
+            raise PassError("this generation was read to its end already; use its text and token_ids")
         return self
 
     def __next__(self) -> T:
-        with _reading([self]), self._taking:
+        with _reading([self]), self._event_lock:
             while self._end is None:
                 event = self._sequence.events.get()
                 self._take(event)
                 if isinstance(event, Piece):
                     return self._item(event)
-        self._close()
+        self._finish_reading()
         raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -143,23 +143,22 @@ class Stream(Generic[T]):
                 signal.clear()
         if isinstance(event, Piece):
             return self._item(event)
-        self._close()
+        self._finish_reading()
         raise StopAsyncIteration
 
     def _poll(self) -> Piece | End | None:
-        """Take the next event; the end can be taken any number of times. None where there is no event yet."""
-        with self._taking:
+        """Take the next event; the end can be taken any number of times. None if there is no event yet."""
+        with self._event_lock:
             return self._next_event()
 
     def _take_all(self) -> None:
-        """Take all events that are there, unless a reader is waiting for one. After the end, let that reader take it
-        first."""
-        if self._taking.acquire(blocking=self._sequence.ended.is_set()):
+        """Take all events, unless a `for` loop waits for one. After the end, wait until that loop has taken it."""
+        if self._event_lock.acquire(blocking=self._sequence.ended.is_set()):
             try:
                 while isinstance(self._next_event(), Piece):
                     pass
             finally:
-                self._taking.release()
+                self._event_lock.release()
 
     def _next_event(self) -> Piece | End | None:
         if self._end is not None:
@@ -178,7 +177,7 @@ class Stream(Generic[T]):
             self.tokens += event.tokens
             self.text += event.text
 
-    def _close(self) -> None:
+    def _finish_reading(self) -> None:
         """Note that everything was read. Raises the error of a request that failed."""
         self._read_to_end = True
         error = None if self._end is None else self._end.error
@@ -221,31 +220,33 @@ async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | 
         signal, left = _event_signal(streams), dict(enumerate(streams))
     while left:
         with _reading(left.values()):
-            while not (events := [(place, got) for place, s in left.items() if (got := s._poll()) is not None]):
+            while not (events := [(i, event) for i, s in left.items() if (event := s._poll()) is not None]):
                 await signal.wait()
                 signal.clear()
-        for place, event in events:
+        for index, event in events:
             if isinstance(event, Piece):
-                yield place, streams[place]._item(event)
+                yield index, streams[index]._item(event)
             else:
-                left.pop(place)._close()
-                yield place, None
+                left.pop(index)._finish_reading()
+                yield index, None
 
 
 @contextmanager
 def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
-    """Hold the streams as their only reader. PassError where one has a reader, or was opened before a fork."""
+    """Hold the streams as their only reader. Raises PassError if one has a reader, or is another process's."""
     held: list[Stream[T]] = []
     try:
         for stream in streams:
             check_process(stream._process)
-            if not stream._reader.acquire(blocking=False):
-                raise PassError("somebody else is reading this generation; give every reader a request of its own")
+            if not stream._reader_lock.acquire(blocking=False):
+                raise PassError(
+                    "another thread or task is reading this generation; give every reader a request of its own"
+                )
             held.append(stream)
         yield
     finally:
         for stream in held:
-            stream._reader.release()
+            stream._reader_lock.release()
 
 
 def _event_signal(streams: Sequence[Stream[T]]) -> asyncio.Event:

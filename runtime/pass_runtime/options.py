@@ -1,4 +1,4 @@
-"""The options of a request, and those of opening a bundle."""
+"""The options of a request, and those of loading a bundle."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ MAX_BAD_WORD_BYTES = 1 << 14
 MAX_STOPS, MAX_STOP_BYTES = 64, 1 << 12
 """The most strings that `stop` may have, and the most bytes of all of them together."""
 MAX_SLOTS = 1024
-"""The most sequences that a session decodes together."""
-MAX_QUEUE = 1024
-"""The default number of requests that may wait."""
+"""The largest `max_batch_size`."""
+DEFAULT_MAX_QUEUE = 1024
+"""The default of `LoadOptions.max_queue`."""
 MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
-"""With more threads than this ONNX Runtime hangs."""
+"""The largest `threads`: ONNX Runtime hangs with too many."""
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
     """The options of a request.
 
-    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (the sizes of its groups), "tree-3", -5, -8 or -16 (a tree of so
-    many drafts), "tree:2,2,1,0", or "auto": whatever is fastest on this machine. A pass runs one plan for all sequences
-    of a batch, that of the oldest request that names one; a tree only if all of them name a tree or "auto".
-    lookahead: drafts per step, at most the bundle's L (None: all of them; 0: plain decoding).
+    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (the sizes of its groups), "tree-3", "tree-5", "tree-8" or
+    "tree-16" (a tree of so many drafts), "tree:2,2,1,0" (the sizes of its groups), or "auto": the fastest. A pass runs
+    one plan for all sequences: that of the oldest request that names one; a tree only if all name a tree or "auto".
+    lookahead: the most look-ahead drafts of a pass, at most the bundle's L (None: L; 0: plain decoding).
     draft: where drafts come from, one of `request_fields.DRAFT_SOURCES` (None: "both" for auto, else "lookahead").
     stop: strings that end the text and are not part of it (one string is one stop), at most MAX_STOPS of MAX_STOP_BYTES
-    together. stop_token_ids: tokens that end it besides the model's own, which ignore_eos turns off.
-    reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session.
-    cache_salt: K/V are shared among requests with the same salt only, whatever their prompts begin with.
+    together. stop_token_ids: tokens that end it, too. ignore_eos: the model's own end tokens do not end it.
+    reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session, even
+    if `LoadOptions.prefix_cache` does not, as their last bits may differ.
+    cache_salt: K/V are shared only among requests with the same salt.
     logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
-    constraint: what the text must look like. The request is refused if it takes too long to compile, and its text ends
-    with an error if it takes too long to follow (`text.grammar`, `text.grammar_state`).
-    min_tokens: before this many tokens are written the model's end and the stop tokens are not drawn, and a stop string
-    that is complete by then ends nothing.
-    bad_words: strings that the text does not contain, in whatever tokens: one is not drawn if the text would contain a
-    word with it. The prompt is no part of the text, and special tokens have none. allowed_token_ids: only these tokens
-    are drawn; empty allows all. A rule of these three that would leave no token is not applied there.
+    constraint: what the text must look like. The request is refused if the constraint takes too long to compile, and
+    ends with an error if the masks of its tokens take too long (`text.grammar`, `text.grammar_state`).
+    min_tokens: until this many tokens are written, neither the model's end tokens nor stop_token_ids are drawn, and a
+    stop string that is complete by then does not end the text.
+    bad_words: strings that the text does not contain: a token that would complete one is not drawn. The prompt is not
+    part of the text, and special tokens have no text. allowed_token_ids: only these tokens are drawn; empty allows all.
+    min_tokens, bad_words or allowed_token_ids is not applied at a position where it would leave no token.
     """
 
     max_new_tokens: int = 128
@@ -77,22 +78,22 @@ class GenerateOptions:
         if self.min_tokens > self.max_new_tokens:
             raise PassError(f"min-tokens must be 0 to max-new-tokens, not {self.min_tokens}")
         if self.constraint is not None and self.ignore_eos:
-            raise PassError("a constraint ends the text: leave out ignore-eos")
+            raise PassError("a constraint ends the text with an end token: leave out ignore-eos")
 
     def _check_types(self) -> None:
         """Raises PassError if a field has the wrong type. numpy's numbers become Python's."""
-        keep = partial(object.__setattr__, self)  # a frozen dataclass sets its own fields like this
+        set_field = partial(object.__setattr__, self)  # a frozen dataclass sets its own fields like this
         for each in DECODING_FIELDS:
-            keep(each.name, each.checked(getattr(self, each.name)))
+            set_field(each.name, each.checked(getattr(self, each.name)))
         if not isinstance(self.sampling, SamplingParams):
             raise PassError(f"sampling must be SamplingParams(...), not {short_repr(self.sampling)}")
-        keep("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))
+        set_field("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
             raise PassError("stop must be a string or a list of strings; tokens go into stop_token_ids")
-        if len(stops) > MAX_STOPS or _bytes(stops) > MAX_STOP_BYTES:
+        if len(stops) > MAX_STOPS or _total_bytes(stops) > MAX_STOP_BYTES:
             raise PassError(f"stop must be at most {MAX_STOPS} strings, of {MAX_STOP_BYTES} bytes together")
-        keep("stop", tuple(stops))
+        set_field("stop", tuple(stops))
         if not isinstance(self.constraint, Constraint | None):
             raise PassError(f"constraint must be Constraint(...), not {short_repr(self.constraint)}")
         words = self.bad_words
@@ -100,14 +101,14 @@ class GenerateOptions:
             raise PassError("bad_words must be a list of strings")
         if not all(isinstance(word, str) and word for word in words) or len(words) > MAX_BAD_WORDS:
             raise PassError(f"bad_words must be at most {MAX_BAD_WORDS} strings that are not empty")
-        if _bytes(words) > MAX_BAD_WORD_BYTES:
-            raise PassError(f"bad_words must be at most {MAX_BAD_WORD_BYTES} bytes together, not {_bytes(words)}")
+        if _total_bytes(words) > MAX_BAD_WORD_BYTES:
+            raise PassError(f"bad_words must be at most {MAX_BAD_WORD_BYTES} bytes together, not {_total_bytes(words)}")
         if any(word.encode(errors="replace").decode() != word for word in words):
             raise PassError("bad_words must be Unicode text without lone surrogates")
-        keep("bad_words", tuple(words))
+        set_field("bad_words", tuple(words))
 
     def with_fields(self, **fields: Any) -> GenerateOptions:
-        """A copy with these fields, of which those of SamplingParams go into `sampling`."""
+        """A copy with these fields changed; those of SamplingParams are changed in `sampling`."""
         names = [each.name for each in SAMPLING_FIELDS if each.name in fields]
         sampling = replace(self.sampling, **{name: fields.pop(name) for name in names})
         return replace(self, sampling=sampling, **fields)
@@ -118,27 +119,26 @@ class GenerateOptions:
         return tuple(stop for stop in self.stop if stop)
 
 
-def _bytes(texts: Collection[str]) -> int:
+def _total_bytes(texts: Collection[str]) -> int:
     return sum(len(each.encode(errors="surrogatepass")) for each in texts)
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a bundle is opened.
+    """How a bundle is loaded.
 
     device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto: the bundle's engines
-    where they fit this machine, else ONNX Runtime on CUDA, else on the CPU. A GPU other than the first has its number
-    behind the name, as in cuda:1.
-    threads: CPU threads, 0 for the engine's choice. max_batch_size: the sequences that decode together (None: as many
-    as the engines were built for, else DEFAULT_BATCH). max_queue: the sequences that may wait besides. capacity: the KV
-    capacity in tokens, which bounds the length of a sequence (None: the model's). weight_cache: on the CPU, keep the
-    weights as ONNX Runtime packs them in the user's cache directory, where all processes map them.
+    if they fit this machine, else ONNX Runtime on CUDA, else on the CPU. "cuda:1" is the second GPU.
+    threads: CPU threads, 0 for ONNX Runtime's choice. max_batch_size: the most sequences that decode together (None: as
+    many as the engines were built for, else `backends.base.DEFAULT_BATCH`). max_queue: the most sequences that may
+    wait. capacity: the KV capacity in tokens, which bounds the length of a sequence (None: the model's). weight_cache:
+    on the CPU, keep the packed weights of ONNX Runtime in the user's cache directory, and memory-map them from there.
     logprobs_mode: log-probabilities are "raw", the model's own, or "processed", after constraints, biases and penalties
     (as vLLM's raw_logprobs and processed_logprobs); both before temperature and truncation.
-    speculative_max_concurrency: with more sequences than this decoding at a time, all of them are decoded plainly,
-    whatever plans they name (None: as plans say, of which "auto" drafts where that is faster).
-    prefix_cache: use K/V of earlier requests again for the tokens that prompts begin with, on engines where that
-    changes no bit of what follows (ONNX Runtime on the CPU).
+    speculative_max_concurrency: if more sequences than this decode at a time, all of them are decoded plainly, whatever
+    plans they name (None: no limit).
+    prefix_cache: reuse K/V of earlier requests for the tokens that prompts begin with, on engines with which that
+    changes no bit of the results (ONNX Runtime on the CPU).
     verify: compare the hashes of the bundle's files with the manifest's; a file that was verified before and has not
     changed is not read again.
     """
@@ -146,7 +146,7 @@ class LoadOptions:
     device: str = "auto"
     threads: int = 0
     max_batch_size: int | None = 1
-    max_queue: int = MAX_QUEUE
+    max_queue: int = DEFAULT_MAX_QUEUE
     capacity: int | None = None
     weight_cache: bool = True
     logprobs_mode: str = "raw"

@@ -1,4 +1,4 @@
-"""From options to a request: what they mean on a bundle, and whether its graphs and engines can do it."""
+"""Turns options into requests for one bundle, and refuses what its graphs and engines cannot do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan
-from pass_runtime.decode.draft_policy import way_of_decoding
+from pass_runtime.decode.draft_policy import make_mode
 from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
@@ -20,8 +20,8 @@ from pass_runtime.text.detokenizer import Vocabulary
 from pass_runtime.text.grammar import Grammars
 from pass_runtime.text.stream import BadWords, TokenIndex
 
-KEPT_WORDS = 8
-"""How many lists of bad words are kept."""
+MAX_CACHED_BAD_WORDS = 8
+"""The lists of bad words whose compiled form is kept."""
 
 
 class Resolver:
@@ -29,12 +29,12 @@ class Resolver:
 
     def __init__(self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         self._manifest, self._backend, self._vocabulary = manifest, backend, vocabulary
-        self._bad_words = lru_cache(maxsize=KEPT_WORDS)(self._make_bad_words)
-        self._making = Lock()
+        self._bad_words = lru_cache(maxsize=MAX_CACHED_BAD_WORDS)(self._make_bad_words)
+        self._index_lock = Lock()
         self.grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """What `options` mean on this bundle: a request without a prompt. PassError where the bundle cannot run it."""
+        """The request for `options`, without its prompt. Raises PassError if the bundle cannot run it."""
         available = self._manifest.lookahead.length
         lookahead = available if options.lookahead is None else options.lookahead
         if not 0 <= lookahead <= available:
@@ -46,7 +46,7 @@ class Resolver:
             raise PassError(
                 f"the engines are for look-ahead {only} with full groups: use --plan fused, and --lookahead {only} or 0"
             )
-        name, cycle, lookahead, ngram_drafts = way_of_decoding(options.plan, lookahead, options.draft)
+        name, cycle, lookahead, ngram_drafts = make_mode(options.plan, lookahead, options.draft)
         if cycle is not None and cycle.is_tree:
             self._check_tree(cycle.plans[0])
         if max(lookahead, ngram_drafts) > available:
@@ -69,21 +69,21 @@ class Resolver:
         )
 
     def _check_tree(self, plan: Plan) -> None:
-        """PassError if this tree of drafts cannot run here."""
-        limits = self._backend.capabilities
-        if plan.drafts not in limits.trees:
+        """Raises PassError if this tree of drafts cannot run on the backend."""
+        capabilities = self._backend.capabilities
+        if plan.drafts not in capabilities.trees:
             raise PassError(
                 f"there is no {plan.tail} here: trees of drafts need the rule match, a draft head, a "
                 "vocabulary that is a multiple of 8, and a bundle and engines of this version; use --plan fused"
             )
-        if plan.drafts not in limits.exact_trees:
+        if plan.drafts not in capabilities.exact_trees:
             raise PassError(
                 f"the plan {plan.name} could change texts: activations are rounded to 8 bits here, and a tree's second "
                 "choices round differently; use --plan fused"
             )
 
     def _processing(self, options: GenerateOptions) -> Processing | None:
-        """What `options` do to logits. PassError where a constraint is not valid."""
+        """What `options` do to logits; None for nothing. Raises PassError if the constraint is not valid."""
         stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
         processing = Processing(
             self._manifest.model.vocab_size,
@@ -94,13 +94,13 @@ class Resolver:
             self._bad_words(tuple(options.bad_words)) if options.bad_words else None,
             tuple(options.allowed_token_ids),
         )
-        if not processing.does_something:
+        if not processing.changes_logits:
             return None
-        _ = self._backend.processors  # refused where the bundle has none
+        _ = self._backend.processors  # raises PassError if the bundle has none
         return processing
 
     def _make_bad_words(self, words: tuple[str, ...]) -> BadWords:
-        with self._making:
+        with self._index_lock:
             index = self._token_index
         return BadWords(index, [word.encode() for word in words])
 
@@ -110,7 +110,7 @@ class Resolver:
         return TokenIndex(self._vocabulary.all_bytes(self._manifest.model.vocab_size))
 
     def request(self, prompt_ids: tuple[int, ...], options: GenerateOptions) -> Request:
-        """The request for a prompt. PassError where a token is unknown, or the prompt too long."""
+        """The request for a prompt. Raises PassError if a token is unknown, or the prompt is empty or too long."""
         model, capacity = self._manifest.model, self._backend.capabilities.max_capacity
         if not prompt_ids:
             raise PassError("the prompt has no tokens")

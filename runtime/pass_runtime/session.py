@@ -25,10 +25,10 @@ from pass_runtime.bundle.values import whole_numbers
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
 from pass_runtime.decode.sequence import Request, SequenceState
-from pass_runtime.decode.worker import Worker, rehearse
+from pass_runtime.decode.worker import Worker, capture_graphs
 from pass_runtime.errors import PassError
 from pass_runtime.generation import Generation, TokenStream
-from pass_runtime.options import MAX_QUEUE, GenerateOptions, LoadOptions
+from pass_runtime.options import DEFAULT_MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
 from pass_runtime.text.chat_template import ChatTemplate, Message, load_chat_template, template_tokens
 from pass_runtime.text.constraint import Constraint
@@ -51,7 +51,7 @@ class Session:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None = None,
         *,
-        max_queue: int = MAX_QUEUE,
+        max_queue: int = DEFAULT_MAX_QUEUE,
         logprobs_mode: str = "raw",
         speculative_max_concurrency: int | None = None,
         prefix_cache: bool = True,
@@ -91,9 +91,9 @@ class Session:
         return self.backend.capabilities.max_capacity
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. add_special_tokens: with those that the tokenizer adds to a prompt, and the start token
-        for an empty text."""
-        ids = encode(self.tokenizer, _valid(text), add_special_tokens=add_special_tokens)
+        """Token ids of `text`. add_special_tokens: add those that the tokenizer adds to a prompt. An empty prompt
+        becomes the start token."""
+        ids = encode(self.tokenizer, _checked_text(text), add_special_tokens=add_special_tokens)
         if ids or not add_special_tokens:
             return ids
         model = self.manifest.model
@@ -113,10 +113,10 @@ class Session:
         allow_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The chat template's prompt for the assistant's next turn. variables: more that the template reads, such as
+        """The chat template's prompt for the assistant's next turn. variables: other variables of the template, such as
         `tools`.
 
-        Messages are plain text, even where they spell a special token such as `<|im_end|>`. allow_special_tokens: such
+        Messages are plain text, even if they spell a special token such as `<|im_end|>`. allow_special_tokens: such
         text becomes the token, as in Hugging Face; use it only for messages that no user wrote.
         """
         template = self.chat_template
@@ -124,10 +124,10 @@ class Session:
             raise PassError(f"{self.manifest.model.name} has no chat template; use plain prompts")
         if not messages:
             raise PassError("a conversation needs at least one message")
-        given, now = [list(messages), dict(variables or {})], time.time()  # the same in every render of these messages
+        given, now = [list(messages), dict(variables or {})], time.time()  # every render gets the same time
 
         def render(parts: Sequence[Any]) -> str:
-            return _valid(template.render_at(now, *parts))
+            return _checked_text(template.render_at(now, *parts))
 
         if allow_special_tokens:
             return encode(self.tokenizer, render(given))
@@ -140,34 +140,34 @@ class Session:
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
         """Continue `prompt`, a string or token ids. Returns at once: the request decodes, or waits for a free slot.
 
-        Raises `QueueFull` where too many are waiting. The text does not depend on the other requests under way.
+        Raises `QueueFull` if too many are waiting. The text does not depend on the other requests.
         """
         return self.generate_all(prompt, [options or GenerateOptions()])[0]
 
     def generate_all(self, prompt: str | Sequence[int], choices: Sequence[GenerateOptions]) -> list[Generation]:
         """Several continuations of one prompt. The prompt is read once; the others begin from a copy of its K/V.
 
-        Raises as `generate` does; then none of them begins.
+        Raises as `generate` does, and then starts none of them.
         """
         ids = self.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        ids = (*ids,)  # a tuple of its own: sequences share K/V where they hold the very same one
+        ids = (*ids,)  # a new tuple: sequences share the K/V of a prompt if they hold the same tuple object
         return self.begin([self.request(ids, options) for options in choices])
 
     def begin(self, requests: Sequence[Request], max_queue: int | None = None) -> list[Generation]:
-        """Decode requests, all of them or none. max_queue: how many may wait then, instead of as many as the session
-        was opened with. Raises `QueueFull` where there would be more."""
-        sequences = [SequenceState(r, self._reader(r)) for r in requests]
+        """Start requests, all of them or none. max_queue: how many may wait (None: the session's max_queue). Raises
+        `QueueFull` if more would wait."""
+        sequences = [SequenceState(r, self._text_reader(r)) for r in requests]
         generations = [Generation(sequence, self) for sequence in sequences]
         self._worker.submit(sequences, max_queue)
         return generations
 
-    def _reader(self, request: Request) -> TextStream:
-        least = 0 if request.processing is None else request.processing.min_tokens
-        return TextStream(self.vocabulary, request.prompt_ids, request.stop, least)
+    def _text_reader(self, request: Request) -> TextStream:
+        min_tokens = 0 if request.processing is None else request.processing.min_tokens
+        return TextStream(self.vocabulary, request.prompt_ids, request.stop, min_tokens)
 
     def reserve(self, count: int, max_queue: int | None = None) -> AbstractContextManager[None]:
         """A context that holds places for `count` requests while their prompts are tokenized. Entering it raises
-        `QueueFull` where slots and queue have fewer; max_queue: as for `begin`."""
+        `QueueFull` if slots and queue have fewer places. max_queue: as for `begin`."""
         return self._worker.reserve(count, max_queue)
 
     def chat(
@@ -191,22 +191,22 @@ class Session:
         return stream
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """What `options` mean on this bundle: a request without a prompt. PassError where the bundle cannot run it."""
+        """The request for `options`, without its prompt. Raises PassError if the bundle cannot run it."""
         return self._resolver.resolve(options)
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """Begin to compile a constraint, which `resolve` and `request` otherwise wait for; see `Grammars.prepare`.
-        PassError if the bundle has no logits processors."""
+        """Begin to compile a constraint, so that `resolve` and `request` need not wait for it; see `Grammars.prepare`.
+        Raises PassError if the bundle has no logits processors."""
         _ = self.backend.processors
         return self._resolver.grammars.prepare(constraint)
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
-        """The request that `generate` would begin; several that hold the very same tuple of ids share its K/V."""
+        """The request that `generate` would start. Requests that hold the same tuple object of ids share its K/V."""
         return self._resolver.request(_token_ids(prompt_ids), options)
 
     def tuner(self, sampling: SamplingParams) -> PlanTuner:
-        """The tuner that `auto` uses for requests with this kind of sampling (greedy, sampled or truncated). The first
-        call for a kind times passes, for about a second. PassError where the KV cache has no room for that."""
+        """The tuner that `auto` uses for the sampler of `sampling` (see SAMPLERS). The first call for a sampler times
+        passes, for about a second. Raises PassError if the KV cache has no room for that."""
         tuner = self._worker.call(lambda: self._tuners.get(sampling.sampler))
         if tuner is None:
             raise PassError(
@@ -216,22 +216,22 @@ class Session:
         return tuner
 
     def warm_up(self, *samplings: SamplingParams) -> None:
-        """Time the passes that `auto` needs for requests with these samplings (None given: greedy and sampled) and for
-        every batch size, so that the first requests need not wait for it. Where running requests fill the KV cache,
-        timing is put off. Engines whose passes are captured as graphs run, and so capture, those of the modes, for
-        every batch size and number of columns, and the chunks of prompts; not while requests run."""
-        limits = self.backend.capabilities
+        """Time the passes that `auto` needs for requests with these samplings (default: greedy and sampled) and for
+        every batch size, so that the first requests need not wait for it. If running requests fill the KV cache, timing
+        is put off. Engines that repeat passes as CUDA graphs also capture them, for every batch size and KV capacity,
+        unless requests are running."""
+        capabilities = self.backend.capabilities
         samplers = [each.sampler for each in samplings or (SamplingParams(0.0), SamplingParams(1.0))]
         for sampler in samplers:
-            for batch in limits.batch_sizes:
+            for batch in capabilities.batch_sizes:
                 self._worker.call(partial(self._tuners.get, sampler, batch))
-        if limits.keeps_graphs:
-            for capacity, batch in product(limits.capacities, limits.batch_sizes):
-                self._worker.call(partial(rehearse, self._scheduler.runner, capacity, batch, samplers))
+        if capabilities.keeps_graphs:
+            for capacity, batch in product(capabilities.capacities, capabilities.batch_sizes):
+                self._worker.call(partial(capture_graphs, self._scheduler.runner, capacity, batch, samplers))
             self._worker.call(self.backend.keep_compiled)
 
     def call(self, task: Callable[[Runner], T]) -> T:
-        """Run `task(runner)` on the thread that owns runner and backend, between two steps. This is for benches."""
+        """Run `task(runner)` on the thread that owns the runner, between two steps of the scheduler; for benches."""
         return self._worker.call(lambda: task(self._scheduler.runner))
 
     @property
@@ -245,12 +245,12 @@ class Session:
 
 
 def _token_ids(prompt: object) -> tuple[int, ...]:
-    """Token ids as a tuple of ints; the very same object where it is one already."""
+    """Token ids as a tuple of ints; the same object if it is one already."""
     return whole_numbers("the prompt's token ids", prompt)
 
 
-def _valid(text: str) -> str:
-    """PassError where `text` has lone surrogates, which Python makes of arguments that are not UTF-8."""
+def _checked_text(text: str) -> str:
+    """`text`. Raises PassError if it has lone surrogates, which Python makes of arguments that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -259,7 +259,7 @@ def _valid(text: str) -> str:
 
 
 def read_tokenizer(bundle: Path) -> Tokenizer:
-    """The tokenizer of a bundle, which neither cuts nor pads: older exports kept what a model's file had saved."""
+    """The tokenizer of a bundle, without the truncation and padding that older exports kept from the model's file."""
     path = bundle / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -271,8 +271,8 @@ def read_tokenizer(bundle: Path) -> Tokenizer:
 
 
 def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields: Any) -> Session:
-    """Open a bundle with `options`, or with a `LoadOptions` of these fields, of which the device may come first:
-    `load(path, "cpu", threads=2)`."""
+    """Open a bundle. options: `LoadOptions`, or the device alone. fields: fields of `LoadOptions` to set, as in
+    `load(path, "cpu", threads=2)`. Raises PassError if the bundle cannot be opened."""
     if isinstance(options, LoadOptions):
         options = replace(options, **fields)
     else:
@@ -282,12 +282,12 @@ def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields:
     hash_cache = HashCache()
     verify_files(path, manifest, hashes=options.verify, hash_cache=hash_cache)
     hash_cache.save()
-    return open_session_of(path, manifest, options)
+    return load_verified(path, manifest, options)
 
 
-def open_session_of(path: Path, manifest: Manifest, options: LoadOptions, *, backend: Backend | None = None) -> Session:
-    """`load` where the manifest was read and the bundle's files were verified before. backend: an open backend to use;
-    None opens one."""
+def load_verified(path: Path, manifest: Manifest, options: LoadOptions, *, backend: Backend | None = None) -> Session:
+    """`load` for a bundle whose manifest was read and whose files were verified before. backend: an open backend to
+    use; None opens one."""
     tokenizer = read_tokenizer(path)
     template = load_chat_template(path, template_tokens(manifest.model, tokenizer))
     backend = backend or open_backend(

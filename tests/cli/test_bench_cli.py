@@ -20,7 +20,14 @@ from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, windows
 from pass_runtime.cli.main import main
 from pass_runtime.decode.runner import Runner
 from pass_runtime.measuring.lossless import Difference
-from pass_runtime.measuring.real_use import CORE_KINDS, FIRST_LOOK, PASSES, SETTLING, encode, read_use
+from pass_runtime.measuring.real_use import (
+    CORE_KINDS,
+    FIRST_LOOK_PROMPTS,
+    TIMED_PASSES,
+    WARM_UP_PASSES,
+    encode,
+    read_prompt_set,
+)
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning.tuner import Tuners
 
@@ -59,7 +66,7 @@ def test_a_page_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
 
 def test_what_is_compared_unless_something_else_is_asked_for(tiny_bundle: Path):
     """Nine prompts by name and three contestants by theirs, in 80 columns, and the result in words at the end."""
-    named = read_use(FIRST_LOOK)
+    named = read_prompt_set(FIRST_LOOK_PROMPTS)
     assert [prompt.kind for prompt in named] == [kind for kind in CORE_KINDS for _ in range(3)]
     text = output("bench", tiny_bundle, "--max-new-tokens", "8", "--repeat", "1")
     assert all(prompt.id in text for prompt in named) and max(map(len, text.splitlines()[:-2])) <= 80
@@ -325,7 +332,7 @@ def test_passes_of_a_kind_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pyt
     assert names == ["ar", "verify-1", "draft-1"] and report["repeat"] == 2
     for found, order in ((in_rows, names * 3), (done, ["ar", "draft-1", "verify-1"] * 2)):
         runs = [(name, len({*threads}), len(threads)) for name, threads in _runs(found)]
-        assert runs == [(name, 1, SETTLING + PASSES) for name in order]
+        assert runs == [(name, 1, WARM_UP_PASSES + TIMED_PASSES) for name in order]
 
 
 def _runs(passes):

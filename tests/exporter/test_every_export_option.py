@@ -169,7 +169,7 @@ def prepare(calls: Calls) -> None:
         calls.replace(f"pass_exporter.cli.{name}")
     calls.replace("pass_trainer.run.run", StandIn(calls, {"agreement": None, "weights": "w"}))
     calls.replace("pass_trainer.evaluation.evaluate.evaluate", {})
-    calls.replace("pass_trainer.evaluation.evaluate.read_use", [], noted=False)
+    calls.replace("pass_trainer.evaluation.evaluate.read_prompt_set", [], noted=False)
     calls.replace("pass_trainer.evaluation.record.check_recordable", noted=False)
     calls.replace("pass_trainer.evaluation.record.record_acceptance_of")
     for name in ("_print_agreement", "_print_evaluation"):

@@ -33,7 +33,7 @@ from pass_exporter.quantize.text import file_ids, own_ids
 from pass_runtime import GenerateOptions, PassError, SamplingParams, read_manifest
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 from pass_runtime.options import LoadOptions
-from pass_runtime.session import open_session_of
+from pass_runtime.session import load_verified
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma3_text", "olmo2"]
 Loaded = tuple[LoadedModel, Lookahead]
@@ -237,7 +237,7 @@ def test_plans_write_the_same_text(w8a8_bundle: Path, values: tuple[float, int, 
     assert manifest.derived
     if portable:
         manifest = manifest.model_copy(update={"derived": ()})
-    session = open_session_of(w8a8_bundle, manifest, LoadOptions("cpu"))
+    session = load_verified(w8a8_bundle, manifest, LoadOptions("cpu"))
     prompt = session.encode("def add(a, b):\n    return a + b\ndef add(a")
     for seed in (0, 5):
         sampling = SamplingParams(*values, seed)

@@ -14,7 +14,7 @@ from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 from pass_runtime.options import LoadOptions
-from pass_runtime.session import open_session_of
+from pass_runtime.session import load_verified
 
 SAMPLING = [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.8, seed=7)]
 TREES = ("tree-3", "tree-5", "tree-8", "tree-16", "tree:2,0,1,1", "tree:4,3,2,2,1,1,0,2,1")
@@ -57,7 +57,7 @@ def test_auto_takes_no_trees_where_activations_are_rounded_to_8_bits(subset_bund
     manifest = read_manifest(subset_bundle)
     backend = OrtBackend(subset_bundle, manifest, "cpu", threads=1)
     backend.capabilities = replace(backend.capabilities, rounds_activations=rounded)
-    with open_session_of(subset_bundle, manifest, LoadOptions(), backend=backend) as session:
+    with load_verified(subset_bundle, manifest, LoadOptions(), backend=backend) as session:
         found = session.tuner(SamplingParams()).candidates(manifest.lookahead.length)
         assert any(candidate.cycle.is_tree for candidate in found) != rounded
 

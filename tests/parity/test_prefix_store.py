@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pass_runtime import GenerateOptions, Session, load
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.decode.prefix_cache import LEAST, MOST, PrefixStore, common_prefix
+from pass_runtime.decode.prefix_cache import MAX_SAVED_PREFIXES, MIN_SAVED_TOKENS, PrefixStore, common_prefix
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 400).tolist()
 CAPACITY, ROOM = 256, 400
@@ -70,7 +70,7 @@ def test_what_is_kept_comes_back(backend: OrtBackend, saved: list[Salted], promp
         store.save(0, text, salt)
         assert store.used <= budget
         found, count = store.match(text, salt)
-        if LEAST <= len(text) <= ROOM:
+        if MIN_SAVED_TOKENS <= len(text) <= ROOM:
             assert found is not None and count == len(text), "the text used last is kept"
     for prompt, salt in prompts:
         found, count = store.match(prompt, salt)
@@ -98,9 +98,9 @@ def test_the_text_used_last_stays(backend: OrtBackend):
     assert len(store._saved) == 2
     store.save(0, [*first, 4], "")  # goes on from one, and takes its place
     assert [len(saved.tokens) for saved in store._saved] == [150, 151]
-    for number in range(2 * MOST):
-        store.save(0, [4 + number] * LEAST, "")
-    assert len(store._saved) <= MOST
+    for number in range(2 * MAX_SAVED_PREFIXES):
+        store.save(0, [4 + number] * MIN_SAVED_TOKENS, "")
+    assert len(store._saved) <= MAX_SAVED_PREFIXES
 
 
 def tokens_read(session: Session, prompt: list[int]) -> int:

@@ -15,7 +15,7 @@ from conftest import export_bundle
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.decode.prefix_cache import BLOCK, common_prefix
+from pass_runtime.decode.prefix_cache import BLOCK_TOKENS, common_prefix
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 150).tolist()
 EXAMPLES = itertools.count()
@@ -154,7 +154,7 @@ def test_requests_share_whole_blocks_with_those_of_their_salt(sessions: tuple[Se
             others.remove(own)
             most = max((common_prefix(text, prompt[:-1]) for text in others), default=0)
             assert stream.stats.cached_tokens <= most
-            assert stream.stats.cached_tokens % BLOCK == 0
+            assert stream.stats.cached_tokens % BLOCK_TOKENS == 0
 
 
 def test_a_probe_reads_no_token_of_another_prompt(tiny_bundle: Path):

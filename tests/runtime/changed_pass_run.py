@@ -32,9 +32,9 @@ def held_pass_run(where: Path, pattern: str, lines: int) -> list[str]:
     signal is sent, it arrives in the middle. What is under way by then, which with --max-batch-size 1 are two requests
     at most, may still be done."""
     return pass_run_after(
-        "from pass_runtime.decode.worker import _live",
+        "from pass_runtime.decode.worker import _live_workers",
         f"files = Path({str(where)!r})",
         f"while any(file.read_bytes().count(b'\\n') >= {lines} for file in files.glob({pattern!r})):",
-        "    if any(worker.closed for worker in _live): break",  # who closes it waits for the pass in progress
+        "    if any(worker.closed for worker in _live_workers): break",  # who closes it waits for the pass in progress
         "    time.sleep(0.05)",
     )

@@ -13,9 +13,9 @@ from best_shapes import best_shape
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.decode.draft_policy import TryWhereFaster, next_pass
+from pass_runtime.decode.draft_policy import ExpectedRate, next_pass
 from pass_runtime.decode.sequence import Request, SequenceState, Slot
-from pass_runtime.tuning.estimates import PassShape, PassTimes, cumulative_of, probe_plans, shape_of
+from pass_runtime.tuning.estimates import PassShape, PassTimes, cumulative_acceptance, probe_plans, shape_of
 from pass_runtime.tuning.tuner import PlanTuner
 
 
@@ -120,7 +120,7 @@ def decode(
         if tuner is not None:
             if acceptance is None or written >= ends:
                 acceptance, ends = tuner.new_acceptance(), written + 150
-            cycle = tuner.mode(lookahead, 1, [acceptance]).cycle
+            cycle = tuner.next_candidate(lookahead, 1, [acceptance]).cycle
         assert cycle is not None
         plan = window if window in cycle.plans else cycle.plans[0]
         drafted = min(left, plan.drafts) if plan == window else 0
@@ -150,7 +150,7 @@ def fastest(machine: Machine, rates: Sequence[float], tokens: int, seed: int = 1
 
 def best_cycle(machine: Machine, rates: Sequence[float]) -> Cycle:
     """The fastest of all cycles, if drafts are accepted at these conditional rates: no menu, no estimates."""
-    cumulative = cumulative_of(rates)
+    cumulative = cumulative_acceptance(rates)
     found = [(1 / machine.seconds(ar_plan()), make_cycle("ar", 0))]
     for drafts in range(1, len(rates) + 1):
         cycle = make_cycle("two-pass", drafts)
@@ -183,8 +183,8 @@ def replay(machine: Machine, tuner: PlanTuner, text: Sequence[Place]) -> float:
     while at < len(text):
         place = text[at]
         slot.ngram, slot.matched = (7,) * place.drafts, place.matched
-        decided = tuner.mode(tuner.lookahead, 1, [acceptance])
-        found = next_pass(decided.cycle, window, 4000, able, [slot], TryWhereFaster(tuner, decided, 1))
+        decided = tuner.next_candidate(tuner.lookahead, 1, [acceptance])
+        found = next_pass(decided.cycle, window, 4000, able, [slot], ExpectedRate(tuner, decided, 1))
         assert found is not None
         plan, (ngram,) = found
         took = machine.seconds(plan)
@@ -192,15 +192,15 @@ def replay(machine: Machine, tuner: PlanTuner, text: Sequence[Place]) -> float:
         accepted = 0
         if ngram is not None:
             accepted = min(len(ngram), place.survive)
-            for counted in (tuner.ngram(place.matched, slot.current.ngrams), tuner.ngram(place.matched)):
-                counted.record(len(ngram), accepted)
-        elif window == plan and slot.left:
-            accepted = min(slot.left, text[at - 1].lookahead)
+            for own in (slot.current.ngram_acceptance, None):
+                tuner.ngram(place.matched, own).record(len(ngram), accepted)
+        elif window == plan and slot.num_drafts:
+            accepted = min(slot.num_drafts, text[at - 1].lookahead)
             for counted in (tuner.lookahead_drafts, acceptance):
-                counted.record(slot.left, accepted)
+                counted.record(slot.num_drafts, accepted)
         elif not plan.groups:
             tuner.lookahead_drafts.forget()
             acceptance.forget()
         seconds, at, window = seconds + took, at + 1 + accepted, plan.next
-        slot.left = plan.left(accepted)
+        slot.num_drafts = plan.left(accepted)
     return seconds * len(text) / at

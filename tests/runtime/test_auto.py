@@ -13,7 +13,7 @@ from pass_runtime.bundle.plan import ar_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import tuner as tuner_module
-from pass_runtime.tuning.estimates import PassTimes, cumulative_of, shape_of
+from pass_runtime.tuning.estimates import PassTimes, cumulative_acceptance, shape_of
 from pass_runtime.tuning.tuner import PlanTuner, Tuners, stated_acceptance
 
 GOOD = (0.7, 0.45, 0.2, 0.06)
@@ -107,7 +107,7 @@ def test_what_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
 
     def run(lookahead, passes):
         for _ in range(passes):
-            plan = tuner.mode(lookahead, 1, []).cycle.plans[0]
+            plan = tuner.next_candidate(lookahead, 1, []).cycle.plans[0]
             names.append(plan.name)
             tuner.observe(plan, 1, 1.0)
 
@@ -125,9 +125,9 @@ def test_a_plan_that_does_better_than_expected_is_found(slow_passes):
     """Its time was estimated from those of other windows. Nothing is known of it until it is tried."""
     times, truth = timed({1: 1.0, 25: 1.0}), times_of({1: 1.0, 25: 1.0})
     tuner = PlanTuner(times, 4, GOOD)
-    tuner.mode(3, 1, [])
+    tuner.next_candidate(3, 1, [])
     for _ in range(200):
-        plan = tuner.mode(4, 1, []).cycle.plans[0]
+        plan = tuner.next_candidate(4, 1, []).cycle.plans[0]
         tuner.observe(plan, 1, truth.seconds(shape_of(plan)) * (0.8 if plan.name == "fused-4" else 1.0))
     assert tuner.decided.cycle == make_cycle("fused", 4)
 
@@ -239,9 +239,9 @@ def test_a_batch_that_was_measured_counts_as_measured():
 
 def test_modes_are_kept_by_request_and_batch():
     tuner = PlanTuner(NARROW, 4, GOOD)
-    one, eight = tuner.mode(4, 1, []), tuner.mode(4, 8, [])
+    one, eight = tuner.next_candidate(4, 1, []), tuner.next_candidate(4, 8, [])
     assert (one.cycle.lookahead > 0, eight.cycle.name) == (True, "ar")
-    assert tuner.mode(4, 1, []) == one and tuner.mode(2, 1, []).cycle.lookahead <= 2
+    assert tuner.next_candidate(4, 1, []) == one and tuner.next_candidate(2, 1, []).cycle.lookahead <= 2
 
 
 def test_every_sequence_has_an_acceptance_of_its_own():
@@ -254,7 +254,7 @@ def test_every_sequence_has_an_acceptance_of_its_own():
     assert bad.rates[0] < 0.2 < 0.9 < good.rates[0] and tuner.lookahead_drafts.rates == tuner.new_acceptance().rates
     assert tuner.decide(4, 1, [bad]).cycle.name == "ar"
     assert tuner.decide(4, 1, [good]).cycle.lookahead == 4
-    alone = {c.cycle.name: c.tokens for c in tuner.candidates(4, 2, cumulative_of(good.rates))}
+    alone = {c.cycle.name: c.tokens for c in tuner.candidates(4, 2, cumulative_acceptance(good.rates))}
     tuner.decide(4, 2, [good, bad])
     assert 1 < tuner.decided.tokens < max(alone.values())
 
@@ -276,7 +276,7 @@ def test_decisions_take_a_hundredth_of_the_time(monkeypatch, lookahead):
     tuner.decide = slowly  # type: ignore[method-assign]
     decoding = 0.0
     while decoding < 60.0:
-        plan = tuner.mode(lookahead, 1, []).cycle.plans[0]
+        plan = tuner.next_candidate(lookahead, 1, []).cycle.plans[0]
         tuner.observe(plan, 1, times.seconds(shape_of(plan)))
         decoding += times.seconds(shape_of(plan))
     assert len(decided) > 5
@@ -291,7 +291,7 @@ def test_decisions_measured(lookahead):
     decoding, deciding, longest = 0.0, 0.0, 0.0
     for _ in range(20_000):
         passes, started = tuner._passes, time.thread_time()
-        plan = tuner.mode(lookahead, 1, []).cycle.plans[0]
+        plan = tuner.next_candidate(lookahead, 1, []).cycle.plans[0]
         if tuner._passes < passes or not deciding:  # it decided; asking costs a look into a table
             seconds = time.thread_time() - started
             deciding, longest = deciding + seconds, max(longest, seconds)

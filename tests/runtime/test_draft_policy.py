@@ -9,7 +9,7 @@ from machines import times_of
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.decode.draft_policy import DraftPolicy, TryWhereFaster, next_pass
+from pass_runtime.decode.draft_policy import DraftPolicy, ExpectedRate, next_pass
 from pass_runtime.decode.sequence import Request, SequenceState, Slot
 from pass_runtime.tuning.tuner import PlanTuner
 
@@ -27,7 +27,7 @@ def capabilities(draw: st.DrawFn) -> Capabilities:
 def slots_with(left: st.SearchStrategy[int], texts: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[Slot]:
     request = Request((1, 2), SamplingParams(), 8, "auto", None, L, L, frozenset())
     sequences = st.builds(SequenceState, st.just(request))
-    return st.builds(Slot, st.just(0), sequences, left=left, ngram=texts, matched=st.integers(2, 4))
+    return st.builds(Slot, st.just(0), sequences, num_drafts=left, ngram=texts, matched=st.integers(2, 4))
 
 
 @st.composite
@@ -49,7 +49,7 @@ def situations(draw: st.DrawFn):
     if draw(st.booleans()):
         row = draw(st.sampled_from([0.0, 0.05, 1.0]))
         tuner = PlanTuner(times_of({1: 1.0, 65: 1.0 + 64 * row}), L, (0.6, 0.4))
-        policy = TryWhereFaster(tuner, tuner.decide(L), len(states))
+        policy = ExpectedRate(tuner, tuner.decide(L), len(states))
     return cycle, window, draw(st.integers(0, 70)), able, states, policy
 
 

@@ -201,7 +201,7 @@ def test_a_failed_request_raises_where_it_is_read(tiny_bundle: Path, error: Exce
 def test_a_text_that_cannot_be_decoded_is_one_requests_fault(tiny_bundle: Path, alone: Alone, monkeypatch):
     session = load(tiny_bundle, "cpu", threads=1, max_batch_size=2)
     streams = [session.generate(asked.text, asked.options()) for asked in (NEXT, NEXT)]
-    reader, calls = streams[0]._sequence.reader, itertools.count(1)
+    reader, calls = streams[0]._sequence.text_reader, itertools.count(1)
 
     def read(token: int):
         if next(calls) == 2:

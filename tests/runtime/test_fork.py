@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
-REFUSED = "this session belongs to the process that this one was forked from; load the bundle here"
+REFUSED = "this session was opened before the process was forked; load the bundle in this process"
 PROGRAM = """
 import os, sys
 from pass_runtime import GenerateOptions, PassError, load

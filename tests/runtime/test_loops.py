@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.measuring.lossless import FEWEST, LONGEST_PERIOD, REPEATS, loop_start
-from pass_runtime.measuring.real_use import Passes, count_passes, stretches
+from pass_runtime.measuring.lossless import LOOP_REPEATS, MAX_PERIOD_TOKENS, MIN_LOOP_TOKENS, loop_start
+from pass_runtime.measuring.real_use import PassCounts, count_passes, split_at_loop
 
 DISTINCT = st.integers(0, 60).map(lambda size: list(range(1000, 1000 + size)))
 """Text that repeats nothing."""
-PERIODS = st.integers(1, LONGEST_PERIOD).map(lambda period: list(range(period)))
+PERIODS = st.integers(1, MAX_PERIOD_TOKENS).map(lambda period: list(range(period)))
 
 
 def needed(period: int) -> int:
     """Tokens of a loop that is found wherever it stands."""
-    return max(REPEATS * period, FEWEST)
+    return max(LOOP_REPEATS * period, MIN_LOOP_TOKENS)
 
 
 @settings(deadline=None)
@@ -39,9 +39,9 @@ def test_too_few_repeats_are_none(before, period, length, after):
 @settings(deadline=None)
 @given(DISTINCT, PERIODS)
 def test_a_text_that_is_cut_off_in_its_second_repeat_loops(before, period):
-    times = -(-max(2 * len(period), FEWEST) // len(period))
+    times = -(-max(2 * len(period), MIN_LOOP_TOKENS) // len(period))
     assert loop_start([*before, *period * times]) == len(before) + len(period)
-    if 2 * len(period) > FEWEST:
+    if 2 * len(period) > MIN_LOOP_TOKENS:
         assert loop_start([*before, *period, *period[:-1]]) is None
 
 
@@ -53,12 +53,12 @@ def test_what_is_found_does_repeat(text):
     if start is None:
         return
     runs = {}
-    for period in range(1, min(LONGEST_PERIOD, start) + 1):
+    for period in range(1, min(MAX_PERIOD_TOKENS, start) + 1):
         run = 0
         while start + run < len(text) and text[start + run] == text[start + run - period]:
             run += 1
         runs[period] = run
-    assert any(run + period >= FEWEST and run >= period for period, run in runs.items())
+    assert any(run + period >= MIN_LOOP_TOKENS and run >= period for period, run in runs.items())
 
 
 @settings(deadline=None)
@@ -70,15 +70,15 @@ def test_a_longer_text_has_no_later_loop(text, more):
 
 
 def test_nothing_repeats_in_short_texts():
-    assert loop_start([]) is None and loop_start([1] * (FEWEST - 1)) is None
-    assert loop_start([1] * FEWEST) == 1
+    assert loop_start([]) is None and loop_start([1] * (MIN_LOOP_TOKENS - 1)) is None
+    assert loop_start([1] * MIN_LOOP_TOKENS) == 1
 
 
 def test_what_counts():
     text = [*range(100), *[5, 6, 7] * 40]
-    assert stretches(text, 128) == (range(103), range(103, 128))
-    assert stretches(text, 90) == (range(90), range(90, 90))
-    assert stretches(text[:50], 128) == (range(50), range(50, 50))
+    assert split_at_loop(text, 128) == (range(103), range(103, 128))
+    assert split_at_loop(text, 90) == (range(90), range(90, 90))
+    assert split_at_loop(text[:50], 128) == (range(50), range(50, 50))
 
 
 @settings(deadline=None)
@@ -87,9 +87,9 @@ def test_passes_are_counted_where_they_begin(sizes, first, more):
     cut, end = first, first + more
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     expected = [size for begin, size in zip(begins, sizes, strict=True) if cut <= begin < end]
-    assert count_passes(sizes, range(cut, end)) == Passes(len(expected), sum(expected))
+    assert count_passes(sizes, range(cut, end)) == PassCounts(len(expected), sum(expected))
     assert count_passes(sizes, range(end)) == count_passes(sizes, range(cut)) + count_passes(sizes, range(cut, end))
 
 
 def test_tau():
-    assert Passes(4, 6).tau == pytest.approx(1.5) and Passes().tau == 0
+    assert PassCounts(4, 6).tau == pytest.approx(1.5) and PassCounts().tau == 0

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, fused_cycle, make_cycle, tree_cycle
 from pass_runtime.bundle.tree import TREE_SIZES, tree_nodes
-from pass_runtime.tuning.estimates import cumulative_of
-from pass_runtime.tuning.tuner import AFTER_LATER_RATIO, LATER_CHOICE_SHARES, menu, tokens_of
+from pass_runtime.tuning.estimates import cumulative_acceptance
+from pass_runtime.tuning.tuner import AFTER_LATER_RATIO, LATER_CHOICE_SHARES, expected_tokens, menu
 
 RATES = st.lists(st.floats(0.0, 0.95), min_size=1, max_size=8)
 TREES = Capabilities("test", 100, (4096,), (64, 1), trees=TREE_SIZES)
@@ -45,7 +45,9 @@ def simulate(plan: Plan, rates: list[float], passes: int = 40_000) -> float:
 )
 def test_chains_against_simulation(groups, rates):
     cycle = fused_cycle(groups)
-    assert tokens_of(cycle, cumulative_of(rates)) == pytest.approx(simulate(cycle.plans[0], rates), rel=0.01)
+    assert expected_tokens(cycle, cumulative_acceptance(rates)) == pytest.approx(
+        simulate(cycle.plans[0], rates), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("rates", [[0.6, 0.5, 0.4, 0.4], [0.3, 0.7, 0.5, 0.2]], ids=str)
@@ -54,25 +56,27 @@ def test_chains_against_simulation(groups, rates):
 )
 def test_trees_against_simulation(groups, rates):
     cycle = tree_cycle(groups, 4)
-    assert tokens_of(cycle, cumulative_of(rates)) == pytest.approx(simulate(cycle.plans[0], rates), rel=0.01)
+    assert expected_tokens(cycle, cumulative_acceptance(rates)) == pytest.approx(
+        simulate(cycle.plans[0], rates), rel=0.01
+    )
 
 
 def test_by_hand():
-    halves = cumulative_of([0.5, 0.5, 0.9])
-    assert tokens_of(make_cycle("ar", 0), halves) == 1
-    assert tokens_of(make_cycle("two-pass", 2), halves) == pytest.approx(1 + (0.5 + 0.25) / 2)
-    assert tokens_of(make_cycle("fused", 2), halves) == pytest.approx(1 + 0.5 + 0.25)
+    halves = cumulative_acceptance([0.5, 0.5, 0.9])
+    assert expected_tokens(make_cycle("ar", 0), halves) == 1
+    assert expected_tokens(make_cycle("two-pass", 2), halves) == pytest.approx(1 + (0.5 + 0.25) / 2)
+    assert expected_tokens(make_cycle("fused", 2), halves) == pytest.approx(1 + 0.5 + 0.25)
     # One draft after nothing accepted, none after one: half the passes that have a draft accept it. From "none
     # accepted" the next is "accepted" with 1/2, from "accepted" never: a third of the passes accept one.
-    assert tokens_of(fused_cycle((1, 0)), halves) == pytest.approx(1 + 1 / 3)
+    assert expected_tokens(fused_cycle((1, 0)), halves) == pytest.approx(1 + 1 / 3)
 
 
 def test_certain_drafts():
     """Where it is certain what follows, windows may take turns for ever; the mean of them counts."""
-    certain = cumulative_of([1.0] * 4)
-    assert tokens_of(make_cycle("fused", 2), certain) == pytest.approx(3)
-    assert tokens_of(fused_cycle((1, 0)), certain) == pytest.approx(1.5)
-    assert tokens_of(tree_cycle((4,) * 9, 4), certain) == pytest.approx(5)
+    certain = cumulative_acceptance([1.0] * 4)
+    assert expected_tokens(make_cycle("fused", 2), certain) == pytest.approx(3)
+    assert expected_tokens(fused_cycle((1, 0)), certain) == pytest.approx(1.5)
+    assert expected_tokens(tree_cycle((4,) * 9, 4), certain) == pytest.approx(5)
 
 
 def test_figures_that_cpp_has_too():
@@ -87,7 +91,7 @@ def test_figures_that_cpp_has_too():
     found = {}
     for cycle in menu(4, replace(TREES, trees=(3, 5, 8))):
         name = f"two-pass {cycle.lookahead}" if len(cycle.plans) == 2 else cycle.plans[0].name
-        found[name] = tokens_of(cycle, np.array([1, 0.7, 0.45, 0.18, 0.054]))
+        found[name] = expected_tokens(cycle, np.array([1, 0.7, 0.45, 0.18, 0.054]))
     assert list(found) == list(expected) and found == pytest.approx(expected)
 
 
@@ -95,9 +99,9 @@ def test_figures_that_cpp_has_too():
 @given(rates=RATES)
 def test_tokens_are_those_of_the_stationary_distribution(rates):
     """Which is another way to compute them: here the chain is followed, there equations are solved."""
-    cumulative = cumulative_of(rates)
+    cumulative = cumulative_acceptance(rates)
     for cycle in menu(len(rates)):
-        tokens = tokens_of(cycle, cumulative)
+        tokens = expected_tokens(cycle, cumulative)
         assert 1 <= tokens <= 1 + cumulative[1 : cycle.lookahead + 1].sum() + 1e-9
         if cycle.plans[0].is_fused:
             assert tokens == pytest.approx(fused_tokens(np.array([cycle.plans[0].groups]), cumulative)[0])
@@ -106,20 +110,23 @@ def test_tokens_are_those_of_the_stationary_distribution(rates):
 @settings(derandomize=True, deadline=None)
 @given(rates=st.lists(st.floats(0.0, 0.95), min_size=4, max_size=4))
 def test_a_tree_writes_more_than_its_chain(rates):
-    cumulative = cumulative_of(rates)
-    assert tokens_of(make_cycle("tree-8", 4), cumulative) >= tokens_of(make_cycle("fused", 4), cumulative) - 1e-9
+    cumulative = cumulative_acceptance(rates)
+    assert (
+        expected_tokens(make_cycle("tree-8", 4), cumulative)
+        >= expected_tokens(make_cycle("fused", 4), cumulative) - 1e-9
+    )
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(rates=st.lists(st.floats(0.05, 0.95), min_size=4, max_size=4), row=st.floats(0.0, 0.3))
 def test_little_is_lost_by_a_short_menu(rates, row):
     """Of the tokens per second of the best of all shapes, where a pass takes 1 and `row` for each row."""
-    cumulative = cumulative_of(rates)
+    cumulative = cumulative_acceptance(rates)
     best, _ = best_shape(cumulative, lambda width, _drafts: 1 + row * width)
     found = []
     for cycle in menu(4):
         seconds = sum(1 + row * plan.width for plan in cycle.plans) / len(cycle.plans)
-        found.append(tokens_of(cycle, cumulative) / seconds)
+        found.append(expected_tokens(cycle, cumulative) / seconds)
     assert max(found) > 0.88 * best
 
 

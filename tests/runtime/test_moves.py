@@ -25,13 +25,13 @@ class WatchedRunner(Runner):
     def _move(self, source, target):
         super()._move(source, target)
         WatchedRunner.moves += 1
-        assert target.left == 0 and not target.staged, "the drafts were in the window that it left"
+        assert target.num_drafts == 0 and not target.staged, "the drafts were in the window that it left"
 
     def run(self, plan, drafts):
         for slot in self.busy:
             request = slot.current.request
             assert slot.prompt is request.prompt_ids and slot.salt == request.cache_salt
-            assert slot.same == slot.cached, "chains write what reading a prompt does"
+            assert slot.exact_prefix_len == slot.cached, "chains write what reading a prompt does"
         # The requests came, and so got their slots, in the order of their seeds.
         oldest = min((slot.current for slot in self.decoding), key=lambda sequence: sequence.request.sampling.seed)
         assert plan in oldest.request.cycle.plans, (plan.name, oldest.request.name)

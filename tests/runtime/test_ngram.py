@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.decode.sequence import LONGEST, SHORTEST, NgramIndex
+from pass_runtime.decode.sequence import MAX_GRAM_TOKENS, MIN_GRAM_TOKENS, NgramIndex
 
 
 def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
     """(tokens matched, drafts): the longest suffix that stood before, at its newest place; what followed, on and on."""
-    for size in range(LONGEST, SHORTEST - 1, -1):
+    for size in range(MAX_GRAM_TOKENS, MIN_GRAM_TOKENS - 1, -1):
         suffix = tokens[-size:]
         for end in range(len(tokens) - 1, size - 1, -1):
             if len(suffix) == size and tokens[end - size : end] == suffix:

@@ -8,13 +8,13 @@ import pytest
 from handed_on import Calls, StandIn
 
 from pass_runtime import Constraint, GenerateOptions, LoadOptions, SamplingParams, load
-from pass_runtime.options import MAX_QUEUE
+from pass_runtime.options import DEFAULT_MAX_QUEUE
 
 OPENED = {
     "device": ("cpu", {"open_backend.device": "cpu"}),
     "threads": (2, {"open_backend.threads": 2}),
     "max_batch_size": (3, {"open_backend.max_batch_size": 3}),
-    "max_queue": (MAX_QUEUE + 1, {"Session.max_queue": MAX_QUEUE + 1}),
+    "max_queue": (DEFAULT_MAX_QUEUE + 1, {"Session.max_queue": DEFAULT_MAX_QUEUE + 1}),
     "capacity": (64, {"open_backend.capacity": 64}),
     "weight_cache": (False, {"open_backend.weight_cache": False}),
     "logprobs_mode": ("processed", {"Session.logprobs_mode": "processed"}),

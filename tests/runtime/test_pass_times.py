@@ -105,7 +105,7 @@ def test_passes_are_timed_once_there_is_room_for_all_of_them(tiny_bundle, room):
     tuners = Tuners(session.manifest, session.backend.capabilities, idle_pass, lambda: left[0])
     for sampler, batch in (("greedy", 1), ("sample", 2)):
         assert tuners.get(sampler, batch) is None
-        assert not tuners.known(sampler, batch)
+        assert not tuners.is_timed(sampler, batch)
     assert timed == []
     left[0] = 49
     first = tuners.get("greedy")
@@ -142,7 +142,7 @@ def test_a_large_batch_of_which_one_width_is_timed_counts_as_a_window(tiny_bundl
     sizes = replace(reciting_session(tiny_bundle).backend.capabilities, batch_sizes=(1, 32, 33))
     tuners = Tuners(read_manifest(tiny_bundle), sizes, lambda kind: (kind.batch * kind.plan.width, 0.1), lambda: 768)
     tuner = tuners.get("greedy", 33)
-    assert tuner is not None and tuners.known("greedy", 33) and not tuners.known("greedy", 32)
+    assert tuner is not None and tuners.is_timed("greedy", 33) and not tuners.is_timed("greedy", 32)
     assert [*tuner.by_batch] == [1]
     assert tuner.plan_seconds(verify_plan(4), 33) > 4 * tuner.plan_seconds(ar_plan(), 33)
     tuners.get("greedy", 32)  # two rows a slot, and no more

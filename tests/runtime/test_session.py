@@ -215,7 +215,7 @@ def test_a_result_may_be_waited_for_in_part(stopped):
 
 def test_what_was_written_until_the_timeout_is_read(stopped):
     sequence = SequenceState(stopped[0].request([5], TWO_PASS))
-    stream = TokenStream(sequence, owner=None)
+    stream = TokenStream(sequence, session=None)
     sequence.write([Token(7, "model")])
     with pytest.raises(TimeoutError):
         stream.result(timeout=0)
@@ -225,7 +225,7 @@ def test_what_was_written_until_the_timeout_is_read(stopped):
     assert stream.result(timeout=0).token_ids == [7, 8]
 
 
-READS_ALREADY = "somebody else is reading this generation"
+READS_ALREADY = "another thread or task is reading this generation"
 
 
 @pytest.mark.parametrize("first", ["thread", "task"])
@@ -247,7 +247,7 @@ def test_a_second_reader_is_refused_and_the_first_gets_everything(stopped, first
     thread = threading.Thread(target=reader)
     thread.start()
     assert begun.wait(20)
-    while not stream._reader.locked():
+    while not stream._reader_lock.locked():
         time.sleep(0.001)
     with pytest.raises(PassError, match=READS_ALREADY):
         next(stream)
@@ -286,7 +286,7 @@ def test_waiting_for_the_end_beside_a_reader(tiny_bundle, reader):
         target = (lambda read=read: asyncio.run(read())) if reader == "task" else iterate
         thread = threading.Thread(target=target)
         thread.start()
-        while not (found or stream._reader.locked()) and thread.is_alive():
+        while not (found or stream._reader_lock.locked()) and thread.is_alive():
             time.sleep(0.0001)
         stream.result(timeout=60)
         thread.join(20)

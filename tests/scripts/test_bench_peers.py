@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.measuring.real_use import ALL, MARGIN, read_use
+from pass_runtime.measuring.real_use import ALL_KINDS, EXTRA_TOKENS, read_prompt_set
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 LINES = [{"id": f"{kind}{i}", "kind": kind, "prompt": f"tell {i}"} for kind in ("chat", "code") for i in range(2)]
@@ -52,10 +52,10 @@ def test_plans_by_kind_of_prompt(script: ModuleType, tiny_bundle: Path, prompt_f
     shown = run(script, tiny_bundle, *flags, *plans, "-o", tmp_path / "out.json")
     report = json.loads((tmp_path / "out.json").read_text())
     names = [(run["T"], run["prompts"], run["contestant"]) for run in report["runs"]]
-    kinds, contestants = ("chat", "code", ALL), ("ar", "auto (lookahead)", "fused")
+    kinds, contestants = ("chat", "code", ALL_KINDS), ("ar", "auto (lookahead)", "fused")
     assert names == [(t, kind, name) for t in (0.0, 0.8) for kind in kinds for name in contestants]
     for each in report["runs"]:
-        count = 4 if each["prompts"] == ALL else 2
+        count = 4 if each["prompts"] == ALL_KINDS else 2
         assert (
             each["same"] == len(each["by_prompt"]) == count and each["tokens/s"] > 0 and 0 <= each["looping"] <= count
         )
@@ -65,7 +65,7 @@ def test_plans_by_kind_of_prompt(script: ModuleType, tiny_bundle: Path, prompt_f
 
 def test_a_text_and_its_passes(script: ModuleType, tiny_bundle: Path, prompt_file: Path):
     """They are those of the session, with the prompt's own seed."""
-    prompt = read_use(prompt_file)[0]
+    prompt = read_prompt_set(prompt_file)[0]
     with load(tiny_bundle, threads=1) as session:
         ids = session.encode(prompt.text)
         text = script.decode(
@@ -209,6 +209,6 @@ def test_genai_decodes_the_same_tokens(script: ModuleType, tiny_model: Path, tmp
     finally:
         importlib.reload(script)
     write = script.open_genai(directory, 1)
-    plain = write(list(range(3, 20)), 8 + MARGIN, ignore_eos=True)
-    assert len(plain.tokens) == plain.timed == 8 + MARGIN and plain.seconds > 0
-    assert write(list(range(3, 20)), 8 + MARGIN, ngram=True, ignore_eos=True).timed >= 8 + MARGIN
+    plain = write(list(range(3, 20)), 8 + EXTRA_TOKENS, ignore_eos=True)
+    assert len(plain.tokens) == plain.timed == 8 + EXTRA_TOKENS and plain.seconds > 0
+    assert write(list(range(3, 20)), 8 + EXTRA_TOKENS, ngram=True, ignore_eos=True).timed >= 8 + EXTRA_TOKENS

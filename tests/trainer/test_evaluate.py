@@ -23,15 +23,15 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.measuring.real_use import (
-    ALL,
-    CONTINUED,
+    ALL_KINDS,
+    CONTINUED_KINDS,
     CORE_KINDS,
+    EXTRA_TOKENS,
     KINDS,
-    MARGIN,
-    Passes,
+    PassCounts,
     Prompt,
     encode,
-    read_use,
+    read_prompt_set,
 )
 from pass_runtime.options import GenerateOptions
 from pass_trainer.drafter import Drafter
@@ -80,12 +80,12 @@ def bench_peers() -> ModuleType:
 
 def count_in_runtime(script, session, prompts, temperature, top_k=0):
     """The passes that the script counts, outside loops and in them, by kind of prompt and plan."""
-    main, looping = ({kind: dict.fromkeys(PLANS, Passes()) for kind in (*CORE_KINDS, ALL)} for _ in range(2))
+    main, looping = ({kind: dict.fromkeys(PLANS, PassCounts()) for kind in (*CORE_KINDS, ALL_KINDS)} for _ in range(2))
     for prompt, plan in itertools.product(prompts, PLANS):
         options = {"temperature": temperature, "top_k": top_k, "seed": prompt.seed, "lookahead": LOOKAHEAD}
-        text = script.decode(session, encode(session, prompt), TOKENS + MARGIN, plan=plan, **options)
+        text = script.decode(session, encode(session, prompt), TOKENS + EXTRA_TOKENS, plan=plan, **options)
         for sums, found in zip((main, looping), script.passes_of(text, TOKENS), strict=True):
-            for kind in (prompt.kind, ALL):
+            for kind in (prompt.kind, ALL_KINDS):
                 sums[kind][plan] += found
     return main, looping
 
@@ -94,16 +94,16 @@ def count_in_runtime(script, session, prompts, temperature, top_k=0):
 def test_it_expects_what_the_runtime_does(bench_peers, config, adapter_bundle, prompts, temperature, top_k):
     """Tau of both plans, exactly: in fp32 no near-tie parts these texts. The hotter, the more drafts are right, since
     what is drawn comes to depend on the shared noise alone."""
-    asked = read_use(prompts)
+    asked = read_prompt_set(prompts)
     config = EvaluateConfig(**{**vars(config), "temperatures": (temperature,), "top_k": top_k})
     (expected,) = evaluate(config, Silent()).values()
     with load(adapter_bundle) as session:
         main, looping = count_in_runtime(bench_peers, session, asked, temperature, top_k)
-    assert list(main) == list(expected) == [*CORE_KINDS, ALL]
+    assert list(main) == list(expected) == [*CORE_KINDS, ALL_KINDS]
     for kind, found in expected.items():
         assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
         assert looping[kind] == {"two-pass": found.looping.two_pass, "fused": found.looping.fused}
-    right = expected[ALL].main.right
+    right = expected[ALL_KINDS].main.right
     assert right[0] > 0 and (temperature < 9 or right[2] > 10)
 
 
@@ -115,10 +115,10 @@ def test_it_expects_what_the_runtime_does_with_a_head(bench_peers, config, subse
     config = EvaluateConfig(**{**vars(config), **changed, "temperatures": (temperature,)})
     (expected,) = evaluate(config, Silent()).values()
     with load(subset_bundle) as session:
-        main, _ = count_in_runtime(bench_peers, session, read_use(prompts), temperature)
+        main, _ = count_in_runtime(bench_peers, session, read_prompt_set(prompts), temperature)
     for kind, found in expected.items():
         assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
-    assert temperature < 9 or expected[ALL].main.right[0] > 10
+    assert temperature < 9 or expected[ALL_KINDS].main.right[0] > 10
 
 
 def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
@@ -128,11 +128,11 @@ def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
     monkeypatch.setattr(evaluation, "by_kind", lambda *_: {})
     evaluate(config, Silent())
     greedy, sampled = seen[:6], seen[6:]
-    session, asked = load(adapter_bundle), read_use(config.prompts)
+    session, asked = load(adapter_bundle), read_prompt_set(config.prompts)
     for temperature, texts in ((0.0, greedy), (0.8, sampled)):
         for prompt, (drafts, written) in zip(asked, texts, strict=True):
             options = GenerateOptions(
-                TOKENS + MARGIN, SamplingParams(temperature, seed=prompt.seed), "fused", lookahead=LOOKAHEAD
+                TOKENS + EXTRA_TOKENS, SamplingParams(temperature, seed=prompt.seed), "fused", lookahead=LOOKAHEAD
             )
             ids = encode(session, prompt)
             stream = session.generate_ids(ids, options)
@@ -165,16 +165,16 @@ def test_answers_to_a_kind_are_kept_whatever_else_is_measured(config, monkeypatc
     monkeypatch.setattr(answers.AnswerWriter, "_write", lambda *_: pytest.fail("written again"))
     for kind in CORE_KINDS:
         for temperature, found in evaluate(EvaluateConfig(**{**vars(config), "kinds": (kind,)}), Silent()).items():
-            assert found == {kind: whole[temperature][kind], ALL: whole[temperature][kind]}
+            assert found == {kind: whole[temperature][kind], ALL_KINDS: whole[temperature][kind]}
 
 
 def test_messages_go_through_the_chat_template(config):
-    """Each kind by `real_use.CONTINUED`, in the trainer as in the runtime's scripts."""
+    """Each kind by `real_use.CONTINUED_KINDS`, in the trainer as in the runtime's scripts."""
     tokenizer = load_model(resolve(config.model), "fp32").tokenizer
     plain = answers.encode(tokenizer, Prompt("a", "text", "who is the fox?"))
     for kind in KINDS:
         ids = answers.encode(tokenizer, Prompt("a", kind, "who is the fox?"))
-        assert (ids == plain) == (kind in CONTINUED)
+        assert (ids == plain) == (kind in CONTINUED_KINDS)
 
 
 def test_batches_do_not_change_what_is_written(config, monkeypatch):
@@ -184,7 +184,7 @@ def test_batches_do_not_change_what_is_written(config, monkeypatch):
         loaded = load_model(resolve(config.model), "fp32")
         asked = [
             answers.SeededPrompt(answers.encode(loaded.tokenizer, prompt), SamplingParams(0.8, seed=prompt.seed))
-            for prompt in read_use(config.prompts)
+            for prompt in read_prompt_set(config.prompts)
         ]
         texts.append(answers.AnswerWriter(loaded.model, loaded.eos_token_ids, 20, "")._write(asked, lambda *_: None))
     assert texts[0] == texts[1] and len(set(map(tuple, texts[0]))) == len(texts[0])
@@ -277,12 +277,12 @@ def test_counts(written, tokens, data):
         assert tried == len(reached)
         assert right == sum(drafts[k, j] == written[k + 1 + j] for k in reached)
     sums = by_kind(["chat", "code", "chat"], [found, found, found], 3)
-    assert list(sums) == ["chat", "code", ALL] and sums[ALL] == sums["chat"] + sums["code"]
-    assert sums[ALL].main.places == 3 * found.main.places
+    assert list(sums) == ["chat", "code", ALL_KINDS] and sums[ALL_KINDS] == sums["chat"] + sums["code"]
+    assert sums[ALL_KINDS].main.places == 3 * found.main.places
 
 
 def test_figures():
-    figures = DraftCounts((10, 5, 2), (5, 2, 0), Passes(10, 12), Passes(8, 12))
+    figures = DraftCounts((10, 5, 2), (5, 2, 0), PassCounts(10, 12), PassCounts(8, 12))
     assert figures.conditional == [0.5, 0.4, 0.0] and figures.cumulative == [0.5, 0.2, 0.0]
     assert figures.accepted == pytest.approx(0.7) and figures.places == 10
     assert figures.as_json()["tau"] == {"two-pass": 1.2, "fused": 1.5}
@@ -290,7 +290,7 @@ def test_figures():
 
 
 def test_tables(config):
-    report = {name: {ALL: found[ALL].as_json()} for name, found in evaluate(config, Silent()).items()}
+    report = {name: {ALL_KINDS: found[ALL_KINDS].as_json()} for name, found in evaluate(config, Silent()).items()}
     whole = config.as_json() | {"temperatures": report}
     rows = rows_of(whole)
     assert [row[0] for row in rows] == ["greedy", "T=0.8"] and {len(row) for row in rows} == {len(HEADINGS)}
@@ -301,12 +301,12 @@ def test_tables(config):
 
 
 def test_the_prompts_that_come_with_it():
-    prompts = read_use(PROMPTS)
+    prompts = read_prompt_set(PROMPTS)
     assert [sum(prompt.kind == kind for prompt in prompts) for kind in KINDS] == [40, 20, 20, *[17] * 6, 18]
     assert len({prompt.seed for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 200
     assert all(prompt.id.startswith(prompt.kind) for prompt in prompts)
-    assert read_use(PROMPTS, CORE_KINDS) == prompts[:80]
-    assert [prompt.id for prompt in read_use(PROMPTS, CORE_KINDS, each=1)] == [
+    assert read_prompt_set(PROMPTS, CORE_KINDS) == prompts[:80]
+    assert [prompt.id for prompt in read_prompt_set(PROMPTS, CORE_KINDS, each=1)] == [
         next(prompt.id for prompt in prompts if prompt.kind == kind) for kind in CORE_KINDS
     ]
     assert [prompt.is_message for prompt in prompts] == [prompt.kind not in ("text", "code") for prompt in prompts]

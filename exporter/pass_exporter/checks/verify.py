@@ -19,7 +19,7 @@ from pass_runtime.bundle.tensors import HIDDEN_OUTPUT, LOOKAHEAD_ROWS, PAST, cac
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import Difference, first_difference, run_tokens
 from pass_runtime.options import GenerateOptions, LoadOptions
-from pass_runtime.session import Session, open_session_of
+from pass_runtime.session import Session, load_verified
 
 MIN_ERROR_LIMIT = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
 ROUNDING_FACTOR = 16.0
@@ -175,7 +175,7 @@ def session_for_checks(bundle: Path, manifest: Manifest) -> Session | None:
     if large and (manifest.model.dtype != "float32" or manifest.model.weights == "fp8"):
         return None
     backend = OrtBackend(bundle, manifest, "cpu", exact=True) if large else None
-    return open_session_of(bundle, manifest, LoadOptions("cpu"), backend=backend)
+    return load_verified(bundle, manifest, LoadOptions("cpu"), backend=backend)
 
 
 def weight_bytes(bundle: Path) -> int:

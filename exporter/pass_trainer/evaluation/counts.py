@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.measuring.real_use import ALL, KINDS, Passes, count_passes, stretches
+from pass_runtime.measuring.real_use import ALL_KINDS, KINDS, PassCounts, count_passes, split_at_loop
 
 Ids = npt.NDArray[np.int64]
 
@@ -27,8 +27,8 @@ class DraftCounts:
 
     tried: tuple[int, ...]
     right: tuple[int, ...]
-    two_pass: Passes
-    fused: Passes
+    two_pass: PassCounts
+    fused: PassCounts
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
         tried, right = (
@@ -39,7 +39,7 @@ class DraftCounts:
 
     @classmethod
     def none(cls, lookahead: int) -> DraftCounts:
-        return cls((0,) * lookahead, (0,) * lookahead, Passes(), Passes())
+        return cls((0,) * lookahead, (0,) * lookahead, PassCounts(), PassCounts())
 
     @property
     def places(self) -> int:
@@ -101,7 +101,7 @@ def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCount
     drafts [places,L]: row k has the drafts for written[k + 1:], made when written[k] was known.
     """
     rows = [right_in_row(row, written[k + 1 :]) for k, row in enumerate(drafts.tolist())]
-    main, looping = (_count(rows, drafts.shape[1], written, where) for where in stretches(written, tokens))
+    main, looping = (_count(rows, drafts.shape[1], written, where) for where in split_at_loop(written, tokens))
     return SplitCounts(main, looping)
 
 
@@ -159,8 +159,8 @@ def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
 def by_kind(kinds: Sequence[str], counts: Sequence[SplitCounts], lookahead: int) -> dict[str, SplitCounts]:
     """Return the sums of counts by kind of prompt, and over all kinds."""
     sums = {}
-    for kind in (*KINDS, ALL):
-        chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL)]
+    for kind in (*KINDS, ALL_KINDS):
+        chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL_KINDS)]
         if chosen:
             sums[kind] = sum(chosen, SplitCounts(DraftCounts.none(lookahead), DraftCounts.none(lookahead)))
     return sums

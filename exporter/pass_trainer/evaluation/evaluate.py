@@ -17,7 +17,7 @@ from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.real_use import KINDS, MARGIN, Prompt, read_use
+from pass_runtime.measuring.real_use import EXTRA_TOKENS, KINDS, Prompt, read_prompt_set
 from pass_trainer.config import TrainDtype
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation.answers import Answer, AnswerWriter, SeededPrompt, encode
@@ -34,7 +34,7 @@ class EvaluateConfig:
     """Options of an evaluation. Raises PassError if one is out of range.
 
     model, revision: as for pass-export. weights: a file that pass-train wrote, or None for the untrained baseline.
-    prompts, kinds, each: see `real_use.read_use`.
+    prompts, kinds, each: see `real_use.read_prompt_set`.
     tokens: the number of tokens of an answer that count. temperatures: each is measured. top_k: of sampled answers.
     lookahead: drafts per place, at most the file's number of look-ahead rows.
     """
@@ -65,7 +65,7 @@ class EvaluateConfig:
         return {
             "model": self.model,
             "weights": None if self.weights is None else str(self.weights),
-            "prompts": len(read_use(self.prompts, self.kinds, self.each)),
+            "prompts": len(read_prompt_set(self.prompts, self.kinds, self.each)),
             "tokens": self.tokens,
             "top_k": self.top_k,
             "lookahead": self.lookahead,
@@ -105,7 +105,7 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
 
 def answer_prompts(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, dict[float, list[Text]]]:
     """Return the drafter, and the answers to all prompts by temperature."""
-    prompts = read_use(config.prompts, config.kinds, config.each)
+    prompts = read_prompt_set(config.prompts, config.kinds, config.each)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
     progress.phase(f"loading {source.name}")
@@ -116,7 +116,7 @@ def answer_prompts(config: EvaluateConfig, progress: TrainProgress) -> tuple[Dra
     lookahead = _lookahead(config, loaded)
     drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter, lookahead.head).to(accelerator.device)
     writer = AnswerWriter(
-        loaded.model, loaded.eos_token_ids, config.tokens + MARGIN, f"{fingerprint(loaded.model)} {config.dtype}"
+        loaded.model, loaded.eos_token_ids, config.tokens + EXTRA_TOKENS, f"{fingerprint(loaded.model)} {config.dtype}"
     )
     texts = {}
     for temperature in config.temperatures:
@@ -160,7 +160,7 @@ def _measure(config: EvaluateConfig, drafter: Drafter, text: Text) -> SplitCount
 def _check_lengths(
     config: EvaluateConfig, loaded: LoadedModel, prompts: Sequence[Prompt], encoded: Sequence[list[int]]
 ) -> None:
-    room = loaded.geometry.max_capacity - MARGIN - config.tokens
+    room = loaded.geometry.max_capacity - EXTRA_TOKENS - config.tokens
     for prompt, ids in zip(prompts, encoded, strict=True):
         if not ids:
             raise PassError(f"the prompt {prompt.id} has no tokens")

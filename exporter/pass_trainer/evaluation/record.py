@@ -7,7 +7,7 @@ from typing import Any
 from pass_exporter.model.lookahead import read_record, record_acceptance
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text, write_whole
-from pass_runtime.measuring.real_use import ALL, KINDS
+from pass_runtime.measuring.real_use import ALL_KINDS, KINDS
 from pass_trainer.evaluation.evaluate import EvaluateConfig
 from pass_trainer.evaluation.table import markdown
 from pass_trainer.report import CARD_FILE, with_section
@@ -37,7 +37,7 @@ def record_acceptance_of(config: EvaluateConfig, report: dict[str, Any]) -> None
     model card."""
     assert config.weights is not None
     greedy, sampled = (
-        report["temperatures"][f"{t:g}"][ALL]["chain"] for t in (GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE)
+        report["temperatures"][f"{t:g}"][ALL_KINDS]["chain"] for t in (GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE)
     )
     record_acceptance(config.weights, tuple(greedy), tuple(sampled))
     card = config.weights.with_name(CARD_FILE)

@@ -27,7 +27,7 @@ from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import to_json, write_whole
 from pass_runtime.measuring.lossless import first_difference, loop_start, run_tokens
-from pass_runtime.measuring.real_use import FIRST_LOOK, encode, in_turns, read_use
+from pass_runtime.measuring.real_use import FIRST_LOOK_PROMPTS, encode, in_turns, read_prompt_set
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
@@ -58,11 +58,12 @@ class BenchOptions:
     breakdown: bool = False
 
     def encoded(self, session: Session) -> dict[str, list[int]]:
-        """Return the token ids of the prompts by their labels: those given, or the held-out ones of FIRST_LOOK."""
+        """Return the tokens of the prompts of flags and file, or else of FIRST_LOOK_PROMPTS, by a label."""
         if self.prompts or self.prompt_file:
             texts = (*self.prompts, *(read_prompts(self.prompt_file) if self.prompt_file else ()))
             return {_label(str(number), text): session.encode(text) for number, text in enumerate(texts, 1)}
-        return {_label(prompt.id, prompt.text): encode(session, prompt) for prompt in read_use(FIRST_LOOK)}
+        prompts = read_prompt_set(FIRST_LOOK_PROMPTS)
+        return {_label(prompt.id, prompt.text): encode(session, prompt) for prompt in prompts}
 
 
 def _label(name: str, text: str) -> str:

@@ -200,7 +200,7 @@ def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tupl
     """Run the passes of all plans and samplers on a device. Return the device, and for every graph or pass by name None
     if it was captured as a CUDA graph, else the reason why not. Raises PassError if the device has no CUDA graphs."""
     with importing():
-        from pass_runtime.decode.worker import rehearse
+        from pass_runtime.decode.worker import capture_graphs
         from pass_runtime.session import load
     if split_device(device)[0] == "cpu":
         raise PassError(f"--device {device} has no CUDA graphs; use one of {', '.join(GPU_DEVICES)}")
@@ -214,7 +214,7 @@ def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tupl
         if not limits.keeps_graphs:  # the warm-up ran only the passes that `auto` times
             samplers = [sampling.sampler for sampling in SAMPLINGS]
             for batch in limits.batch_sizes:
-                session.call(partial(rehearse, capacity=limits.capacities[0], batch=batch, samplers=samplers))
+                session.call(partial(capture_graphs, capacity=limits.capacities[0], batch=batch, samplers=samplers))
         return limits.device, dict(sorted(session.backend.captures.items()))
 
 

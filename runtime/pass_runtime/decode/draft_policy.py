@@ -1,7 +1,6 @@
-"""Which pass comes next: a request's cycle of plans, n-gram drafts, and what still fits the KV cache.
+"""Which pass comes next: chosen from a cycle of plans, the n-gram drafts of the slots, and the room in the KV cache.
 
-These are pure functions of numbers; of a slot they read the drafts that it has (`left`, `ngram`, `matched`). Nothing
-here can change the text: drafts are only compared with what the model chooses.
+Nothing here can change the text: the model verifies every draft.
 """
 
 from __future__ import annotations
@@ -12,64 +11,63 @@ from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.decode.sequence import Slot
 from pass_runtime.errors import PassError
-from pass_runtime.tuning.estimates import ConditionalAcceptance, cumulative_of
+from pass_runtime.tuning.estimates import ConditionalAcceptance, cumulative_acceptance
 from pass_runtime.tuning.tuner import SWITCH_MARGIN, Candidate, PlanTuner
 
-CLEARLY = 1.10
-"""N-gram drafts get a pass of their own, in place of one that verifies some of them anyway, where it promises this many
-times the tokens per second."""
+NGRAM_MARGIN = 1.10
+"""If the next pass of the cycle could verify some n-gram drafts, they get a pass of their own only if its expected rate
+is at least this many times the cycle's."""
 
 NextPass = tuple[Plan, tuple[tuple[int, ...] | None, ...]]
-"""A plan, and the n-gram drafts of every slot; None keeps the window that the last pass left."""
+"""A plan, and for every slot the n-gram drafts to put into its window; None keeps the window of the last pass."""
 
 
 class DraftPolicy:
-    """Whether n-gram drafts are worth a pass. This policy verifies whatever a match proposes."""
+    """Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, verifies all."""
 
-    def prefers(self, slot: Slot, plan: Plan) -> bool:  # noqa: ARG002
-        """Whether the n-gram drafts of a slot are better than those in its window of `plan`."""
+    def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:  # noqa: ARG002
+        """Whether the n-gram drafts of a slot are better than the drafts that its window of `plan` holds."""
         return True
 
-    def count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
-        """How many n-gram drafts to verify in a pass of their own; 0 runs none. plans[i] would verify i + 1 of them.
+    def ngram_count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
+        """How many n-gram drafts to verify in a pass of their own; 0 for no such pass. plans[i] verifies i + 1 of them.
 
-        window: a plan that verifies some of them anyway, so that a pass of their own must be clearly better. None where
-        no such plan can run.
+        window: the cycle's next plan if it could verify some of them, too; None if it could not.
         """
         return len(plans) if window is None else 0
 
 
-class TryWhereFaster(DraftPolicy):
-    """Verifies n-gram drafts where they promise more tokens per second than `decided` does without them."""
+class ExpectedRate(DraftPolicy):
+    """Verifies n-gram drafts if their pass is expected to write more tokens per second than `decided` without them."""
 
     def __init__(self, tuner: PlanTuner, decided: Candidate, batch: int) -> None:
         self._tuner, self._decided, self._batch = tuner, decided, batch
 
-    def prefers(self, slot: Slot, plan: Plan) -> bool:
-        ngram = cumulative_of(self._acceptance(slot).rates)[1 : plan.depth + 1]
-        lookahead = cumulative_of(self._tuner.lookahead_drafts.rates)[1 : slot.left + 1]
+    def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:
+        ngram = cumulative_acceptance(self._acceptance(slot).rates)[1 : plan.depth + 1]
+        lookahead = cumulative_acceptance(self._tuner.lookahead_drafts.rates)[1 : slot.num_drafts + 1]
         return float(ngram.sum()) > float(lookahead.sum())
 
-    def count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:
+    def ngram_count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:
         best, count = self._best(slots, plans)
         decided = self._decided.rate * len(slots)
         if window is not None:
-            return count if count > window.depth and best >= CLEARLY * decided else 0
+            return count if count > window.depth and best >= NGRAM_MARGIN * decided else 0
         if best >= SWITCH_MARGIN * decided:
             return count
         for slot in slots:
-            if slot.ngram:
+            if slot.ngram:  # not verified: their rates drift back, so that n-gram drafts are tried again
                 for acceptance in (self._acceptance(slot), self._tuner.ngram(slot.matched)):
                     acceptance.forget()
         return 0
 
     def _acceptance(self, slot: Slot) -> ConditionalAcceptance:
-        return self._tuner.ngram(slot.matched, slot.current.ngrams)
+        return self._tuner.ngram(slot.matched, slot.current.ngram_acceptance)
 
     def _best(self, slots: Sequence[Slot], plans: Sequence[Plan]) -> tuple[float, int]:
-        """The most tokens per second that any of `plans` promises, which verify 1, 2, ... n-gram drafts, and how many
-        drafts that plan verifies."""
-        matching = [(cumulative_of(self._acceptance(s).rates), len(s.ngram)) for s in slots if s.ngram]
+        """The highest expected tokens per second of `plans`, which verify 1, 2, ... n-gram drafts, and how many drafts
+        that plan verifies."""
+        matching = [(cumulative_acceptance(self._acceptance(s).rates), len(s.ngram)) for s in slots if s.ngram]
         rates = []
         for drafts, plan in enumerate(plans, 1):
             tokens = sum(cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching)
@@ -87,7 +85,7 @@ def next_pass(
     slots: Sequence[Slot],
     policy: DraftPolicy,
 ) -> NextPass | None:
-    """The next pass over the sequences in these slots; None where not even a plain one fits.
+    """The next pass over the sequences in these slots; None if not even a plain one fits.
 
     window: the plan whose windows are on the device. room: tokens of KV capacity left after the longest sequence.
     """
@@ -105,29 +103,32 @@ def _with_ngrams(
     slots: Sequence[Slot],
     policy: DraftPolicy,
 ) -> NextPass | None:
-    """A pass that verifies n-gram drafts: in the windows of the cycle where those verify drafts anyway, or in windows
-    of their own where a longer match promises more. None where the policy wants neither."""
-    first = cycle.plans[0]
-    plan = window if window in cycle.plans and window.drafts else first if first.is_fused else None
+    """A pass that verifies n-gram drafts: in the windows of the cycle if those verify drafts anyway, or in windows of
+    their own if more drafts promise more. None if the policy wants neither."""
+    if window in cycle.plans and window.drafts:
+        plan: Plan | None = window
+    else:
+        plan = cycle.plans[0] if cycle.plans[0].is_fused else None
     if plan is not None and capabilities.padded_width(plan.width) > room:
         plan = None
     longest = min(max(len(slot.ngram) for slot in slots), capabilities.lookahead or MAX_LOOKAHEAD)
     if plan is None or longest > plan.depth:
         verifying = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
         plans = [each for each in verifying if capabilities.padded_width(each.width) <= room]
-        if count := policy.count(slots, plan, plans):
+        if count := policy.ngram_count(slots, plan, plans):
             return plans[count - 1], tuple(slot.ngram[:count] or None for slot in slots)
     if plan is None:
         return None
-    drafts = tuple(slot.ngram[: plan.depth] if slot.ngram and policy.prefers(slot, plan) else None for slot in slots)
+    wanted = [bool(slot.ngram) and policy.prefers_ngrams(slot, plan) for slot in slots]
+    drafts = tuple(slot.ngram[: plan.depth] if want else None for slot, want in zip(slots, wanted, strict=True))
     return (plan, drafts) if any(drafts) else None
 
 
 def _from_cycle(
     cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, count: int
 ) -> NextPass | None:
-    """The plan whose windows are on the device, or the first of the cycle. Near the end of the capacity it is a plan of
-    a narrower cycle."""
+    """The plan whose windows are on the device, or the first plan of the cycle. If the windows of the cycle do not fit
+    the room, it is a plan of a narrower cycle; None if not even a plain pass fits."""
     while True:
         for plan in (window, cycle.plans[0]):
             fits = plan in cycle.plans and capabilities.padded_width(cycle.reach(plan)) <= room
@@ -138,7 +139,7 @@ def _from_cycle(
         cycle = cycle.narrower()
 
 
-def way_of_decoding(plan: str, lookahead: int, draft: str | None = None) -> tuple[str, Cycle | None, int, int]:
+def make_mode(plan: str, lookahead: int, draft: str | None = None) -> tuple[str, Cycle | None, int, int]:
     """How a request is decoded: the fields `name`, `cycle`, `lookahead` and `ngram_drafts` of `Request`.
 
     plan, lookahead: as for `make_cycle`; plan may also be "auto". draft: one of DRAFT_SOURCES (None: "both" for auto,

@@ -1,9 +1,9 @@
-"""The logits processors of one sequence: which tokens its next ones may be, and whose logits change.
+"""The logits processors of one sequence: which tokens may come next, and which logits change.
 
-What a row of a window may draw depends on the tokens before it. Those are known when the pass is laid out: the text,
-and the drafts of the rows before. So every row gets what plain decoding would give it there, and the text is the same
-with any plan. The order is that of vLLM and Hugging Face: biases, then repetition, frequency and presence penalties;
-and tokens are forbidden.
+What the processors do to a row of a window depends on the tokens before it: the text, and the drafts of the rows
+before. They are known before the pass, so every row gets what plain decoding would give it there, and the text is the
+same with any plan. The order is that of vLLM and Hugging Face: biases, then repetition, frequency and presence
+penalties, then forbidden tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from pass_runtime.backends.base import ProcessedRows
 from pass_runtime.bundle.sampling import TOKEN_LIST_SIZES, SamplingParams
 
 Bits = npt.NDArray[np.uint32]
+"""[...,V/32]: one bit for each token, 1 if it is allowed (or listed)."""
 
 
 class Grammar(Protocol):
-    """The state of a text in its grammar (`pass_runtime.text.grammar.GrammarState`)."""
+    """The state of a text in its grammar: see `pass_runtime.text.grammar.GrammarState`."""
 
     def copy(self) -> Grammar: ...
     def advance(self, token: int) -> None: ...
@@ -32,8 +33,8 @@ class Grammar(Protocol):
     def forced(self) -> tuple[int, ...]: ...
 
 
-class Words(Protocol):
-    """Words that are not written (`pass_runtime.text.stream.BadWords`). A text's state is a number, at first 0."""
+class BadWordMatcher(Protocol):
+    """The bad words of a request: see `pass_runtime.text.stream.BadWords`. A text's state is a number, at first 0."""
 
     def follow(self, state: int, token: int) -> int: ...
     def forbidden(self, state: int) -> Bits: ...
@@ -43,8 +44,8 @@ class Words(Protocol):
 class Processing:
     """What a request does to logits.
 
-    grammar: the state of a text without a token; None where there is no constraint. end_tokens: not drawn before
-    min_tokens tokens. bad_words: texts that are not written. allowed_token_ids: empty allows all.
+    grammar: its state before the first token; None if there is no constraint. end_tokens: not drawn until min_tokens
+    tokens are written. bad_words: strings that the text does not contain. allowed_token_ids: empty allows all.
     """
 
     vocab_size: int
@@ -52,11 +53,11 @@ class Processing:
     grammar: Grammar | None = None
     min_tokens: int = 0
     end_tokens: frozenset[int] = frozenset()
-    bad_words: Words | None = None
+    bad_words: BadWordMatcher | None = None
     allowed_token_ids: tuple[int, ...] = ()
 
     @property
-    def does_something(self) -> bool:
+    def changes_logits(self) -> bool:
         others = self.grammar is not None or self.min_tokens or self.bad_words or self.allowed_token_ids
         return self.sampling.penalizes or bool(others)
 
@@ -65,47 +66,47 @@ class Processors:
     """The processors of one sequence. Only the thread that decodes calls them."""
 
     def __init__(self, processing: Processing, prompt: Sequence[int]) -> None:
-        self._processing, self._prompt = processing, len(prompt)
+        self._processing, self._prompt_length = processing, len(prompt)
         self._grammar = None if processing.grammar is None else processing.grammar.copy()
-        self._written = Counter[int]()
+        self._token_counts = Counter[int]()  # of the text, without the prompt
         self._seen = set(prompt) if processing.sampling.repetition_penalty != 1 else set[int]()
-        self._read = len(prompt)
-        self._words = 0
-        """The state of the text in the bad words."""
-        self._listed = np.zeros_like(_every(processing.vocab_size))
-        _set(self._listed, processing.allowed_token_ids)
-        self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))
+        self._num_read = len(prompt)
+        self._word_state = 0  # of the text, in the bad words
+        self._allowed_ids = np.zeros_like(_all_tokens(processing.vocab_size))
+        _set(self._allowed_ids, processing.allowed_token_ids)
+        self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))  # logits that may change
 
-    def size(self, drafts: int) -> int:
-        """The length of the lists of `rows`, for windows with so many drafts."""
+    def list_size(self, drafts: int) -> int:
+        """T, the length of the lists of tokens in `rows`, for windows with so many drafts."""
         count = len(self._touched) + drafts
         return next(size for size in TOKEN_LIST_SIZES if size >= count)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """tokens: prompt and text. Take those that came since the last call. PassError where a grammar cannot."""
-        for token in tokens[self._read :]:
-            self._read += 1
-            self._written[token] += 1
-            if self._counts:
+        """Take the new ones of `tokens`, which are prompt and text. Raises PassError if the grammar cannot go on."""
+        for token in tokens[self._num_read :]:
+            self._num_read += 1
+            self._token_counts[token] += 1
+            if self._penalizes:
                 self._touched[token] = None
             if self._processing.sampling.repetition_penalty != 1:
                 self._seen.add(token)
-            self._words = self._follow(self._words, token)
+            self._word_state = self._follow(self._word_state, token)
             if self._grammar is not None and token not in self._processing.end_tokens:
                 self._grammar.advance(token)
 
     @property
-    def _counts(self) -> bool:
-        """Whether logits depend on the tokens before."""
+    def _penalizes(self) -> bool:
+        """Whether there are penalties: logits then depend on the tokens before."""
         sampling = self._processing.sampling
         return (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0, 0, 1)
 
     def forced(self) -> tuple[int, ...]:
-        """The only tokens that may come next; () where there is a choice."""
+        """The next tokens as far as the grammar leaves no choice; () if it leaves one."""
         return () if self._grammar is None else self._grammar.forced()
 
     def rows(self, tokens: Sequence[int], drafts: Sequence[int], size: int) -> ProcessedRows:
-        """What a window does whose rows follow `tokens` and 0, 1, ... of `drafts` (V: none). size: as `size` says."""
+        """What to do to the rows of a window, which follow `tokens` and 0, 1, ... of `drafts`. The id V stands for no
+        draft. size: that of `list_size`, or more."""
         self.read(tokens)
         vocab = self._processing.vocab_size
         known = list(drafts[: drafts.index(vocab)] if vocab in drafts else drafts)
@@ -113,28 +114,28 @@ class Processors:
         return ProcessedRows(_as_bytes(allowed, vocab), *self._changes(known, len(drafts) + 1, size))
 
     def _allowed(self, tokens: Sequence[int], drafts: Sequence[int], rows: int) -> Bits:
-        """[rows,V/32] bits. A rule that would leave no token is not applied, the grammar's excepted."""
-        allowed = np.tile(_every(self._processing.vocab_size), (rows, 1))
+        """[rows,V/32]. A rule that would leave no token is not applied, unless it is the grammar's."""
+        allowed = np.tile(_all_tokens(self._processing.vocab_size), (rows, 1))
         if self._grammar is not None:
             self._grammar.fill(allowed, drafts)
         if self._processing.allowed_token_ids:
-            _keep(allowed, self._listed)
+            _restrict(allowed, self._allowed_ids)
         if self._processing.bad_words or self._processing.min_tokens:
-            words, written = self._words, len(tokens) - self._prompt
+            state, written = self._word_state, len(tokens) - self._prompt_length
             for row in range(len(drafts) + 1):
-                _keep(allowed[row : row + 1], ~self._banned(words, written + row))
+                _restrict(allowed[row : row + 1], ~self._banned(state, written + row))
                 if row < len(drafts):
-                    words = self._follow(words, drafts[row])
+                    state = self._follow(state, drafts[row])
         return allowed
 
-    def _follow(self, words: int, token: int) -> int:
+    def _follow(self, state: int, token: int) -> int:
         """The state in the bad words after `token`."""
-        return words if self._processing.bad_words is None else self._processing.bad_words.follow(words, token)
+        return state if self._processing.bad_words is None else self._processing.bad_words.follow(state, token)
 
-    def _banned(self, words: int, written: int) -> Bits:
-        """[V/32] bits of the tokens that may not follow a text of `written` tokens with this state."""
-        listed = self._processing.bad_words
-        banned = np.zeros_like(self._listed) if listed is None else listed.forbidden(words)
+    def _banned(self, state: int, written: int) -> Bits:
+        """[V/32]: the tokens that may not follow a text of `written` tokens with this state in the bad words."""
+        words = self._processing.bad_words
+        banned = np.zeros_like(self._allowed_ids) if words is None else words.forbidden(state)
         if written < self._processing.min_tokens:
             banned = banned.copy()
             _set(banned, self._processing.end_tokens)
@@ -143,45 +144,45 @@ class Processors:
     def _changes(
         self, drafts: Sequence[int], rows: int, size: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """(touched [size], bias [size], factor [rows,size], penalty [rows,size])"""
+        """(touched [size], bias [size], factor [rows,size], penalty [rows,size]), as in `ProcessedRows`."""
         sampling = self._processing.sampling
-        ids = list(dict.fromkeys((*self._touched, *drafts)) if self._counts else self._touched)
+        ids = list(dict.fromkeys((*self._touched, *drafts)) if self._penalizes else self._touched)
         touched, bias = np.zeros(size, np.int64), np.zeros(size, np.float32)
         factor, penalty = np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32)
         touched[: len(ids)] = ids
         bias[: len(ids)] = [sampling.logit_bias.get(token, 0.0) for token in ids]
-        if self._counts:
+        if self._penalizes:
             counts = np.zeros((rows, len(ids)), np.float32)
-            counts[:] = [self._written[token] for token in ids]
+            counts[:] = [self._token_counts[token] for token in ids]
             for row, draft in enumerate(drafts, 1):
                 counts[row:, ids.index(draft)] += 1
             seen = np.array([token in self._seen for token in ids], np.bool_) | (counts > 0)
             factor[:, : len(ids)] = np.where(seen, np.float32(sampling.repetition_penalty), np.float32(1))
             present = np.float32(sampling.presence_penalty) * (counts > 0)
             penalty[:, : len(ids)] = np.float32(sampling.frequency_penalty) * counts + present
-        if ids:  # What is left of the lists repeats the first entry.
+        if ids:  # The rest of the lists repeats the first entry: the same change of the same logit.
             for values in (touched, bias, factor, penalty):
                 values[..., len(ids) :] = values[..., :1]
         return touched, bias, factor, penalty
 
 
 def no_processing(vocab_size: int, rows: int, size: int) -> ProcessedRows:
-    """Changes nothing: for the slots without processors of a pass that has some."""
+    """Rows that change nothing, for a slot without processors in a pass in which others have some."""
     allowed = np.full((rows, (vocab_size + 7) // 8), 255, np.int32)
     empty = np.zeros(size, np.int64), np.zeros(size, np.float32)
     return ProcessedRows(allowed, *empty, np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32))
 
 
-def _keep(allowed: Bits, listed: Bits) -> None:
-    """Forbid the tokens that are not `listed` [V/32], in the rows [P,V/32] where that leaves one."""
+def _restrict(allowed: Bits, listed: Bits) -> None:
+    """In each row of `allowed` [P,V/32], forbid the tokens that are not in `listed` [V/32], if that leaves a token."""
     fewer = allowed & listed
     some = fewer.any(-1)
     allowed[some] = fewer[some]
 
 
 @lru_cache(maxsize=4)
-def _every(vocab_size: int) -> Bits:
-    """[V/32]: the bits of all tokens."""
+def _all_tokens(vocab_size: int) -> Bits:
+    """[V/32]: all tokens."""
     bits = np.packbits(np.arange(-(-vocab_size // 32) * 32) < vocab_size, bitorder="little")
     return bits.view("<u4").astype(np.uint32)
 

@@ -1,7 +1,7 @@
 """The slots of a backend and what each holds: which sequence, how much of it is cached, which window.
 
-Only what changed is written to the device. Where a pass or an allocation fails or is interrupted, the host's account
-stays as it was before, and all windows are staged again from that account.
+Only what changed is written to the device. If a pass or an allocation fails or is interrupted, the host's state stays
+as it was before, and all windows are staged again from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pass_runtime.backends.base import Backend, Emitted, Logprobs, PassKind
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
-from pass_runtime.decode.prefix_cache import PrefixStore, Saved, common_prefix, whole_blocks
+from pass_runtime.decode.prefix_cache import PrefixStore, SavedPrefix, common_prefix, whole_blocks
 from pass_runtime.decode.processors import no_processing
 from pass_runtime.decode.sequence import Request, SequenceState, Slot, Token, TokenLogprobs, TokenSource
 
@@ -22,30 +22,30 @@ Drafts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a pass did to one sequence: its window held drafts from `source`, `drafted` one after another, and `tokens`
-    were emitted. chain: how many of the accepted drafts, from the first on, were first choices; others are of a tree.
-    last: the row of the last one."""
+    """What a pass did for one sequence. drafted: how many drafts followed one another in its window; of a tree, its
+    depth. source: where the drafts came from. tokens: those that were emitted. chain: how many accepted drafts were
+    first choices, up to the first one that was not (in a tree). last_row: the row of the last accepted draft."""
 
     sequence: SequenceState
     drafted: int
     source: TokenSource
     tokens: tuple[Token, ...]
     chain: int
-    last: int
+    last_row: int
 
 
 class Runner:
-    """B slots. Only the thread that runs the scheduler may call it."""
+    """The slots of one backend. Only the thread that runs the scheduler may call it."""
 
     def __init__(self, backend: Backend, *, processed_logprobs: bool = False, prefix_cache: bool = True) -> None:
-        """processed_logprobs: log-probabilities are of what the logits processors leave, not the model's own.
-        prefix_cache: K/V of other sequences are used again where that changes no bit of what follows."""
+        """processed_logprobs: log-probabilities are those after the logits processors, not the model's own.
+        prefix_cache: reuse K/V of other sequences, on engines with which that changes no bit of the results."""
         self.backend, self.processed_logprobs = backend, processed_logprobs
         used = prefix_cache and backend.capabilities.same_entries
         self._store = PrefixStore(backend.cache, backend.memory) if used else None
         self.slots = [Slot(number) for number in range(backend.capabilities.slots)]
         self.window: Plan | None = None
-        """The plan whose windows are on the device; None where all windows must be staged again."""
+        """The plan whose windows are on the device; None if all windows must be staged again."""
 
         self._sampler: Sampler = "greedy"  # of the last pass
         self._admitted = 0
@@ -66,80 +66,80 @@ class Runner:
         """Tokens of KV capacity left after the longest sequence, once the cache has grown to its full size."""
         return self.backend.capabilities.max_capacity - max((slot.cached for slot in self.busy), default=0)
 
-    def fits(self, prompt: int) -> bool:
-        """Whether a prompt of this many tokens leaves room to write one more."""
-        return prompt - 1 + self.backend.capabilities.padded_width(1) <= self.backend.capabilities.max_capacity
+    def fits(self, prompt_tokens: int) -> bool:
+        """Whether a prompt leaves room for the first pass, which writes the K/V of the prompt's last token."""
+        return prompt_tokens - 1 + self.backend.capabilities.padded_width(1) <= self.backend.capabilities.max_capacity
 
     def admit(self, sequence: SequenceState) -> bool:
-        """Give `sequence` the free slot that holds most of its prompt already. False where no slot is free."""
+        """Give `sequence` the free slot that holds most of its prompt already. Returns False if no slot is free."""
         free = [slot for slot in self.slots if slot.sequence is None]
         if not free:
             return False
         prompt = sequence.request.prompt_ids
-        shared = {slot.number: self._shared(slot, sequence.request) for slot in free}
-        slot = max(free, key=lambda slot: (shared[slot.number], -len(slot.kept), -slot.number))
-        keep = shared[slot.number]
-        self._fit(len(prompt) + 1, slot, keep)
+        reusable = {slot.number: self._reusable(slot, sequence.request) for slot in free}
+        slot = max(free, key=lambda slot: (reusable[slot.number], -len(slot.kept), -slot.number))
+        keep = reusable[slot.number]
+        self._shrink(len(prompt) + 1, slot, keep)
         self.backend.set_sampling(slot.number, sequence.request.sampling)
         slot.sequence, slot.prompt, slot.salt = sequence, prompt, sequence.request.cache_salt
-        slot.kept, sequence.cached, slot.same = [], keep, min(slot.same, keep)
-        slot.left, slot.staged, slot.masked = 0, False, False
+        slot.kept, sequence.cached, slot.exact_prefix_len = [], keep, min(slot.exact_prefix_len, keep)
+        slot.num_drafts, slot.staged, slot.masked = 0, False, False
         self._admitted += 1
-        sequence.admitted = self._admitted
+        sequence.admission_number = self._admitted
         sequence.stats.cached_tokens = keep
         sequence.leave_queue()
         return True
 
     def release(self, slot: Slot) -> None:
         """Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same prefix."""
-        self._keep(slot, slot.current.tokens[: slot.cached])
+        self._set_kept(slot, slot.current.tokens[: slot.cached])
         slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """Copy the K/V of the prompt of `slot` from where there is more of it: another slot, or what slots gave up."""
+        """Copy K/V of the prompt of `slot` into it if another slot, or a saved prefix, has more of them."""
         sequence, started = slot.current, time.perf_counter()
         others = [other for other in self.slots if other is not slot]
-        counts = [self._shared(other, sequence.request) for other in others]
+        counts = [self._reusable(other, sequence.request) for other in others]
         count = max(counts, default=0)
-        saved, stored = self._stored(sequence.request)
-        if max(count, stored) <= sequence.cached:
+        saved, saved_count = self._saved_prefix(sequence.request)
+        if max(count, saved_count) <= sequence.cached:
             return
-        if self._store and saved and stored > count:
-            self._reserve(stored)
-            self._store.load(saved, slot.number, stored)
-            count = same = stored
+        if self._store and saved and saved_count > count:
+            self._reserve(saved_count)
+            self._store.load(saved, slot.number, saved_count)
+            count = exact = saved_count
         else:
             source = others[counts.index(count)]
             self.backend.cache.move(source.number, slot.number, count)
-            same = min(source.same, count)
+            exact = min(source.exact_prefix_len, count)
         sequence.stats.cached_tokens += count - sequence.cached
-        sequence.cached, slot.masked, slot.same = count, False, same
+        sequence.cached, slot.masked, slot.exact_prefix_len = count, False, exact
         sequence.stats.prefill_seconds += time.perf_counter() - started
 
-    def prefill(self, slot: Slot, most: int | None = None) -> int:
-        """Prefill one chunk of the prompt, of at most `most` rows. Returns the number of tokens in it."""
+    def prefill(self, slot: Slot, max_rows: int | None = None) -> int:
+        """Prefill one chunk of the prompt, of at most `max_rows` rows. Returns the number of tokens in it."""
         sequence, started = slot.current, time.perf_counter()
         prompt = sequence.request.prompt_ids
-        count, width = self._chunk(sequence.cached, len(prompt) - 1, most)
+        count, width = self._chunk(sequence.cached, len(prompt) - 1, max_rows)
         self._reserve(sequence.cached + self.backend.capabilities.padded_width(width))
         begun = time.perf_counter()
         self.backend.prefill(slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width)
         done = time.perf_counter()
         self._engine_seconds += done - begun
-        slot.same += count if slot.same == sequence.cached else 0
+        slot.exact_prefix_len += count if slot.exact_prefix_len == sequence.cached else 0
         sequence.cached += count
         slot.masked = False  # the length it was masked at has changed
         sequence.stats.prefill_seconds += done - started
         return count
 
     def make_room(self, plan: Plan, batch: int) -> None:
-        """Make room for windows of `plan` in the first `batch` slots. The cache grows where a sequence needs it. A pass
-        also writes windows in free slots, so kept tokens that leave no room for a window are dropped."""
+        """Make room for windows of `plan` in the first `batch` slots. The cache grows if a sequence needs it. A pass
+        also writes into free slots, after their kept tokens, which are dropped if they leave no room for the window."""
         width, slots = self.backend.capabilities.padded_width(plan.width), self.slots[:batch]
         self._reserve(max((slot.cached for slot in slots if slot.sequence is not None), default=0) + width)
         for slot in slots:
             if slot.cached + width > self.backend.capacity:
-                self._keep(slot, slot.kept[: self.backend.capacity - width])
+                self._set_kept(slot, slot.kept[: self.backend.capacity - width])
 
     def run(self, plan: Plan, drafts: Sequence[Drafts | None]) -> tuple[list[StepResult], float]:
         """Run one pass over every decoding slot; `make_room` comes first. drafts: for each of these slots the n-gram
@@ -147,7 +147,7 @@ class Runner:
         active = self.decoding
         kind = self._kind(plan, active)
         if kind.sampler != self._sampler and self.backend.manifest.rule == "rejection":
-            self.window = None  # its drafts lack the draft probabilities that this sampler's tail needs
+            self.window = None  # the windows lack the draft probabilities that this sampler's tail needs
         self._sampler = kind.sampler
         self._stage(plan, active, drafts, kind.batch)
         if kind.touched:
@@ -156,24 +156,25 @@ class Runner:
         started = time.perf_counter()
         for sequence in (slot.current for slot in active):
             if sequence.decoding_since is None:
-                sequence.decoding_since, sequence.engine_before = started, self._engine_seconds
+                sequence.decoding_since, sequence.engine_seconds_before = started, self._engine_seconds
         emitted = self.backend.run(kind)
         self._engine_seconds += (seconds := time.perf_counter() - started)
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
-        # All results are computed before any is counted: where one fails, the account is as it was before the pass.
+        # All results are computed before any is counted: if one fails, the state is as it was before the pass.
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
         for slot, result in zip(active, results, strict=True):
-            if slot.same == result.sequence.cached:
-                slot.same += 1 + result.chain if result.chain < len(result.tokens) - 1 else len(result.tokens)
+            if slot.exact_prefix_len == result.sequence.cached:
+                chain_only = result.chain == len(result.tokens) - 1
+                slot.exact_prefix_len += len(result.tokens) if chain_only else 1 + result.chain
             result.sequence.cached += len(result.tokens)
-            result.sequence.stats.engine_seconds = self._engine_seconds - result.sequence.engine_before
-            slot.left, slot.source = plan.left(result.last), "lookahead"
+            result.sequence.stats.engine_seconds = self._engine_seconds - result.sequence.engine_seconds_before
+            slot.num_drafts, slot.source = plan.left(result.last_row), "lookahead"
         self.window = plan.next
         return results, seconds
 
     def idle_pass(self, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
-        """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence. tail: whether the tail
-        is run; the windows of prompts have none."""
+        """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence. tail: whether to run
+        the tail, which windows of prompts do not have."""
         self._stage_masked(kind)
         started = time.perf_counter()
         self.backend.run_trunk(kind.plan, kind.batch)
@@ -184,14 +185,14 @@ class Runner:
         self._engine_seconds += done - started
         return between - started, done - between
 
-    def rehearse(self, kind: PassKind, runs: int) -> None:
-        """Run a pass so many times with every slot masked, which changes no sequence."""
+    def run_masked(self, kind: PassKind, runs: int) -> None:
+        """Run a pass `runs` times with every slot masked, which changes no sequence."""
         self._stage_masked(kind)
         for _ in range(runs):
             self.backend.run(kind)
 
-    def rehearse_prefill(self, slot: Slot, width: int, runs: int) -> None:
-        """Run a chunk of a prompt so many times, behind the tokens that a free slot keeps."""
+    def run_prefill(self, slot: Slot, width: int, runs: int) -> None:
+        """Run a chunk of a prompt `runs` times, after the tokens that a free slot keeps."""
         for _ in range(runs):
             self.backend.prefill(slot.number, slot.cached, [0], width)
 
@@ -202,13 +203,13 @@ class Runner:
             self.backend.stage(slot.number, kind.plan, slot.cached, 0)
             self._mask(slot)
 
-    def gather(self) -> list[Slot]:
-        """The decoding slots, after sequences were moved to lower free slots where that makes a smaller batch do."""
-        sizes = self.backend.capabilities
+    def compact(self) -> list[Slot]:
+        """Move sequences to lower free slots if that makes the batch smaller. Returns the decoding slots."""
+        capabilities = self.backend.capabilities
         while active := self.decoding:
             source = active[-1]
             target = next((slot for slot in self.slots[: source.number] if slot.sequence is None), None)
-            if target is None or sizes.batch_size(len(active)) == sizes.batch_size(source.number + 1):
+            if target is None or capabilities.batch_size(len(active)) == capabilities.batch_size(source.number + 1):
                 break
             self._move(source, target)
         return active
@@ -218,13 +219,12 @@ class Runner:
         return self.backend.capabilities.batch_size(active[-1].number + 1)
 
     def sampler(self, active: Sequence[Slot]) -> Sampler:
-        """The cheapest sampler that serves all of `active`: each one of SAMPLERS also computes what those before it
-        do."""
+        """The cheapest sampler that serves all of `active`: each of SAMPLERS also computes what those before it do."""
         return max((slot.current.request.sampling.sampler for slot in active), key=SAMPLERS.index)
 
     def _kind(self, plan: Plan, active: Sequence[Slot]) -> PassKind:
         logprobs = any(slot.current.request.logprobs is not None for slot in active)
-        touched = max(slot.current.touched(plan.drafts) for slot in active)
+        touched = max(slot.current.list_size(plan.drafts) for slot in active)
         return PassKind(plan, self.batch(active), self.sampler(active), logprobs, touched, self.processed_logprobs)
 
     def _process(self, kind: PassKind, active: Sequence[Slot]) -> None:
@@ -232,7 +232,7 @@ class Runner:
         drafts = self.backend.drafts(kind.plan, kind.batch)
         nothing = no_processing(self.backend.capabilities.vocab_size, kind.plan.drafts + 1, kind.touched)
         for slot in self.slots[: kind.batch]:
-            rows = slot.current.processed(drafts[slot.number], kind.touched) if slot in active else None
+            rows = slot.current.processor_rows(drafts[slot.number], kind.touched) if slot in active else None
             self.backend.process(slot.number, nothing if rows is None else rows)
 
     def _stage(self, plan: Plan, active: Sequence[Slot], drafts: Sequence[Drafts | None], batch: int) -> None:
@@ -245,7 +245,7 @@ class Runner:
                 continue
             slot.staged = False
             self.backend.stage(slot.number, plan, slot.cached, slot.current.tokens[-1], ngram or ())
-            slot.left, slot.source = len(ngram or ()), slot.proposed_by
+            slot.num_drafts, slot.source = len(ngram or ()), slot.proposed_by
             slot.staged, slot.masked = True, False
 
     def _mask(self, slot: Slot) -> None:
@@ -257,56 +257,57 @@ class Runner:
     def _result(slot: Slot, emitted: Emitted, logprobs: Logprobs | None) -> StepResult:
         """The result of a pass for the sequence of a slot. Changes nothing."""
         sequence, ids = slot.current, emitted.tokens
-        chain = sum(row == place for place, row in enumerate(emitted.rows)) - 1
+        chain = sum(row == i for i, row in enumerate(emitted.rows)) - 1  # first choices are in rows 1, 2, ...
         sources: list[TokenSource] = [slot.source] * (len(ids) - 1) + ["model"]
         if logprobs is None:
             tokens = tuple(map(Token, ids, sources))
         else:
             tokens = tuple(map(Token, ids, sources, _logprobs(logprobs, slot.number, ids, sequence.request.logprobs)))
-        return StepResult(sequence, slot.left, slot.source, tokens, chain, emitted.rows[-1])
+        return StepResult(sequence, slot.num_drafts, slot.source, tokens, chain, emitted.rows[-1])
 
     def _reserve(self, tokens: int) -> None:
         """Grow the KV capacity to at least `tokens`."""
         if tokens > self.backend.capacity:
             self.resize(self.backend.capabilities.capacity(tokens))
 
-    def _fit(self, tokens: int, slot: Slot, keep: int) -> None:
-        """Shrink a cache that is longer than all sequences need, before one of `tokens` tokens joins in `slot`: every
-        pass pays for the length of the cache. Kept tokens that no longer fit are dropped."""
-        self._keep(slot, slot.kept[:keep])
+    def _shrink(self, tokens: int, slot: Slot, keep: int) -> None:
+        """Shrink a cache that is longer than all sequences need, as every pass pays for its length. tokens: the length
+        of a sequence that joins in `slot` and reuses `keep` tokens there. Kept tokens that do not fit are dropped."""
+        self._set_kept(slot, slot.kept[:keep])
         busy = max((len(slot.current.tokens) + 1 for slot in self.busy), default=0)
         fitting = self.backend.capabilities.capacity(min(max(tokens, busy), self.backend.capabilities.max_capacity))
         if fitting < self.backend.capacity:
             for other in self.slots:
-                self._keep(other, other.kept[:fitting])
+                self._set_kept(other, other.kept[:fitting])
             self.resize(fitting)
 
-    def _keep(self, slot: Slot, tokens: list[int]) -> None:
-        """Change what a free slot keeps. The slot must be staged or masked again before the next pass, which would
-        otherwise write at the old length."""
+    def _set_kept(self, slot: Slot, tokens: list[int]) -> None:
+        """Set the tokens that a free slot keeps. If some are dropped, the exact prefix is saved first. The slot must be
+        staged or masked again before the next pass, which would otherwise write at the old length."""
         if self._store and len(tokens) < len(slot.kept):
-            self._store.save(slot.number, slot.kept[: slot.same], slot.salt)
+            self._store.save(slot.number, slot.kept[: slot.exact_prefix_len], slot.salt)
         slot.kept, slot.staged, slot.masked = tokens, False, False
 
     def resize(self, capacity: int) -> None:
         """Change the KV capacity, which must hold what every slot has cached."""
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
 
-    def _shared(self, slot: Slot, request: Request) -> int:
-        """How many tokens of the prompt of `request` are cached in `slot` for its use: with the bits that reading them
-        would write, unless the engine has none such and it asks for others. Requests of one prompt share all of it."""
+    def _reusable(self, slot: Slot, request: Request) -> int:
+        """How many tokens of the prompt of `request` have K/V in `slot` that it may use. On an engine with
+        `same_entries` they must be bit-identical to a prefill's. Requests that hold the same prompt object share all of
+        it. Others share whole blocks: all of them if there is a prefix store, else those with `reuse_prefix`."""
         if slot.salt != request.cache_salt:
             return 0
         exact = self.backend.capabilities.same_entries
-        usable = min(slot.same, slot.cached) if exact else slot.cached
+        usable = min(slot.exact_prefix_len, slot.cached) if exact else slot.cached
         if slot.prompt is request.prompt_ids:
             return min(usable, len(request.prompt_ids) - 1)
         if not self._store and not request.reuse_prefix:
             return 0
         return whole_blocks(min(usable, common_prefix(slot.held, request.prompt_ids[:-1])))
 
-    def _stored(self, request: Request) -> tuple[Saved | None, int]:
-        """What slots gave up that has the most of the prompt of `request`, and how many of its tokens."""
+    def _saved_prefix(self, request: Request) -> tuple[SavedPrefix | None, int]:
+        """The saved prefix with the most tokens of the prompt of `request`, and their number, in whole blocks."""
         if not self._store:
             return None, 0
         saved, count = self._store.match(request.prompt_ids[:-1], request.cache_salt)
@@ -314,19 +315,19 @@ class Runner:
 
     def _move(self, source: Slot, target: Slot) -> None:
         sequence = source.current
-        self._keep(target, [])
+        self._set_kept(target, [])
         self.backend.cache.move(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)
         target.sequence, source.sequence = sequence, None
-        target.prompt, target.salt, target.same = source.prompt, source.salt, source.same
-        target.left = 0  # its drafts were in the window that it left
-        self._keep(source, [])
+        target.prompt, target.salt, target.exact_prefix_len = source.prompt, source.salt, source.exact_prefix_len
+        target.num_drafts = 0  # its drafts were in the window that it left
+        self._set_kept(source, [])
 
-    def _chunk(self, start: int, stop: int, most: int | None) -> tuple[int, int]:
-        """(prompt tokens of the next chunk, rows of its window). The window is the narrowest one that holds the rest of
-        the prompt, if that fills three quarters of it or fills no other; else the widest window that is filled."""
+    def _chunk(self, start: int, stop: int, max_rows: int | None) -> tuple[int, int]:
+        """(prompt tokens of the next chunk, rows of its window). The window is the narrowest that holds the rest of the
+        prompt, if that fills three quarters of it or fills only windows of one row; else the widest that it fills."""
         remaining, offered = stop - start, self.backend.capabilities.chunks(start, self.backend.capacity)
-        widths = [width for width in offered if most is None or width <= most] or offered[-1:]
+        widths = [width for width in offered if max_rows is None or width <= max_rows] or offered[-1:]
         holding = [width for width in widths if width >= remaining]
         filled = [width for width in widths if width <= remaining]
         if holding and (4 * remaining >= 3 * holding[-1] or filled[0] == 1):
@@ -335,7 +336,7 @@ class Runner:
 
 
 def _logprobs(logprobs: Logprobs, slot: int, ids: Sequence[int], count: int | None) -> list[TokenLogprobs | None]:
-    """The log-probabilities of every token of a slot, with `count` likely ones each; None where count is None."""
+    """The log-probabilities of every token of a slot, each with the `count` likeliest; all None without count."""
     if count is None:
         return [None] * len(ids)
     chosen = logprobs.chosen[slot].tolist()

@@ -1,7 +1,7 @@
-"""Many requests, few slots: who joins, whose prompt is read, which pass is run, who leaves.
+"""Continuous batching: which sequences get the slots, whose prompt is prefilled, and which pass is run.
 
-One step admits what fits, prefills some prompt chunks, and runs one pass over all sequences that decode: no sequence
-waits for the long prompt of another. A failure ends the sequences that it happened to, and no others.
+One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass over all sequences that
+decode: no sequence waits for the long prompt of another. An error ends only the sequences that it happened to.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan, make_cycle
-from pass_runtime.decode.draft_policy import DraftPolicy, NextPass, TryWhereFaster, next_pass
+from pass_runtime.decode.draft_policy import DraftPolicy, ExpectedRate, NextPass, next_pass
 from pass_runtime.decode.runner import Runner, StepResult
 from pass_runtime.decode.sequence import End, Request, SequenceState, Slot
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import PlanTuner, Tuners
 
-PROMPT_TOKENS = 64
+MAX_PROMPT_TOKENS = 64
 """The most prompt tokens that a step prefills while other sequences decode."""
 
 
@@ -35,9 +35,9 @@ class QueueFull(PassError):
 
 @dataclass(frozen=True)
 class Usage:
-    """The load at one moment. running: sequences in slots. waiting: sequences in the queue. cached: KV tokens of the
-    running ones. capacity: KV capacity of all slots in tokens. graphs_not_captured: graphs that a GPU runs without a
-    CUDA graph, more slowly."""
+    """The load at one moment. running: sequences in slots. waiting: sequences in the queue. cached: tokens of the
+    running ones in the KV cache. capacity: KV capacity of all slots in tokens. graphs_not_captured: ONNX graphs or
+    passes that could not be captured as CUDA graphs, and so run more slowly."""
 
     running: int
     waiting: int
@@ -64,7 +64,7 @@ class Scheduler:
         self.waiting: deque[SequenceState] = deque()
         self._max_queue = max_queue
         self._reserved = 0
-        self._added = weakref.WeakSet[SequenceState]()  # those under way, and ended ones that somebody still reads
+        self._added = weakref.WeakSet[SequenceState]()  # not ended, or ended and still referenced by a reader
 
     @property
     def idle(self) -> bool:
@@ -79,13 +79,12 @@ class Scheduler:
         self.release(len(sequences))
 
     def reserve(self, count: int, max_queue: int | None = None) -> None:
-        """Hold places for `count` sequences until `release`. Slots and queue together have slots + `max_queue` places
-        (None: as many as the session was opened with), and every sequence takes one until its end. Raises QueueFull
-        where fewer are free."""
-        under_way = sum(sequence.finished is None for sequence in self._added)
-        most, slots = self._max_queue if max_queue is None else max_queue, len(self.runner.slots)
-        if under_way + self._reserved + count > slots + most:
-            raise QueueFull(max(under_way + self._reserved - slots, 0), most, count)
+        """Hold places for `count` sequences until `release`. There are as many places as slots, and `max_queue` more
+        (None: the session's max_queue). Every sequence takes one until its end. Raises QueueFull if fewer are free."""
+        taken = sum(sequence.finished is None for sequence in self._added) + self._reserved
+        limit, slots = self._max_queue if max_queue is None else max_queue, len(self.runner.slots)
+        if taken + count > slots + limit:
+            raise QueueFull(max(taken - slots, 0), limit, count)
         self._reserved += count
 
     def release(self, count: int) -> None:
@@ -93,7 +92,7 @@ class Scheduler:
         self._reserved -= count
 
     def usage(self) -> Usage:
-        """The load now. Another thread may be changing it meanwhile."""
+        """The load now, while another thread may be changing it."""
         running = [slot.sequence for slot in self.runner.slots]
         cached = [sequence.cached for sequence in running if sequence is not None]
         slots = len(self.runner.slots)
@@ -108,12 +107,12 @@ class Scheduler:
         self._prefill()
         decoding = [slot.current for slot in self.runner.decoding]
         try:
-            if active := self.runner.gather():
+            if active := self.runner.compact():
                 self._decode(active)
         except Exception as error:  # a pass runs all sequences together, so it fails for all of them
             for slot in self.runner.busy:
                 if slot.current in decoding:
-                    self._finish(slot, _failed(error))
+                    self._finish(slot, _error_end(error))
 
     def end_all(self, end: End) -> None:
         """Finish every sequence, waiting ones too."""
@@ -141,31 +140,31 @@ class Scheduler:
                     if not self.runner.admit(sequence):
                         return
                 except Exception as error:
-                    sequence.finish(_failed(error))
+                    sequence.finish(_error_end(error))
             self.waiting.popleft()
 
     def _prefill(self) -> None:
-        """Prefill prompt chunks, those of the oldest sequence first; wide chunks where no sequence decodes."""
-        reading = [slot for slot in self.runner.busy if not slot.current.prefilled]
-        if not reading:
+        """Prefill prompt chunks, those of the oldest sequence first; one of any width if no sequence decodes."""
+        prefilling = [slot for slot in self.runner.busy if not slot.current.prefilled]
+        if not prefilling:
             return
-        most = PROMPT_TOKENS if self.runner.decoding else None
+        limit = MAX_PROMPT_TOKENS if self.runner.decoding else None
         read = 0
-        for slot in sorted(reading, key=lambda slot: slot.current.admitted):
+        for slot in sorted(prefilling, key=lambda slot: slot.current.admission_number):
             try:
-                self.runner.share(slot)  # an older sequence with the same prompt has read it by now
+                self.runner.share(slot)  # an older sequence may have read the same prompt by now
                 while not slot.current.prefilled:
-                    if read and (most is None or read >= most):
-                        return  # after every chunk others get their pass, and can be cancelled
-                    read += self.runner.prefill(slot, most)
+                    if read and (limit is None or read >= limit):
+                        return  # requests are admitted and cancelled between steps only
+                    read += self.runner.prefill(slot, limit)
             except Exception as error:
-                self._finish(slot, _failed(error))
+                self._finish(slot, _error_end(error))
 
     def _decode(self, active: Sequence[Slot]) -> None:
         limit = self._speculative_max_concurrency
         batch, may_draft = self.runner.batch(active), limit is None or len(active) <= limit
         tuner = self._tuner(active, batch) if may_draft else None
-        chosen = self._choose(active, tuner, batch, may_draft=may_draft)
+        chosen = self._choose_pass(active, tuner, batch, may_draft=may_draft)
         if chosen is None:
             self._end_longest(active, End("length"))
             return
@@ -173,19 +172,19 @@ class Scheduler:
         try:
             self.runner.make_room(plan, batch)
         except Exception as error:
-            self._end_longest(active, _failed(error))
+            self._end_longest(active, _error_end(error))
             return
         results, seconds = self.runner.run(plan, drafts)
         if tuner is not None:
             _observe(tuner, plan, batch, seconds, results, active)
         self._deliver(results)
 
-    def _choose(
+    def _choose_pass(
         self, active: Sequence[Slot], tuner: PlanTuner | None, batch: int, *, may_draft: bool
     ) -> NextPass | None:
-        """The next pass. It runs one plan for all: that of the oldest request which names one, else the fastest. A tree
-        becomes a chain if one of the requests did not ask for it."""
-        sequences = sorted((slot.current for slot in active), key=lambda sequence: sequence.admitted)
+        """The next pass. It runs one plan for all: that of the oldest request that names one, else the fastest. A tree
+        becomes a chain if one of the requests does not allow trees."""
+        sequences = sorted((slot.current for slot in active), key=lambda sequence: sequence.admission_number)
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         policy = DraftPolicy()
         if not may_draft:
@@ -193,29 +192,29 @@ class Scheduler:
         elif cycle is None and tuner is not None:
             limit = max(sequence.request.lookahead for sequence in sequences)
             accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
-            decided = tuner.mode(limit, batch, accepted)
-            cycle, policy = decided.cycle, TryWhereFaster(tuner, decided, batch)
-        if cycle is not None and cycle.is_tree and not all(_takes_a_tree(s.request) for s in sequences):
+            decided = tuner.next_candidate(limit, batch, accepted)
+            cycle, policy = decided.cycle, ExpectedRate(tuner, decided, batch)
+        if cycle is not None and cycle.is_tree and not all(_allows_tree(s.request) for s in sequences):
             cycle = cycle.narrower()
         for slot in active:
             slot.propose(ngrams=cycle is not None)
         runner = self.runner
-        # Where all sequences have just been admitted, none has a window yet, and a cycle begins.
+        # If all sequences have just been admitted, none has a window yet, and a cycle begins.
         window = runner.window if any(slot.staged for slot in active) else None
         room, capabilities = runner.room, runner.backend.capabilities
         return next_pass(cycle or make_cycle("ar", 0), window, room, capabilities, active, policy)
 
     def _tuner(self, active: Sequence[Slot], batch: int) -> PlanTuner | None:
-        """The tuner for these sequences; None where plans are given or plain decoding is to be used.
+        """The tuner for these sequences; None if all of them name plans, or if they are to be decoded plainly.
 
-        Passes must be timed first. While one of the sequences has no token yet, it gets its first one from a plain pass
-        instead of waiting for that; and while the cache has no room to time passes, sequences are decoded plainly.
+        Sequences are decoded plainly until passes are timed: timing waits until each of them has its first token, and
+        until the KV cache has room for it.
         """
         sequences = [slot.current for slot in active]
         if all(sequence.request.cycle is not None for sequence in sequences):
             return None
         sampler = self.runner.sampler(active)
-        if not self.tuners.known(sampler, batch) and not all(sequence.stats.passes for sequence in sequences):
+        if not self.tuners.is_timed(sampler, batch) and not all(sequence.stats.passes for sequence in sequences):
             return None
         if (tuner := self.tuners.get(sampler, batch)) is None:
             return None
@@ -228,19 +227,19 @@ class Scheduler:
         for result in results:
             sequence = result.sequence
             sequence.stats.record(result.drafted, len(result.tokens))
-            if sequence.problem is not None:
-                sequence.finish(_failed(sequence.problem))
+            if sequence.processors_error is not None:
+                sequence.finish(_error_end(sequence.processors_error))
                 continue
             try:
                 sequence.write(result.tokens)
             except Exception as error:  # from its detokenizer
-                sequence.finish(_failed(error))
+                sequence.finish(_error_end(error))
         for slot in self.runner.busy:
             if slot.current.finished is not None:
                 self.runner.release(slot)
 
     def _end_longest(self, active: Sequence[Slot], end: End) -> None:
-        """End the longest sequence, which there is no room for; the others go on."""
+        """End the longest sequence, for which there is no room; the others go on."""
         self._finish(max(active, key=lambda slot: slot.cached), end)
 
     def _finish(self, slot: Slot, end: End) -> None:
@@ -249,14 +248,14 @@ class Scheduler:
         sequence.finish(end)
 
 
-def _takes_a_tree(request: Request) -> bool:
-    """Whether drafts may be trees: the last bits of second choices are not those of a chain. The graphs of
-    log-probabilities and of processors read the rows of a chain."""
+def _allows_tree(request: Request) -> bool:
+    """Whether the drafts of a request may be trees. A tree's second choices round differently, so the request must
+    not name another plan. The graphs of log-probabilities and processors read the rows of a chain."""
     asked = request.cycle is None or request.cycle.is_tree
     return asked and request.logprobs is None and request.processing is None
 
 
-def _failed(error: Exception) -> End:
+def _error_end(error: Exception) -> End:
     return End("error", error=out_of_memory() if isinstance(error, MemoryError) else error)
 
 
@@ -270,8 +269,8 @@ def _observe(
         if not result.drafted:
             continue
         if result.source != "lookahead":
-            for acceptance in (tuner.ngram(slot.matched, result.sequence.ngrams), tuner.ngram(slot.matched)):
-                acceptance.record(result.drafted, accepted)
+            for own in (result.sequence.ngram_acceptance, None):
+                tuner.ngram(slot.matched, own).record(result.drafted, accepted)
         else:
             tuner.lookahead_drafts.record(result.drafted, accepted)
             if result.sequence.acceptance is not None:

@@ -16,13 +16,13 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.processors import Processing, Processors
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
-from pass_runtime.tuning.estimates import FORCED, ConditionalAcceptance
+from pass_runtime.tuning.estimates import FORCED_MATCH, ConditionalAcceptance
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenSource = Literal["model", "lookahead", "ngram", "grammar"]
-"""Where a token came from: the model chose it in a pass of its own, or it was an accepted draft."""
-LONGEST, SHORTEST = 4, 2
-"""The n-grams that are indexed, in tokens; the longest one that matches is used."""
+"""Where a token came from: the model alone (the bonus token), or an accepted draft of this source."""
+MAX_GRAM_TOKENS, MIN_GRAM_TOKENS = 4, 2
+"""The lengths of the n-grams that are indexed; the longest one that matches is used."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,8 @@ class TextReader(Protocol):
 class Request:
     """What to generate, and how; it never changes.
 
-    prompt_ids: requests that hold the very same tuple object share its K/V. cache_salt: none are shared with requests
-    of another salt.
-    name: what statistics call the way of decoding. cycle: the plans to decode with; None for whatever is fastest.
+    prompt_ids: requests that hold the same tuple object share its K/V. cache_salt: only requests with the same salt
+    share K/V. name: the plan's name in statistics. cycle: the plans to decode with; None for the fastest.
     lookahead: the most look-ahead drafts of a pass. ngram_drafts: the most n-gram drafts of a pass.
     stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each token; None reports
     no log-probabilities. processing: what is done to logits; None for nothing.
@@ -106,38 +105,38 @@ class Request:
 
 @dataclass(eq=False)
 class SequenceState:
-    """A request under way. The runner counts `cached`; a reader learns of progress through `events` alone."""
+    """A request that waits or decodes. The runner sets `cached`. A reader learns of progress through `events` alone."""
 
     request: Request
-    reader: TextReader | None = None
+    text_reader: TextReader | None = None
     tokens: list[int] = field(default_factory=list)
-    """The prompt, then what was written. The last one is the root, whose K/V are not cached yet."""
+    """Prompt and text. The last token is the root, whose K/V are not cached yet."""
     cached: int = 0
-    """KV entries of this sequence."""
+    """How many of the tokens have K/V in the cache."""
     cancelled: bool = False
     finished: End | None = None
     events: queue.SimpleQueue[Piece | End] = field(default_factory=queue.SimpleQueue)
     ended: threading.Event = field(default_factory=threading.Event)
     """Set after the last event. A reader that only wants the end waits for this: waking it at every event would slow
-    the passes down."""
+    decoding down."""
     on_event: Callable[[], None] | None = None
     """Called after every event, from the thread that decodes."""
-    index: NgramIndex | None = None
+    ngram_index: NgramIndex | None = None
     queued: bool = True
-    admitted: int = 0
-    """Its number in the order in which sequences got their slots."""
+    admission_number: int = 0
+    """Its place in the order in which sequences got their slots, from 1."""
     submitted: float = field(default_factory=time.perf_counter)
     decoding_since: float | None = None
-    """`time.perf_counter` when the first pass over it began."""
-    engine_before: float = 0.0
-    """Seconds that the engine had spent in passes of all sequences by then."""
+    """`time.perf_counter` at the start of its first pass."""
+    engine_seconds_before: float = 0.0
+    """Seconds that the engine had spent in passes of all sequences before that."""
     acceptance: ConditionalAcceptance | None = None
     """How often look-ahead drafts are accepted in this sequence; None until `auto` needs it."""
-    ngrams: dict[int, ConditionalAcceptance] = field(default_factory=dict)
-    """The same of n-gram drafts, by the length of the match."""
+    ngram_acceptance: dict[int, ConditionalAcceptance] = field(default_factory=dict)
+    """How often n-gram drafts are accepted in this sequence, by the length of the match."""
     processors: Processors | None = None
-    problem: Exception | None = None
-    """Why its processors cannot go on, once they cannot: the sequence ends with the pass."""
+    processors_error: Exception | None = None
+    """The error of its processors, if they failed: the sequence ends after the pass."""
 
     def __post_init__(self) -> None:
         request = self.request
@@ -145,7 +144,7 @@ class SequenceState:
         if request.processing is not None:
             self.processors = Processors(request.processing, request.prompt_ids)
         if request.ngram_drafts:
-            self.index = NgramIndex(request.prompt_ids)
+            self.ngram_index = NgramIndex(request.prompt_ids)
         self.stats = Stats(
             plan=request.name,
             lookahead=max(request.lookahead, request.ngram_drafts),
@@ -163,48 +162,48 @@ class SequenceState:
         return len(self.tokens) - len(self.request.prompt_ids)
 
     def forced(self) -> tuple[int, ...]:
-        """The tokens that must come next because a grammar leaves no choice; () where there is one."""
-        if self.processors is not None and self.problem is None:
-            with self._noting_problems():
+        """The next tokens as far as a grammar leaves no choice; () if it leaves one, or there is no grammar."""
+        if self.processors is not None and self.processors_error is None:
+            with self._keeping_errors():
                 self.processors.read(self.tokens)
                 return self.processors.forced()
         return ()
 
-    def touched(self, drafts: int) -> int:
-        """The length of its processors' lists in a pass with so many draft rows; 0 where it has no processors."""
+    def list_size(self, drafts: int) -> int:
+        """The length of its processors' lists of tokens in a pass with so many draft rows; 0 without processors."""
         if self.processors is None:
             return 0
-        with self._noting_problems():
+        with self._keeping_errors():
             self.processors.read(self.tokens)
-        return self.processors.size(drafts)
+        return self.processors.list_size(drafts)
 
-    def processed(self, drafts: Sequence[int], size: int) -> ProcessedRows | None:
-        """What its processors do in a pass with these `drafts` (V: none); None where there are none, or cannot go on.
-        size: the length of the lists."""
-        if self.processors is not None and self.problem is None:
-            with self._noting_problems():
+    def processor_rows(self, drafts: Sequence[int], size: int) -> ProcessedRows | None:
+        """What its processors do in a pass with these `drafts` (the id V stands for no draft); None if it has none, or
+        they failed. size: the length of their lists of tokens."""
+        if self.processors is not None and self.processors_error is None:
+            with self._keeping_errors():
                 return self.processors.rows(self.tokens, drafts, size)
         return None
 
     @contextmanager
-    def _noting_problems(self) -> Iterator[None]:
-        """Processors that cannot go on end the sequence, and not the pass that others take part in."""
+    def _keeping_errors(self) -> Iterator[None]:
+        """Keep the error of its processors, which ends this sequence and not the pass of all."""
         try:
             yield
         except PassError as error:
-            self.problem = self.problem or error
+            self.processors_error = self.processors_error or error
 
     def leave_queue(self) -> None:
-        """Record the time it waited: it now has a slot, or has ended without one."""
+        """Record the time that it waited, now that it has a slot, or has ended without one."""
         if self.queued:
             self.queued, self.stats.queue_seconds = False, time.perf_counter() - self.submitted
 
     def write(self, tokens: Sequence[Token]) -> None:
-        """Append the tokens of a pass, up to a stop or the limit, where the sequence ends."""
+        """Append the tokens of a pass. The sequence ends at a stop or the limit; tokens after it are dropped."""
         kept: list[Token] = []
         end: End | None = None
         for token in tokens:
-            text, stop = ("", None) if self.reader is None else self.reader.read(token.id)
+            text, stop = ("", None) if self.text_reader is None else self.text_reader.read(token.id)
             kept.append(Token(token.id, token.source, token.logprobs, text) if text else token)
             if token.id in self.request.stop_token_ids:
                 end = End("stop", token.id)
@@ -215,8 +214,8 @@ class SequenceState:
             if end is not None:
                 break
         self.tokens += [token.id for token in kept]
-        if self.index is not None:
-            self.index.extend(token.id for token in kept)
+        if self.ngram_index is not None:
+            self.ngram_index.extend(token.id for token in kept)
         self.stats.generated_tokens = self.written
         if self.decoding_since is not None:
             self.stats.decode_seconds = time.perf_counter() - self.decoding_since
@@ -230,7 +229,7 @@ class SequenceState:
             return
         self.leave_queue()
         self.finished = end
-        if self.reader is not None and not isinstance(end.stop, str) and (rest := self.reader.flush()):
+        if self.text_reader is not None and not isinstance(end.stop, str) and (rest := self.text_reader.flush()):
             self._put(Piece(rest, ()))
         self._put(end)
         self.ended.set()
@@ -245,13 +244,13 @@ class SequenceState:
 class Slot:
     """One row of the batch.
 
-    kept: the tokens of a finished sequence whose K/V are still in the cache. prompt and salt: those of the slot's
-    present or last sequence; the cache begins with the K/V of that prompt.
-    same: how many of its first K/V entries are the bits that reading their tokens as a prompt would write. It counts
-    for the tokens held only, and is not lowered where fewer are kept.
-    left: the number of drafts in its window, and source: where they came from. staged: whether its window is on the
-    device. masked: whether the device leaves the slot out of passes. ngram: the tokens that an n-gram match proposes as
-    drafts for the next pass, or that a grammar leaves no choice of; matched: the length of that match.
+    kept: of a free slot, the tokens whose K/V are still in the cache. prompt and salt: those of the slot's present or
+    last sequence; the cache begins with the K/V of that prompt.
+    exact_prefix_len: how many of the first K/V entries are bit-identical to those of a prefill. It may exceed `cached`,
+    as it is not lowered if fewer tokens are kept.
+    num_drafts: drafts in its window, which came from `source`. staged: whether its window is on the device. masked:
+    whether the device leaves the slot out of passes. ngram: drafts for the next pass that need no model, from an n-gram
+    match or a grammar. matched: the tokens of that match, or FORCED_MATCH.
     """
 
     number: int
@@ -259,8 +258,8 @@ class Slot:
     kept: list[int] = field(default_factory=list)
     prompt: tuple[int, ...] = ()
     salt: str = ""
-    same: int = 0
-    left: int = 0
+    exact_prefix_len: int = 0
+    num_drafts: int = 0
     source: TokenSource = "lookahead"
     staged: bool = False
     masked: bool = False
@@ -269,7 +268,7 @@ class Slot:
 
     @property
     def current(self) -> SequenceState:
-        """The sequence of a slot that is known to have one."""
+        """The sequence of a slot that must have one."""
         assert self.sequence is not None
         return self.sequence
 
@@ -280,39 +279,38 @@ class Slot:
 
     @property
     def cached(self) -> int:
-        """Valid KV entries of the slot."""
+        """How many tokens have K/V in the cache."""
         return len(self.kept) if self.sequence is None else self.sequence.cached
 
     def propose(self, *, ngrams: bool) -> None:
-        """Look up the drafts for the next pass that need no model; none where `ngrams` is false."""
+        """Look up the drafts for the next pass that need no model; none if `ngrams` is false."""
         self.ngram, self.matched = (), 0
         if not ngrams or (sequence := self.sequence) is None:
             return
         request = sequence.request
         if sequence.processors is not None and (forced := sequence.forced()):
-            self.ngram, self.matched = forced[: max(request.lookahead, request.ngram_drafts)], FORCED
-        if not self.ngram and sequence.index is not None:
-            self.ngram, self.matched = sequence.index.propose(request.ngram_drafts), sequence.index.matched
+            self.ngram, self.matched = forced[: max(request.lookahead, request.ngram_drafts)], FORCED_MATCH
+        if not self.ngram and sequence.ngram_index is not None:
+            self.ngram, self.matched = sequence.ngram_index.propose(request.ngram_drafts), sequence.ngram_index.matched
 
     @property
     def proposed_by(self) -> TokenSource:
         """Where the drafts in `ngram` came from."""
-        return "grammar" if self.matched == FORCED else "ngram"
+        return "grammar" if self.matched == FORCED_MATCH else "ngram"
 
 
 class NgramIndex:
     """Every n-gram of a growing token sequence, with the index of the token that followed its newest occurrence.
 
-    It makes n-gram drafts (prompt lookup): the tokens that followed the last time the newest tokens stood in a row. A
-    match is cheap and needs no model; repetitive text, quotations and code are full of them.
+    It proposes n-gram drafts (prompt lookup): what followed the newest earlier occurrence of the last tokens.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens: list[int] = []
         self._following: dict[tuple[int, ...], int] = {}
-        self._match = 0  # the index that followed the n-gram which now ends the sequence; 0 where none matches
+        self._match = 0  # the index after the newest earlier occurrence of the last tokens; 0 for none
         self.matched = 0
-        """The length of the present match in tokens, 0 where there is none."""
+        """The length of the present match in tokens, 0 for none."""
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -322,19 +320,19 @@ class NgramIndex:
             self._index_end()
 
     def _index_end(self) -> None:
-        """Index the n-grams that end here, and look up where the longest of them ended before."""
+        """Index the n-grams that end the sequence, and look up where the longest of them ended before."""
         end = len(self._tokens)
         self._match = self.matched = 0
-        for size in range(min(LONGEST, end), SHORTEST - 1, -1):
+        for size in range(min(MAX_GRAM_TOKENS, end), MIN_GRAM_TOKENS - 1, -1):
             gram = tuple(self._tokens[-size:])
             if not self._match and gram in self._following:
                 self._match, self.matched = self._following[gram], size
             self._following[gram] = end
 
     def propose(self, count: int) -> tuple[int, ...]:
-        """Up to `count` tokens that followed the longest match, the newest one of that length; () without a match.
+        """`count` tokens that followed the longest match, the newest one of that length; () without a match.
 
-        A match close to the end of the sequence proposes the same tokens again and again, as a loop would.
+        If the match is closer to the end than `count`, the tokens after it are repeated, as in a text that loops.
         """
         if not self._match or count < 1:
             return ()

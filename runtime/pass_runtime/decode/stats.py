@@ -12,12 +12,12 @@ STATISTICS = (
     *("acceptance_per_position", "queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds"),
     "decode_tokens_per_second",
 )
-"""What JSON holds of a generation, in this order."""
+"""The statistics in JSON, in this order."""
 
 
 @dataclass
 class Stats:
-    """Counts of one generation. A step is a draft/accept decision: a pass whose window holds drafts."""
+    """Counts of one generation. A step is here a pass whose window holds drafts, which are accepted or not."""
 
     plan: str = "ar"
     lookahead: int = 0
@@ -37,8 +37,8 @@ class Stats:
     """The part of `decode_seconds` in which the backend ran passes, prefill of other sequences included."""
 
     def record(self, drafted: int, count: int) -> None:
-        """Count a pass that verified `drafted` drafts (of a tree: one after another) and emitted `count` tokens, before
-        any cut at a stop or limit."""
+        """Count a pass that verified `drafted` drafts (of a tree: its depth) and emitted `count` tokens, those after a
+        stop or the limit included."""
         self.passes += 1
         self.emitted += count
         if drafted:
@@ -64,10 +64,10 @@ class Stats:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """[L]: the fraction of steps in which draft i was accepted, for i = 1..L (so it never rises)."""
+        """[L]: the fraction of steps in which draft i was accepted, for i = 1..L (it never rises with i)."""
         if not self.steps:
             return []
-        steps = tuple(self.histogram.items())  # copied at once: another thread may be recording a pass
+        steps = tuple(self.histogram.items())  # a copy, as another thread may be recording a pass
         return [sum(times for accepted, times in steps if accepted > i) / self.steps for i in range(self.lookahead)]
 
     @property
@@ -82,7 +82,7 @@ class Stats:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Generated tokens / seconds from the end of prefill to the last token."""
+        """Generated tokens / seconds from the start of the first pass to the last token."""
         return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""The thread that decodes. It lives while there is work; callers wait for the events of their sequences.
+"""The thread that decodes. It runs while there is work; callers wait for the events of their sequences.
 
 One thread owns runner and backend, so that an interrupt (Ctrl-C reaches the main thread) never stops a pass half-way.
 
-Engines that repeat a pass as a captured CUDA graph run it before requests need it: running it for the first time and
-capturing it take far longer than repeating it.
+On engines that repeat passes as CUDA graphs, `capture_graphs` captures them before requests need them: the first run
+and the capture take far longer than a repetition.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from pass_runtime.errors import PassError, check_process
 
 log = logging.getLogger("pass_runtime.backends")
 
-RUNS = 2
-"""After so many an engine has captured a pass."""
+RUNS_UNTIL_CAPTURED = 2
+"""The runs after which an engine has captured a pass."""
 
 
-def rehearse(runner: Runner, capacity: int, batch: int, samplers: Collection[Sampler]) -> None:
-    """Run the passes of all modes over `batch` slots with a KV capacity of so many tokens, every slot masked, and the
-    chunks of prompts of the slots that no smaller batch has. It does nothing while a sequence runs, and leaves out what
-    has no room after the tokens that free slots keep."""
-    limits, before = runner.backend.capabilities, runner.backend.capacity
+def capture_graphs(runner: Runner, capacity: int, batch: int, samplers: Collection[Sampler]) -> None:
+    """Run the passes of all modes over `batch` slots, all masked, with a KV capacity of `capacity` tokens, and prompt
+    chunks in the slots that no smaller batch size covers. Does nothing while a sequence runs. Windows that do not fit
+    after the tokens that free slots keep are left out."""
+    capabilities, before = runner.backend.capabilities, runner.backend.capacity
     kept = max(slot.cached for slot in runner.slots)
     if runner.busy or kept >= capacity:
         return
     try:
         runner.resize(capacity)
-        for plan in rehearsed_plans(runner):
-            if kept + limits.padded_width(plan.width) <= capacity:
+        for plan in captured_plans(runner):
+            if kept + capabilities.padded_width(plan.width) <= capacity:
                 for sampler in samplers:
-                    runner.rehearse(PassKind(plan, batch, sampler), RUNS)
-        first = max((size for size in limits.batch_sizes if size < batch), default=0)
+                    runner.run_masked(PassKind(plan, batch, sampler), RUNS_UNTIL_CAPTURED)
+        first = max((size for size in capabilities.batch_sizes if size < batch), default=0)
         for slot in runner.slots[first:batch]:
-            for width in limits.chunks(kept, capacity):
-                if kept + limits.padded_width(width) <= capacity:
-                    runner.rehearse_prefill(slot, width, RUNS)
-    except PassError as error:  # A request that needs such a pass meets the same error, and tells it.
-        log.warning("passes over %d slots were not all run before requests need them: %s", batch, error)
+            for width in capabilities.chunks(kept, capacity):
+                if kept + capabilities.padded_width(width) <= capacity:
+                    runner.run_prefill(slot, width, RUNS_UNTIL_CAPTURED)
+    except PassError as error:  # A request that needs such a pass will meet the error, and report it.
+        log.warning("passes over %d slots were not all captured, and may be slow or fail: %s", batch, error)
     finally:
         if before and runner.backend.failure is None:
             runner.resize(before)
 
 
-def rehearsed_plans(runner: Runner) -> list[Plan]:
+def captured_plans(runner: Runner) -> list[Plan]:
     """The plans of MODES that the engines know."""
     lookahead = runner.backend.manifest.lookahead.length
     plans = {plan.name: plan for mode in MODES for plan in make_cycle(mode, lookahead).plans}
@@ -75,23 +75,22 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._lock = threading.RLock()  # the garbage collector may end a reservation wherever it runs
+        self._lock = threading.RLock()  # reentrant: the garbage collector may end a reservation in any code
         self._thread: threading.Thread | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.closed = False
-        self._release: Callable[[], None] | None = None
+        self._free_backend: Callable[[], None] | None = None
         self._failure: PassError | None = None
         self._process = os.getpid()
-        _live.add(self)
+        _live_workers.add(self)
 
     def submit(self, sequences: Sequence[SequenceState], max_queue: int | None = None) -> None:
-        """Put sequences into the queue, all of them or none. Raises QueueFull, or PassError where the session is
-        closed."""
-        with self._open():
+        """Queue sequences, all of them or none. Raises QueueFull, or PassError if the session is closed."""
+        with self._while_open():
             self._scheduler.add(*sequences, max_queue=max_queue)
             try:
                 self._start()
-            except BaseException:  # an interrupt: nobody will read them
+            except BaseException:  # an interrupt: the caller gets no stream to read
                 for sequence in sequences:
                     sequence.cancelled = True
                 raise
@@ -99,7 +98,7 @@ class Worker:
     @contextmanager
     def reserve(self, count: int, max_queue: int | None = None) -> Iterator[None]:
         """Hold places for `count` sequences while the context is open. Raises as `submit` does."""
-        with self._open():
+        with self._while_open():
             self._scheduler.reserve(count, max_queue)
         try:
             yield
@@ -108,22 +107,22 @@ class Worker:
                 self._scheduler.release(count)
 
     def call(self, task: Callable[[], T]) -> T:
-        """Run `task` between two steps, on the thread that owns the backend; returns what it returns."""
+        """Run `task` between two steps, on the thread that owns the backend. Returns or raises what `task` does."""
         future: Future[T] = Future()
-        with self._open():
+        with self._while_open():
             self._tasks.append((task, future))
             self._start()
         return future.result()
 
     def close(self, release: Callable[[], None] | None = None) -> None:
-        """Cancel every sequence, wait for the pass in progress, then call `release`, which frees the backend. It may be
-        called again, and does nothing in a forked process."""
+        """Cancel every sequence, wait for the pass in progress, then call `release`, which frees the backend. Repeated
+        calls are allowed. Does nothing in a forked process."""
         if os.getpid() != self._process:
             return
         with self._lock:
             self.closed, thread = True, self._thread
             if thread is threading.current_thread():  # the garbage collector ran in the worker itself, within a pass
-                self._release = release
+                self._free_backend = release
                 return
         if thread is not None:
             thread.join()
@@ -131,8 +130,8 @@ class Worker:
             release()
 
     @contextmanager
-    def _open(self) -> Iterator[None]:
-        """Hold the lock. PassError where the session is closed."""
+    def _while_open(self) -> Iterator[None]:
+        """Hold the lock. Raises PassError if the session is closed."""
         check_process(self._process)
         with self._lock:
             if self.closed:
@@ -140,8 +139,8 @@ class Worker:
             yield
 
     def _start(self) -> None:
-        """Start the thread where there is none; the lock is held. An interrupt (Ctrl-C) may come anywhere in here: a
-        thread that it kept from being written down does nothing, and the next request starts another one."""
+        """Start the thread if there is none; the lock is held. If an interrupt (Ctrl-C) comes before `self._thread` is
+        set, the new thread ends at once, and the next request starts another one."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="pass-decode", daemon=True)
             thread.start()
@@ -154,12 +153,12 @@ class Worker:
         try:
             with self._scheduler.runner.backend.for_this_thread():
                 self._work()
-        except BaseException as error:  # a bug; readers get it, or they would wait for ever
+        except BaseException as error:  # a bug: readers must get it, or they would wait for ever
             self._close_with(error if isinstance(error, Exception) else RuntimeError(repr(error)))
             raise
         finally:
-            if self._release is not None:
-                self._release()
+            if self._free_backend is not None:
+                self._free_backend()
 
     def _work(self) -> None:
         while self._more():
@@ -203,25 +202,24 @@ def _closed() -> PassError:
     return PassError("this session is closed; load the bundle again")
 
 
-_live: weakref.WeakSet[Worker] = weakref.WeakSet()
+_live_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    """Close every worker before the process ends: a pass that is cut off then can crash it."""
-    for worker in list(_live):
+    """Close every worker before the process ends: a pass that the end cuts off can crash the process."""
+    for worker in list(_live_workers):
         worker.close()
 
 
 def _forget_all() -> None:
-    """Free nothing of a session in a forked child. The child has neither the workers' threads nor those of an engine,
-    and an engine's destructors wait for its threads for ever, or abort. Where the C library has on_exit, the child also
-    ends without running such destructors."""
-    for worker in list(_live):
+    """Keep a forked child from freeing engines. It lacks their threads, and their destructors would wait for these for
+    ever, or abort. If the C library has on_exit, the child also ends without running such destructors."""
+    for worker in list(_live_workers):
         worker.closed = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))
     libc = ctypes.CDLL(None)
-    if _live and hasattr(libc, "on_exit"):  # run after Python's own exit handlers, in reverse order
+    if _live_workers and hasattr(libc, "on_exit"):  # run after Python's own exit handlers, in reverse order
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)
 

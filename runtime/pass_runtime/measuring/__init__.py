@@ -1,1 +1,1 @@
-"""What benches, exports and training share: texts that are equal or not, loops, tokens per pass, taking turns."""
+"""What benches, exports and training share: comparing texts, finding loops, counting passes, timing in turns."""

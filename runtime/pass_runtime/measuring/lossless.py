@@ -1,8 +1,8 @@
 """Whether two decodings are the same text, how near a tie was where they first differ, and where a text loops.
 
-Windows of different width may round differently, so two candidates whose scores are closer than rounding can swap.
-A first difference is a near-tie if the margin between the two candidates is below a tolerance. Greedy text of small
-models loops, and loops are easy to draft.
+Windows of different widths round differently, so two tokens whose scores differ by less than the rounding can change
+places. A first difference is a near-tie if the margin between the two scores is at most a tolerance. Greedy text of
+small models loops, and loops are easy to draft.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from pass_runtime.generation import TokenStream
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
 
-LONGEST_PERIOD = 48
-REPEATS, AT_THE_END = 3, 2
-"""How often a period occurs in a row in a loop, and in a loop that the end of the text cuts off."""
-FEWEST = 24
+MAX_PERIOD_TOKENS = 48
+LOOP_REPEATS, END_LOOP_REPEATS = 3, 2
+"""The fewest occurrences of its period in a row that make a loop, and a loop that the end of the text cuts off."""
+MIN_LOOP_TOKENS = 24
 """The fewest tokens of a loop, all repeats together: "no, no, no" is not a loop."""
 
 
 def loop_start(tokens: Sequence[int]) -> int | None:
-    """The first index of `tokens` that belongs to a loop; None where there is no loop. Everything after it counts as
-    looping: a small model hardly ever leaves a loop, and tokens after one would flatter the drafts.
+    """The first index of `tokens` that belongs to a loop; None if there is no loop. Everything after it counts as
+    looping: a small model hardly ever leaves a loop, and tokens after one would make drafts look better than they are.
 
-    A loop is a period of at most LONGEST_PERIOD tokens that occurs REPEATS times in a row (AT_THE_END times at the end
-    of the text) and has at least FEWEST tokens in all. The loop starts after the first occurrence of its period.
+    A loop is a period of at most MAX_PERIOD_TOKENS tokens that occurs LOOP_REPEATS times in a row (END_LOOP_REPEATS
+    times at the end of the text), with MIN_LOOP_TOKENS tokens or more in all. It starts after the first occurrence of
+    its period.
     """
-    starts = [start for period in range(1, LONGEST_PERIOD + 1) if (start := _repeats(tokens, period)) is not None]
+    starts = [start for period in range(1, MAX_PERIOD_TOKENS + 1) if (start := _repeats(tokens, period)) is not None]
     return min(starts, default=None)
 
 
 def _repeats(tokens: Sequence[int], period: int) -> int | None:
-    """The index at which the second occurrence of a repeated period of this length begins; None without repeats."""
+    """The index at which the second occurrence of a repeated period of `period` tokens begins; None without repeats."""
     run, last = 0, len(tokens) - 1
     for i in range(period, len(tokens)):
         run = run + 1 if tokens[i] == tokens[i - period] else 0
-        times = AT_THE_END if i == last else REPEATS
-        if run >= max((times - 1) * period, FEWEST - period):
+        times = END_LOOP_REPEATS if i == last else LOOP_REPEATS
+        if run >= max((times - 1) * period, MIN_LOOP_TOKENS - period):
             return i - run + 1
     return None
 
@@ -73,7 +74,7 @@ class Difference:
 
 
 def run_tokens(session: Session, prompt_ids: Sequence[int], options: GenerateOptions) -> TokenStream:
-    """Generate to the end, reading the tokens of every pass as a user would."""
+    """Generate to the end, reading the tokens pass by pass, as a user would."""
     stream = session.generate_ids(prompt_ids, options)
     for _ in stream:
         pass
@@ -83,7 +84,7 @@ def run_tokens(session: Session, prompt_ids: Sequence[int], options: GenerateOpt
 def first_difference(
     session: Session, prompt_ids: Sequence[int], options: GenerateOptions, a: Sequence[int], b: Sequence[int]
 ) -> Difference | None:
-    """None where `a` and `b`, two continuations of `prompt_ids` under `options.sampling`, are equal."""
+    """The first difference of `a` and `b`, two continuations of `prompt_ids` by `options.sampling`; None if equal."""
     if list(a) == list(b):
         return None
     shared = min(len(a), len(b))
@@ -102,8 +103,8 @@ def token_scores(
     session: Session, prefix: Sequence[int], options: GenerateOptions
 ) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """[V] scores of the token after `prefix`, from a plain autoregressive pass; the token drawn is their argmax."""
-    one = GenerateOptions(max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True)
-    run_tokens(session, prefix, one)
+    one_token = GenerateOptions(max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True)
+    run_tokens(session, prefix, one_token)
     logits = session.backend.logits(ar_plan())[0]
     scores: np.ndarray[tuple[int], np.dtype[np.float32]] = gumbel_scores(
         logits, np.array([len(prefix)]), options.sampling

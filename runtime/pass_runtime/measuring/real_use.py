@@ -1,8 +1,8 @@
-"""Acceptance in real use: prompts of each kind, the part of a text that counts, and tokens per pass over it.
+"""Measuring acceptance in real use: prompts of several kinds, and tokens per pass over the texts, loops apart.
 
 The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/bench_peers.py`) both measure with this
-module, so that their results can be compared. Stretches that loop are counted apart.
-Measurements take turns, so that a noisy machine affects all alike.
+module, so that their results can be compared. What is compared is measured in turns, so that a noisy machine affects
+all alike.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pass_runtime.measuring.lossless import loop_start
 Name = TypeVar("Name")
 Result = TypeVar("Result")
 
-SETTLING, PASSES = 2, 10
+WARM_UP_PASSES, TIMED_PASSES = 2, 10
 """How many passes are run before some are timed, and how many are timed."""
 
 
 def in_turns(calls: Mapping[Name, Callable[[], Result]], rounds: int) -> Iterator[dict[Name, list[Result]]]:
-    """Run every call once in each round, and yield the results of all rounds so far after each of them.
+    """Run every call once in each round. After each round, yield the results of all rounds so far.
 
-    The results of one round before the first, which warms up, are left out.
+    A round for warming up comes first; its results are left out.
     """
     found: dict[Name, list[Result]] = {name: [] for name in calls}
     for number in range(rounds + 1):
@@ -44,12 +44,12 @@ def in_turns(calls: Mapping[Name, Callable[[], Result]], rounds: int) -> Iterato
 
 
 def pass_seconds(runner: Runner, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
-    """Return the seconds of trunk and tail of a pass over idle slots: medians of PASSES consecutive passes.
+    """The seconds of trunk and tail of a pass over idle slots: medians of TIMED_PASSES consecutive passes.
 
-    Passes of one kind follow one another while decoding, too, in one thread. The first one after another kind or in
-    another thread takes longer, so such passes are not timed. tail: as for `Runner.idle_pass`.
+    While decoding, too, passes of one kind follow one another in one thread. The first ones after another kind or in
+    another thread take longer, so they are not timed. tail: as for `Runner.idle_pass`.
     """
-    times = [runner.idle_pass(kind, tail=tail) for _ in range(SETTLING + PASSES)][SETTLING:]
+    times = [runner.idle_pass(kind, tail=tail) for _ in range(WARM_UP_PASSES + TIMED_PASSES)][WARM_UP_PASSES:]
     trunks, tails = zip(*times, strict=True)
     return statistics.median(trunks), statistics.median(tails)
 
@@ -57,18 +57,18 @@ def pass_seconds(runner: Runner, kind: PassKind, *, tail: bool = True) -> tuple[
 if TYPE_CHECKING:
     from pass_runtime.session import Session
 
-FIRST_LOOK = Path(__file__).with_name("first_look.jsonl")
-"""Three prompts of each of CORE_KINDS, which were written for this: no weights were trained on them, and the texts that
-SmolLM2-135M and Qwen2.5-Coder-0.5B write greedily neither end nor repeat themselves in the first 64 tokens."""
+FIRST_LOOK_PROMPTS = Path(__file__).with_name("first_look.jsonl")
+"""Three prompts of each of CORE_KINDS, which no weights were trained on. The texts that SmolLM2-135M and
+Qwen2.5-Coder-0.5B write greedily after them neither end nor repeat themselves in the first 64 tokens."""
 CORE_KINDS = ("chat", "text", "code")
 """The kinds that the runtime's scripts measure unless they are told otherwise."""
 KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
-CONTINUED = ("text", "code")
-"""The kinds whose prompts a model continues as they are. A prompt of any other kind is a chat message."""
-ALL = "all"
+CONTINUED_KINDS = ("text", "code")
+"""The kinds whose prompts the model continues as plain text. Prompts of other kinds are chat messages."""
+ALL_KINDS = "all"
 """The name of all kinds together, in results."""
-MARGIN = MAX_LOOKAHEAD + 1
-"""Tokens that are written beyond those that count, so that a pass which begins among the latter is complete."""
+EXTRA_TOKENS = MAX_LOOKAHEAD + 1
+"""Tokens to generate beyond those that are counted, so that the last pass that begins among these is complete."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Prompt:
 
     @property
     def is_message(self) -> bool:
-        """Whether it goes through the model's chat template, if there is one."""
-        return self.kind not in CONTINUED
+        """Whether it is put into the model's chat template, if there is one."""
+        return self.kind not in CONTINUED_KINDS
 
     @property
     def seed(self) -> int:
@@ -91,25 +91,24 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassCounts:
     """Passes of the trunk, and the tokens that they emitted."""
 
     passes: int = 0
     tokens: int = 0
 
-    def __add__(self, other: Passes) -> Passes:
-        return Passes(self.passes + other.passes, self.tokens + other.tokens)
+    def __add__(self, other: PassCounts) -> PassCounts:
+        return PassCounts(self.passes + other.passes, self.tokens + other.tokens)
 
     @property
     def tau(self) -> float:
-        """Tokens per pass; 0 where there was none."""
+        """Tokens per pass; 0 without passes."""
         return self.tokens / self.passes if self.passes else 0.0
 
 
-def read_use(path: Path, kinds: Collection[str] = KINDS, each: int | None = None) -> list[Prompt]:
-    """The lines {"id", "kind", "prompt"} of a .jsonl file that are of these kinds, the first `each` of a kind.
-
-    PassError names a line that is not one."""
+def read_prompt_set(path: Path, kinds: Collection[str] = KINDS, each: int | None = None) -> list[Prompt]:
+    """The lines {"id", "kind", "prompt"} of a .jsonl file that are of these kinds, the first `each` of a kind (None:
+    all of them). Raises PassError, with the line number, for any other line."""
     prompts: dict[str, Prompt] = {}
     for line in lines_of(read_text(path)):
         try:
@@ -119,7 +118,7 @@ def read_use(path: Path, kinds: Collection[str] = KINDS, each: int | None = None
                 raise PassError(f'it needs an "id", a "kind" ({", ".join(KINDS)}) and a "prompt"')
             prompt = Prompt(*map(str, found))
             if prompt.id in prompts:
-                raise PassError(f"the id {prompt.id!r} stands in an earlier line, too")
+                raise PassError(f"an earlier line has the id {prompt.id!r}, too; ids must differ")
         except PassError as error:
             raise PassError(f"{path}, line {line.number}: {error}") from None
         prompts[prompt.id] = prompt
@@ -155,19 +154,19 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
         raise PassError(f"--temperatures must list numbers, as in 0,0.8, not {text!r}") from None
 
 
-def stretches(written: Sequence[int], tokens: int) -> tuple[range, range]:
-    """Of the first `tokens` written tokens, the indices that count and those that are in a loop."""
+def split_at_loop(written: Sequence[int], tokens: int) -> tuple[range, range]:
+    """The indices of the first `tokens` written tokens: those before a loop, and those in it."""
     end = min(len(written), tokens)
     start = loop_start(written)
     loop = end if start is None else min(start, end)
     return range(loop), range(loop, end)
 
 
-def count_passes(sizes: Iterable[int], where: range) -> Passes:
-    """Count the passes that begin at an index in `where`, each with all its tokens. sizes: the tokens of every pass."""
-    found, begin = Passes(), 0
+def count_passes(sizes: Iterable[int], indices: range) -> PassCounts:
+    """Count the passes that begin at one of `indices`, each with all its tokens. sizes: the tokens of every pass."""
+    found, begin = PassCounts(), 0
     for size in sizes:
-        if begin in where:
-            found += Passes(1, size)
+        if begin in indices:
+            found += PassCounts(1, size)
         begin += size
     return found

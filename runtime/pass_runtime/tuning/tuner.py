@@ -1,6 +1,6 @@
 """--plan auto: the plan with the most expected tokens per second, from measured passes and observed acceptance.
 
-The menu has the cycles that it chooses from, and the tokens that their passes are expected to write. A session has a
+`menu` lists the cycles of plans to choose from, and `expected_tokens` says what their passes write. A session has a
 tuner for each sampler, as the tails differ by sampler.
 """
 
@@ -21,19 +21,19 @@ from pass_runtime.bundle.plan import Cycle, Plan, fused_cycle, make_cycle, tree_
 from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.bundle.tree import tree_depth, tree_nodes
 from pass_runtime.tuning.estimates import (
-    FORCED,
+    FORCED_MATCH,
     TILE_GROUPS,
     ConditionalAcceptance,
     Floats,
     PassTimes,
-    cumulative_of,
+    cumulative_acceptance,
     measure,
     probe_plans,
     shape_of,
 )
 
 DRAFT_COUNTS = (1, 2, 3, 4, 6)
-"""Numbers of drafts in two-pass and fused plans of the menu, besides one per look-ahead row."""
+"""Numbers of drafts of the two-pass and fused plans in the menu, which also has plans with all L drafts."""
 LATER_CHOICE_SHARES = (0.30, 0.12, 0.07, 0.048, 0.036)
 """The probability that the second, third, ... likeliest token is right if the likeliest is wrong. Measured with
 SmolLM2-135M: means over depths 1 and 2, greedy and at temperature 0.8 (0.23 to 0.37 for the second)."""
@@ -44,27 +44,27 @@ NUM_SQUARINGS = 9
 
 
 @cache
-def menu(lookahead: int, able: Capabilities | None = None) -> tuple[Cycle, ...]:
+def menu(lookahead: int, capabilities: Capabilities | None = None) -> tuple[Cycle, ...]:
     """Plain decoding, which comes first, and the cycles that are at most `lookahead` drafts deep.
 
-    Fused plans and trees have full groups, or groups that get smaller with what was accepted, down to one row. able:
-    the engines that there are; None has any plan but trees.
+    Fused plans and trees have full groups, or groups that get smaller with what was accepted, down to one row.
+    capabilities: those of the engines; None allows every plan but trees.
     """
-    if able is not None and able.lookahead is not None:
-        lookahead = min(lookahead, able.lookahead)
+    if capabilities is not None and capabilities.lookahead is not None:
+        lookahead = min(lookahead, capabilities.lookahead)
     counts = sorted({count for count in (*DRAFT_COUNTS, lookahead) if 0 < count <= lookahead})
     shapes = [groups for n in counts for groups in ((*range(n, 0, -1), 1), (n,) * (n + 1))]
     shapes += [groups for groups in TILE_GROUPS if len(groups) <= lookahead + 1]
     found = [make_cycle("ar", 0), *(make_cycle("two-pass", count) for count in counts)]
     found += map(fused_cycle, dict.fromkeys(shapes))
-    for size in () if able is None else able.exact_trees:
+    for size in () if capabilities is None else capabilities.exact_trees:
         if (depth := tree_depth(size)) <= lookahead:
             smaller = [1 if any(node) else max(depth - len(node), 1) for node in tree_nodes(size, lookahead)]
             found += [tree_cycle(groups, lookahead) for groups in ((depth, *smaller), (depth,) * (size + 1))]
-    return tuple(cycle for cycle in found if able is None or able.allows(cycle.plans))
+    return tuple(cycle for cycle in found if capabilities is None or capabilities.allows(cycle.plans))
 
 
-def tokens_of(cycle: Cycle, cumulative: Floats) -> float:
+def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
     """The expected tokens per pass of one sequence, if drafts of different passes are independent. cumulative [L+1]:
     the probabilities that the first i drafts of a chain are all accepted."""
     plan = cycle.plans[0]
@@ -72,9 +72,9 @@ def tokens_of(cycle: Cycle, cumulative: Floats) -> float:
         return 1.0 + float(cumulative[1 : cycle.lookahead + 1].sum()) / 2
     accepted = np.append(1.0, _tree_acceptance(plan, cumulative)) if plan.parents else cumulative[: plan.drafts + 1]
     tried, parents, leads = _layout(plan)
-    reached = tried * accepted  # (g, a): row a is accepted if the window's drafts are g deep
+    reached = tried * accepted  # (g, a): probability that row a is accepted if the window's drafts are g deep
     last = reached.copy()
-    np.subtract.at(last.T, parents, reached[:, 1:].T)  # row a is the last one that is accepted
+    np.subtract.at(last.T, parents, reached[:, 1:].T)  # (g, a): probability that row a is the last accepted one
     # How deep drafts are is a Markov chain: after row a they are groups[a] deep. A chain that stays where it is in half
     # of its steps has the same distribution in the end, and no period.
     steps = (np.maximum(last, 0.0) @ leads + np.eye(len(last))) / 2
@@ -85,8 +85,8 @@ def tokens_of(cycle: Cycle, cumulative: Floats) -> float:
 
 @cache
 def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
-    """[depth+1,D+1]: 1 where drafts g deep include row a; [D]: the row before each draft; [D+1,depth+1]: 1 where group
-    a has g rows."""
+    """[depth+1,D+1]: 1 at (g, a) if drafts g deep include row a; [D]: the row before each draft; [D+1,depth+1]: 1 at
+    (a, g) if group a has g rows."""
     sizes = np.arange(plan.depth + 1)
     tried = plan.row_position[: plan.drafts + 1] <= sizes[:, None]
     leads = np.equal.outer(np.array(plan.groups), sizes)
@@ -94,7 +94,7 @@ def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
 
 
 def _tree_acceptance(plan: Plan, cumulative: Floats) -> list[float]:
-    """[D]: how likely each draft of a tree is accepted, in the order of its rows."""
+    """[D]: the probability that each draft of a tree is accepted, in the order of its rows."""
     found, rates = [], cumulative[1:] / np.maximum(cumulative[:-1], 1e-9)
     for node in tree_nodes(plan.drafts, plan.depth):
         chance, usual = 1.0, 1.0
@@ -123,7 +123,7 @@ NGRAM_PRIOR = 0.6
 FORCED_PRIOR = 0.98
 """The initial acceptance rate of drafts that a grammar forces."""
 NGRAM_PRIOR_PASSES = 2.0
-"""A new sequence starts with the rates of all sequences, weighted like so many passes of its own. Few, because texts
+"""A new sequence starts with the rates of all sequences, which count for so many of its passes. Few, because texts
 differ: n-gram drafts that fail in one text are given up after a few passes, however well they do in others."""
 
 
@@ -145,21 +145,21 @@ class PlanTuner:
     """Pass times and acceptance of drafts for one sampler. All requests of a session with that sampler share it."""
 
     def __init__(
-        self, times: PassTimes, lookahead: int, acceptance: Sequence[float], able: Capabilities | None = None
+        self, times: PassTimes, lookahead: int, acceptance: Sequence[float], capabilities: Capabilities | None = None
     ) -> None:
         """acceptance: the cumulative acceptance by position that the bundle states for this sampler (`LookaheadInfo`);
-        empty if it states none. able: as for `menu`."""
+        empty if it states none. capabilities: as for `menu`."""
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
         prior = [*rates, *[DEFAULT_ACCEPTANCE] * lookahead][:lookahead]
-        self.by_batch, self.lookahead, self._able = {1: times}, lookahead, able
+        self.by_batch, self.lookahead, self._capabilities = {1: times}, lookahead, capabilities
         self.lookahead_drafts = ConditionalAcceptance(prior)
         self.ngrams: dict[int, ConditionalAcceptance] = {}
         [self.decided] = self.candidates(0)
-        # By look-ahead and batch: what is decided, what is tried before, and after how many passes in all that ends.
-        self._by_request: dict[tuple[int, int], tuple[Candidate, Candidate, int]] = {}
-        self._ran: dict[tuple[Plan, int], int] = {}  # the number of its last pass
-        self._passes, self._decided_at = 0, 0  # in all; when it decided last
-        self._decoding, self._due = 0.0, 0.0  # seconds in all; before the next decision
+        # By look-ahead and batch: the decided candidate, the one on trial, and the pass that ends the trial.
+        self._decisions: dict[tuple[int, int], tuple[Candidate, Candidate, int]] = {}
+        self._ran: dict[tuple[Plan, int], int] = {}  # by plan and batch: the number of its last pass
+        self._passes, self._decided_at = 0, 0  # number of passes so far; at the last decision
+        self._decoding, self._due = 0.0, 0.0  # seconds of passes so far; before the next decision
 
     def times(self, batch: int = 1) -> PassTimes:
         """The times of passes over `batch` slots. A batch size that was not timed counts as one window with as many
@@ -178,10 +178,10 @@ class PlanTuner:
         self.times(batch).record(shape_of(plan, batch), seconds)
 
     def ngram(self, matched: int, own: dict[int, ConditionalAcceptance] | None = None) -> ConditionalAcceptance:
-        """The acceptance of n-gram drafts after a match of `matched` tokens: that of a sequence, among its `own`, or
-        that of all sequences."""
+        """The acceptance of n-gram drafts after a match of `matched` tokens. own: those of one sequence, by `matched`;
+        None for all sequences together."""
         if matched not in self.ngrams:
-            prior = FORCED_PRIOR if matched == FORCED else NGRAM_PRIOR
+            prior = FORCED_PRIOR if matched == FORCED_MATCH else NGRAM_PRIOR
             self.ngrams[matched] = ConditionalAcceptance([prior] * self.lookahead)
         if own is None:
             return self.ngrams[matched]
@@ -190,7 +190,7 @@ class PlanTuner:
         return own[matched]
 
     def new_acceptance(self) -> ConditionalAcceptance:
-        """The acceptance of a new sequence, which starts from that of all sequences."""
+        """The acceptance of a new sequence, which starts with the rates of all sequences."""
         return ConditionalAcceptance(self.lookahead_drafts.rates)
 
     def candidates(self, lookahead: int, batch: int = 1, cumulative: Floats | None = None) -> list[Candidate]:
@@ -198,34 +198,35 @@ class PlanTuner:
 
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
         """
-        cumulative = cumulative_of(self.lookahead_drafts.rates) if cumulative is None else cumulative
+        cumulative = cumulative_acceptance(self.lookahead_drafts.rates) if cumulative is None else cumulative
         widest = self.by_batch[1].rows[-1]
         found = []
-        for cycle in menu(lookahead, self._able):
+        for cycle in menu(lookahead, self._capabilities):
             if cycle.plans[0].width <= widest:
                 seconds = sum(self.plan_seconds(plan, batch) for plan in cycle.plans) / len(cycle.plans)
-                found.append(Candidate(cycle, tokens_of(cycle, cumulative), seconds))
+                found.append(Candidate(cycle, expected_tokens(cycle, cumulative), seconds))
         return sorted(found, key=lambda candidate: -candidate.rate)
 
-    def mode(self, lookahead: int, batch: int, acceptances: Sequence[ConditionalAcceptance]) -> Candidate:
+    def next_candidate(self, lookahead: int, batch: int, acceptances: Sequence[ConditionalAcceptance]) -> Candidate:
         """The candidate for the next pass. It is decided anew from time to time, and at once for a new look-ahead or
         batch size. Decisions take at most the share DECISION_TIME_SHARE of decoding time."""
         key, started = (lookahead, batch), time.perf_counter()
-        self.decided, *_ = self._by_request.get(key, (self.decided,))
-        rested = self._passes - self._decided_at >= DECISION_INTERVAL_PASSES and self._decoding >= self._due
-        if key not in self._by_request or rested:
+        self.decided, *_ = self._decisions.get(key, (self.decided,))
+        due = self._passes - self._decided_at >= DECISION_INTERVAL_PASSES and self._decoding >= self._due
+        if key not in self._decisions or due:
             decided = self.decide(lookahead, batch, acceptances)
-            self._by_request[key] = decided, self._trial, self._passes + TRIAL_PASSES
+            self._decisions[key] = decided, self._trial, self._passes + TRIAL_PASSES
             took = time.perf_counter() - started
             self._decided_at, self._due = self._passes, max(self._due, self._decoding) + took / DECISION_TIME_SHARE
-        self.decided, trial, ends = self._by_request[key]
+        self.decided, trial, ends = self._decisions[key]
         return trial if self._passes < ends else self.decided
 
     def decide(self, lookahead: int, batch: int = 1, acceptances: Sequence[ConditionalAcceptance] = ()) -> Candidate:
-        """The best candidate if it is clearly better than plain decoding and the present one, else one of those."""
+        """The best candidate, or the present one if the best is not SWITCH_MARGIN times as fast. Plain decoding counts
+        as the present one if that is not SWITCH_MARGIN times as fast as it."""
         cumulative = None
         if acceptances:
-            cumulative = np.mean([cumulative_of(acceptance.rates) for acceptance in acceptances], axis=0)
+            cumulative = np.mean([cumulative_acceptance(acceptance.rates) for acceptance in acceptances], axis=0)
         candidates = self.candidates(lookahead, batch, cumulative)
         best, plain = candidates[0], next(c for c in candidates if not c.cycle.lookahead)
         present = next((c for c in candidates if c.cycle == self.decided.cycle), plain)
@@ -239,7 +240,7 @@ class PlanTuner:
             if promising and self._passes - last >= IDLE_PASSES:
                 self._trial = candidate
                 break
-        self._ran[self._trial.cycle.plans[0], batch] = self._passes  # also if a request runs another in its place
+        self._ran[self._trial.cycle.plans[0], batch] = self._passes  # even if a request's own plan runs instead
         return self.decided
 
 
@@ -251,8 +252,8 @@ SAMPLED_ACCEPTANCE_RATIO = 0.6
 
 
 def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float, ...]:
-    """[L] cumulative acceptance that the bundle states for this sampler; derived from the greedy one where it states
-    none for sampling."""
+    """[L] cumulative acceptance that the bundle states for this sampler; derived from the greedy one if it states none
+    for sampling."""
     greedy, sampled = lookahead.acceptance_per_position, lookahead.acceptance_per_position_sampled
     if sampler == "greedy" or sampled:
         return greedy if sampler == "greedy" else sampled
@@ -260,8 +261,8 @@ def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float
 
 
 class Tuners:
-    """Makes a tuner when the first request with its sampler comes. The very first one times passes of all widths, and
-    so does the first batch of each size. Later samplers time only the passes that show how their tails differ.
+    """The tuners of a session, each made for the first request with its sampler. Passes of all widths are timed for the
+    first sampler and for each new batch size, and for later samplers only those that show how their tails differ.
 
     Which passes are timed depends on the bundle, the engine and the capacity alone, not on the room that running
     sequences leave in the KV cache: with too little room, timing is put off.
@@ -275,8 +276,8 @@ class Tuners:
         self._plans = {batch: self._timed_plans(batch) for batch in (1, *capabilities.batch_sizes)}
         self._tuners: dict[Sampler, PlanTuner] = {}
 
-    def known(self, sampler: Sampler, batch: int) -> bool:
-        """Whether `get` has nothing left to time for these."""
+    def is_timed(self, sampler: Sampler, batch: int) -> bool:
+        """Whether `get` would have nothing left to time."""
         if sampler not in self._tuners:
             return False
         return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].by_batch
@@ -284,37 +285,35 @@ class Tuners:
     def get(self, sampler: Sampler, batch: int = 1) -> PlanTuner | None:
         """The tuner for `sampler`, which knows the times of passes over `batch` slots.
 
-        None where passes must be timed first, but their windows do not fit into the cache after the running sequences.
-        Where they do not fit into the whole capacity, it is always None.
+        None if passes must be timed first, but their windows do not fit into the KV cache after the running sequences.
+        Always None if half the KV capacity is too small for two widths.
         """
-        if not self.known(sampler, batch):
+        if not self.is_timed(sampler, batch):
             widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
             if not self._plans[1] or self._capabilities.padded_width(widest) > self._room():
                 return None
             if sampler not in self._tuners:
                 stated, length = stated_acceptance(self._manifest.lookahead, sampler), self._manifest.lookahead.length
                 self._tuners[sampler] = PlanTuner(self._times(sampler), length, stated, self._capabilities)
-            if not self.known(sampler, batch):
+            if not self.is_timed(sampler, batch):
                 self._tuners[sampler].by_batch[batch] = self._times(sampler, batch)
         return self._tuners[sampler]
 
     def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
-        """Time passes; few of them where the times of this batch size are known for another sampler."""
+        """Time passes; few of them if the times of this batch size are known for another sampler."""
         plans = self._plans[batch]
         like = next((tuner.by_batch[batch] for tuner in self._tuners.values() if batch in tuner.by_batch), None)
         if like is not None:
-            most = max(plan.drafts for plan in plans if not plan.groups)
-            plans = [plan for plan in plans if not plan.drafts or (plan.drafts == most and not plan.groups)]
+            max_drafts = max(plan.drafts for plan in plans if not plan.groups)
+            plans = [plan for plan in plans if not plan.drafts or (plan.drafts == max_drafts and not plan.groups)]
         timed = measure(lambda plan: self._idle_pass(PassKind(plan, batch, sampler)), plans)
         return PassTimes({shape_of(plan, batch): seconds for plan, seconds in timed.items()}, like)
 
     def _timed_plans(self, batch: int) -> list[Plan]:
         """The plans to time over `batch` slots, the narrowest first. Their windows take at most half the capacity, so
-        that there is room until a text is that long.
-
-        Empty where only one width would be left, from which no other can be estimated: the batch then counts as one
-        window with as many rows.
-        """
-        able, every = self._capabilities, probe_plans(self._manifest.lookahead.length, batch)
-        plans = [p for p in every if able.allows([p]) and 2 * able.padded_width(p.width) <= able.max_capacity]
+        that texts have the other half. Empty if only one width would be left, from which no other can be estimated: the
+        batch then counts as one window with as many rows."""
+        plans, half = probe_plans(self._manifest.lookahead.length, batch), self._capabilities.max_capacity // 2
+        plans = [plan for plan in plans if self._capabilities.padded_width(plan.width) <= half]
+        plans = [plan for plan in plans if self._capabilities.allows([plan])]
         return plans if len({plan.width for plan in plans}) > 1 else []
