@@ -56,7 +56,7 @@ class _ProgressBars:
         columns = (
             SpinnerColumn(finished_text="[green]✓[/]"),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             _PhaseStatus(),
         )
         self._progress = Progress(*columns, console=console)
@@ -89,17 +89,16 @@ class _ProgressBars:
 
 
 class _PhaseStatus(ProgressColumn):
-    """Renders elapsed time, steps done and all steps, the note, and the remaining time."""
+    """Renders the remaining time if it is known, else the elapsed time; steps done and all steps; the note."""
 
     def render(self, task: Task) -> Text:
-        parts = [_clock(task.finished_time if task.finished else task.elapsed)]
+        if task.time_remaining and not task.finished:
+            parts = [f"{_clock(task.time_remaining)} left"]
+        else:
+            parts = [_clock(task.finished_time if task.finished else task.elapsed)]
         if task.total and task.total > 1:
             parts.append(f"{task.completed:.0f}/{task.total:.0f}")
-        if task.fields["note"]:
-            parts.append(task.fields["note"])
-        if task.time_remaining and not task.finished:
-            parts.append(f"{_clock(task.time_remaining)} left")
-        return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+        return Text("  ".join((*parts, task.fields["note"])), no_wrap=True, overflow="ellipsis")
 
 
 def _clock(seconds: float | None) -> str:

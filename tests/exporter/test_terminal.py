@@ -1,8 +1,10 @@
-"""Progress where stderr is no terminal: whole lines, not too many of them."""
+"""The display of progress: bars in a terminal, else whole lines, not too many of them."""
 
 from __future__ import annotations
 
 import io
+import re
+import time
 
 import pytest
 from rich.console import Console
@@ -51,3 +53,15 @@ def test_a_single_step_is_not_counted(monkeypatch: pytest.MonkeyPatch):
 
 def test_other_processes_print_nothing(monkeypatch: pytest.MonkeyPatch):
     assert lines(30, 60, Clock(monkeypatch), show=False) == []
+
+
+def test_80_columns_are_enough_for_the_remaining_time():
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with Terminal(console) as progress:
+        step = progress.phase("checking every plan against plain decoding")  # the longest name of a phase
+        for done in (1, 2):
+            step(done, 40)
+            time.sleep(0.02)  # the rate of two steps at one moment is not known
+        with console.capture() as shown:
+            console.print(progress._bars._progress.get_renderable())
+    assert re.search(r"decoding .* 0:00:\d\d left  2/40\b", shown.get()) and "…" not in shown.get()

@@ -97,12 +97,12 @@ def print_tables(found: dict[str, Any]) -> None:
     for name, value in _rows(found):
         table.add_row(name, escape(value))
     console.print(table)
-    plans = Table(title="plans", title_justify="left")
-    for heading in ("plan", "rows", "drafts", "groups", "next", "samplers"):
+    samplers = sorted({sampler for plan in found["plans"] for sampler in plan["samplers"]})
+    plans = Table(title=f"plans, with samplers {_listed(samplers)}", title_justify="left")
+    for heading in ("plan", "rows", "drafts", "groups", "next"):
         plans.add_column(heading, justify="right" if heading in ("rows", "drafts") else "left")
     for plan in found["plans"]:
-        groups, samplers = _listed(plan["groups"]), _listed(plan["samplers"])
-        plans.add_row(plan["name"], str(plan["rows"]), str(plan["drafts"]), groups, plan["next"], samplers)
+        plans.add_row(plan["name"], str(plan["rows"]), str(plan["drafts"]), _listed(plan["groups"]), plan["next"])
     show_table(console, plans)
 
 

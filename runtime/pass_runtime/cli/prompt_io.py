@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 
 import click
 
@@ -133,4 +134,4 @@ def print_summary(generation: Generation, *, show_drafts: bool) -> None:
     if show_drafts:
         click.echo(f"[{legend(generation.tokens)}]", err=True)
     if sys.stderr is not None and sys.stderr.isatty():
-        click.secho(summary(generation), err=True, dim=True)
+        click.secho(click.wrap_text(summary(generation), get_terminal_size().columns), err=True, dim=True)

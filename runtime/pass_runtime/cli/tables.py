@@ -76,7 +76,7 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
     rows = [_cells(plan, batched=batched) for plan in plans]
     show_rows(model, rows, ("plan", "acceptance by position"), console)
     for line in (*_bars(plans), *_lines(report)):
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=not console.is_terminal)
     for difference in report["differences"]:
         click.secho(f"DIFFERENT TEXT: {difference}", fg="red", bold=True, err=True)
 
@@ -176,7 +176,7 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
     for matched, acceptance in sorted(tuner.ngrams.items()):
         lines.append(f"conditional acceptance of n-gram draft i, {matched} tokens matched: {_rates(acceptance.rates)}")
     for line in lines:
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=not console.is_terminal)
 
 
 def _rates(rates: list[float]) -> str:
