@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load, read_manifest
-from pass_runtime.backends.cuda import ON_DEVICE, Cuda, call, find_device, import_api, why_no_device
+from pass_runtime.backends.cuda import ON_DEVICE, Cuda, find_device, import_api, unwrap, why_no_device
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.cli.bench import write_json
@@ -100,7 +100,7 @@ def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
     def seconds() -> float:
         started = time.perf_counter()
         for _ in range(TIMED_COPIES):
-            call(api.cudaMemcpyAsync(target, source, size, ON_DEVICE, cuda.stream))
+            unwrap(api.cudaMemcpyAsync(target, source, size, ON_DEVICE, cuda.stream))
         cuda.synchronize()
         return time.perf_counter() - started
 

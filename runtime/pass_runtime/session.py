@@ -228,7 +228,7 @@ class Session:
         if limits.keeps_graphs:
             for capacity, batch in product(limits.capacities, limits.batch_sizes):
                 self._worker.call(partial(rehearse, self._scheduler.runner, capacity, batch, samplers))
-            self._worker.call(self.backend.keep_compiled)
+            self._worker.call(self.backend.save_kernels)
 
     def call(self, task: Callable[[Runner], T]) -> T:
         """Run `task(runner)` on the thread that owns runner and backend, between two steps. This is for benches."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from pass_runtime.backends.cuda import (
-    MAJOR,
+    CAPABILITY_MAJOR,
     NON_BLOCKING,
     ON_DEVICE,
     THREAD_LOCAL,
@@ -23,7 +23,7 @@ CALLS = {
     "cudaGetDeviceCount": (),
     "cudaGetDevice": (),
     "cudaSetDevice": (1,),
-    "cudaDeviceGetAttribute": (MAJOR, 0),
+    "cudaDeviceGetAttribute": (CAPABILITY_MAJOR, 0),
     "cudaGetDeviceProperties": (0,),
     "cudaMemGetInfo": (),
     "cudaStreamCreateWithFlags": (NON_BLOCKING,),

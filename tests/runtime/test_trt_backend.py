@@ -28,7 +28,7 @@ from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.memory import KVCache
-from pass_runtime.backends.open import find_engines
+from pass_runtime.backends.open import find_engine_library
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Manifest
 from pass_runtime.bundle.plan import ar_plan, make_cycle
@@ -299,7 +299,7 @@ def test_auto_says_why_engines_are_not_used(
     monkeypatch.setattr(gpu.cuda, "cudaRuntimeGetVersion", lambda: (0, 13040), raising=False)
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     caplog.set_level("INFO", "pass_runtime.device")
-    assert find_engines(gpu.manifest) is None
+    assert find_engine_library(gpu.manifest) is None
     (record,) = [each for each in caplog.records if "engines are not used" in each.message]
     assert record.levelname == level and "CUDA error 35" in record.message
     assert ("up to 12.4" in record.message) == bool(driver)
@@ -313,8 +313,8 @@ def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.Mo
     with pytest.raises(PassError, match=r"needs an NVIDIA GPU|CUDA"):
         load(gpu.bundle, "tensorrt")
     monkeypatch.setattr("pass_runtime.backends.open.find_device", lambda: find_device(gpu.cuda))
-    assert find_engines(gpu.manifest) is LIBRARIES["tensorrt"]
-    assert find_engines(changed(gpu.manifest, targets=("sm75",))) is None
+    assert find_engine_library(gpu.manifest) is LIBRARIES["tensorrt"]
+    assert find_engine_library(changed(gpu.manifest, targets=("sm75",))) is None
 
 
 @pytest.mark.gpu

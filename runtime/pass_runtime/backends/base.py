@@ -57,7 +57,7 @@ class Capabilities:
     rounds_activations: bool = False
     same_entries: bool = False
     least_width: int = 1
-    listed: int = 0
+    noise_positions: int = 0
     keeps_graphs: bool = False
     chunk_capacities: Mapping[int, int] = field(default_factory=dict, hash=False)
 
@@ -186,7 +186,7 @@ class Backend(ABC):
         """spare_entries: as `DerivedTrunk` has them."""
         self.bundle, self.manifest, self.capabilities, self.memory = bundle, manifest, capabilities, memory
         self.bindings = BundleBindings(manifest, capabilities.positions, capabilities.least_width)
-        self.buffers = Buffers(memory, capabilities.slots, self.bindings.passing)
+        self.buffers = Buffers(memory, capabilities.slots, self.bindings.transient)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
         self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.positions)
         self.captures: dict[str, str | None] = {}
@@ -264,7 +264,7 @@ class Backend(ABC):
         windows = self.buffers.read("input_ids", (batch, self.bindings.padded_width(plan)), np.int64)
         return [window[1 : 1 + plan.drafts] for window in windows.tolist()]
 
-    def process(self, slot: int, rows: ProcessedRows) -> None:
+    def set_processors(self, slot: int, rows: ProcessedRows) -> None:
         """Set what the logits processors do to `slot` in the next pass."""
         for name, values in rows._asdict().items():
             self.buffers.write_row(name, slot, values, values.dtype)
@@ -305,7 +305,7 @@ class Backend(ABC):
         return emitted
 
     @staticmethod
-    def results_of(kind: PassKind) -> dict[str, tuple[int, ...]]:
+    def result_shapes(kind: PassKind) -> dict[str, tuple[int, ...]]:
         """The outputs of a pass's tail that the host reads, all int64, with their shapes."""
         emitted = (kind.batch, kind.plan.max_emitted)
         return {"count": (kind.batch,), "emitted": emitted} | ({"emitted_rows": emitted} if kind.plan.parents else {})
@@ -328,7 +328,7 @@ class Backend(ABC):
         )
         return logits
 
-    def keep_compiled(self) -> None:  # noqa: B027 (most engines compile nothing)
+    def save_kernels(self) -> None:  # noqa: B027 (most engines compile nothing)
         """Keep what was compiled at run time for the next process, before this one ends."""
 
     def close(self) -> None:  # noqa: B027 (a backend may have nothing to free)
@@ -344,7 +344,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
-        """Run trunk and tail; return `results_of(kind)` on the host."""
+        """Run trunk and tail; return `result_shapes(kind)` on the host."""
 
     @abstractmethod
     def _run_prefill(self, slot: int, plan: Plan) -> None:

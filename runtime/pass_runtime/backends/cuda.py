@@ -21,19 +21,19 @@ from pass_runtime.backends.driver import driver_hint, driver_version
 from pass_runtime.backends.memory import DeviceLost
 from pass_runtime.errors import PassError
 
-INSTALL = "pip install cuda-python"
-MAJOR, MINOR = 75, 76
+INSTALL_CUDA_PYTHON = "pip install cuda-python"
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 """cudaDevAttrComputeCapabilityMajor and -Minor."""
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 """cudaMemcpyKind."""
 NON_BLOCKING = 1
-ALIGNMENT = 256
+ALIGNMENT_BYTES = 256
 """Addresses are multiples of this many bytes, as engines require."""
-STAGING_ALIGNMENT = 64
+STAGING_ALIGNMENT_BYTES = 64
 """Where copies through staging memory begin, in bytes."""
 THREAD_LOCAL = 1
 """cudaStreamCaptureMode: other threads may call CUDA while this one captures."""
-LOST = {
+DEVICE_LOST_ERRORS = {
     214: "cudaErrorECCUncorrectable",
     220: "cudaErrorNvlinkUncorrectable",
     226: "cudaErrorContained",
@@ -53,8 +53,8 @@ LOST = {
 }
 """Errors after which CUDA does no more work for a process. Its documentation says of most of them that the process must
 be ended; a memory, link or context that is gone does not come back either."""
-OLD_DRIVER = 35
-NOT_VISIBLE = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
+OLD_DRIVER_ERROR = 35
+NO_DEVICE_ERRORS = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
 """Errors of a driver or device that is missing, too old, or in use: it cannot be initialized, the driver is older than
 the library, no device is available, there is none, there is none of this number, the system is not ready, driver and
 library do not match or are not compatible."""
@@ -75,13 +75,13 @@ def import_api() -> Any:
     try:
         from cuda.bindings import runtime
     except ImportError as error:
-        raise PassError(f"cuda-python cannot be imported ({error}); run: {INSTALL}") from None
+        raise PassError(f"cuda-python cannot be imported ({error}); run: {INSTALL_CUDA_PYTHON}") from None
     return runtime
 
 
 def require_device(api: Any, ordinal: int) -> None:
     """PassError where this process sees no GPU of that number."""
-    count = int(call(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api))
+    count = int(unwrap(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api))
     if ordinal >= count:
         seen = {0: "no GPU is visible", 1: "1 GPU is visible, number 0"}.get(
             count, f"{count} GPUs are visible, numbers 0 to {count - 1}"
@@ -109,12 +109,12 @@ def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
     """GPU `ordinal`; None where the driver, the device or cuda-python is missing (`why_no_device` says which)."""
     try:
         api = api or import_api()
-        if call(api.cudaGetDeviceCount()) <= ordinal:
+        if unwrap(api.cudaGetDeviceCount()) <= ordinal:
             return None
-        major, minor = (call(api.cudaDeviceGetAttribute(_attribute(api, each), ordinal)) for each in (MAJOR, MINOR))
-        name = call(api.cudaGetDeviceProperties(ordinal)).name
+        major, minor = (unwrap(api.cudaDeviceGetAttribute(_attribute(api, each), ordinal)) for each in (CAPABILITY_MAJOR, CAPABILITY_MINOR))
+        name = unwrap(api.cudaGetDeviceProperties(ordinal)).name
         with on_device(api, ordinal):
-            free, total = call(api.cudaMemGetInfo())
+            free, total = unwrap(api.cudaMemGetInfo())
     except PassError:
         return None
     text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
@@ -125,7 +125,7 @@ def why_no_device(api: Any | None = None) -> str:
     """Why `find_device` found none, as a message: what is missing or too old, and what to do."""
     try:
         api = api or import_api()
-        count = call(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api)
+        count = unwrap(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api)
     except PassError as error:
         return str(error)
     if not count:
@@ -146,19 +146,19 @@ def _attribute(api: Any, number: int) -> Any:
     return number if kind is None else kind(number)
 
 
-def call(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
+def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
     """The values after the error code. An error is a PassError, or DeviceLost where all later calls will fail too.
     name: of the function that was called, for the message. api: what it is a function of, which tells the versions of
     driver and library where they do not fit."""
     code, *values = result
-    if int(code) in LOST:
-        known = LOST[int(code)]
+    if int(code) in DEVICE_LOST_ERRORS:
+        known = DEVICE_LOST_ERRORS[int(code)]
         raise DeviceLost(
             f"the GPU works no more for this process (CUDA error {int(code)}, {known}, {name}); start it again"
         )
     if int(code) != 0:
-        hint = "; is the GPU visible to nvidia-smi?" if int(code) in NOT_VISIBLE else ""
-        if int(code) == OLD_DRIVER:
+        hint = "; is the GPU visible to nvidia-smi?" if int(code) in NO_DEVICE_ERRORS else ""
+        if int(code) == OLD_DRIVER_ERROR:
             hint = driver_hint(api)
         raise PassError(f"{name} failed with CUDA error {int(code)} ({getattr(code, 'name', code)}){hint}")
     return values[0] if len(values) == 1 else tuple(values)
@@ -176,7 +176,7 @@ class Cuda:
     """
 
     api: Any
-    staging: int = 0
+    staging_bytes: int = 0
     ordinal: int = 0
     stream: int | None = None
     _device: list[int] = field(default_factory=list)
@@ -217,7 +217,7 @@ class Cuda:
 
     def _check(self, result: tuple[Any, ...], name: str) -> Any:
         try:
-            return call(result, name, self.api)
+            return unwrap(result, name, self.api)
         except DeviceLost as error:
             self.failure = self.failure or error
             raise
@@ -234,14 +234,14 @@ class Cuda:
             met.append(("cudaStreamSynchronize", self.api.cudaStreamSynchronize(self.stream)))
             self.api.cudaGetLastError()
         for name, result in met:
-            if int(result[0]) in LOST:
+            if int(result[0]) in DEVICE_LOST_ERRORS:
                 self._check(result, name)
         codes = [code for _, (code, *_) in met if int(code)]
         return f"CUDA error {int(codes[0])} ({getattr(codes[0], 'name', codes[0])})" if codes else ""
 
     def allocate(self, size: int) -> int:
-        """Address of `size` zeroed bytes on the device, padded with zeros to a multiple of ALIGNMENT."""
-        size = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+        """Address of `size` zeroed bytes on the device, padded with zeros to a multiple of ALIGNMENT_BYTES."""
+        size = -(-max(size, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         try:
             address = int(self._call("cudaMalloc", size))
         except DeviceLost:
@@ -303,14 +303,14 @@ class Cuda:
 
     def _stage(self, size: int) -> int | None:
         """The address of `size` bytes of the staging memory, which no copy is using; None where they are too many."""
-        if size > self.staging:
+        if size > self.staging_bytes:
             return None
         if self._staged is None:
-            self._staged = self.pinned((self.staging,), np.uint8)
-        if self._in_flight + size > self.staging:
+            self._staged = self.pinned((self.staging_bytes,), np.uint8)
+        if self._in_flight + size > self.staging_bytes:
             self.synchronize()
         place = int(self._staged.ctypes.data) + self._in_flight
-        self._in_flight += -(-size // STAGING_ALIGNMENT) * STAGING_ALIGNMENT
+        self._in_flight += -(-size // STAGING_ALIGNMENT_BYTES) * STAGING_ALIGNMENT_BYTES
         return place
 
     def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:

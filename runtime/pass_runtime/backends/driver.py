@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-LEAST_DRIVER = {12: 525, 13: 580}
+MIN_DRIVER_BRANCH = {12: 525, 13: 580}
 """By major version of CUDA, the first branch of NVIDIA's Linux driver that runs it."""
 
 
@@ -16,7 +16,7 @@ def driver_hint(api: Any | None) -> str:
     if driver is None or library is None:
         return "; the driver is older than the CUDA library: update it (nvidia-smi shows the CUDA version that it runs)"
     major = library // 1000
-    least = f", {LEAST_DRIVER[major]} or newer" if major in LEAST_DRIVER else ""
+    least = f", {MIN_DRIVER_BRANCH[major]} or newer" if major in MIN_DRIVER_BRANCH else ""
     return (
         f"; the driver is older than the CUDA library: it runs CUDA up to {_dotted(driver)}, and the library is CUDA "
         f"{_dotted(library)}; update to a driver for CUDA {major}{least} (nvidia-smi shows which is installed)"

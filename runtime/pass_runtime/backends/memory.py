@@ -26,9 +26,9 @@ from pass_runtime.bundle.sampling import Rule
 from pass_runtime.bundle.tensors import PAST
 from pass_runtime.errors import PassError
 
-WIDE = (2048, 1024)
+WIDE_CHUNK_ROWS = (2048, 1024)
 MAX_CHUNK_BYTES = 1 << 30
-"""What the rows of a chunk of WIDE may take."""
+"""What the rows of a chunk of WIDE_CHUNK_ROWS may take."""
 
 
 def activation_bytes(model: ModelInfo, rows: int, columns: int, logit_rows: int = 1, batch: int = 1) -> int:
@@ -42,10 +42,10 @@ def activation_bytes(model: ModelInfo, rows: int, columns: int, logit_rows: int 
 
 
 def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int]:
-    """Those of WIDE that fit a KV cache of one of the `capacities` (in rising order), each with the largest one at
+    """Those of WIDE_CHUNK_ROWS that fit a KV cache of one of the `capacities` (in rising order), each with the largest one at
     which its rows take no more than MAX_CHUNK_BYTES."""
     found = {}
-    for rows in WIDE:
+    for rows in WIDE_CHUNK_ROWS:
         fitting = [
             each for each in capacities if rows <= each and activation_bytes(model, rows, each) <= MAX_CHUNK_BYTES
         ]
@@ -54,9 +54,9 @@ def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int
     return found
 
 
-ALIGNMENT = 64
+ALIGNMENT_BYTES = 64
 """The bytes of a cache line, which also suits vector instructions."""
-AHEAD = 256
+NOISE_AHEAD_POSITIONS = 256
 """How many positions of noise are filled beyond those of the next pass."""
 
 
@@ -112,10 +112,10 @@ class HostMemory:
 
     def allocate(self, size: int) -> int:
         try:
-            block = np.zeros(size + ALIGNMENT, np.uint8)  # The system provides pages when they are first written.
+            block = np.zeros(size + ALIGNMENT_BYTES, np.uint8)  # The system provides pages when they are first written.
         except MemoryError:
             raise out_of_memory(size) from None
-        address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
+        address = -(-block.ctypes.data // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._blocks[address] = block
         return address
 
@@ -156,62 +156,62 @@ class Buffers:
     memory, at the same address, because captured CUDA graphs contain the addresses. Buffers with a row for each of
     `slots` slots are found by the shape of a row.
 
-    passing: names of buffers with rows whose content is not needed after the pass that wrote it, as logits. Buffers of
+    transient: names of buffers with rows whose content is not needed after the pass that wrote it, as logits. Buffers of
     such a name share memory, whatever their shapes. Where that memory is too small for a shape, a new block of at least
     twice its size is allocated, so that all blocks together are less than four times the largest buffer.
     """
 
-    def __init__(self, memory: Memory, slots: int, passing: Collection[str] = ()) -> None:
-        self._memory, self._slots, self._passing = memory, slots, passing
+    def __init__(self, memory: Memory, slots: int, transient: Collection[str] = ()) -> None:
+        self._memory, self._slots, self._transient = memory, slots, transient
         self._largest: dict[str, tuple[int, int]] = {}
-        """For each name in `passing`: the size in bytes and the address of its newest block."""
+        """For each name in `transient`: the size in bytes and the address of its newest block."""
         self._addresses: dict[tuple[str, tuple[int, ...]], int] = {}
         self._filled: set[int] = set()
 
-    def at(self, binding: Binding) -> int:
+    def address_of(self, binding: Binding) -> int:
         """The address of a binding's buffer. A constant is written there at the first call."""
         if binding.by_slot:
-            return self.rows(binding.buffer, binding.shape[1:], binding.dtype)
-        address = self._get((binding.buffer, binding.shape), binding.shape, binding.dtype)
+            return self.rows_address(binding.buffer, binding.shape[1:], binding.dtype)
+        address = self._address((binding.buffer, binding.shape), binding.shape, binding.dtype)
         if binding.constant is not None and address not in self._filled:
             self._memory.upload(address, np.ascontiguousarray(binding.constant))
             self._filled.add(address)
         return address
 
-    def rows(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    def rows_address(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
         """The address of the buffer `name` that has a row of `shape` for every slot."""
-        return self._get((name, (-1, *shape)), (self._slots, *shape), dtype)
+        return self._address((name, (-1, *shape)), (self._slots, *shape), dtype)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         """Write a whole buffer that has no rows for slots."""
-        self._memory.upload(self._get((name, array.shape), array.shape, array.dtype), np.ascontiguousarray(array))
+        self._memory.upload(self._address((name, array.shape), array.shape, array.dtype), np.ascontiguousarray(array))
 
     def write_row(self, name: str, slot: int, values: npt.ArrayLike, dtype: npt.DTypeLike) -> None:
         """Write the row of `slot`."""
         row = np.array(values, dtype)
-        address = self.rows(name, row.shape, row.dtype) + slot * row.nbytes
+        address = self.rows_address(name, row.shape, row.dtype) + slot * row.nbytes
         self._memory.upload(address, row)
 
     def write_part(self, name: str, slot: int, shape: tuple[int, ...], first: int, items: npt.NDArray[Any]) -> None:
         """Write `items` into the row of `slot`, which has this `shape`, beginning at its item `first`."""
         item = math.prod(shape[1:]) * items.itemsize
-        address = self.rows(name, shape, items.dtype) + (slot * shape[0] + first) * item
+        address = self.rows_address(name, shape, items.dtype) + (slot * shape[0] + first) * item
         self._memory.upload(address, np.ascontiguousarray(items))
 
     def read(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A copy of the first shape[0] rows of a buffer with a row for every slot."""
         array = np.empty(shape, dtype)
-        self._memory.download(array, self.rows(name, shape[1:], dtype))
+        self._memory.download(array, self.rows_address(name, shape[1:], dtype))
         return array
 
-    def _get(self, key: tuple[str, tuple[int, ...]], shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    def _address(self, key: tuple[str, tuple[int, ...]], shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
         if key not in self._addresses:
             (name, row), size = key, max(math.prod(shape), 1) * item_size(dtype)
-            passing = name in self._passing and row[:1] == (-1,)
-            self._addresses[key] = self._shared(name, size) if passing else self._memory.allocate(size)
+            transient = name in self._transient and row[:1] == (-1,)
+            self._addresses[key] = self._transient_address(name, size) if transient else self._memory.allocate(size)
         return self._addresses[key]
 
-    def _shared(self, name: str, size: int) -> int:
+    def _transient_address(self, name: str, size: int) -> int:
         available, address = self._largest.get(name, (0, 0))
         if size > available:
             size = max(size, 2 * available)
@@ -321,7 +321,7 @@ class KVCache:
 class NoiseRows:
     """The noise offsets that the tails read: for each of `slots` slots, a row that lists all `positions` (N).
 
-    Only a part of a row is ever filled: from where the slot's text is now to AHEAD positions beyond its next pass, and
+    Only a part of a row is ever filled: from where the slot's text is now to NOISE_AHEAD_POSITIONS positions beyond its next pass, and
     more when a pass may look beyond that. So the cost of starting a request does not grow with the KV capacity.
     """
 
@@ -342,7 +342,7 @@ class NoiseRows:
         if seed is None or (filled.start <= first and stop <= filled.stop):
             return
         self._filled[slot] = range(0)  # Nothing counts as filled until all of it is written.
-        wanted = range(first, min(stop + AHEAD, self._positions))
+        wanted = range(first, min(stop + NOISE_AHEAD_POSITIONS, self._positions))
         positions = np.arange(wanted.start, wanted.stop, dtype=np.int64)
         for stream in self._streams:
             offsets = noise_offsets(seed, positions, stream)

@@ -17,7 +17,7 @@ from pass_runtime.errors import PassError
 
 GPU_DEVICES = ("cuda", *LIBRARIES)
 DEVICES = ("cpu", *GPU_DEVICES, "auto")
-NUMBERED = f"{', '.join(DEVICES)}; a GPU other than the first by its number, as cuda:1."
+DEVICE_HELP = f"{', '.join(DEVICES)}; a GPU other than the first by its number, as cuda:1."
 """Help for an option that takes a device."""
 
 
@@ -60,8 +60,8 @@ def open_backend(
 ) -> Backend:
     """The backend for a device as `split_device` takes it; PassError says what is missing. The other arguments are
     those of `LoadOptions`."""
-    check_wanted(bundle, manifest, device, capacity)
-    if device == "auto" and (found := find_engines(manifest)) is not None:
+    check_request(bundle, manifest, device, capacity)
+    if device == "auto" and (found := find_engine_library(manifest)) is not None:
         device = found.name
     kind, ordinal = split_device(device)
     if kind in LIBRARIES:
@@ -90,7 +90,7 @@ def open_backend(
     )
 
 
-def check_wanted(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:
+def check_request(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:
     """PassError for requests that no machine could serve."""
     if capacity is not None and capacity > manifest.model.max_capacity:
         raise PassError(f"capacity {capacity} is more than the {manifest.model.max_capacity} tokens of the model")
@@ -101,7 +101,7 @@ def check_wanted(bundle: Path, manifest: Manifest, device: str, capacity: int | 
         check_onnx_runtime(bundle, manifest)
 
 
-def find_engines(manifest: Manifest) -> Library | None:
+def find_engine_library(manifest: Manifest) -> Library | None:
     """The library whose engines in the bundle fit this machine, None where there is none."""
     if not manifest.engines:
         return None

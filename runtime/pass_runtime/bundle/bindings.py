@@ -62,7 +62,7 @@ class BundleBindings:
             *(tail for plan in manifest.plans for tail in plan.tails.values()),
         ]
         outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
-        self.passing = frozenset(name for name in outputs if fed_by(name) is None)
+        self.transient = frozenset(name for name in outputs if fed_by(name) is None)
         """Buffers whose content is not needed after the pass that wrote it."""
 
     def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:

@@ -85,11 +85,11 @@ FIRST_CAPACITY = 256
 CAPACITY_STEP = 64
 """KV capacities on the CPU are multiples of this, because sums over the entries then round alike, however many of them
 are masked."""
-ROUNDING: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
+ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
 """The weights that are multiplied with activations rounded to 8 bits, by device."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
 """The widths of a prompt's chunks; GPUs also have those of `wide_chunks`."""
-CAPTURING: Collection[str] = ("cuda",)
+CAPTURE_DEVICES: Collection[str] = ("cuda",)
 """Devices on which ONNX Runtime captures graphs. It keeps them for each thread apart, and captures anew in another one.
 """
 
@@ -132,14 +132,14 @@ class OrtBackend(Backend):
             slots,
             chunk_capacities=wide,
             trees=manifest.tree_sizes(),
-            rounds_activations=not exact and manifest.model.weights in ROUNDING[kind],
+            rounds_activations=not exact and manifest.model.weights in ROUNDED_WEIGHTS[kind],
             # tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
             same_entries=kind == "cpu" and not exact and derived is not None,
         )
         spare_entries = 0 if derived is None else derived.spare_entries
         super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)
-        self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURING else None
+        self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURE_DEVICES else None
         self._weight_cache = weight_cache
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
@@ -205,7 +205,7 @@ class OrtBackend(Backend):
     def _run_graphs(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
         self.run_trunk(kind.plan, kind.batch)
         self.run_tail(kind)
-        return {name: self.buffers.read(name, shape, np.int64) for name, shape in self.results_of(kind).items()}
+        return {name: self.buffers.read(name, shape, np.int64) for name, shape in self.result_shapes(kind).items()}
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
         self._in_thread(
@@ -219,13 +219,13 @@ class OrtBackend(Backend):
             self.memory.check_device()
             raise
 
-    def _bind_trunk(self, plan: Plan, batch: int, graph: int) -> BoundSession:
+    def _bind_trunk(self, plan: Plan, batch: int, graph_id: int) -> BoundSession:
         bindings = self.bindings.trunk(plan, batch)
         past, present = self._cache_tensors(0, batch)
         file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
         return self._bind(graph, file, self._trunks.of(plan), bindings, past, present)
 
-    def _bind_prefill(self, slot: int, plan: Plan, graph: int) -> BoundSession:
+    def _bind_prefill(self, slot: int, plan: Plan, graph_id: int) -> BoundSession:
         bindings = self.bindings.trunk(plan, 1, prefill=True)
         past, present = self._cache_tensors(slot, 1)
         file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
@@ -237,25 +237,25 @@ class OrtBackend(Backend):
         past = [BoundTensor(name, cache.dtype, cache.shape(batch), address) for name, address in cache.places(slot)]
         return past, [BoundTensor(t.name.replace(PAST, PRESENT, 1), t.dtype, t.shape, t.address) for t in past]
 
-    def _bind_tail(self, kind: PassKind, graph: int) -> BoundSession:
+    def _bind_tail(self, kind: PassKind, graph_id: int) -> BoundSession:
         bindings = self.bindings.tail(kind.plan, kind.sampler, kind.batch, processed=bool(kind.touched))
         return self._bind_graph(graph, self.bindings.tail_graph(kind.plan, kind.sampler), bindings)
 
-    def _bind_processors(self, kind: PassKind, graph: int) -> BoundSession:
+    def _bind_processors(self, kind: PassKind, graph_id: int) -> BoundSession:
         processors = self.processors
         bindings = self.bindings.processors(processors, kind.plan, kind.batch, kind.touched)
         return self._bind_graph(graph, processors, bindings)
 
-    def _bind_logprobs(self, kind: PassKind, graph: int) -> BoundSession:
+    def _bind_logprobs(self, kind: PassKind, graph_id: int) -> BoundSession:
         bindings = self.bindings.logprobs(kind.plan, kind.batch, processed=kind.logprobs_key[-1])
         return self._bind_graph(graph, self.manifest.logprobs, bindings)
 
-    def _bind_graph(self, graph: int, tail: Graph, bindings: Bindings) -> BoundSession:
+    def _bind_graph(self, graph_id: int, tail: Graph, bindings: Bindings) -> BoundSession:
         return self._bind(graph, tail.file, self._tail_session(tail), bindings)
 
     def _bind(
         self,
-        graph: int,
+        graph_id: int,
         file: str,
         session: ort.InferenceSession,
         bindings: Bindings,
@@ -263,7 +263,7 @@ class OrtBackend(Backend):
         present: Sequence[BoundTensor] = (),
     ) -> BoundSession:
         inputs, outputs = (
-            [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.at(b)) for b in bs]
+            [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.address_of(b)) for b in bs]
             for bs in (bindings.inputs, bindings.outputs)
         )
         failed = partial(self._not_captured, file)

@@ -30,7 +30,7 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
     "cuda": ("CUDAExecutionProvider", "cuda"),
 }
 
-INSTALL = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu"
+INSTALL_GPU_BUILD = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu"
 """The two packages have files of the same names, so where both were installed neither is whole. --no-deps leaves every
 other package as it is: what the two need is the same."""
 
@@ -41,8 +41,8 @@ PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cuda": ({CAPTURE: "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 
-SAVED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
-SAVING = {
+SAVED_WEIGHTS_OPTION = "session.optimized_model_external_initializers_file_name"
+SAVE_OPTIONS = {
     # Smaller tensors stay in the graph: shapes are computed from them.
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     "session.save_external_prepacked_constant_initializers": "1",
@@ -58,11 +58,11 @@ def choose_device(device: str) -> str:
     if kind not in PROVIDERS:
         raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
     if PROVIDERS[kind][0] not in available:
-        raise PassError(f"this onnxruntime has no {PROVIDERS[kind][0]}; run: {INSTALL} && pip install cuda-python")
+        raise PassError(f"this onnxruntime has no {PROVIDERS[kind][0]}; run: {INSTALL_GPU_BUILD} && pip install cuda-python")
     return device
 
 
-def settings_of(device: str) -> Sequence[Mapping[str, str]]:
+def provider_options(device: str) -> Sequence[Mapping[str, str]]:
     """The provider options to try for a device, one after the other."""
     kind, ordinal = split_device(device)
     number = {"device_id": str(ordinal)} if ordinal else {}
@@ -77,7 +77,7 @@ def open_session(
     exact: bool = False,
     shared: Mapping[str, ort.OrtValue] = MappingProxyType({}),
     save: Path | None = None,
-    ready: bool = False,
+    packed: bool = False,
 ) -> ort.InferenceSession:
     """A session on `device`, which may have a GPU's number; `threads` 0 lets ONNX Runtime choose. On CUDA it captures
     graphs where it can (`captures` of the session); else `not_captured` is ONNX Runtime's reason.
@@ -86,7 +86,7 @@ def open_session(
     Runtime's fused kernels also round activations to 8 bits. No packed or widened copies of the weights are made. Slow.
     shared: constants, by name, that the session reads from this memory instead of from the file.
     save: also write the optimized graph to this file, and the weights as its kernels read them to one beside it with
-    the suffix .data. ready: `path` is such a file.
+    the suffix .data. packed: `path` is such a file.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -97,14 +97,14 @@ def open_session(
         options.add_initializer(name, value)
     if save is not None:
         options.optimized_model_filepath = str(save)
-        for name, value in SAVING.items():
+        for name, value in SAVE_OPTIONS.items():
             options.add_session_config_entry(name, value)
-        options.add_session_config_entry(SAVED_WEIGHTS, save.with_suffix(".data").name)
-    if ready:
+        options.add_session_config_entry(SAVED_WEIGHTS_OPTION, save.with_suffix(".data").name)
+    if packed:
         # Passes alternate between two such sessions. Threads of one that spin after its pass would take the cores that
         # the other one's pass needs, which doubled the time of a pass.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-    if exact or ready:
+    if exact or packed:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if exact:
         options.add_session_config_entry("session.disable_prepacking", "1")
@@ -113,7 +113,7 @@ def open_session(
     if ordinal:
         require_device(import_api(), ordinal)  # ONNX Runtime itself would not say how many there are.
     provider, errors = PROVIDERS[kind][0], []
-    for settings in settings_of(device):
+    for settings in provider_options(device):
         try:
             # By itself it would print an error that CUDA throws, and open a session on the CPU in place of this one.
             session = ort.InferenceSession(path, options, providers=[(provider, settings)], enable_fallback=0)
@@ -154,7 +154,7 @@ def open_memory(device: str) -> Memory:
     return HostMemory() if kind == "cpu" else Cuda(import_api(), ordinal=ordinal)
 
 
-DTYPES = {
+ORT_TYPES = {
     "int64": "tensor(int64)",
     "int32": "tensor(int32)",
     "bool": "tensor(bool)",
@@ -167,7 +167,7 @@ DTYPES = {
 def check_graph(session: ort.InferenceSession, graph: Graph, manifest: Manifest | None = None) -> None:
     """The file's own inputs, outputs and (with `manifest`, for a trunk) metadata must be what the manifest says."""
     for described, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
-        listed = [(tensor.name, DTYPES[tensor.dtype], tensor.shape) for tensor in described]
+        listed = [(tensor.name, ORT_TYPES[tensor.dtype], tensor.shape) for tensor in described]
         actual = [(tensor.name, tensor.type, tuple(tensor.shape)) for tensor in found]
         for one in sorted({*listed} ^ {*actual}, key=str):
             raise PassError(f"the manifest and {graph.file} differ in {one[0]} {list(one[2])}; export the bundle again")

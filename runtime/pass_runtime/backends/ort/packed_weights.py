@@ -25,18 +25,18 @@ from pathlib import Path
 import onnxruntime as ort
 
 from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.backends.ort.external_data import Aligned
-from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, give_back_memory, pack, weight_key
+from pass_runtime.backends.ort.external_data import AlignedModel
+from pass_runtime.backends.ort.packing import GRAPH_FILE, NotUsable, Probe, release_free_memory, pack, weight_key
 from pass_runtime.bundle.integrity import Remembered, cache_directory, has_hash
 from pass_runtime.bundle.manifest import FileInfo, Manifest
 from pass_runtime.errors import PassError
 from pass_runtime.files import locked, write_whole
 
-NOTE = "packed.json"
-GROWTH = 2.5
+NOTE_FILE = "packed.json"
+GROWTH_FACTOR = 2.5
 """An entry is expected to take at most this many times the bytes that the weights have in the bundle: float32 takes
 2.2, int4 and int8 1.6. While it is written there are two copies of it."""
-RESERVE = 1 << 30
+RESERVED_BYTES = 1 << 30
 """Bytes of the disk that stay free."""
 LOCK_SECONDS = 60.0
 """Seconds to wait for another process that writes the same entry. That takes a few, and whoever does not wait has
@@ -56,8 +56,8 @@ class WeightCache:
     there is little to gain. most: the bytes of all entries; those that were not used for longest are removed."""
 
     directory: Path | None = None
-    least: int = 32 << 20
-    most: int = 16 << 30
+    min_bytes: int = 32 << 20
+    max_bytes: int = 16 << 30
 
     def open(
         self, bundle: Path, manifest: Manifest, file: str, threads: int, probe: Probe, like: str | None = None
@@ -76,7 +76,7 @@ class WeightCache:
         except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:  # RuntimeError: there is no home
             log.info("%s: weights are not packed: %s", file, error)
             return None
-        give_back_memory()
+        release_free_memory()
         log.info("%s: weights are mapped from %s", file, entry)
         return session
 
@@ -91,10 +91,10 @@ class WeightCache:
         """The directory of a trunk's entry, and the size of its weights in the bundle."""
         data = f"{manifest.trunk.file}.data"
         size = manifest.files[data].bytes if data in manifest.files else 0
-        if size < self.least:
+        if size < self.min_bytes:
             raise NotPacked(f"they are only {size >> 20} MiB")
-        if size * GROWTH > self.most:
-            raise NotPacked(f"they could take more than the {self.most >> 20} MiB of the cache")
+        if size * GROWTH_FACTOR > self.max_bytes:
+            raise NotPacked(f"they could take more than the {self.max_bytes >> 20} MiB of the cache")
         remembered, hashes = Remembered(), [manifest.files[name].sha256 for name in (file, data)]
         for name, sha256 in zip((file, data), hashes, strict=True):
             if not remembered.knows(bundle / name, sha256):
@@ -123,11 +123,11 @@ class WeightCache:
                 log.warning("%s: weights cannot be used packed: %s", trunk, error)
                 shutil.rmtree(part)
                 part.mkdir()
-                write_whole(part / NOTE, json.dumps({"trunk": str(trunk), "unusable": str(error)}))
+                write_whole(part / NOTE_FILE, json.dumps({"trunk": str(trunk), "unusable": str(error)}))
                 part.rename(entry)
                 raise NotPacked(str(error)) from None
             files = {name: info.model_dump() for name, info in made.files.items()}
-            write_whole(part / NOTE, json.dumps({"trunk": str(trunk), "files": files, "blobs": dict(made.blobs)}))
+            write_whole(part / NOTE_FILE, json.dumps({"trunk": str(trunk), "files": files, "blobs": dict(made.blobs)}))
             part.rename(entry)
             log.info("%s: weights were packed in %.1f s", trunk, time.monotonic() - begun)
             return session
@@ -139,28 +139,28 @@ class WeightCache:
         for part in directory.glob("*.part"):
             with suppress(OSError, PassError), _lock(part.with_suffix(""), 0):
                 shutil.rmtree(part)
-        entries = [path for path in directory.iterdir() if (path / NOTE).exists()]
+        entries = [path for path in directory.iterdir() if (path / NOTE_FILE).exists()]
         sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in entries}
         for path in sorted(entries, key=lambda path: path.stat().st_mtime_ns):
-            if sum(sizes.values()) + size * GROWTH > self.most:
+            if sum(sizes.values()) + size * GROWTH_FACTOR > self.max_bytes:
                 _remove(path)
                 del sizes[path]
-        if shutil.disk_usage(directory).free < 2 * GROWTH * size + RESERVE:
+        if shutil.disk_usage(directory).free < 2 * GROWTH_FACTOR * size + RESERVED_BYTES:
             raise NotPacked(f"there is too little room in {directory}")
 
 
-def _read(entry: Path) -> Aligned:
+def _read(entry: Path) -> AlignedModel:
     """What an entry's note says. FileNotFoundError where there is none; without files where it is damaged."""
     try:
-        note = json.loads((entry / NOTE).read_text(encoding="utf-8"))
+        note = json.loads((entry / NOTE_FILE).read_text(encoding="utf-8"))
         if "unusable" in note:
             raise NotPacked(note["unusable"])
-        return Aligned({name: FileInfo(**info) for name, info in note["files"].items()}, dict(note["blobs"]))
+        return AlignedModel({name: FileInfo(**info) for name, info in note["files"].items()}, dict(note["blobs"]))
     except (ValueError, TypeError, KeyError, AttributeError):
-        return Aligned({}, {})
+        return AlignedModel({}, {})
 
 
-def _read_like(entry: Path) -> tuple[Path, Aligned] | None:
+def _read_like(entry: Path) -> tuple[Path, AlignedModel] | None:
     """An entry that another one may have its weights from."""
     try:
         return entry, _read(entry)
@@ -179,7 +179,7 @@ def _open_entry(entry: Path, threads: int) -> ort.InferenceSession | None:
         return None
     with suppress(OSError):  # of another user
         os.utime(entry)
-    return open_session(entry / GRAPH, "cpu", threads, ready=True)
+    return open_session(entry / GRAPH_FILE, "cpu", threads, packed=True)
 
 
 def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
@@ -192,12 +192,12 @@ def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
     except OSError:
         return False
     remembered.save()
-    return good and GRAPH in files
+    return good and GRAPH_FILE in files
 
 
 def _remove(entry: Path) -> None:
     """Remove an entry, its note first. Sessions that have mapped its files keep them."""
-    (entry / NOTE).unlink(missing_ok=True)
+    (entry / NOTE_FILE).unlink(missing_ok=True)
     shutil.rmtree(entry, ignore_errors=True)
 
 

@@ -34,10 +34,10 @@ from pass_runtime.errors import PassError
 log = logging.getLogger("pass_runtime.backends")
 
 Key = TypeVar("Key", bound=Hashable)
-Failed = Callable[[str], None]
+OnFailure = Callable[[str], None]
 """Is told why a session could not be captured."""
 
-NO_GRAPH = -1
+NO_GRAPH_ID = -1
 """The graph number with which ONNX Runtime neither captures nor replays."""
 
 
@@ -59,15 +59,15 @@ class BoundSession:
         self,
         session: ort.InferenceSession,
         binding: ort.IOBinding,
-        graph: int,
+        graph_id: int,
         memory: Memory,
         overwritten: Sequence[BoundTensor],
-        failed: Failed,
+        on_failure: OnFailure,
     ) -> None:
         """overwritten: inputs whose memory is that of an output. Of the KV cache that is no matter: the same inputs
-        write the same entries. failed: is called where a capture fails, with the reason."""
+        write the same entries. on_failure: is called where a capture fails, with the reason."""
         self._session, self._binding, self._memory = session, binding, memory
-        self._overwritten, self._failed = overwritten, failed
+        self._overwritten, self._on_failure = overwritten, failed
         self._options = _options(graph)
         self._captures: bool = session.captures
 
@@ -88,10 +88,10 @@ class BoundSession:
             self._run()
         except PassError as error:
             self._memory.check_device()
-            self._options = _options(NO_GRAPH)
+            self._options = _options(NO_GRAPH_ID)
             self._put_back(saved)
             self._run()
-            self._failed(str(error))
+            self._on_failure(str(error))
             return
         if saved:
             self._put_back(saved)
@@ -112,7 +112,7 @@ class BoundSessions(Generic[Key]):
     """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it captured, so a session
     that is bound to the same addresses again gets its old graph number."""
 
-    MOST = 256
+    MAX_BOUND = 256
     _graphs = itertools.count(1)
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class BoundSessions(Generic[Key]):
         if key not in self._bound:
             graph = self._graph_of.setdefault(key, next(self._graphs))
             self._bound[key] = make(graph)
-            if len(self._bound) > self.MOST:
+            if len(self._bound) > self.MAX_BOUND:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(key)
         return self._bound[key]
@@ -141,12 +141,12 @@ def bind(
     inputs: Sequence[BoundTensor],
     outputs: Sequence[BoundTensor],
     cache: tuple[Sequence[BoundTensor], Sequence[BoundTensor]],
-    graph: int,
+    graph_id: int,
     memory: Memory,
-    failed: Failed,
+    on_failure: OnFailure,
 ) -> BoundSession:
     """Bind `session` to memory: of its inputs and outputs, and of the inputs and outputs of the KV cache. memory: what
-    it is part of. graph, failed: as for `BoundSession`."""
+    it is part of. graph, on_failure: as for `BoundSession`."""
     kind, ordinal = split_device(device)
     binding, place = session.io_binding(), PROVIDERS[kind][1]
     for tensor in (*inputs, *cache[0]):
@@ -154,10 +154,10 @@ def bind(
     for tensor in (*outputs, *cache[1]):
         binding.bind_output(tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
     written = {tensor.address for tensor in outputs}
-    return BoundSession(session, binding, graph, memory, [t for t in inputs if t.address in written], failed)
+    return BoundSession(session, binding, graph, memory, [t for t in inputs if t.address in written], on_failure)
 
 
-def _options(graph: int) -> ort.RunOptions:
+def _options(graph_id: int) -> ort.RunOptions:
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph))
     return options
@@ -165,19 +165,19 @@ def _options(graph: int) -> ort.RunOptions:
 
 @dataclass(frozen=True)
 class Trunks:
-    """The sessions of the trunk, which may be the same one: `plain` for passes without look-ahead rows, and `drafting`
-    for those with them, which `open_drafting` opens when the first one comes."""
+    """The sessions of the trunk, which may be the same one: `plain` for passes without look-ahead rows, and `lookahead`
+    for those with them, which `open_lookahead` opens when the first one comes."""
 
     plain: ort.InferenceSession
-    open_drafting: Callable[[], ort.InferenceSession]
+    open_lookahead: Callable[[], ort.InferenceSession]
 
     @cached_property
-    def drafting(self) -> ort.InferenceSession:
-        return self.open_drafting()
+    def lookahead(self) -> ort.InferenceSession:
+        return self.open_lookahead()
 
     def of(self, plan: Plan) -> ort.InferenceSession:
         """The session that runs passes of `plan`."""
-        return self.drafting if len(plan.lookahead_rows) else self.plain
+        return self.lookahead if len(plan.lookahead_rows) else self.plain
 
 
 class Probe(Protocol):
@@ -199,12 +199,12 @@ def open_trunk(
 def open_packed(bundle: Path, manifest: Manifest, slots: int, threads: int, cache: WeightCache, probe: Probe) -> Trunks:
     """Sessions on the CPU over packed weights: two where the bundle has two graphs, because they share the weights in
     memory. Without packed weights it is one."""
-    drafting, plain = (manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False))
+    lookahead, plain = (manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False))
 
     def map_weights(file: str, like: str | None = None) -> ort.InferenceSession | None:
         def logits(trunk: ort.InferenceSession) -> Sequence[npt.NDArray[Any]]:
             check_graph(trunk, manifest.trunk, manifest)
-            return probe(trunk, lookahead_rows=file == drafting)
+            return probe(trunk, lookahead_rows=file == lookahead)
 
         session = cache.open(bundle, manifest, file, threads, logits, like)
         if session is not None:
@@ -216,13 +216,13 @@ def open_packed(bundle: Path, manifest: Manifest, slots: int, threads: int, cach
 
     # The weights of the graph that reads all of them are packed first, as the other one is linked to them.
     first = None
-    if plain == drafting or not cache.has(bundle, manifest, drafting):
-        first = map_weights(drafting)
+    if plain == lookahead or not cache.has(bundle, manifest, lookahead):
+        first = map_weights(lookahead)
         if first is None:
             return open_unpacked()
-    if plain != drafting:
-        session = map_weights(plain, like=drafting)
+    if plain != lookahead:
+        session = map_weights(plain, like=lookahead)
         if session is not None:
-            return Trunks(session, lambda: first or map_weights(drafting) or open_unpacked().plain)
-    single = first or map_weights(drafting)
+            return Trunks(session, lambda: first or map_weights(lookahead) or open_unpacked().plain)
+    single = first or map_weights(lookahead)
     return open_unpacked() if single is None else Trunks(single, lambda: single)

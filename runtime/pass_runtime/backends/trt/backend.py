@@ -28,9 +28,9 @@ from pass_runtime.errors import PassError
 
 Work = tuple[Sequence[tuple[TrtEngine, EngineCall]], Sequence[tuple[npt.NDArray[Any], int]]]
 """What a program runs: engine calls, and copies to pinned arrays."""
-STAGING = 4 << 20
+STAGING_BYTES = 4 << 20
 """Bytes of pinned memory for what is written between passes: windows, noise, certain draft probabilities."""
-RUNTIME_CACHE = "kernels.cache"
+RUNTIME_CACHE_FILE = "kernels.cache"
 """Beside the engines: what `RuntimeCache` keeps."""
 
 
@@ -52,10 +52,10 @@ class TrtBackend(Backend):
         """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV capacity, in tokens.
         ordinal: the GPU's number."""
         capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
-        self._cuda = Cuda(api, STAGING, ordinal)
+        self._cuda = Cuda(api, STAGING_BYTES, ordinal)
         super().__init__(bundle, manifest, capabilities, self._cuda)
-        self._set = engines
-        compiled = engines.path(bundle) / RUNTIME_CACHE
+        self._engine_set = engines
+        compiled = engines.path(bundle) / RUNTIME_CACHE_FILE
         cache = RuntimeCache(library, compiled) if find_library(engines.library).compiles_kernels else None
         self._shared = Shared(library, self._cuda, cache)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
@@ -89,13 +89,13 @@ class TrtBackend(Backend):
         if ordinal:
             cuda_api.require_device(api, ordinal)
         device = cuda_api.find_device(api, ordinal)
-        absent = "" if device else cuda_api.why_no_device(api)
-        engines = choose_engines(bundle, manifest, library, module.__version__, device, verify, absent=absent)
+        why_absent = "" if device else cuda_api.why_no_device(api)
+        engines = choose_engines(bundle, manifest, library, module.__version__, device, verify, why_absent=why_absent)
         return cls(
             bundle, manifest, engines, module, api, max_batch_size=max_batch_size, capacity=capacity, ordinal=ordinal
         )
 
-    def keep_compiled(self) -> None:
+    def save_kernels(self) -> None:
         self._shared.save_kernels()
 
     def close(self) -> None:
@@ -108,17 +108,17 @@ class TrtBackend(Backend):
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
         """Change how many entries a pass reads. The cache itself has the engines' largest capacity from the start."""
         if not self.cache.capacity:
-            self.cache.resize(self._set.capacities[-1], lengths)
-        self._capacity, self._columns = capacity, next(c for c in self._set.capacities if c >= capacity)
+            self.cache.resize(self._engine_set.capacities[-1], lengths)
+        self._capacity, self._columns = capacity, next(c for c in self._engine_set.capacities if c >= capacity)
 
     def run_trunk(self, plan: Plan, batch: int) -> None:
         self._program("trunk", (plan.name, batch), lambda: ([self._bind_trunk(plan, batch)], ())).run()
 
     def run_tail(self, kind: PassKind) -> None:
-        self._program("tail", _key(kind), lambda: (self._bind_tails(kind), ())).run()
+        self._program("tail", _pass_key(kind), lambda: (self._bind_tails(kind), ())).run()
 
     def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
-        results = {name: self._result(name, shape) for name, shape in self.results_of(kind).items()}
+        results = {name: self._result(name, shape) for name, shape in self.result_shapes(kind).items()}
 
         def make() -> Work:
             tails = self._bind_tails(kind)
@@ -126,7 +126,7 @@ class TrtBackend(Backend):
             copies = [(array, addresses[name]) for name, array in results.items()]
             return [self._bind_trunk(kind.plan, kind.batch), *tails], copies
 
-        self._program("pass", _key(kind), make).run()
+        self._program("pass", _pass_key(kind), make).run()
         return results
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
@@ -147,9 +147,9 @@ class TrtBackend(Backend):
         self, plan: Plan, batch: int, slot: int = 0, *, prefill: bool = False
     ) -> tuple[TrtEngine, EngineCall]:
         bindings, engine = self.bindings.trunk(plan, batch, prefill=prefill), self._engine(self.manifest.trunk)
-        shapes, addresses = self._placed(bindings)
+        shapes, addresses = self._shapes_and_addresses(bindings)
         columns = Binding(COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False)
-        shapes[COLUMNS], addresses[COLUMNS] = columns.shape, self.buffers.at(columns)
+        shapes[COLUMNS], addresses[COLUMNS] = columns.shape, self.buffers.address_of(columns)
         for name, address in self.cache.places(slot):
             shapes[name], addresses[name] = self.cache.shape(batch), address
         for output, source in engine.aliases.items():
@@ -174,12 +174,12 @@ class TrtBackend(Backend):
         sizes = {"batch": batch, "width": plan.width, "lookahead_rows": len(plan.lookahead_rows)}
         sizes |= {"positions": self.capabilities.positions, "max_emitted": plan.max_emitted}
         sizes |= {"processed_rows": plan.drafts + 1, "touched": kind.touched}
-        return engine, EngineCall(engine.profile(sizes), *self._placed(bindings))
+        return engine, EngineCall(engine.profile(sizes), *self._shapes_and_addresses(bindings))
 
-    def _placed(self, bindings: Bindings) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    def _shapes_and_addresses(self, bindings: Bindings) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
         """The shape of every input, and the address of every tensor."""
         every = (*bindings.inputs, *bindings.outputs)
-        return {b.tensor: b.shape for b in bindings.inputs}, {b.tensor: self.buffers.at(b) for b in every}
+        return {b.tensor: b.shape for b in bindings.inputs}, {b.tensor: self.buffers.address_of(b) for b in every}
 
     def _result(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Pinned host memory, which is the same for every pass."""
@@ -189,10 +189,10 @@ class TrtBackend(Backend):
 
     def _engine(self, graph: Graph) -> TrtEngine:
         if graph.file not in self._engines:
-            file = next((engine for engine in self._set.engines if engine.graph == graph.file), None)
+            file = next((engine for engine in self._engine_set.engines if engine.graph == graph.file), None)
             if file is None:
-                raise PassError(f"{self._set.directory} has no engine of {graph.file}; build the engines again")
-            path = self._set.path(self.bundle) / file.file
+                raise PassError(f"{self._engine_set.directory} has no engine of {graph.file}; build the engines again")
+            path = self._engine_set.path(self.bundle) / file.file
             self._engines[graph.file] = TrtEngine(self._shared, path, file)
         return self._engines[graph.file]
 
@@ -224,7 +224,7 @@ def _capabilities(
         manifest.tree_sizes({engine.graph for engine in engines.engines}),
         rounds_activations=manifest.model.weights == "w8a8",
         least_width=least_width(engines),
-        listed=listed_positions(built),
+        noise_positions=listed_positions(built),
         keeps_graphs=True,
     )
 
@@ -235,7 +235,7 @@ def least_width(engines: EngineSet) -> int:
     return min(sizes["width"][0] for sizes in profiles if COLUMNS in sizes)
 
 
-def _key(kind: PassKind) -> tuple[Any, ...]:
+def _pass_key(kind: PassKind) -> tuple[Any, ...]:
     logprobs = ["with processed logprobs" if kind.logprobs_key[-1] else "with logprobs"] if kind.logprobs else []
     processors = [f"with processors of {kind.touched} tokens"] if kind.touched else []
     return kind.plan.name, kind.batch, kind.sampler, *logprobs, *processors

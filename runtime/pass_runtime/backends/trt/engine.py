@@ -39,8 +39,8 @@ class TrtEngine:
 
     def __init__(self, shared: Shared, path: Path, file: EngineFile) -> None:
         self._shared, self._cuda, self._file, self._path = shared, shared.cuda, file, path
-        shared.listen()
-        self._engine = shared.runtime.deserialize_cuda_engine(mapped(path))
+        shared.clear_errors()
+        self._engine = shared.runtime.deserialize_cuda_engine(map_file(path))
         if self._engine is None:
             raise PassError(
                 f"{path} cannot be loaded on this GPU (deserialize_cuda_engine: {shared.reason()}); where the file is "
@@ -87,7 +87,7 @@ class TrtEngine:
     def enqueue(self, call: EngineCall) -> None:
         """Put one run on the stream."""
         context = self._context(call)
-        self._shared.listen()
+        self._shared.clear_errors()
         if not context.execute_async_v3(self._cuda.stream):
             raise PassError(f"{self._path} failed to run (execute_async_v3: {self._shared.reason()})")
 
@@ -99,7 +99,7 @@ class TrtEngine:
     def _context(self, call: EngineCall) -> Any:
         """The context that is bound to `call`, and never to anything else."""
         if call.key not in self._contexts:
-            self._shared.listen()
+            self._shared.clear_errors()
             context = self._new_context()
             self._bind(context, call)
             self._contexts[call.key] = context
@@ -134,7 +134,7 @@ class TrtEngine:
         self._config = self._engine = None
 
 
-def mapped(path: Path) -> mmap.mmap:
+def map_file(path: Path) -> mmap.mmap:
     """The bytes of an engine, of which the system reads and keeps no more than it needs."""
     try:
         with path.open("rb") as file:

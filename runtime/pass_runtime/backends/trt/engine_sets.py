@@ -32,7 +32,7 @@ class RuntimeCache:
     def __init__(self, library: Any, path: Path) -> None:
         self._library, self._path = library, path
         self._cache: Any = None
-        self._known = b""
+        self._saved = b""
 
     def config(self, engine: Any) -> Any:
         """What contexts of `engine` are made with."""
@@ -48,23 +48,23 @@ class RuntimeCache:
 
     def _load(self) -> None:
         try:
-            self._known = self._path.read_bytes()
+            self._saved = self._path.read_bytes()
         except OSError:
             return
         # One of another GPU, driver or version is refused, and replaced later.
-        if not self._cache.deserialize(self._known):
-            self._known = b""
+        if not self._cache.deserialize(self._saved):
+            self._saved = b""
 
     def save(self) -> None:
         """Keep the kernels that were compiled since the last time, where there are any."""
         if self._cache is None:
             return
         found = bytes(self._cache.serialize())
-        if found == self._known:
+        if found == self._saved:
             return
         try:
             write_whole(self._path, found)
-            self._known = found
+            self._saved = found
         except PassError as error:
             log.info("compiled kernels are not kept for the next process: %s", error)
 
@@ -74,7 +74,7 @@ class RuntimeCache:
 
 
 log = logging.getLogger("pass_runtime.backends")
-KEPT_ERRORS = 4
+MAX_KEPT_ERRORS = 4
 """How many of the library's last errors a message repeats."""
 
 
@@ -106,7 +106,7 @@ class Shared:
     cache: RuntimeCache | None
     scratch: Scratch = field(init=False)
     runtime: Any = field(init=False)
-    _errors: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
+    _errors: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_ERRORS))
 
     def __post_init__(self) -> None:
         self.scratch = Scratch(self.cuda)
@@ -118,7 +118,7 @@ class Shared:
         if self.cache is not None:
             self.cache.save()
 
-    def listen(self) -> None:
+    def clear_errors(self) -> None:
         """Forget what the library said until now, so that `reason` tells of what comes."""
         self._errors.clear()
 
@@ -142,13 +142,13 @@ def choose_engines(
     device: DeviceInfo | None,
     verify: bool = True,
     *,
-    absent: str = "",
+    why_absent: str = "",
 ) -> EngineSet:
     """The newest set of `library` for this `version` and GPU; PassError says why none fits. verify: check hashes.
-    absent: why there is no `device`, for the message."""
+    why_absent: why there is no `device`, for the message."""
     check_built(bundle, manifest, library)
     if device is None:
-        why = f" ({absent})" if absent else ""
+        why = f" ({why_absent})" if why_absent else ""
         raise PassError(f"{library.name} needs an NVIDIA GPU, and none is visible{why}; use --device cpu")
     candidates = [engines for engines in manifest.engines if engines.library == library.name]
     fitting = [engines for engines in candidates if fits(engines, manifest, version, device)]

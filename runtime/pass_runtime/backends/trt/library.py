@@ -87,13 +87,13 @@ def import_library(chosen: Library) -> Any:
     return library
 
 
-class Messages(Protocol):
+class ErrorList(Protocol):
     """Where errors are kept: a list, or a deque that forgets."""
 
     def append(self, message: str, /) -> None: ...
 
 
-def make_logger(library: Any, errors: Messages, log: logging.Logger | None = None) -> Any:
+def make_logger(library: Any, errors: ErrorList, log: logging.Logger | None = None) -> Any:
     """A logger of `library` that appends errors to `errors`, and gives errors and warnings to `log`."""
     severity_of = library.ILogger
     levels = {
