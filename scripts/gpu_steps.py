@@ -59,7 +59,7 @@ def check_device(api: Any) -> dict[str, Any]:
     checks["memory"] = f"{device.free >> 20} of {device.total >> 20} MiB free"
     for name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion"):
         if hasattr(api, name):
-            version = call(getattr(api, name)(), name)
+            version = unwrap(getattr(api, name)(), name)
             checks[name] = f"{version // 1000}.{version % 1000 // 10}"
     cuda, uncaptured = Cuda(api), {}
     try:

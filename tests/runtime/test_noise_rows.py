@@ -81,7 +81,7 @@ def test_how_much_is_filled_at_a_time_changes_no_token(bundle: Path, computed: l
 def test_beginning_and_moving_cost_a_block(bundle: Path, computed: list[int]):
     """Not every position of the capacity."""
     session = load(bundle, "cpu", threads=1, max_batch_size=2)
-    positions = session.backend.capabilities.positions
+    positions = session.backend.capabilities.noise_positions
     options = GenerateOptions(4, SAMPLED[0], plan="ar", ignore_eos=True)
     session.generate_ids([5] * 300, options).result()
     streams = 3 if session.manifest.rule == "rejection" else 1

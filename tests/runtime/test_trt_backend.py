@@ -281,6 +281,38 @@ def test_an_engine_that_is_not_what_the_manifest_says_is_refused(gpu: Gpu, field
         gpu.open()
 
 
+@pytest.mark.parametrize(
+    ("side", "name", "axis", "size"),
+    [
+        ("inputs", "past_key.0", 1, 7),  # heads
+        ("outputs", "present_value.0", 2, CAPACITY + 64),
+        ("outputs", "logits", 2, 7),  # the vocabulary
+        ("inputs", "row_position", 1, 1),  # of another rank
+        ("inputs", "lookahead_rows", None, 0),
+        ("inputs", "columns", None, 0),
+        ("outputs", "no_tensor_of_the_bundle", 0, 1),
+    ],
+)
+def test_an_engine_with_another_tensor_than_the_manifest_is_refused(gpu: Gpu, side, name, axis, size, monkeypatch):
+    """As one that was built from another export. axis: of the other size; None leaves the tensor out."""
+    import fake_gpu
+
+    init = fake_gpu.FakeEngine.__init__
+
+    def built_from_another_export(self, library, plan):
+        tensors = dict(plan[side])
+        shape = list(tensors.pop(name, {"shape": []})["shape"])
+        if axis is not None:
+            tensors[name] = {"dtype": "float32", "shape": [*shape[:axis], size, *shape[axis + 1 :]]}
+        init(self, library, plan | {side: tensors})
+
+    monkeypatch.setattr(fake_gpu.FakeEngine, "__init__", built_from_another_export)
+    message = rf"trunk.*: the shape of {name} is .+, and in the manifest .+; build it again with pass-export build$"
+    with pytest.raises(PassError, match=message):
+        gpu.open()
+    gpu.assert_empty()
+
+
 def test_an_old_driver_is_why_engines_do_not_run(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu.cuda, "cudaGetDeviceCount", lambda: (35, None), raising=False)
     monkeypatch.setattr(gpu.cuda, "cudaDriverGetVersion", lambda: (0, 12040), raising=False)

@@ -1,10 +1,10 @@
-"""Copies a model whose weights lie in a file beside it, so that every blob of them begins at an aligned offset.
+"""Copies an ONNX model with external weights, so that every blob of weights begins at an aligned offset.
 
-Only the entries that say where a blob lies are changed, in the protobuf's bytes
+Only the model's entries with the place of a blob are changed, in the protobuf's bytes
 (https://protobuf.dev/programming-guides/encoding/): field 7 of a ModelProto is its graph, field 5 of a GraphProto an
 initializer, field 13 of a TensorProto an entry of its external data, with the key in field 1 and the value in field 2
 (onnx.proto). ONNX Runtime adds entries whose key begins with `prepacked` and whose value is
-NAME|offset;length;checksum|..., for the forms of the tensor that its kernels read.
+NAME|offset;length;checksum|..., for the packed forms of the tensor that its kernels read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import BinaryIO
 from pass_runtime.bundle.manifest import FileInfo
 
 GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2
+"""Field numbers."""
 VARINT, EIGHT_BYTES, DELIMITED, FOUR_BYTES = 0, 1, 2, 5
+"""Protobuf's wire types."""
 PIECE_BYTES = 1 << 22
 
 Field = tuple[int, int, int, int]
-"""A field's number, where it begins, where its content begins, and where it ends."""
+"""A field's number, and the offsets of its begin, of its content and of its end."""
 
 
 class UnknownFormat(ValueError):
@@ -41,7 +43,7 @@ class AlignedModel:
 
 def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -> AlignedModel:
     """Write a copy of `model`, whose weights are all in the file `data` beside it, as `target`, with the weights in
-    `new_data` beside that. UnknownFormat for other models."""
+    `new_data` beside that. Raises UnknownFormat if it is another kind of model."""
     with (model.parent / data).open("rb") as old, (target.parent / new_data).open("xb") as new:
         blobs = _Blobs(old, new, alignment)
         graph = _relocate(model, data, target, new_data, blobs.move)
@@ -49,22 +51,22 @@ def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -
 
 
 def link(model: Path, data: str, target: Path, new_data: str, other: Path, known: AlignedModel) -> AlignedModel | None:
-    """As `align`, but without a copy of the weights: `new_data` is a link to the weights' file `other`, which `known`
-    describes. None where that has not all blobs."""
+    """As `align`, but `new_data` becomes a hard link to the weights' file `other`, which `known` describes. None if
+    `other` lacks a blob."""
 
     class Missing(Exception):
         """A blob is not in `other`."""
 
     with (model.parent / data).open("rb") as old:
 
-        def place(offset: int, length: int) -> int:
+        def find(offset: int, length: int) -> int:
             digest = _digest(old, offset, length)
             if digest not in known.blobs:
                 raise Missing
             return known.blobs[digest]
 
         try:
-            graph = _relocate(model, data, target, new_data, place)
+            graph = _relocate(model, data, target, new_data, find)
         except Missing:
             return None
     os.link(other, target.parent / new_data)
@@ -86,7 +88,7 @@ def _relocate(model: Path, data: str, target: Path, new_data: str, move: Move) -
         changed = _replace_fields(content, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit_tensor))
     except UnknownFormat:
         raise
-    except ValueError as error:  # no number, or no text
+    except ValueError as error:  # an entry is not a number, or not UTF-8
         raise UnknownFormat(str(error)) from None
     if data.encode() in changed:
         raise UnknownFormat("it has weights besides the initializers of its graph")
@@ -95,7 +97,7 @@ def _relocate(model: Path, data: str, target: Path, new_data: str, move: Move) -
 
 
 def _pieces(file: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
-    """The bytes of a blob. UnknownFormat where the file ends before."""
+    """Read a blob in pieces. Raises UnknownFormat if the file does not have it."""
     if min(offset, length) < 0 or offset + length > os.fstat(file.fileno()).st_size:
         raise UnknownFormat(f"{length} bytes at {offset} are not in the file")
     file.seek(offset)
@@ -111,7 +113,7 @@ def _digest(file: BinaryIO, offset: int, length: int) -> str:
 
 
 class _Blobs:
-    """Copies blobs from one file to aligned offsets of another. offsets: their offsets, by SHA-256."""
+    """Copies blobs from one file to aligned offsets of another. offsets: the new offsets, by SHA-256."""
 
     def __init__(self, old: BinaryIO, new: BinaryIO, alignment: int) -> None:
         self._old, self._new, self._alignment = old, new, alignment
@@ -138,7 +140,7 @@ class _Blobs:
 
 
 def _move_tensor(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
-    """A TensorProto whose blobs were moved; one with its values inside stays as it is."""
+    """Change the offsets of a TensorProto's blobs. A tensor without external data stays as it is."""
     entries = [_entry(tensor[begin:end]) for number, _, begin, end in _fields(tensor) if number == EXTERNAL_DATA]
     if not entries:
         return tensor
@@ -162,6 +164,7 @@ def _move_tensor(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
 
 
 def _move_prepacked(value: str, move: Move) -> str:
+    """Change the offsets in the value of a `prepacked` entry."""
     name, *forms = value.split("|")
     moved = []
     for form in forms:
@@ -171,12 +174,13 @@ def _move_prepacked(value: str, move: Move) -> str:
 
 
 def _entry(content: bytes) -> tuple[str, str]:
+    """The key and value of an entry of external data."""
     found = {number: content[begin:end].decode() for number, _, begin, end in _fields(content)}
     return found.get(KEY, ""), found.get(VALUE, "")
 
 
 def _replace_fields(message: bytes, wanted: int, edit: Callable[[bytes], bytes]) -> bytes:
-    """A message with edit(content) in place of the content of every field `wanted`."""
+    """Return a message with `edit` applied to the content of every field with the number `wanted`."""
     parts = []
     for number, start, begin, end in _fields(message):
         parts.append(_encode_field(number, edit(message[begin:end])) if number == wanted else message[start:end])
@@ -204,7 +208,7 @@ def _fields(message: bytes) -> Iterator[Field]:
 
 
 def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first, and where it ends."""
+    """Decode a number of seven bits a byte, the lowest first. Returns it and the offset of its end."""
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:

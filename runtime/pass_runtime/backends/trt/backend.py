@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pass_runtime.backends import cuda as cuda_api
 from pass_runtime.backends.base import Backend, Capabilities, PassKind, batch_sizes, listed_positions
 from pass_runtime.backends.cuda import Cuda
-from pass_runtime.backends.trt.engine import EngineCall, Program, TrtEngine
+from pass_runtime.backends.trt.engine import EngineCall, Program, TrtEngine, engine_shapes
 from pass_runtime.backends.trt.engine_sets import RuntimeCache, Shared, choose_engines
 from pass_runtime.backends.trt.library import Library, find_library, import_library
 from pass_runtime.bundle.bindings import Binding, Bindings
@@ -27,11 +27,11 @@ from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
 
 Work = tuple[Sequence[tuple[TrtEngine, EngineCall]], Sequence[tuple[npt.NDArray[Any], int]]]
-"""What a program runs: engine calls, and copies to pinned arrays."""
+"""What a program runs: engine calls, then copies to pinned arrays from device addresses."""
 STAGING_BYTES = 4 << 20
-"""Bytes of pinned memory for what is written between passes: windows, noise, certain draft probabilities."""
+"""The pinned memory for what the host writes between passes: windows, noise, draft probabilities."""
 RUNTIME_CACHE_FILE = "kernels.cache"
-"""Beside the engines: what `RuntimeCache` keeps."""
+"""The file of `RuntimeCache`, beside the engines."""
 
 
 class TrtBackend(Backend):
@@ -83,7 +83,7 @@ class TrtBackend(Backend):
         api: Any = None,
         ordinal: int = 0,
     ) -> TrtBackend:
-        """The engine set of `library` that fits GPU `ordinal` of this machine; PassError where none does."""
+        """Open the engine set of `library` that fits GPU `ordinal`. Raises PassError if none does."""
         module = import_library(library)
         api = api or cuda_api.import_api()
         if ordinal:
@@ -106,7 +106,7 @@ class TrtBackend(Backend):
         return self._capacity
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Change how many entries a pass reads. The cache itself has the engines' largest capacity from the start."""
+        """Change how many entries a pass reads. The cache is always allocated for the engines' largest capacity."""
         if not self.cache.capacity:
             self.cache.resize(self._engine_set.capacities[-1], lengths)
         self._capacity, self._columns = capacity, next(c for c in self._engine_set.capacities if c >= capacity)
@@ -134,13 +134,13 @@ class TrtBackend(Backend):
             "prefill", (plan.width, slot), lambda: ([self._bind_trunk(plan, 1, slot, prefill=True)], ())
         ).run()
 
-    def _program(self, graphs: str, key: tuple[Any, ...], make: Callable[[], Work]) -> Program:
-        """The program of `key`. A captured graph contains addresses and shapes, so every kind of pass and every number
-        of cache entries has a program of its own."""
-        key = (graphs, self._columns, *key)
+    def _program(self, what: str, key: tuple[Any, ...], make_work: Callable[[], Work]) -> Program:
+        """The program that runs `what` ("pass", "trunk", "tail" or "prefill") with `key`. Every key and every number of
+        cache entries has its own program, because a captured graph contains addresses and shapes."""
+        key = (what, self._columns, *key)
         if key not in self._programs:
-            name = " ".join(map(str, (graphs, *key[2:], f"over {self._columns} columns")))
-            self._programs[key] = Program(name, self._cuda, *make(), captures=self.captures)
+            name = " ".join(map(str, (what, *key[2:], f"over {self._columns} columns")))
+            self._programs[key] = Program(name, self._cuda, *make_work(), captures=self.captures)
         return self._programs[key]
 
     def _bind_trunk(
@@ -165,14 +165,14 @@ class TrtBackend(Backend):
         if kind.touched:
             graphs.insert(0, (self.processors, self.bindings.processors(self.processors, plan, batch, kind.touched)))
         if kind.logprobs:
-            of = self.bindings.logprobs(plan, batch, processed=kind.logprobs_key[-1])
-            graphs.append((self.manifest.logprobs, of))
+            bindings = self.bindings.logprobs(plan, batch, processed=kind.logprobs_key[-1])
+            graphs.append((self.manifest.logprobs, bindings))
         return [self._bind_tail(kind, *graph) for graph in graphs]
 
     def _bind_tail(self, kind: PassKind, graph: Graph, bindings: Bindings) -> tuple[TrtEngine, EngineCall]:
         engine, plan, batch = self._engine(graph), kind.plan, kind.batch
         sizes = {"batch": batch, "width": plan.width, "lookahead_rows": len(plan.lookahead_rows)}
-        sizes |= {"positions": self.capabilities.positions, "max_emitted": plan.max_emitted}
+        sizes |= {"positions": self.capabilities.noise_positions, "max_emitted": plan.max_emitted}
         sizes |= {"processed_rows": plan.drafts + 1, "touched": kind.touched}
         return engine, EngineCall(engine.profile(sizes), *self._shapes_and_addresses(bindings))
 
@@ -182,7 +182,7 @@ class TrtBackend(Backend):
         return {b.tensor: b.shape for b in bindings.inputs}, {b.tensor: self.buffers.address_of(b) for b in every}
 
     def _result(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Pinned host memory, which is the same for every pass."""
+        """Pinned host memory for an output, the same in every pass."""
         if (name, shape) not in self._results:
             self._results[name, shape] = self._cuda.pinned(shape, np.int64)
         return self._results[name, shape]
@@ -193,14 +193,16 @@ class TrtBackend(Backend):
             if file is None:
                 raise PassError(f"{self._engine_set.directory} has no engine of {graph.file}; build the engines again")
             path = self._engine_set.path(self.bundle) / file.file
-            self._engines[graph.file] = TrtEngine(self._shared, path, file)
+            capacity = self._engine_set.capacities[-1]
+            shapes = engine_shapes(graph, capacity, self.capabilities.least_width, trunk=graph == self.manifest.trunk)
+            self._engines[graph.file] = TrtEngine(self._shared, path, file, shapes)
         return self._engines[graph.file]
 
 
 def _capabilities(
     manifest: Manifest, engines: EngineSet, max_batch_size: int | None, capacity: int | None
 ) -> Capabilities:
-    """What the engines were built for, limited to what the options request."""
+    """What the engines were built for, limited by the options. Raises PassError if the options exceed it."""
     max_batch_size = max_batch_size or engines.max_batch_size
     if max_batch_size > engines.max_batch_size:
         raise PassError(
@@ -208,23 +210,23 @@ def _capabilities(
             f"--max-batch-size {max_batch_size}"
         )
     built = engines.capacities[-1]
-    most = built if capacity is None else capacity
-    if most > built:
+    largest = built if capacity is None else capacity
+    if largest > built:
         raise PassError(
             f"the engines' KV capacity is {built} tokens; use --capacity {built} or less, or build them with "
-            f"--max-seq-len {most}"
+            f"--max-seq-len {largest}"
         )
     return Capabilities(
         f"{engines.library} {engines.version}",
         manifest.model.vocab_size,
-        (*(columns for columns in engines.capacities if columns < most), most),
+        (*(columns for columns in engines.capacities if columns < largest), largest),
         (*engines.prefill_widths, 1),
         batch_sizes(max_batch_size),
         engines.lookahead,
         manifest.tree_sizes({engine.graph for engine in engines.engines}),
         rounds_activations=manifest.model.weights == "w8a8",
         least_width=least_width(engines),
-        noise_positions=listed_positions(built),
+        engine_positions=listed_positions(built),
         keeps_graphs=True,
     )
 
@@ -236,14 +238,15 @@ def least_width(engines: EngineSet) -> int:
 
 
 def _pass_key(kind: PassKind) -> tuple[Any, ...]:
+    """Identifies a pass or its tails. `_program` also makes the program's name of it."""
     logprobs = ["with processed logprobs" if kind.logprobs_key[-1] else "with logprobs"] if kind.logprobs else []
     processors = [f"with processors of {kind.touched} tokens"] if kind.touched else []
     return kind.plan.name, kind.batch, kind.sampler, *logprobs, *processors
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared: Shared) -> None:
-    """Free graphs, then engines, then the device, because each refers to the next. In a forked process, where CUDA does
-    not work, free nothing."""
+    """Free graphs, then engines, then the device, because each refers to the next. In a forked process CUDA does not
+    work, so free nothing."""
     if shared.cuda.forked:
         return
     with shared.cuda.for_this_thread():
