@@ -307,7 +307,9 @@ def test_an_engine_with_another_tensor_than_the_manifest_is_refused(gpu: Gpu, si
         init(self, library, plan | {side: tensors})
 
     monkeypatch.setattr(fake_gpu.FakeEngine, "__init__", built_from_another_export)
-    message = rf"trunk.*: the shape of {name} is .+, and in the manifest .+; build it again with pass-export build$"
+    message = (
+        rf"trunk.* and the manifest differ in the shape of {name}: .+ and .+; build it again with pass-export build$"
+    )
     with pytest.raises(PassError, match=message):
         gpu.open()
     gpu.assert_empty()

@@ -40,8 +40,8 @@ class Capabilities:
     lookahead: the length of the draft chain and of the look-ahead groups that the engines were built for; None allows
     any plan. trees: the numbers of drafts of the trees that the bundle has tails for.
     rounds_activations: whether activations are rounded to 8 bits.
-    same_entries: whether the K/V of a token are the same bits, whether a prompt chunk or a chain of any width wrote
-    them. The other branches of a tree are excepted.
+    same_entries: whether any prompt chunk and any chain write the same bits of K/V for a token. Only drafts beside the
+    chain of first choices in a tree may differ.
     least_width: narrower windows are padded to this many rows.
     engine_positions: N that the engines were built for; 0 is `listed_positions` of the largest capacity.
     keeps_graphs: whether passes run as captured CUDA graphs that stay valid when the KV capacity changes.
@@ -77,8 +77,8 @@ class Capabilities:
     @property
     def exact_trees(self) -> tuple[int, ...]:
         """The numbers of drafts of the trees that may run: none if activations are rounded to 8 bits. The last bits of
-        a row's values depend on its place in the window, and rounding magnifies that. Accepted drafts may be in other
-        rows than in plain decoding, so a tree could change the text, also of other sequences in the batch."""
+        a row's values depend on its place in the window, and decide what is rounded up. A tree's accepted drafts may be
+        in other rows than in plain decoding, which could change the text, also of other sequences in the batch."""
         return () if self.rounds_activations else self.trees
 
     def batch_size(self, slots: int) -> int:
@@ -324,10 +324,7 @@ class Backend(ABC):
 
     def logits(self, plan: Plan, batch: int = 1) -> npt.NDArray[np.float32]:
         """The logits [b,Q,V] of the last pass over `plan`, which only checks read."""
-        logits: npt.NDArray[np.float32] = self.buffers.read(
-            "logits", (batch, plan.width, self.capabilities.vocab_size), np.float32
-        )
-        return logits
+        return self.buffers.read("logits", (batch, plan.width, self.capabilities.vocab_size), np.float32)
 
     def save_kernels(self) -> None:  # noqa: B027 (most engines compile nothing)
         """Save the kernels that were compiled at run time for later processes."""
@@ -358,9 +355,9 @@ def listed_positions(capacity: int) -> int:
     return capacity + 1 + MAX_LOOKAHEAD
 
 
-def batch_sizes(maximum: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to and including `maximum`."""
-    sizes, size = [], 1
+def doublings(maximum: int, first: int = 1) -> tuple[int, ...]:
+    """`first`, twice that, and so on, up to and including `maximum`."""
+    sizes, size = [], first
     while size < maximum:
         sizes.append(size)
         size *= 2

@@ -317,9 +317,9 @@ class Cuda:
         self._in_flight += -(-size // STAGING_ALIGNMENT_BYTES) * STAGING_ALIGNMENT_BYTES
         return place
 
-    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
-        """Copy `rows` rows of `size` bytes on the device. They begin `pitch` and `source_pitch` bytes apart."""
-        self._call("cudaMemcpy2DAsync", target, pitch, source, source_pitch, size, rows, ON_DEVICE, self.stream)
+    def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+        """Copy `rows` rows of `size` bytes on the device. They begin `target_pitch` and `source_pitch` bytes apart."""
+        self._call("cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, size, rows, ON_DEVICE, self.stream)
         self.synchronize()
 
     def enqueue_download(self, array: npt.NDArray[Any], address: int) -> None:

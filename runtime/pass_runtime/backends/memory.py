@@ -80,8 +80,8 @@ class Memory(Protocol):
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         """Fill a contiguous host array from `address`, after all earlier work of the device."""
 
-    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
-        """Copy `rows` rows of `size` bytes, which begin `pitch` and `source_pitch` bytes apart."""
+    def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+        """Copy `rows` rows of `size` bytes, which begin `target_pitch` and `source_pitch` bytes apart."""
 
     def for_this_thread(self) -> AbstractContextManager[None]:
         """A context in which the calling thread works on this device. The host's does nothing."""
@@ -127,9 +127,9 @@ class HostMemory:
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
 
-    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+    def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
         for row in range(rows):
-            ctypes.memmove(target + row * pitch, source + row * source_pitch, size)
+            ctypes.memmove(target + row * target_pitch, source + row * source_pitch, size)
 
     def for_this_thread(self) -> AbstractContextManager[None]:
         return nullcontext()

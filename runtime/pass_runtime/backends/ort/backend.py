@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, batch_sizes, check_onnx_runtime
+from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, check_onnx_runtime, doublings
 from pass_runtime.backends.memory import Memory, wide_chunks
 from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.engine import check_graph, choose_device, map_shared, open_memory, open_session
@@ -120,7 +120,7 @@ class OrtBackend(Backend):
         self._device = choose_device(device)
         kind, _ = split_device(self._device)
         check_onnx_runtime(bundle, manifest)
-        slots = batch_sizes(max_batch_size or DEFAULT_BATCH)
+        slots = doublings(max_batch_size or DEFAULT_BATCH)
         capacities = CAPACITIES[kind](capacity or manifest.model.max_capacity)
         wide = {} if kind == "cpu" else wide_chunks(manifest.model, capacities)
         derived = manifest.derived_trunk(kind, slots[-1])
@@ -182,9 +182,8 @@ class OrtBackend(Backend):
         self._bound_prefills.clear()
 
     def run_trunk(self, plan: Plan, batch: int) -> None:
-        self._in_thread(
-            lambda: self._run(self._bound_trunks.get((plan.name, batch), partial(self._bind_trunk, plan, batch)))
-        )
+        make = partial(self._bind_trunk, plan, batch)
+        self._in_thread(lambda: self._run(self._bound_trunks.get((plan.name, batch), make)))
 
     def run_tail(self, kind: PassKind) -> None:
         self._in_thread(lambda: self._run_tails(kind))
@@ -210,9 +209,8 @@ class OrtBackend(Backend):
         return {name: self.buffers.read(name, shape, np.int64) for name, shape in self.result_shapes(kind).items()}
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
-        self._in_thread(
-            lambda: self._run(self._bound_prefills.get((plan.width, slot), partial(self._bind_prefill, slot, plan)))
-        )
+        make = partial(self._bind_trunk, plan, 1, slot=slot, prefill=True)
+        self._in_thread(lambda: self._run(self._bound_prefills.get((plan.width, slot), make)))
 
     def _run(self, bound: BoundSession) -> None:
         try:
@@ -221,15 +219,11 @@ class OrtBackend(Backend):
             self.memory.check_device()
             raise
 
-    def _bind_trunk(self, plan: Plan, batch: int, graph_id: int) -> BoundSession:
-        bindings = self.bindings.trunk(plan, batch)
-        past, present = self._cache_tensors(0, batch)
-        file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
-        return self._bind(graph_id, file, self._trunks.of(plan), bindings, past, present)
-
-    def _bind_prefill(self, slot: int, plan: Plan, graph_id: int) -> BoundSession:
-        bindings = self.bindings.trunk(plan, 1, prefill=True)
-        past, present = self._cache_tensors(slot, 1)
+    def _bind_trunk(
+        self, plan: Plan, batch: int, graph_id: int, *, slot: int = 0, prefill: bool = False
+    ) -> BoundSession:
+        bindings = self.bindings.trunk(plan, batch, prefill=prefill)
+        past, present = self._cache_tensors(slot, batch)
         file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
         return self._bind(graph_id, file, self._trunks.of(plan), bindings, past, present)
 
@@ -306,11 +300,7 @@ def following_capacities(maximum: int) -> tuple[int, ...]:
 
 def doubling_capacities(maximum: int) -> tuple[int, ...]:
     """256, 512, ... up to and including `maximum`. They are few, because each needs its own CUDA graphs."""
-    sizes, size = [], FIRST_CAPACITY
-    while size < maximum:
-        sizes.append(size)
-        size *= 2
-    return (*sizes, maximum)
+    return doublings(maximum, FIRST_CAPACITY)
 
 
 CAPACITIES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"cpu": following_capacities, "cuda": doubling_capacities}

@@ -98,7 +98,7 @@ class WeightCache:
         remembered, hashes = Remembered(), [manifest.files[name].sha256 for name in (file, data)]
         for name, sha256 in zip((file, data), hashes, strict=True):
             if not remembered.knows(bundle / name, sha256):
-                raise NotPacked(f"the hash of {name} has not been checked yet")
+                raise NotPacked(f"the hash of {name} is not known yet")
         key = weight_key(*hashes)
         if key is None:
             raise NotPacked("the kind of CPU is not known")

@@ -119,7 +119,7 @@ class BoundSessions(Generic[Key]):
         self._graph_of: dict[Key, int] = {}
 
     def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
-        """The bound session of `key`; if there is none, `make` makes it for a new graph number."""
+        """The bound session of `key`; if there is none, `make` makes it with the key's graph number."""
         if key not in self._bound:
             self._bound[key] = make(self._graph_of.setdefault(key, next(self._graph_ids)))
             if len(self._bound) > self.MAX_BOUND:
@@ -178,7 +178,7 @@ class Trunks:
         return self.lookahead if len(plan.lookahead_rows) else self.plain
 
 
-class Probe(Protocol):
+class TrunkProbe(Protocol):
     """Computes logits with a session, for windows with look-ahead rows or without."""
 
     def __call__(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> Sequence[npt.NDArray[Any]]: ...
@@ -194,9 +194,9 @@ def open_trunk(
     return Trunks(session, lambda: session)
 
 
-def open_packed(bundle: Path, manifest: Manifest, slots: int, threads: int, cache: WeightCache, probe: Probe) -> Trunks:
-    """Open sessions on the CPU with packed weights: one for each of the bundle's trunk graphs, because they share the
-    weights in memory. If the weights cannot be packed, it is one session."""
+def open_packed(bundle: Path, manifest: Manifest, slots: int, threads: int, cache: WeightCache, probe: TrunkProbe) -> Trunks:
+    """Open sessions on the CPU with packed weights: one for each of the bundle's trunk graphs, which share the weights
+    in memory. If the weights cannot be packed, open one session for all passes."""
     lookahead_file, plain_file = (manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False))
 
     def map_weights(file: str, other: str | None = None) -> ort.InferenceSession | None:

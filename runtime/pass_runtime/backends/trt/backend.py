@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.backends import cuda as cuda_api
-from pass_runtime.backends.base import Backend, Capabilities, PassKind, batch_sizes, listed_positions
+from pass_runtime.backends.base import Backend, Capabilities, PassKind, doublings, listed_positions
 from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.trt.engine import EngineCall, Program, TrtEngine, engine_shapes
 from pass_runtime.backends.trt.engine_sets import RuntimeCache, Shared, choose_engines
@@ -221,7 +221,7 @@ def _capabilities(
         manifest.model.vocab_size,
         (*(columns for columns in engines.capacities if columns < largest), largest),
         (*engines.prefill_widths, 1),
-        batch_sizes(max_batch_size),
+        doublings(max_batch_size),
         engines.lookahead,
         manifest.tree_sizes({engine.graph for engine in engines.engines}),
         rounds_activations=manifest.model.weights == "w8a8",

@@ -89,8 +89,8 @@ class TrtEngine:
             if not _matches(built.get(name), shapes.get(name)):
                 has, listed = built.get(name, "missing"), shapes.get(name, "missing")
                 raise PassError(
-                    f"{self._path}: the shape of {name} is {has}, and in the manifest {listed}; build it again with "
-                    "pass-export build"
+                    f"{self._path} and the manifest differ in the shape of {name}: {has} and {listed}; build it again "
+                    "with pass-export build"
                 )
         output = self._shared.library.TensorIOMode.OUTPUT
         found = {

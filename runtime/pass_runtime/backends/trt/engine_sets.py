@@ -98,9 +98,8 @@ class Scratch:
 
 @dataclass
 class Shared:
-    """What all engines of a backend share.
-
-    library: the TensorRT module. cache: of kernels compiled at run time; None if the library compiles none."""
+    """What all engines of a backend share. library: the TensorRT module. cache: of kernels compiled at run time; None
+    if the library compiles none."""
 
     library: Any
     cuda: Cuda
