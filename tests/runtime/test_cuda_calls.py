@@ -11,9 +11,9 @@ from pass_runtime.backends.cuda import (
     ON_DEVICE,
     THREAD_LOCAL,
     TO_DEVICE,
-    call,
     find_device,
     import_api,
+    unwrap,
 )
 from pass_runtime.errors import PassError
 
@@ -50,4 +50,4 @@ def test_calls_are_taken(name: str):
     if find_device() is not None:
         pytest.skip("there is a GPU, which these arguments would not please")
     with pytest.raises(PassError, match=r"CUDA error \d+ \(cudaError.*nvidia-smi"):
-        call(getattr(import_api(), name)(*CALLS[name]))
+        unwrap(getattr(import_api(), name)(*CALLS[name]))
