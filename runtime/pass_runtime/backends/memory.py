@@ -152,8 +152,8 @@ def item_size(dtype: npt.DTypeLike) -> int:
 
 class Buffers:
     """Device memory by name and shape, which several graphs are bound to. The same name and shape is always at the same
-    address, because captured CUDA graphs contain addresses. The shape of a buffer with a row for each of `slots` slots
-    is that of a row.
+    address, because captured CUDA graphs contain addresses. A buffer with a row for each of `slots` slots is found by
+    the shape of a row.
 
     transient: names of buffers with rows whose content, such as logits, is not needed after the pass that wrote it. All
     shapes of such a name share memory. If it is too small for a shape, a new block of at least twice its size is

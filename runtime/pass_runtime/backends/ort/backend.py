@@ -82,7 +82,7 @@ def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> 
 
 
 FIRST_CAPACITY = 256
-"""The least KV capacity on CUDA, in tokens."""
+"""The first KV capacity on CUDA, in tokens."""
 CAPACITY_STEP = 64
 """KV capacities on the CPU are multiples of this, in tokens: sums over the entries then round alike, however many of
 them are masked."""
@@ -145,9 +145,7 @@ class OrtBackend(Backend):
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch, until the cache is resized
         self._bound_prefills = BoundSessions[tuple[int, int]]()  # by width and slot, until the cache is resized
-        self._bound_tails = BoundSessions[
-            tuple[Hashable, ...]
-        ]()  # by plan, sampler or other graph, batch and processors
+        self._bound_tails = BoundSessions[tuple[Hashable, ...]]()  # by `PassKind.tail_key`, `logprobs_key` and so on
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         limits = self.capabilities
@@ -266,7 +264,7 @@ class OrtBackend(Backend):
         return bind(session, self._device, inputs, outputs, (past, present), graph_id, self.memory, on_failure)
 
     def _not_captured(self, file: str, reason: str) -> None:
-        if file not in self.uncaptured:  # not yet, for another plan, batch or slot
+        if file not in self.uncaptured:  # Warn once, not for every plan, batch and slot.
             log.warning("%s runs without a CUDA graph, which makes passes slower: %s", file, reason)
         self.captures[file] = reason
 

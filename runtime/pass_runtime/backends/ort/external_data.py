@@ -25,7 +25,7 @@ VARINT, EIGHT_BYTES, DELIMITED, FOUR_BYTES = 0, 1, 2, 5
 PIECE_BYTES = 1 << 22
 
 Field = tuple[int, int, int, int]
-"""A field's number, and the offsets of its begin, of its content and of its end."""
+"""A field's number, and the offsets of its start, of its content and of its end."""
 
 
 class UnknownFormat(ValueError):

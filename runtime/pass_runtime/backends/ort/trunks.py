@@ -194,7 +194,9 @@ def open_trunk(
     return Trunks(session, lambda: session)
 
 
-def open_packed(bundle: Path, manifest: Manifest, slots: int, threads: int, cache: WeightCache, probe: TrunkProbe) -> Trunks:
+def open_packed(
+    bundle: Path, manifest: Manifest, slots: int, threads: int, cache: WeightCache, probe: TrunkProbe
+) -> Trunks:
     """Open sessions on the CPU with packed weights: one for each of the bundle's trunk graphs, which share the weights
     in memory. If the weights cannot be packed, open one session for all passes."""
     lookahead_file, plain_file = (manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False))
