@@ -314,7 +314,7 @@ def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cach
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({}, "they are only 0 MiB"), ({"least": 0, "most": 1000}, "more than the 0 MiB of the cache")],
+    [({}, "they are only 0 MiB"), ({"min_bytes": 0, "max_bytes": 1000}, "more than the 0 MiB of the cache")],
     ids=["small", "too large"],
 )
 def test_weights_that_are_not_worth_it_or_do_not_fit(
