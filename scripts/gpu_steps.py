@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load, read_manifest
-from pass_runtime.backends.cuda import ON_DEVICE, Cuda, call, find_device, import_api, why_no_device
+from pass_runtime.backends.cuda import ON_DEVICE, Cuda, find_device, import_api, unwrap, why_no_device
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.cli.bench import write_json
@@ -59,7 +59,7 @@ def check_device(api: Any) -> dict[str, Any]:
     checks["memory"] = f"{device.free >> 20} of {device.total >> 20} MiB free"
     for name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion"):
         if hasattr(api, name):
-            version = call(getattr(api, name)(), name)
+            version = unwrap(getattr(api, name)(), name)
             checks[name] = f"{version // 1000}.{version % 1000 // 10}"
     cuda, uncaptured = Cuda(api), {}
     try:
@@ -100,7 +100,7 @@ def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
     def seconds() -> float:
         started = time.perf_counter()
         for _ in range(TIMED_COPIES):
-            call(api.cudaMemcpyAsync(target, source, size, ON_DEVICE, cuda.stream))
+            unwrap(api.cudaMemcpyAsync(target, source, size, ON_DEVICE, cuda.stream))
         cuda.synchronize()
         return time.perf_counter() - started
 

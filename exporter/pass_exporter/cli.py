@@ -20,7 +20,7 @@ from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.cuda import find_device
-from pass_runtime.backends.open import NUMBERED
+from pass_runtime.backends.open import DEVICE_HELP
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
@@ -229,7 +229,7 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     "--reference/--copy", "reference", default=True, help="Refer to the bundle's path (the default), or copy it."
 )
 @click.option("--instances", type=int, default=1, show_default=True, help="Processes, each with its own session.")
-@click.option("--device", default="auto", show_default=True, help=NUMBERED)
+@click.option("--device", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option("--max-batch-size", type=int, help=f"Most sequences per pass of an instance.  [default: {DEFAULT_BATCH}]")
 @click.option("--max-queue", type=int, help="Waiting sequences, above which requests are refused.  [default: 64]")
 @click.option("--max-prompt-tokens", type=int, help="Longest prompt.  [default: what the KV cache holds]")

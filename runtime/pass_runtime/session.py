@@ -228,7 +228,7 @@ class Session:
         if capabilities.keeps_graphs:
             for capacity, batch in product(capabilities.capacities, capabilities.batch_sizes):
                 self._worker.call(partial(capture_graphs, self._scheduler.runner, capacity, batch, samplers))
-            self._worker.call(self.backend.keep_compiled)
+            self._worker.call(self.backend.save_kernels)
 
     def call(self, task: Callable[[Runner], T]) -> T:
         """Run `task(runner)` on the thread that owns the runner, between two steps of the scheduler; for benches."""

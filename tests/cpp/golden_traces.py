@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.backends.ort.backend import ROUNDING
+from pass_runtime.backends.ort.backend import ROUNDED_WEIGHTS
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.request_fields import SAMPLING_FIELDS
@@ -106,7 +106,7 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         """Return a scene whose requests run one after another."""
         return {"name": name, "slots": 1, "requests": list(requests), **more}
 
-    trees = TREES if manifest.tree_sizes() and model.weights not in ROUNDING["cpu"] else ()
+    trees = TREES if manifest.tree_sizes() and model.weights not in ROUNDED_WEIGHTS["cpu"] else ()
     for plan in (*PLANS, *trees):
         name = " ".join(str(value) for value in plan.values())
         yield alone(f"{name}: every sampler", *(request(11 + i, **plan, **s) for i, s in enumerate(SAMPLERS)))

@@ -15,8 +15,8 @@ from cpp_programs import program_at
 from conftest import export_bundle
 from once import made_once
 from pass_runtime import GenerateOptions, load
-from pass_runtime.backends.ort.packed_weights import NOTE, WeightCache
-from pass_runtime.backends.ort.packing import GRAPH, WEIGHTS
+from pass_runtime.backends.ort.packed_weights import NOTE_FILE, WeightCache
+from pass_runtime.backends.ort.packing import GRAPH_FILE, WEIGHTS_FILE
 from pass_runtime.bundle import integrity
 from pass_runtime.bundle.read import read_manifest
 
@@ -75,13 +75,13 @@ def flip(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "no note": lambda entry: (entry / NOTE).unlink(),
-    "half a note": lambda entry: os.truncate(entry / NOTE, 40),
-    "another note": lambda entry: (entry / NOTE).write_text('{"files": [1]}'),
-    "unusable": lambda entry: (entry / NOTE).write_text('{"unusable": "it is not"}'),
-    "no graph": lambda entry: (entry / GRAPH).unlink(),
-    "short weights": lambda entry: os.truncate(entry / WEIGHTS, 4096),
-    "other weights": lambda entry: flip(entry / WEIGHTS),
+    "no note": lambda entry: (entry / NOTE_FILE).unlink(),
+    "half a note": lambda entry: os.truncate(entry / NOTE_FILE, 40),
+    "another note": lambda entry: (entry / NOTE_FILE).write_text('{"files": [1]}'),
+    "unusable": lambda entry: (entry / NOTE_FILE).write_text('{"unusable": "it is not"}'),
+    "no graph": lambda entry: (entry / GRAPH_FILE).unlink(),
+    "short weights": lambda entry: os.truncate(entry / WEIGHTS_FILE, 4096),
+    "other weights": lambda entry: flip(entry / WEIGHTS_FILE),
 }
 
 

@@ -206,7 +206,7 @@ def test_an_error_that_stays_closes_the_session(
         assert all("CUDA error 46" in error for error in errors[:2]) and errors[2] == ""
     else:
         name = {700: "cudaErrorIllegalAddress", 719: "cudaErrorLaunchFailure"}[code]
-        lost = rf"the GPU works no more for this process \(CUDA error {code}, {name}, cuda\w+\); start it again"
+        lost = rf"the GPU works no more for this process \(CUDA error {code}, {name}, cuda\w+\); restart the process"
         assert re.fullmatch(lost, errors[0]) and errors == errors[:1] * 3
 
 

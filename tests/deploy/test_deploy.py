@@ -15,7 +15,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from pass_runtime.backends.ort.engine import INSTALL
+from pass_runtime.backends.ort.engine import INSTALL_GPU_BUILD
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.cli.main import serve
 from pass_server.triton.config import DRAIN_SECONDS
@@ -182,7 +182,7 @@ def test_a_pod_with_a_gpu_runs_an_image_with_the_gpus_parts(name):
     assert container("triton.yaml")["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert "gpu" in re.findall(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)[-1].split(",")
     plain = re.sub(r"--no-cache-dir |--constraint \S+ ", "", installs(name))
-    assert INSTALL in plain and plain.index("[${EXTRAS}]") < plain.index(INSTALL)
+    assert INSTALL_GPU_BUILD in plain and plain.index("[${EXTRAS}]") < plain.index(INSTALL_GPU_BUILD)
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)

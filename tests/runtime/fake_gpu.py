@@ -374,6 +374,9 @@ class FakeEngine:
         mode = self.trt.TensorIOMode
         return mode.INPUT if name in self.plan["inputs"] else mode.OUTPUT
 
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(-1 if isinstance(size, str) else size for size in self.tensors[name]["shape"])
+
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return self.plan["aliases"].get(name)
 

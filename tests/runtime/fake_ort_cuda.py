@@ -33,7 +33,7 @@ class FakeCaptures:
         self.files: dict[int, str] = {}
         self.replays = self.eager = 0
         self._run = ort.InferenceSession.run_with_iobinding
-        monkeypatch.setattr(f"{BACKENDS}.backend.CAPTURING", ("cpu",))
+        monkeypatch.setattr(f"{BACKENDS}.backend.CAPTURE_DEVICES", ("cpu",))
         monkeypatch.setattr(ort.InferenceSession, "run_with_iobinding", lambda *given: self.run(*given))
         for module in MODULES:
             monkeypatch.setattr(f"{BACKENDS}.{module}.open_session", self.open)

@@ -39,22 +39,22 @@ def test_shapes_of_one_name_share_memory(widths: list[int]):
     addresses: dict[int, int] = {}
     for width in widths:
         shape = (width, 7)
-        address = buffers.rows("logits", shape, np.float32)
+        address = buffers.rows_address("logits", shape, np.float32)
         assert addresses.setdefault(width, address) == address
         size = SLOTS * math.prod(shape) * 4
         assert any(start <= address and address + size <= start + have for start, have in memory.sizes.items())
     largest = max(max(SLOTS * width * 7 * 4, 4) for width in widths)
     assert sum(memory.sizes.values()) < 4 * largest
-    assert buffers.rows("other", (1, 7), np.float32) not in addresses.values()  # another name is other memory
-    windows = {buffers.rows("input_ids", (width,), np.int64) for width in set(widths)}
+    assert buffers.rows_address("other", (1, 7), np.float32) not in addresses.values()  # another name is other memory
+    windows = {buffers.rows_address("input_ids", (width,), np.int64) for width in set(widths)}
     assert len(windows) == len(set(widths))  # what a pass leaves to the next one lies by itself
 
 
 def test_only_what_no_pass_leaves_to_the_next_is_shared(tiny_bundle: Path):
     session = load(tiny_bundle, "cpu", threads=1)
-    passing = session.backend.bindings.transient
-    assert passing >= {"logits", "emitted", "count", "chosen_logprob", "top_ids", "top_logprobs"}
-    assert not passing & {"input_ids", "length", "next_ids", "noise_offsets", "temperature", "active"}
+    transient = session.backend.bindings.transient
+    assert transient >= {"logits", "emitted", "count", "chosen_logprob", "top_ids", "top_logprobs"}
+    assert not transient & {"input_ids", "length", "next_ids", "noise_offsets", "temperature", "active"}
 
 
 @pytest.mark.parametrize("kept", [256, 2], ids=["all is kept", "two are kept"])
@@ -69,7 +69,7 @@ def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch: 
         return bind(session, device, inputs, outputs, cache, graph, *more)
 
     monkeypatch.setattr(ort_backend, "bind", noted)
-    monkeypatch.setattr(BoundSessions, "MOST", kept)
+    monkeypatch.setattr(BoundSessions, "MAX_BOUND", kept)
     plans = ["ar", "two-pass", "fused", "fused:1,1", "fused:1,0", "fused:1,1,1", "fused:2,1,1", "fused:2,2,1"]
     session = load(random_bundle, "cpu", threads=1, max_batch_size=2)
     memory = session.backend.memory

@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 
 from pass_runtime.backends.cuda import (
-    MAJOR,
+    CAPABILITY_MAJOR,
     NON_BLOCKING,
     ON_DEVICE,
     THREAD_LOCAL,
     TO_DEVICE,
-    call,
     find_device,
     import_api,
+    unwrap,
 )
 from pass_runtime.errors import PassError
 
@@ -23,7 +23,7 @@ CALLS = {
     "cudaGetDeviceCount": (),
     "cudaGetDevice": (),
     "cudaSetDevice": (1,),
-    "cudaDeviceGetAttribute": (MAJOR, 0),
+    "cudaDeviceGetAttribute": (CAPABILITY_MAJOR, 0),
     "cudaGetDeviceProperties": (0,),
     "cudaMemGetInfo": (),
     "cudaStreamCreateWithFlags": (NON_BLOCKING,),
@@ -50,4 +50,4 @@ def test_calls_are_taken(name: str):
     if find_device() is not None:
         pytest.skip("there is a GPU, which these arguments would not please")
     with pytest.raises(PassError, match=r"CUDA error \d+ \(cudaError.*nvidia-smi"):
-        call(getattr(import_api(), name)(*CALLS[name]))
+        unwrap(getattr(import_api(), name)(*CALLS[name]))

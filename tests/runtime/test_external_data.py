@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from pass_runtime.backends.ort.external_data import UnknownForm, align, link
+from pass_runtime.backends.ort.external_data import UnknownFormat, align, link
 from pass_runtime.bundle.integrity import file_info
 
 BLOBS = st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=3)
@@ -120,7 +120,7 @@ def test_a_model_with_some_of_the_blobs_is_linked_to_their_file(tensors: list, k
 def test_a_model_of_another_form_is_refused(tmp_path: Path, tensor: TensorProto):
     (tmp_path / "saved.data").write_bytes(b"1234")
     (tmp_path / "saved.onnx").write_bytes(model_of(tensor).SerializeToString())
-    with pytest.raises(UnknownForm):
+    with pytest.raises(UnknownFormat):
         align(tmp_path / "saved.onnx", "saved.data", tmp_path / "new.onnx", "new.data", 64)
 
 
@@ -130,7 +130,7 @@ def test_weights_elsewhere_in_the_model_are_refused(tmp_path: Path):
     model.graph.node[0].attribute.add(name="value", type=onnx.AttributeProto.TENSOR, t=tensor)
     (tmp_path / "saved.data").write_bytes(b"1234")
     (tmp_path / "saved.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(UnknownForm, match="besides"):
+    with pytest.raises(UnknownFormat, match="besides"):
         align(tmp_path / "saved.onnx", "saved.data", tmp_path / "new.onnx", "new.data", 64)
 
 
@@ -144,5 +144,5 @@ def test_a_damaged_model_is_refused_or_copied(data: st.DataObject):
         content = bytearray((directory / "saved.onnx").read_bytes())
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
         (directory / "saved.onnx").write_bytes(content[: data.draw(st.integers(0, len(content)))])
-        with suppress(UnknownForm):
+        with suppress(UnknownFormat):
             align(directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", 64)

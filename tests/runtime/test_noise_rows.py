@@ -69,11 +69,11 @@ def texts(bundle: Path) -> list[list[int]]:
 
 
 def test_how_much_is_filled_at_a_time_changes_no_token(bundle: Path, computed: list[int], monkeypatch):
-    monkeypatch.setattr(memory, "AHEAD", 1000)
+    monkeypatch.setattr(memory, "NOISE_AHEAD_POSITIONS", 1000)
     expected = texts(bundle)
     for block in (0, 1, 50):  # 0: exactly what the next pass may look at
         del computed[:]
-        monkeypatch.setattr(memory, "AHEAD", block)
+        monkeypatch.setattr(memory, "NOISE_AHEAD_POSITIONS", block)
         assert texts(bundle) == expected
         assert len(computed) > 100 / (block + 1)
 
@@ -81,7 +81,7 @@ def test_how_much_is_filled_at_a_time_changes_no_token(bundle: Path, computed: l
 def test_beginning_and_moving_cost_a_block(bundle: Path, computed: list[int]):
     """Not every position of the capacity."""
     session = load(bundle, "cpu", threads=1, max_batch_size=2)
-    positions = session.backend.capabilities.positions
+    positions = session.backend.capabilities.noise_positions
     options = GenerateOptions(4, SAMPLED[0], plan="ar", ignore_eos=True)
     session.generate_ids([5] * 300, options).result()
     streams = 3 if session.manifest.rule == "rejection" else 1

@@ -22,8 +22,8 @@ from conftest import export_bundle
 from once import made_once
 from pass_runtime.backends.ort import packed_weights, packing
 from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.backends.ort.packed_weights import NOTE, WeightCache
-from pass_runtime.backends.ort.packing import GRAPH, WEIGHTS, sample_logits
+from pass_runtime.backends.ort.packed_weights import NOTE_FILE, WeightCache
+from pass_runtime.backends.ort.packing import GRAPH_FILE, WEIGHTS_FILE, sample_logits
 from pass_runtime.bundle import integrity
 from pass_runtime.bundle.integrity import HashCache, file_info, verify_files
 from pass_runtime.bundle.read import read_manifest
@@ -31,7 +31,7 @@ from pass_runtime.cli.main import main
 from pass_runtime.session import load
 from pass_server.triton.config import read_settings
 
-ANY_SIZE = WeightCache(least=0)
+ANY_SIZE = WeightCache(min_bytes=0)
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +90,9 @@ def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog:
     assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["mapped"] * graphs
     assert len(entries(cache)) == graphs
     for entry in cache.iterdir():
-        assert entries(entry) == sorted([NOTE, GRAPH, WEIGHTS])
-        assert str(bundle) in (entry / NOTE).read_text()
-    assert len({(entry / WEIGHTS).stat().st_ino for entry in cache.iterdir()}) == 1
+        assert entries(entry) == sorted([NOTE_FILE, GRAPH_FILE, WEIGHTS_FILE])
+        assert str(bundle) in (entry / NOTE_FILE).read_text()
+    assert len({(entry / WEIGHTS_FILE).stat().st_ino for entry in cache.iterdir()}) == 1
 
 
 def test_the_graph_with_lookahead_rows_is_opened_when_it_is_needed(
@@ -118,8 +118,8 @@ def test_two_graphs_are_open_only_where_they_share_weights(adapter_bundle: Path)
     for cache, shared in ((None, False), (WeightCache(), False), (ANY_SIZE, True)):  # the second packs no tiny weights
         with closing(OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=cache)) as backend:
             trunks = backend._trunks
-            assert (trunks.drafting is not trunks.plain) == shared
-            for session in (trunks.drafting, trunks.plain) if shared else ():  # each leaves the cores to the other one
+            assert (trunks.lookahead is not trunks.plain) == shared
+            for session in (trunks.lookahead, trunks.plain) if shared else ():  # each leaves the cores to the other one
                 assert session.get_session_options().get_session_config_entry("session.force_spinning_stop") == "1"
 
 
@@ -180,7 +180,7 @@ def damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["removed", "truncated", "changed"])
-@pytest.mark.parametrize("name", [NOTE, GRAPH, WEIGHTS])
+@pytest.mark.parametrize("name", [NOTE_FILE, GRAPH_FILE, WEIGHTS_FILE])
 def test_a_damaged_entry_is_made_again(
     tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, name: str, how: str
 ):
@@ -202,7 +202,7 @@ def test_wrong_weights_are_never_used_nor_made_twice(
 
     def wrong(*arguments):
         files = align(*arguments)
-        weights = arguments[2].parent / WEIGHTS
+        weights = arguments[2].parent / WEIGHTS_FILE
         content = np.fromfile(weights, np.float32)
         (content * 2).tofile(weights)
         return files
@@ -216,7 +216,7 @@ def test_wrong_weights_are_never_used_nor_made_twice(
         "INFO",
     ]
     [entry] = cache.iterdir()
-    assert entries(entry) == [NOTE]
+    assert entries(entry) == [NOTE_FILE]
     monkeypatch.setattr(packing, "align", align)
     caplog.clear()
     assert same(expected, logits(tiny_bundle))
@@ -275,7 +275,7 @@ def test_what_a_killed_process_left_is_not_used(tiny_bundle: Path, cache: Path, 
 def test_remains_of_other_trunks_are_removed(tiny_bundle: Path, cache: Path):
     remains = cache / f"{'0' * 32}.part"
     remains.mkdir(parents=True)
-    (remains / WEIGHTS).write_bytes(b"1")
+    (remains / WEIGHTS_FILE).write_bytes(b"1")
     with packed_weights._lock(remains.with_suffix(""), 0):  # somebody is writing it
         logits(verified(tiny_bundle))
     assert remains.exists() and len(entries(cache)) == 2
@@ -298,11 +298,11 @@ def test_one_that_waited_too_long_packs_for_itself(
 
 def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cache: Path):
     size = read_manifest(verified(tiny_bundle)).files["trunk.onnx.data"].bytes
-    bounded = WeightCache(least=0, most=5 * size)
+    bounded = WeightCache(min_bytes=0, max_bytes=5 * size)
     for number in range(3):
         old = cache / f"old{number}"
         old.mkdir(parents=True)
-        (old / NOTE).write_bytes(bytes(size))
+        (old / NOTE_FILE).write_bytes(bytes(size))
         os.utime(old, (1e9 - number, 1e9 - number))
     logits(tiny_bundle, bounded)
     assert [name for name in entries(cache) if name.startswith("old")] == ["old0", "old1"]
@@ -314,7 +314,7 @@ def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cach
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({}, "they are only 0 MiB"), ({"least": 0, "most": 1000}, "more than the 0 MiB of the cache")],
+    [({}, "they are only 0 MiB"), ({"min_bytes": 0, "max_bytes": 1000}, "more than the 0 MiB of the cache")],
     ids=["small", "too large"],
 )
 def test_weights_that_are_not_worth_it_or_do_not_fit(
@@ -325,7 +325,7 @@ def test_weights_that_are_not_worth_it_or_do_not_fit(
 
 
 def test_a_full_disk(tiny_bundle: Path, cache: Path, caplog, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packed_weights, "RESERVE", 1 << 62)
+    monkeypatch.setattr(packed_weights, "RESERVED_BYTES", 1 << 62)
     logits(verified(tiny_bundle))
     assert "too little room" in caplog.text and entries(cache) == []
 
@@ -340,7 +340,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
         logits(tiny_bundle)
     else:
         (tmp_path / "file").write_text("")
-        logits(tiny_bundle, WeightCache(tmp_path / "file" / "packed", least=0))
+        logits(tiny_bundle, WeightCache(tmp_path / "file" / "packed", min_bytes=0))
     assert "are not packed" in caplog.text and len(caplog.records) == 1
 
 
@@ -358,7 +358,7 @@ def test_only_content_that_is_known_to_be_the_manifests(
     content.tofile(weights)
     caplog.clear()
     assert same(logits(bundle, None), logits(bundle))
-    assert "the content of trunk.onnx.data is not known yet" in caplog.text
+    assert "the hash of trunk.onnx.data is not known yet" in caplog.text
 
 
 @pytest.mark.parametrize("flags", [[], ["--no-weight-cache"]])

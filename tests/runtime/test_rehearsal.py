@@ -10,7 +10,7 @@ from engine_sessions import CAPACITY, PROMPT, Gpu, assert_cpu_writes, submit_tog
 from fake_gpu import add_fake_engines
 
 from pass_runtime import GenerateOptions, SamplingParams
-from pass_runtime.backends.trt.backend import RUNTIME_CACHE
+from pass_runtime.backends.trt.backend import RUNTIME_CACHE_FILE
 from pass_runtime.bundle.read import read_manifest
 
 SLOTS = 2
@@ -36,7 +36,7 @@ def test_nothing_is_captured_under_a_request_after_a_warm_up(engine_bundle: Path
         session.warm_up(GREEDY)
         captures, contexts = gpu.cuda.captures, gpu.trt.contexts
         assert captures > 20
-        compiled = engine_bundle / "engines" / "fake" / RUNTIME_CACHE
+        compiled = engine_bundle / "engines" / "fake" / RUNTIME_CACHE_FILE
         assert compiled.exists() == gpu.library.compiles_kernels  # a process that is killed keeps them, too
         session.warm_up(GREEDY)
         for asked in (ASKED[:1], ASKED, [LONG]):

@@ -28,7 +28,7 @@ from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.memory import KVCache
-from pass_runtime.backends.open import find_engines
+from pass_runtime.backends.open import find_engine_library
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Manifest
 from pass_runtime.bundle.plan import ar_plan, make_cycle
@@ -281,6 +281,40 @@ def test_an_engine_that_is_not_what_the_manifest_says_is_refused(gpu: Gpu, field
         gpu.open()
 
 
+@pytest.mark.parametrize(
+    ("side", "name", "axis", "size"),
+    [
+        ("inputs", "past_key.0", 1, 7),  # heads
+        ("outputs", "present_value.0", 2, CAPACITY + 64),
+        ("outputs", "logits", 2, 7),  # the vocabulary
+        ("inputs", "row_position", 1, 1),  # of another rank
+        ("inputs", "lookahead_rows", None, 0),
+        ("inputs", "columns", None, 0),
+        ("outputs", "no_tensor_of_the_bundle", 0, 1),
+    ],
+)
+def test_an_engine_with_another_tensor_than_the_manifest_is_refused(gpu: Gpu, side, name, axis, size, monkeypatch):
+    """As one that was built from another export. axis: of the other size; None leaves the tensor out."""
+    import fake_gpu
+
+    init = fake_gpu.FakeEngine.__init__
+
+    def built_from_another_export(self, library, plan):
+        tensors = dict(plan[side])
+        shape = list(tensors.pop(name, {"shape": []})["shape"])
+        if axis is not None:
+            tensors[name] = {"dtype": "float32", "shape": [*shape[:axis], size, *shape[axis + 1 :]]}
+        init(self, library, plan | {side: tensors})
+
+    monkeypatch.setattr(fake_gpu.FakeEngine, "__init__", built_from_another_export)
+    message = (
+        rf"trunk.* and the manifest differ in the shape of {name}: .+ and .+; build it again with pass-export build$"
+    )
+    with pytest.raises(PassError, match=message):
+        gpu.open()
+    gpu.assert_empty()
+
+
 def test_an_old_driver_is_why_engines_do_not_run(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu.cuda, "cudaGetDeviceCount", lambda: (35, None), raising=False)
     monkeypatch.setattr(gpu.cuda, "cudaDriverGetVersion", lambda: (0, 12040), raising=False)
@@ -299,7 +333,7 @@ def test_auto_says_why_engines_are_not_used(
     monkeypatch.setattr(gpu.cuda, "cudaRuntimeGetVersion", lambda: (0, 13040), raising=False)
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     caplog.set_level("INFO", "pass_runtime.device")
-    assert find_engines(gpu.manifest) is None
+    assert find_engine_library(gpu.manifest) is None
     (record,) = [each for each in caplog.records if "engines are not used" in each.message]
     assert record.levelname == level and "CUDA error 35" in record.message
     assert ("up to 12.4" in record.message) == bool(driver)
@@ -313,8 +347,8 @@ def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.Mo
     with pytest.raises(PassError, match=r"needs an NVIDIA GPU|CUDA"):
         load(gpu.bundle, "tensorrt")
     monkeypatch.setattr("pass_runtime.backends.open.find_device", lambda: find_device(gpu.cuda))
-    assert find_engines(gpu.manifest) is LIBRARIES["tensorrt"]
-    assert find_engines(changed(gpu.manifest, targets=("sm75",))) is None
+    assert find_engine_library(gpu.manifest) is LIBRARIES["tensorrt"]
+    assert find_engine_library(changed(gpu.manifest, targets=("sm75",))) is None
 
 
 @pytest.mark.gpu

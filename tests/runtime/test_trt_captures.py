@@ -12,8 +12,8 @@ from fake_gpu import FakeContext, FakeCuda, FakeRuntimeCache, add_fake_engines
 
 from pass_runtime import GenerateOptions
 from pass_runtime.backends.base import PassKind
-from pass_runtime.backends.cuda import LOST, Cuda
-from pass_runtime.backends.trt.backend import RUNTIME_CACHE
+from pass_runtime.backends.cuda import DEVICE_LOST_ERRORS, Cuda
+from pass_runtime.backends.trt.backend import RUNTIME_CACHE_FILE
 from pass_runtime.bundle.plan import ar_plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
@@ -94,7 +94,8 @@ def test_a_device_that_is_lost_in_a_capture_is_lost(gpu: Gpu, monkeypatch: pytes
 
     monkeypatch.setattr(FakeCuda, "cudaStreamBeginCapture", lose)
     session = gpu.open(max_batch_size=SLOTS)
-    with pytest.raises(PassError, match=r"CUDA error 719, cudaErrorLaunchFailure, cudaStreamBeginCapture\); start it"):
+    lost = r"CUDA error 719, cudaErrorLaunchFailure, cudaStreamBeginCapture\); restart the process$"
+    with pytest.raises(PassError, match=lost):
         tokens(session)
     assert session.closed
 
@@ -150,8 +151,8 @@ def test_the_errors_that_stay_are_those_of_cudas_documentation():
     documented = {int(e): e.name for e in errors if "must be terminated" in (e.__doc__ or "")}
     if not documented:
         pytest.skip("this cuda-python has no documentation of errors")
-    assert documented.items() <= LOST.items()
-    assert {code: errors(code).name for code in LOST} == LOST
+    assert documented.items() <= DEVICE_LOST_ERRORS.items()
+    assert {code: errors(code).name for code in DEVICE_LOST_ERRORS} == DEVICE_LOST_ERRORS
 
 
 def test_what_is_written_between_passes_is_not_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
@@ -185,7 +186,7 @@ def test_what_is_written_between_passes_is_not_waited_for(gpu: Gpu, monkeypatch:
 def test_more_than_the_staging_memory_holds(gpu: Gpu):
     import numpy as np
 
-    cuda = Cuda(gpu.cuda, staging=256)
+    cuda = Cuda(gpu.cuda, staging_bytes=256)
     address = cuda.allocate(1 << 12)
     for size in (8, 100, 256, 257, 1 << 12):
         for value in range(5):
@@ -205,7 +206,7 @@ class TestRuntimeCache:
     def path(self, gpu: Gpu) -> Path:
         if not gpu.library.compiles_kernels:
             pytest.skip("it compiles nothing")
-        path = gpu.manifest.engines[0].path(gpu.bundle) / RUNTIME_CACHE
+        path = gpu.manifest.engines[0].path(gpu.bundle) / RUNTIME_CACHE_FILE
         path.unlink(missing_ok=True)
         return path
 

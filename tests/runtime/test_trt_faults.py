@@ -186,7 +186,7 @@ def test_an_error_that_stays_closes_the_session(gpu: Gpu, code: int):
     next(running[0])
     waiting = session.generate_ids(*ASKED[0])
     gpu.cuda.sticky = code  # of everything from now on
-    lost = rf"^the GPU works no more for this process \(CUDA error {code}, .*\); start it again$"
+    lost = rf"^the GPU works no more for this process \(CUDA error {code}, .*\); restart the process$"
     for stream in (*running, waiting):
         with pytest.raises(PassError, match=lost):
             stream.result()

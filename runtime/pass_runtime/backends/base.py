@@ -1,9 +1,8 @@
-"""A bundle's graphs over the slots of one device. The base class fills the buffers, a subclass runs the graphs.
+"""Runs a bundle's graphs over the slots of one device. The base class fills the buffers, a subclass runs the graphs.
 
-A backend keeps no account of sequences: `pass_runtime.decode.runner` knows which sequence is in which slot, and how
-much of it is cached. Everything that a pass needs is either in the buffers (written here, or by the graphs of the
-previous pass) or in the KV cache. The backend repeats the lengths that the device has only to know which noise comes
-next.
+`pass_runtime.decode.runner` tracks which sequence is in which slot, and how much of it is cached; a backend does not.
+All inputs of a pass are in the buffers (written here, or by the graphs of the previous pass) or in the KV cache. The
+backend keeps a host copy of the cached lengths, to fill the noise and to compact the accepted rows.
 """
 
 from __future__ import annotations
@@ -27,24 +26,25 @@ from pass_runtime.bundle.sampling import Sampler, SamplingParams
 from pass_runtime.errors import PassError
 
 DEFAULT_BATCH = 8
-"""The number of slots where neither the user nor the engines set one."""
+"""The number of slots if neither the user nor the engines set one."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do. How engines differ is data here, not conditions elsewhere.
+    """What a backend can do. Callers read how backends differ from here.
 
-    capacities: the KV capacities S in tokens that the cache may have, in rising order.
-    prefill_widths: the widths Q of prompt chunks in falling order, ending in 1. chunk_capacities: of wide ones, the
-    largest KV capacity with which they are run, because of the memory that they need.
+    capacities: the KV capacities in tokens that passes may have, in rising order.
+    prefill_widths: the rows of prompt chunks in falling order, ending in 1. chunk_capacities: width of a wide chunk ->
+    the largest KV capacity with which it may run, because it needs much memory.
     batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
-    same_entries: whether the K/V of a token are the same bits whatever window wrote them, a chunk of a prompt or a
-    chain of any width; those of second choices in trees are excepted.
+    lookahead: the length of the draft chain and of the look-ahead groups that the engines were built for; None allows
+    any plan. trees: the numbers of drafts of the trees that the bundle has tails for.
+    rounds_activations: whether activations are rounded to 8 bits.
+    same_entries: whether any prompt chunk and any chain write the same bits of K/V for a token. Only drafts beside the
+    chain of first choices in a tree may differ.
     least_width: narrower windows are padded to this many rows.
-    keeps_graphs: whether passes are repeated as captured graphs, which stay good when the KV capacity changes.
-    listed: N, the number of positions whose noise the tails' inputs list; 0 is as many as the largest capacity needs.
-    lookahead: the only number of drafts that plans may have, with full groups; None allows any plan. trees: the numbers
-    of drafts of the trees that there are. rounds_activations: whether activations are rounded to 8 bits.
+    engine_positions: N that the engines were built for; 0 is `listed_positions` of the largest capacity.
+    keeps_graphs: whether passes run as captured CUDA graphs that stay valid when the KV capacity changes.
     """
 
     device: str
@@ -57,7 +57,7 @@ class Capabilities:
     rounds_activations: bool = False
     same_entries: bool = False
     least_width: int = 1
-    listed: int = 0
+    engine_positions: int = 0
     keeps_graphs: bool = False
     chunk_capacities: Mapping[int, int] = field(default_factory=dict, hash=False)
 
@@ -70,15 +70,15 @@ class Capabilities:
         return self.capacities[-1]
 
     @property
-    def positions(self) -> int:
+    def noise_positions(self) -> int:
         """N, the number of positions that the tails' noise inputs list."""
-        return self.listed or listed_positions(self.max_capacity)
+        return self.engine_positions or listed_positions(self.max_capacity)
 
     @property
     def exact_trees(self) -> tuple[int, ...]:
         """The numbers of drafts of the trees that may run: none if activations are rounded to 8 bits. The last bits of
-        a row depend on its place in the window, and would decide what is rounded up: a tree, whose accepted drafts may
-        stand elsewhere than in plain decoding, could write another text, also for neighbours in the batch."""
+        a row's values depend on its place in the window, and decide what is rounded up. A tree's accepted drafts may be
+        in other rows than in plain decoding, which could change the text, also of other sequences in the batch."""
         return () if self.rounds_activations else self.trees
 
     def batch_size(self, slots: int) -> int:
@@ -86,19 +86,19 @@ class Capabilities:
         return next(size for size in self.batch_sizes if size >= slots)
 
     def capacity(self, tokens: int) -> int:
-        """The smallest KV capacity of at least `tokens`. ValueError where there is none: the StopIteration of a bare
-        `next` would silently end a caller's generator."""
+        """The smallest KV capacity of at least `tokens`. Raises ValueError if there is none: the StopIteration of a
+        bare `next` would silently end a caller's generator."""
         if tokens > self.max_capacity:
             raise ValueError(f"{tokens} tokens do not fit a KV capacity of {self.max_capacity}")
         return next(size for size in self.capacities if size >= tokens)
 
     def padded_width(self, width: int) -> int:
-        """The rows that a window of `width` rows has in memory, each of which writes one cache entry."""
+        """The rows of a window of `width` rows and its padding. Each of them writes one cache entry."""
         return max(width, self.least_width)
 
     def chunks(self, start: int, capacity: int) -> list[int]:
-        """The widths of the chunks that may follow `start` tokens of a prompt, in falling order. capacity: the KV
-        capacity as it is now; it grows where a chunk needs that."""
+        """The widths of the chunks that may follow `start` tokens of a prompt, in falling order. capacity: the present
+        KV capacity in tokens, which grows if a chunk needs more."""
 
         def fits(width: int) -> bool:
             end = start + self.padded_width(width)
@@ -109,14 +109,14 @@ class Capabilities:
         return [width for width in self.prefill_widths if fits(width)]
 
     def allows(self, plans: Sequence[Plan]) -> bool:
-        """Whether there are engines for all of `plans`."""
+        """Whether the backend can run all of `plans`."""
         if self.lookahead is None:
             return True
         chains = {plan for mode in MODES for plan in make_cycle(mode, self.lookahead).plans}
         return set(plans) <= chains | {full_tree(size, self.lookahead) for size in self.trees}
 
     def verify_plan(self, drafts: int) -> Plan:
-        """The plan that verifies `drafts` drafts, which may have more draft rows than that."""
+        """A plan that verifies `drafts` drafts. It may have more draft rows."""
         return verify_plan(drafts if self.lookahead is None else self.lookahead)
 
 
@@ -124,8 +124,8 @@ class Capabilities:
 class PassKind:
     """What a pass runs: a plan over the first `batch` slots, and the graphs that follow the trunk.
 
-    touched: the length of the lists of tokens that the logits processors read; 0 where there are no processors.
-    processed_logprobs: the log-probabilities are of what the processors wrote.
+    touched: T of `ProcessedRows`; 0 runs no logits processors. logprobs: whether log-probabilities are computed, of the
+    processed logits if `processed_logprobs`, else of the trunk's.
     """
 
     plan: Plan
@@ -137,31 +137,33 @@ class PassKind:
 
     @property
     def tail_key(self) -> tuple[str, str, int, bool]:
-        """What identifies its tail and the buffers of that."""
+        """Identifies the tail and the buffers that it is bound to."""
         return self.plan.name, self.sampler, self.batch, bool(self.touched)
 
     @property
     def logprobs_key(self) -> tuple[str, str, int, bool]:
+        """As `tail_key`, for the graph of log-probabilities. The last item is whether it reads processed logits."""
         return self.plan.name, "logprobs", self.batch, bool(self.touched) and self.processed_logprobs
 
 
 class ProcessedRows(NamedTuple):
-    """What the logits processors do to one slot: see `pass_exporter.tails.processors`. P rows, lists of T tokens."""
+    """What the logits processors do to one slot (`pass_exporter.tails.processors`). P: the root and draft rows. T: the
+    length of the lists of tokens."""
 
     allowed: npt.NDArray[np.int32]
-    """[P,V/8] bits in bytes."""
+    """[P,V/8] masks of the tokens that may be drawn, 8 tokens per number."""
     touched: npt.NDArray[np.int64]
-    """[T]"""
+    """[T] ids of the tokens that the next three fields change."""
     bias: npt.NDArray[np.float32]
-    """[T]"""
+    """[T] added to their logits."""
     factor: npt.NDArray[np.float32]
-    """[P,T]"""
+    """[P,T] then divides positive logits, and multiplies negative ones."""
     penalty: npt.NDArray[np.float32]
-    """[P,T]"""
+    """[P,T] then subtracted."""
 
 
 class Emitted(NamedTuple):
-    """What a pass emitted in one slot: tokens, and the rows of the window that they were drawn from."""
+    """The tokens that a pass emitted in one slot, and the window row that each was drawn from."""
 
     tokens: list[int]
     rows: list[int]
@@ -169,8 +171,8 @@ class Emitted(NamedTuple):
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Log-probabilities after a pass: `chosen` [b,E] of the emitted tokens, and `values` [b,E,K] of the most likely
-    tokens `ids` [b,E,K] in their places."""
+    """Log-probabilities of a pass over b slots that emits up to E tokens in each: `chosen` [b,E] of the emitted tokens,
+    and `values` [b,E,K] of the K most likely tokens `ids` [b,E,K] at the same positions."""
 
     chosen: npt.NDArray[np.float32]
     ids: npt.NDArray[np.int64]
@@ -183,16 +185,16 @@ class Backend(ABC):
     def __init__(
         self, bundle: Path, manifest: Manifest, capabilities: Capabilities, memory: Memory, spare_entries: int = 0
     ) -> None:
-        """spare_entries: as `DerivedTrunk` has them."""
+        """spare_entries: how many cache entries after its window a pass may overwrite."""
         self.bundle, self.manifest, self.capabilities, self.memory = bundle, manifest, capabilities, memory
-        self.bindings = BundleBindings(manifest, capabilities.positions, capabilities.least_width)
+        self.bindings = BundleBindings(manifest, capabilities.noise_positions, capabilities.least_width)
         self.buffers = Buffers(memory, capabilities.slots, self.bindings.transient)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
-        self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.positions)
+        self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.noise_positions)
         self.captures: dict[str, str | None] = {}
-        """Graphs or passes that were to be captured as a CUDA graph, on a device that has those: None where they were,
-        else the reason why not."""
-        # The lengths that the device has, None for masked slots.
+        """By name of a graph file or a pass: None if it was captured as a CUDA graph, else the reason why not. Empty on
+        a device without CUDA graphs."""
+        # The entries of each slot as written to the device; None for masked slots.
         self._lengths: list[int | None] = [None] * capabilities.slots
 
     @property
@@ -202,29 +204,29 @@ class Backend(ABC):
 
     @property
     def processors(self) -> Graph:
-        """The graph of logits processors."""
+        """The graph of logits processors. Raises PassError if the bundle has none."""
         if (graph := self.manifest.processors) is None:
             raise PassError("the bundle has no logits processors; export it again with this version")
         return graph
 
     @property
     def uncaptured(self) -> dict[str, str]:
-        """Those that could not be captured, with the reason. They are slow to start, so extra rows seem to cost less
-        than they do."""
-        known = self.captures.copy()  # Servers ask for it while passes add to it.
+        """The graphs or passes that could not be captured, with the reason. They start slowly, so extra rows seem to
+        cost less than they do."""
+        known = self.captures.copy()  # Other threads read it while passes add to it.
         return {name: why for name, why in known.items() if why is not None}
 
     @property
     def failure(self) -> PassError | None:
-        """The error after which the device, and so this backend, does no more work; None while it works."""
+        """The error after which the device, and so this backend, cannot work any more; None while it works."""
         return self.memory.failure
 
     def for_this_thread(self) -> AbstractContextManager[None]:
-        """A context for every thread that runs passes, other than the one that opened or closes the backend."""
+        """A context that a thread must hold to run passes. Opening and closing the backend need none."""
         return self.memory.for_this_thread()
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Change the KV capacity to `capacity` tokens, keeping the first `lengths[slot]` entries of every slot. Where
+        """Change the KV capacity to `capacity` tokens, keeping the first `lengths[slot]` entries of every slot. If
         it fails, nothing has changed."""
         self.cache.resize(capacity, lengths)
 
@@ -238,13 +240,13 @@ class Backend(ABC):
         write("min_p", slot, params.min_p, np.float32)
 
     def mask(self, slot: int, length: int) -> None:
-        """Leave `slot` out of the following passes. They still write K/V after its `length` entries, and nothing
-        else."""
+        """Leave `slot` out of the following passes. They still write K/V after its `length` entries, but change nothing
+        else of it."""
         self._set_slot(slot, length, active=False)
 
     def stage(self, slot: int, plan: Plan, length: int, root: int, drafts: Sequence[int] = ()) -> None:
         """Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a chain. A draft row
-        without a draft gets the id V, which no sampled token equals."""
+        without a draft gets the id V (the vocabulary size), which no sampled token equals."""
         if len(drafts) > plan.depth:
             raise ValueError(f"{plan.name} has no room for {len(drafts)} drafts")
         vocab = self.capabilities.vocab_size
@@ -253,18 +255,18 @@ class Backend(ABC):
         self.buffers.write_row("input_ids", slot, ids, np.int64)
         self._set_slot(slot, length, active=True)
         if plan.drafts and self.manifest.rule == "rejection":
-            # The draft probabilities are 1 for a given draft, and 0 for every token where there is no draft.
-            certain = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
-            self.buffers.write_row("draft_probs", slot, certain, np.float32)
+            # A row's draft has probability 1, and all other tokens 0. In a row without a draft all are 0.
+            draft_probs = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
+            self.buffers.write_row("draft_probs", slot, draft_probs, np.float32)
 
     def drafts(self, plan: Plan, batch: int) -> list[list[int]]:
-        """The drafts in the staged windows of `plan`, for the first `batch` slots; V stands for none."""
+        """The drafts in the staged windows of `plan`, for the first `batch` slots. V stands for no draft."""
         if not plan.drafts:
             return [[] for _ in range(batch)]
         windows = self.buffers.read("input_ids", (batch, self.bindings.padded_width(plan)), np.int64)
         return [window[1 : 1 + plan.drafts] for window in windows.tolist()]
 
-    def process(self, slot: int, rows: ProcessedRows) -> None:
+    def set_processors(self, slot: int, rows: ProcessedRows) -> None:
         """Set what the logits processors do to `slot` in the next pass."""
         for name, values in rows._asdict().items():
             self.buffers.write_row(name, slot, values, values.dtype)
@@ -275,8 +277,7 @@ class Backend(ABC):
         self._lengths[slot] = length if active else None
 
     def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
-        """Append the K/V of `tokens` to the `length` entries of `slot`, in a window of `width` rows. The rows after the
-        tokens are padding."""
+        """Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of `width` rows."""
         if not 0 < len(tokens) <= width:
             raise ValueError(f"{len(tokens)} tokens in a window of {width}")
         plan = prefill_plan(width)
@@ -294,10 +295,10 @@ class Backend(ABC):
         for slot, length in enumerate(self._lengths[: kind.batch]):
             if length is not None:  # noise up to the last position that a window of the plan can reach
                 self._noise.cover(slot, length, length + listed_positions(kind.plan.width))
-        found = {name: array.tolist() for name, array in self._run_pass(kind).items()}
-        chain = [list(range(kind.plan.max_emitted))] * kind.batch
-        every = zip(found["count"], found["emitted"], found.get("emitted_rows", chain), strict=True)
-        emitted = [Emitted(tokens[:count], rows[:count]) for count, tokens, rows in every]
+        outputs = {name: array.tolist() for name, array in self._run_pass(kind).items()}
+        chains = [list(range(kind.plan.max_emitted))] * kind.batch
+        by_slot = zip(outputs["count"], outputs["emitted"], outputs.get("emitted_rows", chains), strict=True)
+        emitted = [Emitted(tokens[:count], rows[:count]) for count, tokens, rows in by_slot]
         for slot, each in enumerate(emitted):
             if (length := self._lengths[slot]) is not None:
                 self.cache.keep_rows(slot, length, each.rows)
@@ -305,7 +306,7 @@ class Backend(ABC):
         return emitted
 
     @staticmethod
-    def results_of(kind: PassKind) -> dict[str, tuple[int, ...]]:
+    def result_shapes(kind: PassKind) -> dict[str, tuple[int, ...]]:
         """The outputs of a pass's tail that the host reads, all int64, with their shapes."""
         emitted = (kind.batch, kind.plan.max_emitted)
         return {"count": (kind.batch,), "emitted": emitted} | ({"emitted_rows": emitted} if kind.plan.parents else {})
@@ -313,30 +314,27 @@ class Backend(ABC):
     def logprobs(self, kind: PassKind) -> Logprobs:
         """The log-probabilities of the tokens that the last pass emitted. `kind` is what that pass ran."""
         shape = (kind.batch, kind.plan.max_emitted)
-        most = min(MAX_LOGPROBS, self.capabilities.vocab_size)
+        top = min(MAX_LOGPROBS, self.capabilities.vocab_size)
         read = self.buffers.read
         return Logprobs(
             read("chosen_logprob", shape, np.float32),
-            read("top_ids", (*shape, most), np.int64),
-            read("top_logprobs", (*shape, most), np.float32),
+            read("top_ids", (*shape, top), np.int64),
+            read("top_logprobs", (*shape, top), np.float32),
         )
 
     def logits(self, plan: Plan, batch: int = 1) -> npt.NDArray[np.float32]:
-        """The logits [b,Q,V] of the last pass over `plan`. Only checks read them."""
-        logits: npt.NDArray[np.float32] = self.buffers.read(
-            "logits", (batch, plan.width, self.capabilities.vocab_size), np.float32
-        )
-        return logits
+        """The logits [b,Q,V] of the last pass over `plan`, which only checks read."""
+        return self.buffers.read("logits", (batch, plan.width, self.capabilities.vocab_size), np.float32)
 
-    def keep_compiled(self) -> None:  # noqa: B027 (most engines compile nothing)
-        """Keep what was compiled at run time for the next process, before this one ends."""
+    def save_kernels(self) -> None:  # noqa: B027 (most engines compile nothing)
+        """Save the kernels that were compiled at run time for later processes."""
 
     def close(self) -> None:  # noqa: B027 (a backend may have nothing to free)
         """Free the device's memory. Repeated calls do nothing."""
 
     @abstractmethod
     def run_trunk(self, plan: Plan, batch: int) -> None:
-        """Run the trunk alone over the staged windows. It changes logits and K/V, and the windows stay."""
+        """Run the trunk alone over the staged windows. It writes logits and K/V, and does not change the windows."""
 
     @abstractmethod
     def run_tail(self, kind: PassKind) -> None:
@@ -344,22 +342,22 @@ class Backend(ABC):
 
     @abstractmethod
     def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
-        """Run trunk and tail; return `results_of(kind)` on the host."""
+        """Run trunk and tail; return `result_shapes(kind)` on the host."""
 
     @abstractmethod
     def _run_prefill(self, slot: int, plan: Plan) -> None:
-        """Run the trunk over the prefill window on the cache of `slot`, for its K/V alone."""
+        """Run the trunk over the prefill window on the cache of `slot`. Only its K/V are used."""
 
 
 def listed_positions(capacity: int) -> int:
-    """N for a KV capacity in tokens. The last row of a window predicts the position after it, and a fused tail reads
-    the noise as far as a full look-ahead group would reach."""
+    """N, the number of positions that noise inputs list, for a KV capacity in tokens. The last row of a window predicts
+    the position after it, and a fused tail reads noise for a look-ahead group of MAX_LOOKAHEAD rows."""
     return capacity + 1 + MAX_LOOKAHEAD
 
 
-def batch_sizes(maximum: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to and including `maximum`."""
-    sizes, size = [], 1
+def doublings(maximum: int, first: int = 1) -> tuple[int, ...]:
+    """`first`, twice that, and so on, up to and including `maximum`."""
+    sizes, size = [], first
     while size < maximum:
         sizes.append(size)
         size *= 2
@@ -367,7 +365,7 @@ def batch_sizes(maximum: int) -> tuple[int, ...]:
 
 
 def check_onnx_runtime(bundle: Path, manifest: Manifest) -> None:
-    """PassError where ONNX Runtime cannot run the bundle on any machine."""
+    """Raises PassError if ONNX Runtime cannot run the bundle on any machine."""
     if manifest.model.dtype == "bfloat16":
         raise PassError(
             f"bf16 bundles run on TensorRT engines: run pass-export build {bundle} --engine tensorrt; "

@@ -1,7 +1,7 @@
-"""CUDA as far as the backends need it, through NVIDIA's cuda-python: memory, one stream, captured graphs.
+"""The part of CUDA that the backends use, through NVIDIA's cuda-python: memory, one stream, captured graphs.
 
-`api` is the module `cuda.bindings.runtime`, or in tests something with the same few functions. Every function of it
-returns a tuple that begins with an error code.
+`api` is the module `cuda.bindings.runtime`, or a fake in tests. Its functions return a tuple that begins with an error
+code.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from pass_runtime.backends.driver import driver_hint, driver_version
 from pass_runtime.backends.memory import DeviceLost
 from pass_runtime.errors import PassError
 
-INSTALL = "pip install cuda-python"
-MAJOR, MINOR = 75, 76
+INSTALL_CUDA_PYTHON = "pip install cuda-python"
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 """cudaDevAttrComputeCapabilityMajor and -Minor."""
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 """cudaMemcpyKind."""
 NON_BLOCKING = 1
-ALIGNMENT = 256
-"""Addresses are multiples of this many bytes, as engines require."""
-STAGING_ALIGNMENT = 64
-"""Where copies through staging memory begin, in bytes."""
+"""cudaStreamNonBlocking."""
+ALIGNMENT_BYTES = 256
+"""Addresses are multiples of this, as engines require."""
+STAGING_ALIGNMENT_BYTES = 64
+"""Copies in staging memory begin at multiples of this."""
 THREAD_LOCAL = 1
 """cudaStreamCaptureMode: other threads may call CUDA while this one captures."""
-LOST = {
+DEVICE_LOST_ERRORS = {
     214: "cudaErrorECCUncorrectable",
     220: "cudaErrorNvlinkUncorrectable",
     226: "cudaErrorContained",
@@ -51,13 +52,13 @@ LOST = {
     810: "cudaErrorMpsClientTerminated",
     911: "cudaErrorExternalDevice",
 }
-"""Errors after which CUDA does no more work for a process. Its documentation says of most of them that the process must
-be ended; a memory, link or context that is gone does not come back either."""
-OLD_DRIVER = 35
-NOT_VISIBLE = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
-"""Errors of a driver or device that is missing, too old, or in use: it cannot be initialized, the driver is older than
-the library, no device is available, there is none, there is none of this number, the system is not ready, driver and
-library do not match or are not compatible."""
+"""Errors after which CUDA cannot work for this process any more. For most of them its documentation says that the
+process must be ended; after the others the memory, link or context is gone."""
+OLD_DRIVER_ERROR = 35
+"""cudaErrorInsufficientDriver: the driver is older than the library."""
+NO_DEVICE_ERRORS = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
+"""Errors of a driver or device that is missing, too old, or in use: cudaErrorInitializationError, InsufficientDriver,
+DevicesUnavailable, NoDevice, InvalidDevice, SystemNotReady, SystemDriverMismatch, CompatNotSupportedOnDevice."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,17 @@ class DeviceInfo:
 
 
 def import_api() -> Any:
-    """The module cuda.bindings.runtime; PassError with the command that installs it."""
+    """Import cuda.bindings.runtime. Raises PassError with the command that installs it."""
     try:
         from cuda.bindings import runtime
     except ImportError as error:
-        raise PassError(f"cuda-python cannot be imported ({error}); run: {INSTALL}") from None
+        raise PassError(f"cuda-python cannot be imported ({error}); run: {INSTALL_CUDA_PYTHON}") from None
     return runtime
 
 
 def require_device(api: Any, ordinal: int) -> None:
-    """PassError where this process sees no GPU of that number."""
-    count = int(call(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api))
+    """Raises PassError if this process sees no GPU of that number."""
+    count = int(unwrap(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api))
     if ordinal >= count:
         seen = {0: "no GPU is visible", 1: "1 GPU is visible, number 0"}.get(
             count, f"{count} GPUs are visible, numbers 0 to {count - 1}"
@@ -91,8 +92,8 @@ def require_device(api: Any, ordinal: int) -> None:
 
 @contextmanager
 def on_device(api: Any, ordinal: int) -> Iterator[None]:
-    """Make GPU `ordinal` the calling thread's for as long as the context is open: CUDA has one for every thread, GPU 0
-    at first. What fails is reported by the calls that follow."""
+    """Make GPU `ordinal` the current device of the calling thread while the context is open. In CUDA every thread has a
+    current device, GPU 0 at first. If a call here fails, the calls that follow report it."""
     code, before = api.cudaGetDevice()
     if int(code) == 0 and before == ordinal:
         yield
@@ -106,15 +107,18 @@ def on_device(api: Any, ordinal: int) -> Iterator[None]:
 
 
 def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
-    """GPU `ordinal`; None where the driver, the device or cuda-python is missing (`why_no_device` says which)."""
+    """GPU `ordinal`; None if the driver, the device or cuda-python is missing (`why_no_device` says which)."""
     try:
         api = api or import_api()
-        if call(api.cudaGetDeviceCount()) <= ordinal:
+        if unwrap(api.cudaGetDeviceCount()) <= ordinal:
             return None
-        major, minor = (call(api.cudaDeviceGetAttribute(_attribute(api, each), ordinal)) for each in (MAJOR, MINOR))
-        name = call(api.cudaGetDeviceProperties(ordinal)).name
+        major, minor = (
+            unwrap(api.cudaDeviceGetAttribute(_attribute(api, each), ordinal))
+            for each in (CAPABILITY_MAJOR, CAPABILITY_MINOR)
+        )
+        name = unwrap(api.cudaGetDeviceProperties(ordinal)).name
         with on_device(api, ordinal):
-            free, total = call(api.cudaMemGetInfo())
+            free, total = unwrap(api.cudaMemGetInfo())
     except PassError:
         return None
     text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
@@ -122,10 +126,10 @@ def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
 
 
 def why_no_device(api: Any | None = None) -> str:
-    """Why `find_device` found none, as a message: what is missing or too old, and what to do."""
+    """A message about why `find_device` found none: what is missing or too old, and what to do."""
     try:
         api = api or import_api()
-        count = call(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api)
+        count = unwrap(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api)
     except PassError as error:
         return str(error)
     if not count:
@@ -142,23 +146,23 @@ def has_driver(api: Any | None = None) -> bool:
 
 
 def _attribute(api: Any, number: int) -> Any:
+    """The enum member of a device attribute; in a fake without the enum, its number."""
     kind = getattr(api, "cudaDeviceAttr", None)
     return number if kind is None else kind(number)
 
 
-def call(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
-    """The values after the error code. An error is a PassError, or DeviceLost where all later calls will fail too.
-    name: of the function that was called, for the message. api: what it is a function of, which tells the versions of
-    driver and library where they do not fit."""
+def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
+    """Return the values after the error code. Raises PassError on an error; DeviceLost if later calls would fail too.
+    name: the function's, for the message. api: its module, which knows the versions if the driver is too old."""
     code, *values = result
-    if int(code) in LOST:
-        known = LOST[int(code)]
+    if int(code) in DEVICE_LOST_ERRORS:
+        known = DEVICE_LOST_ERRORS[int(code)]
         raise DeviceLost(
-            f"the GPU works no more for this process (CUDA error {int(code)}, {known}, {name}); start it again"
+            f"the GPU works no more for this process (CUDA error {int(code)}, {known}, {name}); restart the process"
         )
     if int(code) != 0:
-        hint = "; is the GPU visible to nvidia-smi?" if int(code) in NOT_VISIBLE else ""
-        if int(code) == OLD_DRIVER:
+        hint = "; is the GPU visible to nvidia-smi?" if int(code) in NO_DEVICE_ERRORS else ""
+        if int(code) == OLD_DRIVER_ERROR:
             hint = driver_hint(api)
         raise PassError(f"{name} failed with CUDA error {int(code)} ({getattr(code, 'name', code)}){hint}")
     return values[0] if len(values) == 1 else tuple(values)
@@ -168,15 +172,15 @@ def call(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) ->
 class Cuda:
     """The memory of one device (`pass_runtime.backends.memory.Memory`), with one stream and the graphs captured on it.
 
-    ordinal: the number of the GPU. Every thread that calls a method holds `for_this_thread`. Methods that write memory
-    return when the device is done, so that other streams can read it. `close` frees it all.
+    ordinal: the number of the GPU. A thread must hold `for_this_thread` to call a method. Without staging memory,
+    methods that write memory return when the device is done, so that other streams can read it. `close` frees it all.
 
-    staging: bytes of pinned host memory that copies go through, where nothing but this stream uses the memory. Uploads
-    of no more than that then return at once, and what is put on the stream later sees them.
+    staging_bytes: the size of the pinned host memory that copies go through. Uploads that fit it return at once, and
+    only later work on this stream is sure to see them, so it must be 0 if other streams use the memory.
     """
 
     api: Any
-    staging: int = 0
+    staging_bytes: int = 0
     ordinal: int = 0
     stream: int | None = None
     _device: list[int] = field(default_factory=list)
@@ -205,8 +209,8 @@ class Cuda:
         return os.getpid() != self._process
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """What the CUDA function `name` returns. Where it fails, CUDA's own record of the error is cleared: it
-        would be taken for the error of a later launch."""
+        """Call the CUDA function `name`. If it fails, CUDA's own record of the error is cleared, because engines would
+        take it for the error of a later launch."""
         try:
             return self._check(getattr(self.api, name)(*arguments), name)
         except DeviceLost:
@@ -217,31 +221,31 @@ class Cuda:
 
     def _check(self, result: tuple[Any, ...], name: str) -> Any:
         try:
-            return call(result, name, self.api)
+            return unwrap(result, name, self.api)
         except DeviceLost as error:
             self.failure = self.failure or error
             raise
 
     def check_device(self) -> None:
-        """Raise DeviceLost where a lost device is why an engine failed without saying so."""
+        """Raises DeviceLost if an engine failed because the device is lost."""
         self.why()
 
     def why(self) -> str:
-        """The CUDA error that an engine met when it failed, which is cleared, as words for a message; empty where there
-        was none. DeviceLost where the device is lost."""
-        met = [("cudaGetLastError", self.api.cudaGetLastError())]
+        """Clear the CUDA error of a failed engine and return it as text, "" if there is none. Raises DeviceLost if the
+        device is lost."""
+        results = [("cudaGetLastError", self.api.cudaGetLastError())]
         if not self._capturing:  # Waiting inside a capture is an error of its own.
-            met.append(("cudaStreamSynchronize", self.api.cudaStreamSynchronize(self.stream)))
+            results.append(("cudaStreamSynchronize", self.api.cudaStreamSynchronize(self.stream)))
             self.api.cudaGetLastError()
-        for name, result in met:
-            if int(result[0]) in LOST:
+        for name, result in results:
+            if int(result[0]) in DEVICE_LOST_ERRORS:
                 self._check(result, name)
-        codes = [code for _, (code, *_) in met if int(code)]
+        codes = [code for _, (code, *_) in results if int(code)]
         return f"CUDA error {int(codes[0])} ({getattr(codes[0], 'name', codes[0])})" if codes else ""
 
     def allocate(self, size: int) -> int:
-        """Address of `size` zeroed bytes on the device, padded with zeros to a multiple of ALIGNMENT."""
-        size = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+        """Return the address of `size` zeroed bytes, padded with zeros to a multiple of ALIGNMENT_BYTES."""
+        size = -(-max(size, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         try:
             address = int(self._call("cudaMalloc", size))
         except DeviceLost:
@@ -264,7 +268,7 @@ class Cuda:
         self._call("cudaFree", address)
 
     def pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Page-locked host memory, which the device can copy to directly."""
+        """Allocate page-locked host memory, which the device can copy to directly."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         try:
             address = int(self._call("cudaMallocHost", size))
@@ -302,25 +306,25 @@ class Cuda:
             ctypes.memmove(array.ctypes.data, place, array.nbytes)
 
     def _stage(self, size: int) -> int | None:
-        """The address of `size` bytes of the staging memory, which no copy is using; None where they are too many."""
-        if size > self.staging:
+        """The address of `size` bytes of the staging memory that no copy is using; None if it is smaller than that."""
+        if size > self.staging_bytes:
             return None
         if self._staged is None:
-            self._staged = self.pinned((self.staging,), np.uint8)
-        if self._in_flight + size > self.staging:
+            self._staged = self.pinned((self.staging_bytes,), np.uint8)
+        if self._in_flight + size > self.staging_bytes:
             self.synchronize()
         place = int(self._staged.ctypes.data) + self._in_flight
-        self._in_flight += -(-size // STAGING_ALIGNMENT) * STAGING_ALIGNMENT
+        self._in_flight += -(-size // STAGING_ALIGNMENT_BYTES) * STAGING_ALIGNMENT_BYTES
         return place
 
-    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
-        """Copy `rows` rows of `size` bytes on the device. They begin `pitch` and `source_pitch` bytes apart."""
-        self._call("cudaMemcpy2DAsync", target, pitch, source, source_pitch, size, rows, ON_DEVICE, self.stream)
+    def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+        """Copy `rows` rows of `size` bytes on the device. They begin `target_pitch` and `source_pitch` bytes apart."""
+        self._call("cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, size, rows, ON_DEVICE, self.stream)
         self.synchronize()
 
     def enqueue_download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Put a copy to a host array on the stream. The array is valid after `synchronize`; a graph needs a pinned
-        one."""
+        """Put a copy to a host array on the stream. The array is valid after `synchronize`. In a captured graph it must
+        be pinned."""
         self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, TO_HOST, self.stream)
 
     def synchronize(self) -> None:
@@ -329,8 +333,8 @@ class Cuda:
         self._in_flight = 0
 
     def capture(self, enqueue: Callable[[], None]) -> Any:
-        """A graph to `launch` of what `enqueue` puts on the stream. Capturing runs nothing. PassError where that cannot
-        be captured: then the stream captures no more, and no error is left for later calls."""
+        """Capture what `enqueue` puts on the stream as a graph to `launch`, without running it. Raises PassError if it
+        cannot be captured; the capture is then ended, and no error is left for later calls."""
         self._call("cudaStreamBeginCapture", self.stream, THREAD_LOCAL)
         self._capturing = True
         try:
@@ -359,10 +363,8 @@ class Cuda:
         """Free everything. Repeated calls do nothing, nor do calls in a forked process, where CUDA does not work."""
         if self.stream is None or self.forked:
             return
-        with (
-            suppress(DeviceLost),
-            self.for_this_thread(),
-        ):  # The memory of a lost device is freed when the process ends.
+        # The memory of a lost device is freed when the process ends.
+        with suppress(DeviceLost), self.for_this_thread():
             self._release()
         self.stream = None
 

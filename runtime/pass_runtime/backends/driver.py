@@ -1,35 +1,35 @@
-"""What a message says of an NVIDIA driver that is too old for the CUDA library."""
+"""Words an error message about an NVIDIA driver that is too old for the CUDA library."""
 
 from __future__ import annotations
 
 from typing import Any
 
-LEAST_DRIVER = {12: 525, 13: 580}
-"""By major version of CUDA, the first branch of NVIDIA's Linux driver that runs it."""
+MIN_DRIVER_BRANCH = {12: 525, 13: 580}
+"""Major version of CUDA -> the first branch of NVIDIA's Linux driver that runs it."""
 
 
 def driver_hint(api: Any | None) -> str:
-    """What to do about a driver that is older than the CUDA library, with the versions of both where `api` tells."""
+    """What to do about a driver that is older than the CUDA library, with both versions if `api` reports them."""
     driver, library = driver_version(api), _version(api, "cudaRuntimeGetVersion")
     if driver == 0:
         return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"
     if driver is None or library is None:
         return "; the driver is older than the CUDA library: update it (nvidia-smi shows the CUDA version that it runs)"
     major = library // 1000
-    least = f", {LEAST_DRIVER[major]} or newer" if major in LEAST_DRIVER else ""
+    newer = f", {MIN_DRIVER_BRANCH[major]} or newer" if major in MIN_DRIVER_BRANCH else ""
     return (
         f"; the driver is older than the CUDA library: it runs CUDA up to {_dotted(driver)}, and the library is CUDA "
-        f"{_dotted(library)}; update to a driver for CUDA {major}{least} (nvidia-smi shows which is installed)"
+        f"{_dotted(library)}; update to a driver for CUDA {major}{newer} (nvidia-smi shows which is installed)"
     )
 
 
 def driver_version(api: Any | None) -> int | None:
-    """The CUDA version that the driver runs, as 13040 for 13.4; 0 without a driver, None where it is not known."""
+    """The CUDA version that the driver runs, as 13040 for 13.4; 0 without a driver, None if it is unknown."""
     return _version(api, "cudaDriverGetVersion")
 
 
 def _version(api: Any | None, name: str) -> int | None:
-    """What the function `name` of CUDA says of a version, as 13040 for 13.4; None where it says nothing."""
+    """The version that the CUDA function `name` returns, as 13040 for 13.4; None if it fails or is missing."""
     code, *values = getattr(api, name)() if hasattr(api, name) else (1,)
     return int(values[0]) if int(code) == 0 else None
 

@@ -2,10 +2,6 @@
 
 Memory is the host's or a GPU's (`pass_runtime.backends.cuda`). It is handled as addresses, because ONNX Runtime and
 TensorRT are both bound to addresses.
-
-A GPU reads prompts in chunks. A chunk reads all weights once, so few wide ones are faster than many narrow ones; a pass
-of 256 rows leaves a large GPU half idle. But a wide one needs memory for what its rows compute, which stays reserved
-for as long as the engine is there.
 """
 
 from __future__ import annotations
@@ -26,14 +22,17 @@ from pass_runtime.bundle.sampling import Rule
 from pass_runtime.bundle.tensors import PAST
 from pass_runtime.errors import PassError
 
-WIDE = (2048, 1024)
+WIDE_CHUNK_ROWS = (2048, 1024)
+"""Widths of prompt chunks on a GPU: a chunk of 256 rows leaves a large GPU half idle. A wide chunk needs memory for the
+activations of its rows, which stays reserved as long as the engine is open."""
 MAX_CHUNK_BYTES = 1 << 30
-"""What the rows of a chunk of WIDE may take."""
+"""The memory that the activations of a wide chunk may take."""
 
 
 def activation_bytes(model: ModelInfo, rows: int, columns: int, logit_rows: int = 1, batch: int = 1) -> int:
-    """About the bytes that a pass needs beside weights and cache: for the logits, a layer's rows (hidden states, and an
-    MLP about four times as wide) and attention's scores, as if no kernel were fused."""
+    """Estimate the bytes that a pass needs beside weights and cache: for the logits, a layer's hidden states, its MLP
+    (about four times as wide) and attention's scores, as if no kernel were fused. rows: of a window. columns: cache
+    entries that attention reads. logit_rows: rows of a window that get logits."""
     element = item_size(model.dtype)
     logits = 2 * 4 * batch * logit_rows * model.vocab_size
     layer = batch * rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element
@@ -42,26 +41,26 @@ def activation_bytes(model: ModelInfo, rows: int, columns: int, logit_rows: int 
 
 
 def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int]:
-    """Those of WIDE that fit a KV cache of one of the `capacities` (in rising order), each with the largest one at
-    which its rows take no more than MAX_CHUNK_BYTES."""
-    found = {}
-    for rows in WIDE:
+    """Return width -> the largest of the KV `capacities` (tokens, in rising order) at which a chunk so wide fits the
+    cache and takes at most MAX_CHUNK_BYTES, for each of WIDE_CHUNK_ROWS that has one."""
+    chunks = {}
+    for rows in WIDE_CHUNK_ROWS:
         fitting = [
             each for each in capacities if rows <= each and activation_bytes(model, rows, each) <= MAX_CHUNK_BYTES
         ]
         if fitting:
-            found[rows] = fitting[-1]
-    return found
+            chunks[rows] = fitting[-1]
+    return chunks
 
 
-ALIGNMENT = 64
-"""The bytes of a cache line, which also suits vector instructions."""
-AHEAD = 256
-"""How many positions of noise are filled beyond those of the next pass."""
+ALIGNMENT_BYTES = 64
+"""A CPU's cache line, which also suits vector instructions."""
+NOISE_AHEAD_POSITIONS = 256
+"""Noise is filled for this many positions beyond those of the next pass."""
 
 
 class DeviceLost(PassError):
-    """The device does no more work for this process: this call failed, and every later one will."""
+    """The device cannot work for this process any more: this call failed, and every later one will fail."""
 
 
 class Memory(Protocol):
@@ -71,7 +70,7 @@ class Memory(Protocol):
     """Set once the device is lost."""
 
     def allocate(self, size: int) -> int:
-        """Address of `size` zeroed bytes; PassError where memory runs out (see `out_of_memory`)."""
+        """Return the address of `size` zeroed bytes. Raises PassError if there is no memory (see `out_of_memory`)."""
 
     def free(self, address: int) -> None: ...
 
@@ -81,21 +80,21 @@ class Memory(Protocol):
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         """Fill a contiguous host array from `address`, after all earlier work of the device."""
 
-    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
-        """Copy `rows` rows of `size` bytes, which begin `pitch` and `source_pitch` bytes apart."""
+    def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+        """Copy `rows` rows of `size` bytes, which begin `target_pitch` and `source_pitch` bytes apart."""
 
     def for_this_thread(self) -> AbstractContextManager[None]:
-        """A context in which the calling thread works on this device, where threads have one."""
+        """A context in which the calling thread works on this device. The host's does nothing."""
 
     def check_device(self) -> None:
-        """After work that failed without a reason: raise DeviceLost where a lost device is the reason."""
+        """Call it after work that failed without a reason. Raises DeviceLost if the device is lost."""
 
     def close(self) -> None:
         """Free everything. Repeated calls do nothing."""
 
 
 def out_of_memory(size: int | None = None) -> PassError:
-    """The error for an allocation of `size` bytes that failed."""
+    """The error to raise if an allocation of `size` bytes failed."""
     more = "" if size is None else f" for {size / 2**20:.1f} MiB more"
     return PassError(
         f"there is no memory{more}: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts"
@@ -112,10 +111,10 @@ class HostMemory:
 
     def allocate(self, size: int) -> int:
         try:
-            block = np.zeros(size + ALIGNMENT, np.uint8)  # The system provides pages when they are first written.
+            block = np.zeros(size + ALIGNMENT_BYTES, np.uint8)  # The system provides pages when they are first written.
         except MemoryError:
             raise out_of_memory(size) from None
-        address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
+        address = -(-block.ctypes.data // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._blocks[address] = block
         return address
 
@@ -128,9 +127,9 @@ class HostMemory:
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
 
-    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+    def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
         for row in range(rows):
-            ctypes.memmove(target + row * pitch, source + row * source_pitch, size)
+            ctypes.memmove(target + row * target_pitch, source + row * source_pitch, size)
 
     def for_this_thread(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -152,66 +151,66 @@ def item_size(dtype: npt.DTypeLike) -> int:
 
 
 class Buffers:
-    """Device memory by name and shape, which several graphs are bound to. The same name and shape is always the same
-    memory, at the same address, because captured CUDA graphs contain the addresses. Buffers with a row for each of
-    `slots` slots are found by the shape of a row.
+    """Device memory by name and shape, which several graphs are bound to. The same name and shape is always at the same
+    address, because captured CUDA graphs contain addresses. A buffer with a row for each of `slots` slots is found by
+    the shape of a row.
 
-    passing: names of buffers with rows whose content is not needed after the pass that wrote it, as logits. Buffers of
-    such a name share memory, whatever their shapes. Where that memory is too small for a shape, a new block of at least
-    twice its size is allocated, so that all blocks together are less than four times the largest buffer.
+    transient: names of buffers with rows whose content, such as logits, is not needed after the pass that wrote it. All
+    shapes of such a name share memory. If it is too small for a shape, a new block of at least twice its size is
+    allocated, so that all blocks together take less than four times the largest buffer.
     """
 
-    def __init__(self, memory: Memory, slots: int, passing: Collection[str] = ()) -> None:
-        self._memory, self._slots, self._passing = memory, slots, passing
+    def __init__(self, memory: Memory, slots: int, transient: Collection[str] = ()) -> None:
+        self._memory, self._slots, self._transient = memory, slots, transient
         self._largest: dict[str, tuple[int, int]] = {}
-        """For each name in `passing`: the size in bytes and the address of its newest block."""
+        """For each name in `transient`: the size in bytes and the address of its newest block."""
         self._addresses: dict[tuple[str, tuple[int, ...]], int] = {}
         self._filled: set[int] = set()
 
-    def at(self, binding: Binding) -> int:
-        """The address of a binding's buffer. A constant is written there at the first call."""
+    def address_of(self, binding: Binding) -> int:
+        """The address of a binding's buffer. The first call writes a constant there."""
         if binding.by_slot:
-            return self.rows(binding.buffer, binding.shape[1:], binding.dtype)
-        address = self._get((binding.buffer, binding.shape), binding.shape, binding.dtype)
+            return self.rows_address(binding.buffer, binding.shape[1:], binding.dtype)
+        address = self._address((binding.buffer, binding.shape), binding.shape, binding.dtype)
         if binding.constant is not None and address not in self._filled:
             self._memory.upload(address, np.ascontiguousarray(binding.constant))
             self._filled.add(address)
         return address
 
-    def rows(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    def rows_address(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
         """The address of the buffer `name` that has a row of `shape` for every slot."""
-        return self._get((name, (-1, *shape)), (self._slots, *shape), dtype)
+        return self._address((name, (-1, *shape)), (self._slots, *shape), dtype)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         """Write a whole buffer that has no rows for slots."""
-        self._memory.upload(self._get((name, array.shape), array.shape, array.dtype), np.ascontiguousarray(array))
+        self._memory.upload(self._address((name, array.shape), array.shape, array.dtype), np.ascontiguousarray(array))
 
     def write_row(self, name: str, slot: int, values: npt.ArrayLike, dtype: npt.DTypeLike) -> None:
         """Write the row of `slot`."""
         row = np.array(values, dtype)
-        address = self.rows(name, row.shape, row.dtype) + slot * row.nbytes
+        address = self.rows_address(name, row.shape, row.dtype) + slot * row.nbytes
         self._memory.upload(address, row)
 
     def write_part(self, name: str, slot: int, shape: tuple[int, ...], first: int, items: npt.NDArray[Any]) -> None:
-        """Write `items` into the row of `slot`, which has this `shape`, beginning at its item `first`."""
+        """Write `items` [n,...] to items `first` .. `first`+n-1 of the row of `slot`, which has this `shape`."""
         item = math.prod(shape[1:]) * items.itemsize
-        address = self.rows(name, shape, items.dtype) + (slot * shape[0] + first) * item
+        address = self.rows_address(name, shape, items.dtype) + (slot * shape[0] + first) * item
         self._memory.upload(address, np.ascontiguousarray(items))
 
     def read(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A copy of the first shape[0] rows of a buffer with a row for every slot."""
         array = np.empty(shape, dtype)
-        self._memory.download(array, self.rows(name, shape[1:], dtype))
+        self._memory.download(array, self.rows_address(name, shape[1:], dtype))
         return array
 
-    def _get(self, key: tuple[str, tuple[int, ...]], shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    def _address(self, key: tuple[str, tuple[int, ...]], shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
         if key not in self._addresses:
             (name, row), size = key, max(math.prod(shape), 1) * item_size(dtype)
-            passing = name in self._passing and row[:1] == (-1,)
-            self._addresses[key] = self._shared(name, size) if passing else self._memory.allocate(size)
+            transient = name in self._transient and row[:1] == (-1,)
+            self._addresses[key] = self._transient_address(name, size) if transient else self._memory.allocate(size)
         return self._addresses[key]
 
-    def _shared(self, name: str, size: int) -> int:
+    def _transient_address(self, name: str, size: int) -> int:
         available, address = self._largest.get(name, (0, 0))
         if size > available:
             size = max(size, 2 * available)
@@ -222,11 +221,11 @@ class Buffers:
 
 class KVCache:
     """The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values. `capacity` is the KV
-    capacity in tokens, 0 until the first `resize`. S is larger by the entries that a pass may overwrite after its
+    capacity in tokens, 0 until the first `resize`. S is `capacity` plus the entries that a pass may overwrite after its
     window (`DerivedTrunk.spare_entries`).
 
-    Slots are the outermost dimension. So a pass over the first b slots is bound to the beginning of every tensor, and
-    the prefill of one slot to that slot's part of it.
+    Slots are the outermost dimension, so that a pass over the first b slots is bound to the beginning of every tensor,
+    and the prefill of one slot to that slot's part.
     """
 
     def __init__(self, memory: Memory, manifest: Manifest, slots: int, spare_entries: int = 0) -> None:
@@ -258,8 +257,8 @@ class KVCache:
         return (capacity + self._spare) * self.entry_bytes
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Copy the first `lengths[slot]` entries of every slot into new tensors of `capacity`. Where memory runs out,
-        the cache stays as it was."""
+        """Copy the first `lengths[slot]` entries of every slot into new tensors for `capacity` tokens. If it fails, the
+        cache stays as it was."""
         grown: dict[str, int] = {}
         try:
             for name in self.names:
@@ -276,7 +275,7 @@ class KVCache:
             self._memory.free(address)
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` entries of slot `source` over those of `target`."""
+        """Copy the first `length` entries of slot `source` to slot `target`."""
         pitch = self._pitch(self.capacity)
         for address in self._addresses.values():
             first, second = (address + slot * self._heads * pitch for slot in (source, target))
@@ -289,25 +288,25 @@ class KVCache:
     def save(self, slot: int, length: int, address: int) -> None:
         """Copy the first `length` entries of `slot` to `address`, one tensor [KVH,length,D] after another."""
         pitch, size = self._pitch(self.capacity), length * self.entry_bytes
-        for number, (_, place) in enumerate(self.places(slot)):
-            self._memory.copy_rows(address + number * self._heads * size, size, place, pitch, size, self._heads)
+        for number, (_, tensor) in enumerate(self.places(slot)):
+            self._memory.copy_rows(address + number * self._heads * size, size, tensor, pitch, size, self._heads)
 
     def load(self, slot: int, count: int, address: int, length: int) -> None:
-        """Copy the first `count` of the `length` entries that `save` copied to `address` into `slot`."""
+        """Copy into `slot` the first `count` of the `length` entries that `save` wrote to `address`."""
         pitch, size = self._pitch(self.capacity), length * self.entry_bytes
-        for number, (_, place) in enumerate(self.places(slot)):
+        for number, (_, tensor) in enumerate(self.places(slot)):
             source = address + number * self._heads * size
-            self._memory.copy_rows(place, pitch, source, size, count * self.entry_bytes, self._heads)
+            self._memory.copy_rows(tensor, pitch, source, size, count * self.entry_bytes, self._heads)
 
     def keep_rows(self, slot: int, length: int, rows: Sequence[int]) -> None:
-        """Of a window that was written after the first `length` entries of `slot`, keep the entries of these `rows`
-        (rising, of which the first is 0), one after another."""
+        """Make the entries of `rows` (rising, from 0) of the window after the first `length` entries of `slot` follow
+        one another, by moving them to the window's beginning."""
         pitch, size = self._pitch(self.capacity), self.entry_bytes
-        for place, row in enumerate(rows):
-            if place == row:  # it lies where it belongs, as all rows of a chain do
+        for index, row in enumerate(rows):
+            if index == row:  # as all rows of a chain
                 continue
             for _, address in self.places(slot):
-                target, source = (address + (length + entry) * size for entry in (place, row))
+                target, source = (address + (length + entry) * size for entry in (index, row))
                 self._memory.copy_rows(target, pitch, source, pitch, size, self._heads)
 
     def _copy(self, source: int, target: int, capacity: int, lengths: Sequence[int]) -> None:
@@ -319,10 +318,10 @@ class KVCache:
 
 
 class NoiseRows:
-    """The noise offsets that the tails read: for each of `slots` slots, a row that lists all `positions` (N).
+    """The noise offsets that the tails read (`pass_runtime.bundle.noise`): a row of `positions` (N) for every slot.
 
-    Only a part of a row is ever filled: from where the slot's text is now to AHEAD positions beyond its next pass, and
-    more when a pass may look beyond that. So the cost of starting a request does not grow with the KV capacity.
+    A row is filled from the slot's present position to NOISE_AHEAD_POSITIONS beyond its next pass, and further when a
+    later pass needs it. So the cost of starting a request does not grow with the KV capacity.
     """
 
     def __init__(self, buffers: Buffers, rule: Rule, slots: int, positions: int) -> None:
@@ -332,17 +331,17 @@ class NoiseRows:
         self._filled = [range(0)] * slots
 
     def begin(self, slot: int, seed: int | None) -> None:
-        """Start another text in `slot` with this seed, or with None where it is decoded greedily and needs no noise."""
+        """Start another text in `slot`. seed: None if it is decoded greedily and needs no noise."""
         self._seeds[slot], self._filled[slot] = seed, range(0)
 
     def cover(self, slot: int, first: int, stop: int) -> None:
-        """Make sure that the row of `slot` holds the positions from `first` up to, but not including, `stop`."""
+        """Fill positions `first` .. `stop`-1 of the row of `slot` unless they are filled."""
         seed, filled = self._seeds[slot], self._filled[slot]
         stop = min(stop, self._positions)
         if seed is None or (filled.start <= first and stop <= filled.stop):
             return
         self._filled[slot] = range(0)  # Nothing counts as filled until all of it is written.
-        wanted = range(first, min(stop + AHEAD, self._positions))
+        wanted = range(first, min(stop + NOISE_AHEAD_POSITIONS, self._positions))
         positions = np.arange(wanted.start, wanted.stop, dtype=np.int64)
         for stream in self._streams:
             offsets = noise_offsets(seed, positions, stream)

@@ -1,7 +1,4 @@
-"""Opens the backend for a device name.
-
-A name says which of several GPUs it is about: `cuda:1` is `cuda` on GPU 1, `cuda` is on GPU 0.
-"""
+"""Opens the backend for a device name, which may end in a GPU's number: `cuda:1` is GPU 1, `cuda` is GPU 0."""
 
 from __future__ import annotations
 
@@ -17,12 +14,15 @@ from pass_runtime.errors import PassError
 
 GPU_DEVICES = ("cuda", *LIBRARIES)
 DEVICES = ("cpu", *GPU_DEVICES, "auto")
-NUMBERED = f"{', '.join(DEVICES)}; a GPU other than the first by its number, as cuda:1."
+DEVICE_HELP = f"{', '.join(DEVICES)}; add the number of a GPU other than the first, as in cuda:1."
 """Help for an option that takes a device."""
+
+log = logging.getLogger("pass_runtime.device")
 
 
 def split_device(name: str) -> tuple[str, int]:
-    """The device of DEVICES in `name`, and the number of the GPU among those that this process sees."""
+    """Split `name` into one of DEVICES and the GPU's number among those that this process sees. Raises PassError if
+    `name` is not a device."""
     device, colon, number = name.partition(":")
     if device not in DEVICES:
         raise PassError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}")
@@ -36,15 +36,12 @@ def split_device(name: str) -> tuple[str, int]:
 
 
 def gpus_of_replica(name: str) -> int:
-    """How many GPUs Ray must give to a process that opens `name`. It makes only those visible to the process, so a
-    number would be of another GPU than the user meant."""
+    """How many GPUs Ray must give to a process that opens `name`. Raises PassError if `name` has a number: the process
+    sees only the GPUs from Ray, so the number could mean another GPU."""
     device, _ = split_device(name)
     if ":" in name:
         raise PassError(f"device {name!r}: Ray chooses the GPU of every replica; use {device}")
     return int(device in GPU_DEVICES)
-
-
-log = logging.getLogger("pass_runtime.device")
 
 
 def open_backend(
@@ -58,10 +55,10 @@ def open_backend(
     verify: bool = True,
     weight_cache: bool = False,
 ) -> Backend:
-    """The backend for a device as `split_device` takes it; PassError says what is missing. The other arguments are
-    those of `LoadOptions`."""
-    check_wanted(bundle, manifest, device, capacity)
-    if device == "auto" and (found := find_engines(manifest)) is not None:
+    """Open the backend for a device name (see `split_device`). The other arguments are those of `LoadOptions`. Raises
+    PassError if something is missing."""
+    check_request(bundle, manifest, device, capacity)
+    if device == "auto" and (found := find_engine_library(manifest)) is not None:
         device = found.name
     kind, ordinal = split_device(device)
     if kind in LIBRARIES:
@@ -90,10 +87,11 @@ def open_backend(
     )
 
 
-def check_wanted(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:
-    """PassError for requests that no machine could serve."""
+def check_request(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:
+    """Raises PassError if no machine could serve the request."""
     if capacity is not None and capacity > manifest.model.max_capacity:
-        raise PassError(f"capacity {capacity} is more than the {manifest.model.max_capacity} tokens of the model")
+        most = manifest.model.max_capacity
+        raise PassError(f"capacity {capacity} is more than the {most} tokens of the model; use {most} or less")
     kind, _ = split_device(device)
     if kind in LIBRARIES:
         check_built(bundle, manifest, LIBRARIES[kind])
@@ -101,13 +99,13 @@ def check_wanted(bundle: Path, manifest: Manifest, device: str, capacity: int | 
         check_onnx_runtime(bundle, manifest)
 
 
-def find_engines(manifest: Manifest) -> Library | None:
-    """The library whose engines in the bundle fit this machine, None where there is none."""
+def find_engine_library(manifest: Manifest) -> Library | None:
+    """The library whose engines in the bundle fit this machine; None if there is none."""
     if not manifest.engines:
         return None
     device = find_device()
     if device is None:
-        # A machine without a driver runs on the CPU as it should; one with a driver was meant to use its GPU.
+        # On a machine with a driver the GPU was meant to be used.
         level = logging.WARNING if has_driver() else logging.INFO
         log.log(level, "the bundle's engines are not used: %s", why_no_device())
         return None

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from pass_runtime.backends.base import DEFAULT_BATCH
-from pass_runtime.backends.open import NUMBERED
+from pass_runtime.backends.open import DEVICE_HELP
 from pass_runtime.bundle.request_fields import REQUEST_FIELDS, SAMPLER_FIELDS, RequestField
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.command_errors import importing
@@ -108,7 +108,7 @@ BUNDLE = click.argument("bundle", type=PATH)
 def engine_options(command: F) -> F:
     """--device --threads --capacity --trust-bundle --no-weight-cache"""
     return combined(
-        click.option("--device", default="auto", show_default=True, help=NUMBERED),
+        click.option("--device", default="auto", show_default=True, help=DEVICE_HELP),
         click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
         click.option("--capacity", type=int, help="KV capacity of a sequence, in tokens.  [default: the model's]"),
         click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),

@@ -233,7 +233,7 @@ class Runner:
         nothing = no_processing(self.backend.capabilities.vocab_size, kind.plan.drafts + 1, kind.touched)
         for slot in self.slots[: kind.batch]:
             rows = slot.current.processor_rows(drafts[slot.number], kind.touched) if slot in active else None
-            self.backend.process(slot.number, nothing if rows is None else rows)
+            self.backend.set_processors(slot.number, nothing if rows is None else rows)
 
     def _stage(self, plan: Plan, active: Sequence[Slot], drafts: Sequence[Drafts | None], batch: int) -> None:
         """Write the windows that differ from those on the device, and mask the slots that take no part."""

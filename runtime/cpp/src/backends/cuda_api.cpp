@@ -106,7 +106,7 @@ void CudaApi::check(int code, const char* name) const {
     if (code == 0) return;
     if (const char* known = lost(code)) {
         throw DeviceLost("the GPU works no more for this process (CUDA error " + std::to_string(code) + ", " + known +
-                         ", " + name + "); start it again");
+                         ", " + name + "); restart the process");
     }
     // Of a driver or device that is missing, too old, or in use.
     static const std::set<int> not_visible{3, 46, 100, 101, 802, 803, 804};

@@ -1,1 +1,1 @@
-"""ONNX Runtime."""
+"""The backend for ONNX Runtime."""

@@ -1,7 +1,7 @@
 """ONNX Runtime backend: trunk and tails bound to buffers that stay on the device.
 
-A pass is two `run_with_iobinding` calls and a copy of a few integers to the host. One session serves every window width
-and batch, and its bindings are kept for each plan and batch.
+A pass is a `run_with_iobinding` call for each graph, and a copy of a few integers to the host. A session serves every
+window width and batch; its bindings are kept for each plan and batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, batch_sizes, check_onnx_runtime
+from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, check_onnx_runtime, doublings
 from pass_runtime.backends.memory import Memory, wide_chunks
 from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.engine import check_graph, choose_device, map_shared, open_memory, open_session
@@ -47,8 +47,8 @@ Tasks = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 
 class OneThread:
-    """Runs tasks one after another in a thread of its own, which ends with this object: captured graphs belong to the
-    thread that captured them. context: makes a context that the thread holds."""
+    """Runs tasks one after another in its own thread, because captured graphs belong to the thread that captured them.
+    The thread ends with this object. context: makes the context that the thread holds."""
 
     def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
         self._tasks: Tasks = SimpleQueue()
@@ -57,7 +57,7 @@ class OneThread:
         self._finalizer = weakref.finalize(self, self._tasks.put, None)
 
     def run(self, task: Callable[[], T]) -> T:
-        """What `task` returns or raises. A task may call this itself."""
+        """Return or raise what `task` does. A task may itself call this."""
         if threading.current_thread() is self._thread:
             return task()
         future: Future[T] = Future()
@@ -78,20 +78,20 @@ def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> 
                 future.set_result(task())
             except BaseException as error:
                 future.set_exception(error)
-            del given, task, future  # or what they hold would live until the next one comes
+            del given, task, future  # Free what they hold before waiting for the next task.
 
 
 FIRST_CAPACITY = 256
+"""The first KV capacity on CUDA, in tokens."""
 CAPACITY_STEP = 64
-"""KV capacities on the CPU are multiples of this, because sums over the entries then round alike, however many of them
-are masked."""
-ROUNDING: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
-"""The weights that are multiplied with activations rounded to 8 bits, by device."""
+"""KV capacities on the CPU are multiples of this, in tokens: sums over the entries then round alike, however many of
+them are masked."""
+ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
+"""By device, the weight formats that are multiplied with activations rounded to 8 bits."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
 """The widths of a prompt's chunks; GPUs also have those of `wide_chunks`."""
-CAPTURING: Collection[str] = ("cuda",)
-"""Devices on which ONNX Runtime captures graphs. It keeps them for each thread apart, and captures anew in another one.
-"""
+CAPTURE_DEVICES: Collection[str] = ("cuda",)
+"""Devices on which ONNX Runtime captures graphs. It captures and replays them for each thread separately."""
 
 
 class OrtBackend(Backend):
@@ -111,16 +111,16 @@ class OrtBackend(Backend):
         weight_cache: WeightCache | None = None,
         trunks: Trunks | None = None,
     ) -> None:
-        """device: cpu, cuda, cuda:1 and so on, or auto. threads: 0 lets ONNX Runtime choose. capacity: the largest KV
-        capacity, in tokens.
+        """device: cpu, cuda, cuda:1 and so on, or auto. threads: 0 lets ONNX Runtime choose. max_batch_size: None is
+        DEFAULT_BATCH. capacity: the largest KV capacity in tokens; None is the model's.
 
-        exact: passed to `open_session` for the trunk. weight_cache: where the trunk's weights are kept packed, on the
-        CPU and unless `exact`. trunks: open sessions, to use in place of new ones.
+        exact: open the trunk with `exact` (see `open_session`). weight_cache: keeps the trunk's packed weights; unused
+        if `exact` or not on the CPU. trunks: open sessions to use.
         """
         self._device = choose_device(device)
         kind, _ = split_device(self._device)
         check_onnx_runtime(bundle, manifest)
-        slots = batch_sizes(max_batch_size or DEFAULT_BATCH)
+        slots = doublings(max_batch_size or DEFAULT_BATCH)
         capacities = CAPACITIES[kind](capacity or manifest.model.max_capacity)
         wide = {} if kind == "cpu" else wide_chunks(manifest.model, capacities)
         derived = manifest.derived_trunk(kind, slots[-1])
@@ -132,20 +132,20 @@ class OrtBackend(Backend):
             slots,
             chunk_capacities=wide,
             trees=manifest.tree_sizes(),
-            rounds_activations=not exact and manifest.model.weights in ROUNDING[kind],
+            rounds_activations=not exact and manifest.model.weights in ROUNDED_WEIGHTS[kind],
             # tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
             same_entries=kind == "cpu" and not exact and derived is not None,
         )
         spare_entries = 0 if derived is None else derived.spare_entries
         super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)
-        self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURING else None
+        self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURE_DEVICES else None
         self._weight_cache = weight_cache
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
-        self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch; for the present cache
-        self._bound_prefills = BoundSessions[tuple[int, int]]()  # by width and slot; for the present cache
-        self._bound_tails = BoundSessions[tuple[Hashable, ...]]()  # by plan, sampler or what else it is, and batch
+        self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch, until the cache is resized
+        self._bound_prefills = BoundSessions[tuple[int, int]]()  # by width and slot, until the cache is resized
+        self._bound_tails = BoundSessions[tuple[Hashable, ...]]()  # by `PassKind.tail_key`, `logprobs_key` and so on
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         limits = self.capabilities
@@ -156,7 +156,7 @@ class OrtBackend(Backend):
         return open_packed(self.bundle, self.manifest, limits.slots, threads, self._weight_cache, self._probe)
 
     def _probe(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> list[npt.NDArray[np.float32]]:
-        """What is compared of two sessions over a trunk."""
+        """The logits by which two sessions of a trunk are compared."""
         slots, trunks = self.capabilities.slots, Trunks(trunk, lambda: trunk)
         with closing(OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunks=trunks)) as backend:
             return sample_logits(backend, lookahead_rows=lookahead_rows)
@@ -180,15 +180,14 @@ class OrtBackend(Backend):
         self._bound_prefills.clear()
 
     def run_trunk(self, plan: Plan, batch: int) -> None:
-        self._in_thread(
-            lambda: self._run(self._bound_trunks.get((plan.name, batch), partial(self._bind_trunk, plan, batch)))
-        )
+        make = partial(self._bind_trunk, plan, batch)
+        self._in_thread(lambda: self._run(self._bound_trunks.get((plan.name, batch), make)))
 
     def run_tail(self, kind: PassKind) -> None:
         self._in_thread(lambda: self._run_tails(kind))
 
     def _in_thread(self, task: Callable[[], T]) -> T:
-        """Run sessions in the thread whose captured graphs they are, where they are captured."""
+        """Run `task`, in the thread of the captured graphs if the device captures them."""
         return task() if self._thread is None else self._thread.run(task)
 
     def _run_tails(self, kind: PassKind) -> None:
@@ -205,12 +204,11 @@ class OrtBackend(Backend):
     def _run_graphs(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
         self.run_trunk(kind.plan, kind.batch)
         self.run_tail(kind)
-        return {name: self.buffers.read(name, shape, np.int64) for name, shape in self.results_of(kind).items()}
+        return {name: self.buffers.read(name, shape, np.int64) for name, shape in self.result_shapes(kind).items()}
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
-        self._in_thread(
-            lambda: self._run(self._bound_prefills.get((plan.width, slot), partial(self._bind_prefill, slot, plan)))
-        )
+        make = partial(self._bind_trunk, plan, 1, slot=slot, prefill=True)
+        self._in_thread(lambda: self._run(self._bound_prefills.get((plan.width, slot), make)))
 
     def _run(self, bound: BoundSession) -> None:
         try:
@@ -219,43 +217,39 @@ class OrtBackend(Backend):
             self.memory.check_device()
             raise
 
-    def _bind_trunk(self, plan: Plan, batch: int, graph: int) -> BoundSession:
-        bindings = self.bindings.trunk(plan, batch)
-        past, present = self._cache_tensors(0, batch)
+    def _bind_trunk(
+        self, plan: Plan, batch: int, graph_id: int, *, slot: int = 0, prefill: bool = False
+    ) -> BoundSession:
+        bindings = self.bindings.trunk(plan, batch, prefill=prefill)
+        past, present = self._cache_tensors(slot, batch)
         file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
-        return self._bind(graph, file, self._trunks.of(plan), bindings, past, present)
-
-    def _bind_prefill(self, slot: int, plan: Plan, graph: int) -> BoundSession:
-        bindings = self.bindings.trunk(plan, 1, prefill=True)
-        past, present = self._cache_tensors(slot, 1)
-        file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
-        return self._bind(graph, file, self._trunks.of(plan), bindings, past, present)
+        return self._bind(graph_id, file, self._trunks.of(plan), bindings, past, present)
 
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
-        """The cache inputs and outputs, which are the same memory, so that no pass copies the cache."""
+        """The cache inputs and outputs. They share memory, so that no pass copies the cache."""
         cache = self.cache
         past = [BoundTensor(name, cache.dtype, cache.shape(batch), address) for name, address in cache.places(slot)]
         return past, [BoundTensor(t.name.replace(PAST, PRESENT, 1), t.dtype, t.shape, t.address) for t in past]
 
-    def _bind_tail(self, kind: PassKind, graph: int) -> BoundSession:
+    def _bind_tail(self, kind: PassKind, graph_id: int) -> BoundSession:
         bindings = self.bindings.tail(kind.plan, kind.sampler, kind.batch, processed=bool(kind.touched))
-        return self._bind_graph(graph, self.bindings.tail_graph(kind.plan, kind.sampler), bindings)
+        return self._bind_graph(graph_id, self.bindings.tail_graph(kind.plan, kind.sampler), bindings)
 
-    def _bind_processors(self, kind: PassKind, graph: int) -> BoundSession:
+    def _bind_processors(self, kind: PassKind, graph_id: int) -> BoundSession:
         processors = self.processors
         bindings = self.bindings.processors(processors, kind.plan, kind.batch, kind.touched)
-        return self._bind_graph(graph, processors, bindings)
+        return self._bind_graph(graph_id, processors, bindings)
 
-    def _bind_logprobs(self, kind: PassKind, graph: int) -> BoundSession:
+    def _bind_logprobs(self, kind: PassKind, graph_id: int) -> BoundSession:
         bindings = self.bindings.logprobs(kind.plan, kind.batch, processed=kind.logprobs_key[-1])
-        return self._bind_graph(graph, self.manifest.logprobs, bindings)
+        return self._bind_graph(graph_id, self.manifest.logprobs, bindings)
 
-    def _bind_graph(self, graph: int, tail: Graph, bindings: Bindings) -> BoundSession:
-        return self._bind(graph, tail.file, self._tail_session(tail), bindings)
+    def _bind_graph(self, graph_id: int, tail: Graph, bindings: Bindings) -> BoundSession:
+        return self._bind(graph_id, tail.file, self._tail_session(tail), bindings)
 
     def _bind(
         self,
-        graph: int,
+        graph_id: int,
         file: str,
         session: ort.InferenceSession,
         bindings: Bindings,
@@ -263,20 +257,20 @@ class OrtBackend(Backend):
         present: Sequence[BoundTensor] = (),
     ) -> BoundSession:
         inputs, outputs = (
-            [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.at(b)) for b in bs]
+            [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.address_of(b)) for b in bs]
             for bs in (bindings.inputs, bindings.outputs)
         )
-        failed = partial(self._not_captured, file)
-        return bind(session, self._device, inputs, outputs, (past, present), graph, self.memory, failed)
+        on_failure = partial(self._not_captured, file)
+        return bind(session, self._device, inputs, outputs, (past, present), graph_id, self.memory, on_failure)
 
     def _not_captured(self, file: str, reason: str) -> None:
-        if file not in self.uncaptured:  # of another plan, batch or slot
+        if file not in self.uncaptured:  # Warn once, not for every plan, batch and slot.
             log.warning("%s runs without a CUDA graph, which makes passes slower: %s", file, reason)
         self.captures[file] = reason
 
     def _tail_session(self, graph: Graph) -> ort.InferenceSession:
-        """Tails run on one thread. A second thread pool would spin on the cores that the trunk's next pass needs, which
-        doubled the time of a pass."""
+        """Open a tail on one thread. A second thread pool would spin on the cores that the trunk's next pass needs,
+        which doubled the time of a pass."""
         if graph.file not in self._tails:
             session = open_session(self.bundle / graph.file, self._device, threads=1, shared=self._shared)
             check_graph(session, graph)
@@ -290,10 +284,10 @@ class OrtBackend(Backend):
 
 
 def following_capacities(maximum: int) -> tuple[int, ...]:
-    """64, 128, ... up to and including `maximum`, in steps of 64 or of at most an eighth.
+    """64, 128, ... up to and including `maximum`, in steps of 64, or of at most an eighth of the size before.
 
-    Attention on the CPU takes time for every entry of the cache, valid or not. Copying the cache now and then costs
-    little compared to that.
+    Attention on the CPU takes time for every entry of the cache, valid or not. Copying the cache whenever it grows
+    costs less.
     """
     sizes, size = [], CAPACITY_STEP
     while size < maximum:
@@ -303,12 +297,8 @@ def following_capacities(maximum: int) -> tuple[int, ...]:
 
 
 def doubling_capacities(maximum: int) -> tuple[int, ...]:
-    """256, 512, ... up to and including `maximum`. They are few, because each needs CUDA graphs of its own."""
-    sizes, size = [], FIRST_CAPACITY
-    while size < maximum:
-        sizes.append(size)
-        size *= 2
-    return (*sizes, maximum)
+    """256, 512, ... up to and including `maximum`. They are few, because each needs its own CUDA graphs."""
+    return doublings(maximum, FIRST_CAPACITY)
 
 
 CAPACITIES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"cpu": following_capacities, "cuda": doubling_capacities}

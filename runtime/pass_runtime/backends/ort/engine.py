@@ -1,4 +1,4 @@
-"""Opens ONNX Runtime sessions: devices, what sessions share, and checking graphs against the manifest."""
+"""Chooses the device, opens ONNX Runtime sessions, shares constants among them, and checks graphs."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
     "cuda": ("CUDAExecutionProvider", "cuda"),
 }
 
-INSTALL = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu"
-"""The two packages have files of the same names, so where both were installed neither is whole. --no-deps leaves every
-other package as it is: what the two need is the same."""
+INSTALL_GPU_BUILD = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu"
+"""The two packages write the same files, so neither works if both were installed. They have the same dependencies, so
+--no-deps is enough, and leaves other packages as they are."""
 
 CAPTURE = "enable_cuda_graph"
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cpu": ({},),
-    # The second is tried where the first fails, as a graph with a node on the CPU cannot be captured. TF32 would round.
+    # Without capture if opening with it fails, as for a graph with a node on the CPU. TF32 would round float32.
     "cuda": ({CAPTURE: "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 
-SAVED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
-SAVING = {
+SAVED_WEIGHTS_OPTION = "session.optimized_model_external_initializers_file_name"
+SAVE_OPTIONS = {
     # Smaller tensors stay in the graph: shapes are computed from them.
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     "session.save_external_prepacked_constant_initializers": "1",
@@ -50,7 +50,7 @@ SAVING = {
 
 
 def choose_device(device: str) -> str:
-    """The device to use, which may have a GPU's number: `auto` is CUDA where this onnxruntime has it, else the CPU."""
+    """The device to use, which may end in a GPU's number; `auto` is CUDA if this onnxruntime has it, else the CPU."""
     available = ort.get_available_providers()
     if device == "auto":
         return "cuda" if PROVIDERS["cuda"][0] in available else "cpu"
@@ -58,11 +58,13 @@ def choose_device(device: str) -> str:
     if kind not in PROVIDERS:
         raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
     if PROVIDERS[kind][0] not in available:
-        raise PassError(f"this onnxruntime has no {PROVIDERS[kind][0]}; run: {INSTALL} && pip install cuda-python")
+        raise PassError(
+            f"this onnxruntime has no {PROVIDERS[kind][0]}; run: {INSTALL_GPU_BUILD} && pip install cuda-python"
+        )
     return device
 
 
-def settings_of(device: str) -> Sequence[Mapping[str, str]]:
+def provider_options(device: str) -> Sequence[Mapping[str, str]]:
     """The provider options to try for a device, one after the other."""
     kind, ordinal = split_device(device)
     number = {"device_id": str(ordinal)} if ordinal else {}
@@ -77,16 +79,16 @@ def open_session(
     exact: bool = False,
     shared: Mapping[str, ort.OrtValue] = MappingProxyType({}),
     save: Path | None = None,
-    ready: bool = False,
+    packed: bool = False,
 ) -> ort.InferenceSession:
-    """A session on `device`, which may have a GPU's number; `threads` 0 lets ONNX Runtime choose. On CUDA it captures
-    graphs where it can (`captures` of the session); else `not_captured` is ONNX Runtime's reason.
+    """Open a session on `device`, which may end in a GPU's number. Raises PassError if that fails. `captures` of the
+    session is whether it captures CUDA graphs. If it cannot, `not_captured` is ONNX Runtime's reason, else None.
 
-    exact: run the nodes one by one, without fusing them. Quantized weights then multiply in float32, while ONNX
-    Runtime's fused kernels also round activations to 8 bits. No packed or widened copies of the weights are made. Slow.
-    shared: constants, by name, that the session reads from this memory instead of from the file.
+    threads: 0 lets ONNX Runtime choose. exact: run the nodes one by one, without fusing them, which is slow. Quantized
+    weights are then multiplied in float32, while fused kernels also round activations to 8 bits, and the weights are
+    not packed. shared: constants, by name, that the session reads from this memory instead of from the file.
     save: also write the optimized graph to this file, and the weights as its kernels read them to one beside it with
-    the suffix .data. ready: `path` is such a file.
+    the suffix .data. packed: `path` was written with `save`.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -97,25 +99,25 @@ def open_session(
         options.add_initializer(name, value)
     if save is not None:
         options.optimized_model_filepath = str(save)
-        for name, value in SAVING.items():
+        for name, value in SAVE_OPTIONS.items():
             options.add_session_config_entry(name, value)
-        options.add_session_config_entry(SAVED_WEIGHTS, save.with_suffix(".data").name)
-    if ready:
+        options.add_session_config_entry(SAVED_WEIGHTS_OPTION, save.with_suffix(".data").name)
+    if packed:
         # Passes alternate between two such sessions. Threads of one that spin after its pass would take the cores that
         # the other one's pass needs, which doubled the time of a pass.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-    if exact or ready:
+    if exact or packed:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if exact:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if kind == "cuda":
-        ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, where installed
+        ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, if installed
     if ordinal:
-        require_device(import_api(), ordinal)  # ONNX Runtime itself would not say how many there are.
+        require_device(import_api(), ordinal)  # ONNX Runtime's own error would not say how many GPUs there are.
     provider, errors = PROVIDERS[kind][0], []
-    for settings in settings_of(device):
+    for settings in provider_options(device):
         try:
-            # By itself it would print an error that CUDA throws, and open a session on the CPU in place of this one.
+            # enable_fallback=1, the default, would print an error of CUDA and open a session on the CPU instead.
             session = ort.InferenceSession(path, options, providers=[(provider, settings)], enable_fallback=0)
             break
         except Exception as error:  # onnxruntime raises bare classes of its own
@@ -137,8 +139,8 @@ def open_session(
 
 
 def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
-    """The constants that tails share, mapped once from their files: the noise tables and the draft head. ONNX Runtime
-    itself would map a file again for every tail, and each mapping would hold the same megabytes in memory."""
+    """Map the constants that tails share from their files: the noise tables and the draft head. ONNX Runtime itself
+    would map them again for every tail, and each mapping would hold the same megabytes in memory."""
     tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW_SIZE)
     shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
     if (info := manifest.lookahead.head) is not None:
@@ -154,7 +156,7 @@ def open_memory(device: str) -> Memory:
     return HostMemory() if kind == "cpu" else Cuda(import_api(), ordinal=ordinal)
 
 
-DTYPES = {
+ORT_TYPES = {  # by dtype of the manifest
     "int64": "tensor(int64)",
     "int32": "tensor(int32)",
     "bool": "tensor(bool)",
@@ -165,9 +167,10 @@ DTYPES = {
 
 
 def check_graph(session: ort.InferenceSession, graph: Graph, manifest: Manifest | None = None) -> None:
-    """The file's own inputs, outputs and (with `manifest`, for a trunk) metadata must be what the manifest says."""
+    """Raises PassError if a session's inputs or outputs differ from `graph`, or (with `manifest`, for a trunk) its
+    metadata from the manifest."""
     for described, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
-        listed = [(tensor.name, DTYPES[tensor.dtype], tensor.shape) for tensor in described]
+        listed = [(tensor.name, ORT_TYPES[tensor.dtype], tensor.shape) for tensor in described]
         actual = [(tensor.name, tensor.type, tuple(tensor.shape)) for tensor in found]
         for one in sorted({*listed} ^ {*actual}, key=str):
             raise PassError(f"the manifest and {graph.file} differ in {one[0]} {list(one[2])}; export the bundle again")

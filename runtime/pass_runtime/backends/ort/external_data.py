@@ -1,10 +1,10 @@
-"""Copies a model whose weights lie in a file beside it, so that every blob of them begins at an aligned offset.
+"""Copies an ONNX model with external weights, so that every blob of weights begins at an aligned offset.
 
-Only the entries that say where a blob lies are changed, in the protobuf's bytes
+Only the model's entries with the place of a blob are changed, in the protobuf's bytes
 (https://protobuf.dev/programming-guides/encoding/): field 7 of a ModelProto is its graph, field 5 of a GraphProto an
 initializer, field 13 of a TensorProto an entry of its external data, with the key in field 1 and the value in field 2
 (onnx.proto). ONNX Runtime adds entries whose key begins with `prepacked` and whose value is
-NAME|offset;length;checksum|..., for the forms of the tensor that its kernels read.
+NAME|offset;length;checksum|..., for the packed forms of the tensor that its kernels read.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from typing import BinaryIO
 from pass_runtime.bundle.manifest import FileInfo
 
 GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2
+"""Field numbers."""
 VARINT, EIGHT_BYTES, DELIMITED, FOUR_BYTES = 0, 1, 2, 5
-PIECE = 1 << 22
+"""Protobuf's wire types."""
+PIECE_BYTES = 1 << 22
 
 Field = tuple[int, int, int, int]
-"""A field's number, where it begins, where its content begins, and where it ends."""
+"""A field's number, and the offsets of its start, of its content and of its end."""
 
 
-class UnknownForm(ValueError):
+class UnknownFormat(ValueError):
     """The model is not as ONNX Runtime writes it."""
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedModel:
     """A model and its weights as `align` wrote them. files: their sizes and hashes, by name. blobs: the offsets of the
     blobs in the weights' file, by their SHA-256."""
 
@@ -39,36 +41,36 @@ class Aligned:
     blobs: Mapping[str, int]
 
 
-def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -> Aligned:
+def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -> AlignedModel:
     """Write a copy of `model`, whose weights are all in the file `data` beside it, as `target`, with the weights in
-    `new_data` beside that. UnknownForm for other models."""
+    `new_data` beside that. Raises UnknownFormat if it is another kind of model."""
     with (model.parent / data).open("rb") as old, (target.parent / new_data).open("xb") as new:
         blobs = _Blobs(old, new, alignment)
         graph = _relocate(model, data, target, new_data, blobs.move)
-    return Aligned({target.name: graph, new_data: blobs.info()}, blobs.places)
+    return AlignedModel({target.name: graph, new_data: blobs.info()}, blobs.offsets)
 
 
-def link(model: Path, data: str, target: Path, new_data: str, other: Path, known: Aligned) -> Aligned | None:
-    """As `align`, but without a copy of the weights: `new_data` is a link to the weights' file `other`, which `known`
-    describes. None where that has not all blobs."""
+def link(model: Path, data: str, target: Path, new_data: str, other: Path, known: AlignedModel) -> AlignedModel | None:
+    """As `align`, but `new_data` becomes a hard link to the weights' file `other`, which `known` describes. None if
+    `other` lacks a blob."""
 
     class Missing(Exception):
         """A blob is not in `other`."""
 
     with (model.parent / data).open("rb") as old:
 
-        def place(offset: int, length: int) -> int:
+        def find(offset: int, length: int) -> int:
             digest = _digest(old, offset, length)
             if digest not in known.blobs:
                 raise Missing
             return known.blobs[digest]
 
         try:
-            graph = _relocate(model, data, target, new_data, place)
+            graph = _relocate(model, data, target, new_data, find)
         except Missing:
             return None
     os.link(other, target.parent / new_data)
-    return Aligned({target.name: graph, new_data: known.files[other.name]}, known.blobs)
+    return AlignedModel({target.name: graph, new_data: known.files[other.name]}, known.blobs)
 
 
 Move = Callable[[int, int], int]
@@ -80,27 +82,27 @@ def _relocate(model: Path, data: str, target: Path, new_data: str, move: Move) -
     content = model.read_bytes()
 
     def edit_tensor(tensor: bytes) -> bytes:
-        return _moved(tensor, data, new_data, move)
+        return _move_tensor(tensor, data, new_data, move)
 
     try:
-        changed = _replaced(content, GRAPH, lambda graph: _replaced(graph, INITIALIZER, edit_tensor))
-    except UnknownForm:
+        changed = _replace_fields(content, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit_tensor))
+    except UnknownFormat:
         raise
-    except ValueError as error:  # no number, or no text
-        raise UnknownForm(str(error)) from None
+    except ValueError as error:  # an entry is not a number, or not UTF-8
+        raise UnknownFormat(str(error)) from None
     if data.encode() in changed:
-        raise UnknownForm("it has weights besides the initializers of its graph")
+        raise UnknownFormat("it has weights besides the initializers of its graph")
     target.write_bytes(changed)
     return FileInfo(sha256=hashlib.sha256(changed).hexdigest(), bytes=len(changed))
 
 
 def _pieces(file: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
-    """The bytes of a blob. UnknownForm where the file ends before."""
+    """Read a blob in pieces. Raises UnknownFormat if the file does not have it."""
     if min(offset, length) < 0 or offset + length > os.fstat(file.fileno()).st_size:
-        raise UnknownForm(f"{length} bytes at {offset} are not in the file")
+        raise UnknownFormat(f"{length} bytes at {offset} are not in the file")
     file.seek(offset)
-    for begin in range(0, length, PIECE):
-        yield file.read(min(length - begin, PIECE))
+    for begin in range(0, length, PIECE_BYTES):
+        yield file.read(min(length - begin, PIECE_BYTES))
 
 
 def _digest(file: BinaryIO, offset: int, length: int) -> str:
@@ -111,22 +113,22 @@ def _digest(file: BinaryIO, offset: int, length: int) -> str:
 
 
 class _Blobs:
-    """Copies blobs from one file to aligned offsets of another. places: their offsets, by SHA-256."""
+    """Copies blobs from one file to aligned offsets of another. offsets: the new offsets, by SHA-256."""
 
     def __init__(self, old: BinaryIO, new: BinaryIO, alignment: int) -> None:
         self._old, self._new, self._alignment = old, new, alignment
         self._size, self._digest = 0, hashlib.sha256()
-        self.places: dict[str, int] = {}
+        self.offsets: dict[str, int] = {}
 
     def move(self, offset: int, length: int) -> int:
         """The new offset of a blob. Equal blobs are copied once."""
         digest = _digest(self._old, offset, length)
-        if digest not in self.places:
+        if digest not in self.offsets:
             self._write(bytes(-self._size % self._alignment))
-            self.places[digest] = self._size
+            self.offsets[digest] = self._size
             for piece in _pieces(self._old, offset, length):
                 self._write(piece)
-        return self.places[digest]
+        return self.offsets[digest]
 
     def info(self) -> FileInfo:
         return FileInfo(sha256=self._digest.hexdigest(), bytes=self._size)
@@ -137,14 +139,14 @@ class _Blobs:
         self._size += len(content)
 
 
-def _moved(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
-    """A TensorProto whose blobs were moved; one with its values inside stays as it is."""
+def _move_tensor(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
+    """Change the offsets of a TensorProto's blobs. A tensor without external data stays as it is."""
     entries = [_entry(tensor[begin:end]) for number, _, begin, end in _fields(tensor) if number == EXTERNAL_DATA]
     if not entries:
         return tensor
     given = dict(entries)
     if given.get("location") != data or not {"offset", "length"} <= given.keys():
-        raise UnknownForm(f"an initializer has the external data {given}")
+        raise UnknownFormat(f"an initializer has the external data {given}")
 
     def edit(content: bytes) -> bytes:
         key, value = _entry(content)
@@ -153,15 +155,16 @@ def _moved(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
         elif key == "offset":
             value = str(move(int(value), int(given["length"])))
         elif key.startswith("prepacked"):
-            value = _moved_forms(value, move)
+            value = _move_prepacked(value, move)
         elif key != "length":
-            raise UnknownForm(f"an initializer has the external data {given}")
-        return _delimited(KEY, key.encode()) + _delimited(VALUE, value.encode())
+            raise UnknownFormat(f"an initializer has the external data {given}")
+        return _encode_field(KEY, key.encode()) + _encode_field(VALUE, value.encode())
 
-    return _replaced(tensor, EXTERNAL_DATA, edit)
+    return _replace_fields(tensor, EXTERNAL_DATA, edit)
 
 
-def _moved_forms(value: str, move: Move) -> str:
+def _move_prepacked(value: str, move: Move) -> str:
+    """Change the offsets in the value of a `prepacked` entry."""
     name, *forms = value.split("|")
     moved = []
     for form in forms:
@@ -171,15 +174,16 @@ def _moved_forms(value: str, move: Move) -> str:
 
 
 def _entry(content: bytes) -> tuple[str, str]:
+    """The key and value of an entry of external data."""
     found = {number: content[begin:end].decode() for number, _, begin, end in _fields(content)}
     return found.get(KEY, ""), found.get(VALUE, "")
 
 
-def _replaced(message: bytes, wanted: int, edit: Callable[[bytes], bytes]) -> bytes:
-    """A message with edit(content) in place of the content of every field `wanted`."""
+def _replace_fields(message: bytes, wanted: int, edit: Callable[[bytes], bytes]) -> bytes:
+    """Return a message with `edit` applied to the content of every field with the number `wanted`."""
     parts = []
     for number, start, begin, end in _fields(message):
-        parts.append(_delimited(number, edit(message[begin:end])) if number == wanted else message[start:end])
+        parts.append(_encode_field(number, edit(message[begin:end])) if number == wanted else message[start:end])
     return b"".join(parts)
 
 
@@ -187,39 +191,39 @@ def _fields(message: bytes) -> Iterator[Field]:
     at = 0
     while at < len(message):
         start = at
-        tag, at = _varint(message, at)
+        tag, at = _decode_varint(message, at)
         kind, begin = tag & 7, at
         if kind == VARINT:
-            _, at = _varint(message, at)
+            _, at = _decode_varint(message, at)
         elif kind == DELIMITED:
-            size, begin = _varint(message, at)
+            size, begin = _decode_varint(message, at)
             at = begin + size
         elif kind in (EIGHT_BYTES, FOUR_BYTES):
             at += 8 if kind == EIGHT_BYTES else 4
         else:
-            raise UnknownForm(f"a protobuf field of kind {kind}")
+            raise UnknownFormat(f"a protobuf field of kind {kind}")
         if at > len(message):
-            raise UnknownForm("a protobuf field goes on after its message")
+            raise UnknownFormat("a protobuf field goes on after its message")
         yield tag >> 3, start, begin, at
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first, and where it ends."""
+def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
+    """Decode a number of seven bits a byte, the lowest first. Returns it and the offset of its end."""
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:
-            raise UnknownForm("a protobuf number has no end")
+            raise UnknownFormat("a protobuf number has no end")
         value |= (message[at] & 0x7F) << shift
         at, shift = at + 1, shift + 7
         if message[at - 1] < 0x80:
             return value, at
 
 
-def _delimited(number: int, content: bytes) -> bytes:
-    return _number(number << 3 | DELIMITED) + _number(len(content)) + content
+def _encode_field(number: int, content: bytes) -> bytes:
+    return _encode_varint(number << 3 | DELIMITED) + _encode_varint(len(content)) + content
 
 
-def _number(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     digits = bytearray()
     while value > 0x7F:
         digits.append(value & 0x7F | 0x80)

@@ -5,9 +5,9 @@ the first session over a trunk does so, into the user's cache directory, and lat
 optimize the graph again, and the weights are in memory once, however many sessions there are.
 
 packed/KEY/ is an entry: a graph, its weights, and a note with their hashes, or with the reason why they cannot be used.
-It appears whole, under a lock, after its logits were compared with those of the session that wrote it. Entries of two
-graphs over the same weights have one file of them, with two names. Whatever fails, the trunk is opened as if there were
-no cache.
+It is renamed into place under a lock, after its logits were compared with those of the session that wrote it. The
+entries of two graphs over the same weights link to one file of weights. If anything fails, the trunk is opened without
+the cache.
 """
 
 from __future__ import annotations
@@ -25,58 +25,58 @@ from pathlib import Path
 import onnxruntime as ort
 
 from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.backends.ort.external_data import Aligned
-from pass_runtime.backends.ort.packing import GRAPH, NotUsable, Probe, give_back_memory, pack, weight_key
+from pass_runtime.backends.ort.external_data import AlignedModel
+from pass_runtime.backends.ort.packing import GRAPH_FILE, NotUsable, Probe, pack, release_free_memory, weight_key
 from pass_runtime.bundle.integrity import HashCache, cache_directory, has_hash
 from pass_runtime.bundle.manifest import FileInfo, Manifest
 from pass_runtime.errors import PassError
 from pass_runtime.files import locked, write_whole
 
-NOTE = "packed.json"
-GROWTH = 2.5
-"""An entry is expected to take at most this many times the bytes that the weights have in the bundle: float32 takes
-2.2, int4 and int8 1.6. While it is written there are two copies of it."""
-RESERVE = 1 << 30
-"""Bytes of the disk that stay free."""
+NOTE_FILE = "packed.json"
+GROWTH_FACTOR = 2.5
+"""An entry takes at most this many times the bytes of the weights in the bundle: float32 takes 2.2, int4 and int8 1.6.
+While it is written there are two copies of it."""
+RESERVED_BYTES = 1 << 30
+"""This much of the disk stays free."""
 LOCK_SECONDS = 60.0
-"""Seconds to wait for another process that writes the same entry. That takes a few, and whoever does not wait has
-memory of its own for the weights for as long as its session is open."""
+"""The time to wait for another process that writes the same entry, which takes seconds. After that a session gets its
+own copy of the weights."""
 
 log = logging.getLogger("pass_runtime.weights")
 PACKING = "%s: packing weights for this CPU, which takes some seconds and happens once"
 
 
 class NotPacked(Exception):
-    """Why a trunk is opened without packed weights."""
+    """A trunk is opened without packed weights this time."""
 
 
 @dataclass(frozen=True)
 class WeightCache:
-    """directory: None is packed/ in the user's cache directory. least: smaller weights, in bytes, are not packed, as
-    there is little to gain. most: the bytes of all entries; those that were not used for longest are removed."""
+    """directory: None is packed/ in the user's cache directory. min_bytes: smaller weights are not packed, because they
+    gain little. max_bytes: the size of all entries together; the least recently used are removed."""
 
     directory: Path | None = None
-    least: int = 32 << 20
-    most: int = 16 << 30
+    min_bytes: int = 32 << 20
+    max_bytes: int = 16 << 30
 
     def open(
-        self, bundle: Path, manifest: Manifest, file: str, threads: int, probe: Probe, like: str | None = None
+        self, bundle: Path, manifest: Manifest, file: str, threads: int, probe: Probe, other: str | None = None
     ) -> ort.InferenceSession | None:
-        """A session with packed weights over the bundle's trunk `file` on the CPU. None where it has to be opened
-        without. like: another trunk of the bundle, which was opened before and has all weights of this one."""
+        """Open the bundle's trunk `file` on the CPU with packed weights. Returns None if they cannot be used. other:
+        another trunk of the bundle that was opened before and reads all weights of this one."""
         try:
             entry, size = self._entry(bundle, manifest, file)
-            other = None if like is None else self._entry(bundle, manifest, like)[0]
+            other_entry = None if other is None else self._entry(bundle, manifest, other)[0]
             session = _open_entry(entry, threads)
             if session is None:
                 entry.parent.mkdir(parents=True, exist_ok=True)
                 with _lock(entry, LOCK_SECONDS):
                     session = _open_entry(entry, threads)
-                    session = session or self._write(bundle / file, entry, size, threads, probe, other)
-        except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:  # RuntimeError: there is no home
+                    session = session or self._write(bundle / file, entry, size, threads, probe, other_entry)
+        except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no home directory
             log.info("%s: weights are not packed: %s", file, error)
             return None
-        give_back_memory()
+        release_free_memory()
         log.info("%s: weights are mapped from %s", file, entry)
         return session
 
@@ -91,14 +91,14 @@ class WeightCache:
         """The directory of a trunk's entry, and the size of its weights in the bundle."""
         data = f"{manifest.trunk.file}.data"
         size = manifest.files[data].bytes if data in manifest.files else 0
-        if size < self.least:
+        if size < self.min_bytes:
             raise NotPacked(f"they are only {size >> 20} MiB")
-        if size * GROWTH > self.most:
-            raise NotPacked(f"they could take more than the {self.most >> 20} MiB of the cache")
+        if size * GROWTH_FACTOR > self.max_bytes:
+            raise NotPacked(f"they could take more than the {self.max_bytes >> 20} MiB of the cache")
         hash_cache, hashes = HashCache(), [manifest.files[name].sha256 for name in (file, data)]
         for name, sha256 in zip((file, data), hashes, strict=True):
             if not hash_cache.knows(bundle / name, sha256):
-                raise NotPacked(f"the content of {name} is not known yet")
+                raise NotPacked(f"the hash of {name} is not known yet")
         key = weight_key(*hashes)
         if key is None:
             raise NotPacked("the kind of CPU is not known")
@@ -107,7 +107,8 @@ class WeightCache:
     def _write(
         self, trunk: Path, entry: Path, size: int, threads: int, probe: Probe, other: Path | None
     ) -> ort.InferenceSession:
-        """Make an entry, whose lock is held, and return a session over it. other: of another graph over the weights."""
+        """Make an entry and return a session over it. The caller holds its lock. other: the entry of another graph over
+        the same weights."""
         part = _part(entry)
         _remove(entry)
         shutil.rmtree(part, ignore_errors=True)
@@ -118,16 +119,16 @@ class WeightCache:
             if other is None:
                 log.info(PACKING, trunk)
             try:
-                session, made = pack(trunk, part, threads, probe, None if other is None else _read_like(other))
+                session, made = pack(trunk, part, threads, probe, None if other is None else _read_other(other))
             except NotUsable as error:
                 log.warning("%s: weights cannot be used packed: %s", trunk, error)
                 shutil.rmtree(part)
                 part.mkdir()
-                write_whole(part / NOTE, json.dumps({"trunk": str(trunk), "unusable": str(error)}))
+                write_whole(part / NOTE_FILE, json.dumps({"trunk": str(trunk), "unusable": str(error)}))
                 part.rename(entry)
                 raise NotPacked(str(error)) from None
             files = {name: info.model_dump() for name, info in made.files.items()}
-            write_whole(part / NOTE, json.dumps({"trunk": str(trunk), "files": files, "blobs": dict(made.blobs)}))
+            write_whole(part / NOTE_FILE, json.dumps({"trunk": str(trunk), "files": files, "blobs": dict(made.blobs)}))
             part.rename(entry)
             log.info("%s: weights were packed in %.1f s", trunk, time.monotonic() - begun)
             return session
@@ -135,33 +136,34 @@ class WeightCache:
             shutil.rmtree(part, ignore_errors=True)
 
     def _make_room(self, directory: Path, size: int) -> None:
-        """Remove what killed processes left, and entries until another one fits. NotPacked where the disk is full."""
+        """Remove what killed processes left, and old entries until a new one fits. Raises NotPacked if none can."""
         for part in directory.glob("*.part"):
             with suppress(OSError, PassError), _lock(part.with_suffix(""), 0):
                 shutil.rmtree(part)
-        entries = [path for path in directory.iterdir() if (path / NOTE).exists()]
+        entries = [path for path in directory.iterdir() if (path / NOTE_FILE).exists()]
         sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in entries}
         for path in sorted(entries, key=lambda path: path.stat().st_mtime_ns):
-            if sum(sizes.values()) + size * GROWTH > self.most:
+            if sum(sizes.values()) + size * GROWTH_FACTOR > self.max_bytes:
                 _remove(path)
                 del sizes[path]
-        if shutil.disk_usage(directory).free < 2 * GROWTH * size + RESERVE:
+        if shutil.disk_usage(directory).free < 2 * GROWTH_FACTOR * size + RESERVED_BYTES:
             raise NotPacked(f"there is too little room in {directory}")
 
 
-def _read(entry: Path) -> Aligned:
-    """What an entry's note says. FileNotFoundError where there is none; without files where it is damaged."""
+def _read(entry: Path) -> AlignedModel:
+    """Read an entry's note; without files if it is damaged. Raises FileNotFoundError if there is none, and NotPacked if
+    it says that the weights cannot be used."""
     try:
-        note = json.loads((entry / NOTE).read_text(encoding="utf-8"))
+        note = json.loads((entry / NOTE_FILE).read_text(encoding="utf-8"))
         if "unusable" in note:
             raise NotPacked(note["unusable"])
-        return Aligned({name: FileInfo(**info) for name, info in note["files"].items()}, dict(note["blobs"]))
+        return AlignedModel({name: FileInfo(**info) for name, info in note["files"].items()}, dict(note["blobs"]))
     except (ValueError, TypeError, KeyError, AttributeError):
-        return Aligned({}, {})
+        return AlignedModel({}, {})
 
 
-def _read_like(entry: Path) -> tuple[Path, Aligned] | None:
-    """An entry that another one may have its weights from."""
+def _read_other(entry: Path) -> tuple[Path, AlignedModel] | None:
+    """An entry to link the weights of another one to; None if it cannot be used."""
     try:
         return entry, _read(entry)
     except (FileNotFoundError, NotPacked):
@@ -169,7 +171,7 @@ def _read_like(entry: Path) -> tuple[Path, Aligned] | None:
 
 
 def _open_entry(entry: Path, threads: int) -> ort.InferenceSession | None:
-    """A session over an entry; None where there is none, or a damaged one."""
+    """Open a session over an entry. Returns None if there is no entry, or it is damaged."""
     try:
         files = _read(entry).files
     except FileNotFoundError:
@@ -177,9 +179,9 @@ def _open_entry(entry: Path, threads: int) -> ort.InferenceSession | None:
     if not _intact(entry, files):
         log.warning("packed weights in %s are damaged, and are packed again", entry)
         return None
-    with suppress(OSError):  # of another user
+    with suppress(OSError):  # The entry may belong to another user.
         os.utime(entry)
-    return open_session(entry / GRAPH, "cpu", threads, ready=True)
+    return open_session(entry / GRAPH_FILE, "cpu", threads, packed=True)
 
 
 def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
@@ -192,17 +194,17 @@ def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
     except OSError:
         return False
     hash_cache.save()
-    return good and GRAPH in files
+    return good and GRAPH_FILE in files
 
 
 def _remove(entry: Path) -> None:
-    """Remove an entry, its note first. Sessions that have mapped its files keep them."""
-    (entry / NOTE).unlink(missing_ok=True)
+    """Remove an entry, its note first, so that no other process uses it. Sessions keep the files that they mapped."""
+    (entry / NOTE_FILE).unlink(missing_ok=True)
     shutil.rmtree(entry, ignore_errors=True)
 
 
 def _part(entry: Path) -> Path:
-    """Where an entry is while it is written."""
+    """The directory in which an entry is written."""
     return entry.with_name(f"{entry.name}.part")
 
 

@@ -1,11 +1,10 @@
-"""The sessions over a bundle's trunk: for passes with look-ahead rows, and for passes without.
+"""Opens the sessions of a bundle's trunk. Binds sessions to memory, so that they can be captured as CUDA graphs.
 
-Sessions have memory for their inputs and outputs, and CUDA graphs are captured of them. With `enable_cuda_graph` the
-first `Run` of a graph number is not one run of the graph. ONNX Runtime runs it until no memory is allocated any more
-(twice), captures it, which computes nothing, and launches what it captured (`InferenceSession::Run` and
-`CUDAExecutionProvider::OnRunEnd`). A tail that writes the next window over the one that it reads would so go on by
-three tokens at once. Therefore what such a graph overwrites is saved before its first run, and put back and run once
-more afterwards.
+With `enable_cuda_graph` the first `Run` with a graph number executes the graph three times. ONNX Runtime runs it until
+it allocates no memory any more (twice), captures it, which computes nothing, and launches the captured graph
+(`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). A tail writes the next window over the one that it
+reads, so it would advance three times. Therefore the inputs that a graph overwrites are saved before its first `Run`
+and restored after it, and the graph is run once more.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from pass_runtime.errors import PassError
 log = logging.getLogger("pass_runtime.backends")
 
 Key = TypeVar("Key", bound=Hashable)
-Failed = Callable[[str], None]
-"""Is told why a session could not be captured."""
+OnFailure = Callable[[str], None]
+"""A callback that gets the reason why a session could not be captured."""
 
-NO_GRAPH = -1
+NO_GRAPH_ID = -1
 """The graph number with which ONNX Runtime neither captures nor replays."""
 
 
 @dataclass(frozen=True)
 class BoundTensor:
-    """A graph's tensor with the address of its memory."""
+    """A graph's input or output, with the address of its memory."""
 
     name: str
     dtype: str
@@ -52,27 +51,27 @@ class BoundTensor:
 
 
 class BoundSession:
-    """A session with memory for its inputs and outputs. On CUDA it is captured as a graph of its own, with the number
-    `graph`, because addresses and shapes stay the same."""
+    """A session bound to memory for its inputs and outputs. On CUDA it is captured as graph number `graph_id`, which
+    stays valid because addresses and shapes stay the same."""
 
     def __init__(
         self,
         session: ort.InferenceSession,
         binding: ort.IOBinding,
-        graph: int,
+        graph_id: int,
         memory: Memory,
         overwritten: Sequence[BoundTensor],
-        failed: Failed,
+        on_failure: OnFailure,
     ) -> None:
-        """overwritten: inputs whose memory is that of an output. Of the KV cache that is no matter: the same inputs
-        write the same entries. failed: is called where a capture fails, with the reason."""
+        """overwritten: inputs whose memory is that of an output, without the KV cache, whose entries are the same after
+        every run. on_failure: called with the reason if a capture fails."""
         self._session, self._binding, self._memory = session, binding, memory
-        self._overwritten, self._failed = overwritten, failed
-        self._options = _options(graph)
+        self._overwritten, self._on_failure = overwritten, on_failure
+        self._options = _run_options(graph_id)
         self._captures: bool = session.captures
 
     def run(self) -> None:
-        """PassError where ONNX Runtime fails, as when memory runs out."""
+        """Raises PassError if ONNX Runtime fails, as when memory runs out."""
         if self._captures:
             self._capture()
             self._captures = False
@@ -80,7 +79,7 @@ class BoundSession:
             self._run()
 
     def _capture(self) -> None:
-        """The first run. Where it fails, the session is run as if nothing had been tried, now and from then on."""
+        """The first run. If it fails, this and all later runs are without a capture."""
         saved = [np.empty(tensor.shape, tensor.dtype) for tensor in self._overwritten]
         for array, tensor in zip(saved, self._overwritten, strict=True):
             self._memory.download(array, tensor.address)
@@ -88,10 +87,10 @@ class BoundSession:
             self._run()
         except PassError as error:
             self._memory.check_device()
-            self._options = _options(NO_GRAPH)
+            self._options = _run_options(NO_GRAPH_ID)
             self._put_back(saved)
             self._run()
-            self._failed(str(error))
+            self._on_failure(str(error))
             return
         if saved:
             self._put_back(saved)
@@ -112,19 +111,18 @@ class BoundSessions(Generic[Key]):
     """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it captured, so a session
     that is bound to the same addresses again gets its old graph number."""
 
-    MOST = 256
-    _graphs = itertools.count(1)
+    MAX_BOUND = 256
+    _graph_ids = itertools.count(1)
 
     def __init__(self) -> None:
         self._bound: OrderedDict[Key, BoundSession] = OrderedDict()
         self._graph_of: dict[Key, int] = {}
 
     def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
-        """The bound session of `key`. A new one is made by `make`, from the number of its graph."""
+        """The bound session of `key`; if there is none, `make` makes it with the key's graph number."""
         if key not in self._bound:
-            graph = self._graph_of.setdefault(key, next(self._graphs))
-            self._bound[key] = make(graph)
-            if len(self._bound) > self.MOST:
+            self._bound[key] = make(self._graph_of.setdefault(key, next(self._graph_ids)))
+            if len(self._bound) > self.MAX_BOUND:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(key)
         return self._bound[key]
@@ -141,12 +139,12 @@ def bind(
     inputs: Sequence[BoundTensor],
     outputs: Sequence[BoundTensor],
     cache: tuple[Sequence[BoundTensor], Sequence[BoundTensor]],
-    graph: int,
+    graph_id: int,
     memory: Memory,
-    failed: Failed,
+    on_failure: OnFailure,
 ) -> BoundSession:
-    """Bind `session` to memory: of its inputs and outputs, and of the inputs and outputs of the KV cache. memory: what
-    it is part of. graph, failed: as for `BoundSession`."""
+    """Bind `session` to the addresses of its inputs and outputs. cache: those of the KV cache. memory: the memory with
+    these addresses. graph_id, on_failure: as for `BoundSession`."""
     kind, ordinal = split_device(device)
     binding, place = session.io_binding(), PROVIDERS[kind][1]
     for tensor in (*inputs, *cache[0]):
@@ -154,34 +152,34 @@ def bind(
     for tensor in (*outputs, *cache[1]):
         binding.bind_output(tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
     written = {tensor.address for tensor in outputs}
-    return BoundSession(session, binding, graph, memory, [t for t in inputs if t.address in written], failed)
+    return BoundSession(session, binding, graph_id, memory, [t for t in inputs if t.address in written], on_failure)
 
 
-def _options(graph: int) -> ort.RunOptions:
+def _run_options(graph_id: int) -> ort.RunOptions:
     options = ort.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(graph))
+    options.add_run_config_entry("gpu_graph_id", str(graph_id))
     return options
 
 
 @dataclass(frozen=True)
 class Trunks:
-    """The sessions of the trunk, which may be the same one: `plain` for passes without look-ahead rows, and `drafting`
-    for those with them, which `open_drafting` opens when the first one comes."""
+    """The sessions of the trunk, which may be the same one: `plain` for passes without look-ahead rows, and `lookahead`
+    for passes with them, which `open_lookahead` opens for the first such pass."""
 
     plain: ort.InferenceSession
-    open_drafting: Callable[[], ort.InferenceSession]
+    open_lookahead: Callable[[], ort.InferenceSession]
 
     @cached_property
-    def drafting(self) -> ort.InferenceSession:
-        return self.open_drafting()
+    def lookahead(self) -> ort.InferenceSession:
+        return self.open_lookahead()
 
     def of(self, plan: Plan) -> ort.InferenceSession:
         """The session that runs passes of `plan`."""
-        return self.drafting if len(plan.lookahead_rows) else self.plain
+        return self.lookahead if len(plan.lookahead_rows) else self.plain
 
 
-class Probe(Protocol):
-    """Logits that a session computes, of windows with look-ahead rows or without."""
+class TrunkProbe(Protocol):
+    """Computes logits with a session, for windows with look-ahead rows or without."""
 
     def __call__(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> Sequence[npt.NDArray[Any]]: ...
 
@@ -189,24 +187,26 @@ class Probe(Protocol):
 def open_trunk(
     bundle: Path, manifest: Manifest, device: str, slots: int, threads: int, *, exact: bool = False
 ) -> Trunks:
-    """One session for all passes. exact: passed to `open_session`."""
+    """Open one session for all passes. exact: see `open_session`."""
     kind, _ = split_device(device)
     session = open_session(bundle / manifest.trunk_file(kind, slots), device, threads, exact=exact)
     check_graph(session, manifest.trunk, manifest)
     return Trunks(session, lambda: session)
 
 
-def open_packed(bundle: Path, manifest: Manifest, slots: int, threads: int, cache: WeightCache, probe: Probe) -> Trunks:
-    """Sessions on the CPU over packed weights: two where the bundle has two graphs, because they share the weights in
-    memory. Without packed weights it is one."""
-    drafting, plain = (manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False))
+def open_packed(
+    bundle: Path, manifest: Manifest, slots: int, threads: int, cache: WeightCache, probe: TrunkProbe
+) -> Trunks:
+    """Open sessions on the CPU with packed weights: one for each of the bundle's trunk graphs, which share the weights
+    in memory. If the weights cannot be packed, open one session for all passes."""
+    lookahead_file, plain_file = (manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False))
 
-    def map_weights(file: str, like: str | None = None) -> ort.InferenceSession | None:
+    def map_weights(file: str, other: str | None = None) -> ort.InferenceSession | None:
         def logits(trunk: ort.InferenceSession) -> Sequence[npt.NDArray[Any]]:
             check_graph(trunk, manifest.trunk, manifest)
-            return probe(trunk, lookahead_rows=file == drafting)
+            return probe(trunk, lookahead_rows=file == lookahead_file)
 
-        session = cache.open(bundle, manifest, file, threads, logits, like)
+        session = cache.open(bundle, manifest, file, threads, logits, other)
         if session is not None:
             check_graph(session, manifest.trunk, manifest)
         return session
@@ -214,15 +214,15 @@ def open_packed(bundle: Path, manifest: Manifest, slots: int, threads: int, cach
     def open_unpacked() -> Trunks:
         return open_trunk(bundle, manifest, "cpu", slots, threads)
 
-    # The weights of the graph that reads all of them are packed first, as the other one is linked to them.
+    # The graph with look-ahead rows reads all weights, so it is packed first. The other graph's file links to them.
     first = None
-    if plain == drafting or not cache.has(bundle, manifest, drafting):
-        first = map_weights(drafting)
+    if plain_file == lookahead_file or not cache.has(bundle, manifest, lookahead_file):
+        first = map_weights(lookahead_file)
         if first is None:
             return open_unpacked()
-    if plain != drafting:
-        session = map_weights(plain, like=drafting)
+    if plain_file != lookahead_file:
+        session = map_weights(plain_file, other=lookahead_file)
         if session is not None:
-            return Trunks(session, lambda: first or map_weights(drafting) or open_unpacked().plain)
-    single = first or map_weights(drafting)
+            return Trunks(session, lambda: first or map_weights(lookahead_file) or open_unpacked().plain)
+    single = first or map_weights(lookahead_file)
     return open_unpacked() if single is None else Trunks(single, lambda: single)

@@ -1,1 +1,1 @@
-"""TensorRT and TensorRT-RTX, through cuda-python."""
+"""The backend for TensorRT and TensorRT-RTX."""

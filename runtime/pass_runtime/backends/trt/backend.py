@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.backends import cuda as cuda_api
-from pass_runtime.backends.base import Backend, Capabilities, PassKind, batch_sizes, listed_positions
+from pass_runtime.backends.base import Backend, Capabilities, PassKind, doublings, listed_positions
 from pass_runtime.backends.cuda import Cuda
-from pass_runtime.backends.trt.engine import EngineCall, Program, TrtEngine
+from pass_runtime.backends.trt.engine import EngineCall, Program, TrtEngine, engine_shapes
 from pass_runtime.backends.trt.engine_sets import RuntimeCache, Shared, choose_engines
 from pass_runtime.backends.trt.library import Library, find_library, import_library
 from pass_runtime.bundle.bindings import Binding, Bindings
@@ -27,11 +27,11 @@ from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
 
 Work = tuple[Sequence[tuple[TrtEngine, EngineCall]], Sequence[tuple[npt.NDArray[Any], int]]]
-"""What a program runs: engine calls, and copies to pinned arrays."""
-STAGING = 4 << 20
-"""Bytes of pinned memory for what is written between passes: windows, noise, certain draft probabilities."""
-RUNTIME_CACHE = "kernels.cache"
-"""Beside the engines: what `RuntimeCache` keeps."""
+"""What a program runs: engine calls, then copies to pinned arrays from device addresses."""
+STAGING_BYTES = 4 << 20
+"""The pinned memory for what the host writes between passes: windows, noise, draft probabilities."""
+RUNTIME_CACHE_FILE = "kernels.cache"
+"""The file of `RuntimeCache`, beside the engines."""
 
 
 class TrtBackend(Backend):
@@ -52,10 +52,10 @@ class TrtBackend(Backend):
         """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV capacity, in tokens.
         ordinal: the GPU's number."""
         capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
-        self._cuda = Cuda(api, STAGING, ordinal)
+        self._cuda = Cuda(api, STAGING_BYTES, ordinal)
         super().__init__(bundle, manifest, capabilities, self._cuda)
-        self._set = engines
-        compiled = engines.path(bundle) / RUNTIME_CACHE
+        self._engine_set = engines
+        compiled = engines.path(bundle) / RUNTIME_CACHE_FILE
         cache = RuntimeCache(library, compiled) if find_library(engines.library).compiles_kernels else None
         self._shared = Shared(library, self._cuda, cache)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
@@ -83,19 +83,19 @@ class TrtBackend(Backend):
         api: Any = None,
         ordinal: int = 0,
     ) -> TrtBackend:
-        """The engine set of `library` that fits GPU `ordinal` of this machine; PassError where none does."""
+        """Open the engine set of `library` that fits GPU `ordinal`. Raises PassError if none does."""
         module = import_library(library)
         api = api or cuda_api.import_api()
         if ordinal:
             cuda_api.require_device(api, ordinal)
         device = cuda_api.find_device(api, ordinal)
-        absent = "" if device else cuda_api.why_no_device(api)
-        engines = choose_engines(bundle, manifest, library, module.__version__, device, verify, absent=absent)
+        why_absent = "" if device else cuda_api.why_no_device(api)
+        engines = choose_engines(bundle, manifest, library, module.__version__, device, verify, why_absent=why_absent)
         return cls(
             bundle, manifest, engines, module, api, max_batch_size=max_batch_size, capacity=capacity, ordinal=ordinal
         )
 
-    def keep_compiled(self) -> None:
+    def save_kernels(self) -> None:
         self._shared.save_kernels()
 
     def close(self) -> None:
@@ -106,19 +106,19 @@ class TrtBackend(Backend):
         return self._capacity
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Change how many entries a pass reads. The cache itself has the engines' largest capacity from the start."""
+        """Change how many entries a pass reads. The cache is always allocated for the engines' largest capacity."""
         if not self.cache.capacity:
-            self.cache.resize(self._set.capacities[-1], lengths)
-        self._capacity, self._columns = capacity, next(c for c in self._set.capacities if c >= capacity)
+            self.cache.resize(self._engine_set.capacities[-1], lengths)
+        self._capacity, self._columns = capacity, next(c for c in self._engine_set.capacities if c >= capacity)
 
     def run_trunk(self, plan: Plan, batch: int) -> None:
         self._program("trunk", (plan.name, batch), lambda: ([self._bind_trunk(plan, batch)], ())).run()
 
     def run_tail(self, kind: PassKind) -> None:
-        self._program("tail", _key(kind), lambda: (self._bind_tails(kind), ())).run()
+        self._program("tail", _pass_key(kind), lambda: (self._bind_tails(kind), ())).run()
 
     def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
-        results = {name: self._result(name, shape) for name, shape in self.results_of(kind).items()}
+        results = {name: self._result(name, shape) for name, shape in self.result_shapes(kind).items()}
 
         def make() -> Work:
             tails = self._bind_tails(kind)
@@ -126,7 +126,7 @@ class TrtBackend(Backend):
             copies = [(array, addresses[name]) for name, array in results.items()]
             return [self._bind_trunk(kind.plan, kind.batch), *tails], copies
 
-        self._program("pass", _key(kind), make).run()
+        self._program("pass", _pass_key(kind), make).run()
         return results
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
@@ -134,22 +134,22 @@ class TrtBackend(Backend):
             "prefill", (plan.width, slot), lambda: ([self._bind_trunk(plan, 1, slot, prefill=True)], ())
         ).run()
 
-    def _program(self, graphs: str, key: tuple[Any, ...], make: Callable[[], Work]) -> Program:
-        """The program of `key`. A captured graph contains addresses and shapes, so every kind of pass and every number
-        of cache entries has a program of its own."""
-        key = (graphs, self._columns, *key)
+    def _program(self, what: str, key: tuple[Any, ...], make_work: Callable[[], Work]) -> Program:
+        """The program that runs `what` ("pass", "trunk", "tail" or "prefill") with `key`. Every key and every number of
+        cache entries has its own program, because a captured graph contains addresses and shapes."""
+        key = (what, self._columns, *key)
         if key not in self._programs:
-            name = " ".join(map(str, (graphs, *key[2:], f"over {self._columns} columns")))
-            self._programs[key] = Program(name, self._cuda, *make(), captures=self.captures)
+            name = " ".join(map(str, (what, *key[2:], f"over {self._columns} columns")))
+            self._programs[key] = Program(name, self._cuda, *make_work(), captures=self.captures)
         return self._programs[key]
 
     def _bind_trunk(
         self, plan: Plan, batch: int, slot: int = 0, *, prefill: bool = False
     ) -> tuple[TrtEngine, EngineCall]:
         bindings, engine = self.bindings.trunk(plan, batch, prefill=prefill), self._engine(self.manifest.trunk)
-        shapes, addresses = self._placed(bindings)
+        shapes, addresses = self._shapes_and_addresses(bindings)
         columns = Binding(COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False)
-        shapes[COLUMNS], addresses[COLUMNS] = columns.shape, self.buffers.at(columns)
+        shapes[COLUMNS], addresses[COLUMNS] = columns.shape, self.buffers.address_of(columns)
         for name, address in self.cache.places(slot):
             shapes[name], addresses[name] = self.cache.shape(batch), address
         for output, source in engine.aliases.items():
@@ -165,42 +165,44 @@ class TrtBackend(Backend):
         if kind.touched:
             graphs.insert(0, (self.processors, self.bindings.processors(self.processors, plan, batch, kind.touched)))
         if kind.logprobs:
-            of = self.bindings.logprobs(plan, batch, processed=kind.logprobs_key[-1])
-            graphs.append((self.manifest.logprobs, of))
+            bindings = self.bindings.logprobs(plan, batch, processed=kind.logprobs_key[-1])
+            graphs.append((self.manifest.logprobs, bindings))
         return [self._bind_tail(kind, *graph) for graph in graphs]
 
     def _bind_tail(self, kind: PassKind, graph: Graph, bindings: Bindings) -> tuple[TrtEngine, EngineCall]:
         engine, plan, batch = self._engine(graph), kind.plan, kind.batch
         sizes = {"batch": batch, "width": plan.width, "lookahead_rows": len(plan.lookahead_rows)}
-        sizes |= {"positions": self.capabilities.positions, "max_emitted": plan.max_emitted}
+        sizes |= {"positions": self.capabilities.noise_positions, "max_emitted": plan.max_emitted}
         sizes |= {"processed_rows": plan.drafts + 1, "touched": kind.touched}
-        return engine, EngineCall(engine.profile(sizes), *self._placed(bindings))
+        return engine, EngineCall(engine.profile(sizes), *self._shapes_and_addresses(bindings))
 
-    def _placed(self, bindings: Bindings) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    def _shapes_and_addresses(self, bindings: Bindings) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
         """The shape of every input, and the address of every tensor."""
         every = (*bindings.inputs, *bindings.outputs)
-        return {b.tensor: b.shape for b in bindings.inputs}, {b.tensor: self.buffers.at(b) for b in every}
+        return {b.tensor: b.shape for b in bindings.inputs}, {b.tensor: self.buffers.address_of(b) for b in every}
 
     def _result(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Pinned host memory, which is the same for every pass."""
+        """Pinned host memory for an output, the same in every pass."""
         if (name, shape) not in self._results:
             self._results[name, shape] = self._cuda.pinned(shape, np.int64)
         return self._results[name, shape]
 
     def _engine(self, graph: Graph) -> TrtEngine:
         if graph.file not in self._engines:
-            file = next((engine for engine in self._set.engines if engine.graph == graph.file), None)
+            file = next((engine for engine in self._engine_set.engines if engine.graph == graph.file), None)
             if file is None:
-                raise PassError(f"{self._set.directory} has no engine of {graph.file}; build the engines again")
-            path = self._set.path(self.bundle) / file.file
-            self._engines[graph.file] = TrtEngine(self._shared, path, file)
+                raise PassError(f"{self._engine_set.directory} has no engine of {graph.file}; build the engines again")
+            path = self._engine_set.path(self.bundle) / file.file
+            capacity = self._engine_set.capacities[-1]
+            shapes = engine_shapes(graph, capacity, self.capabilities.least_width, trunk=graph == self.manifest.trunk)
+            self._engines[graph.file] = TrtEngine(self._shared, path, file, shapes)
         return self._engines[graph.file]
 
 
 def _capabilities(
     manifest: Manifest, engines: EngineSet, max_batch_size: int | None, capacity: int | None
 ) -> Capabilities:
-    """What the engines were built for, limited to what the options request."""
+    """What the engines were built for, limited by the options. Raises PassError if the options exceed it."""
     max_batch_size = max_batch_size or engines.max_batch_size
     if max_batch_size > engines.max_batch_size:
         raise PassError(
@@ -208,23 +210,23 @@ def _capabilities(
             f"--max-batch-size {max_batch_size}"
         )
     built = engines.capacities[-1]
-    most = built if capacity is None else capacity
-    if most > built:
+    largest = built if capacity is None else capacity
+    if largest > built:
         raise PassError(
             f"the engines' KV capacity is {built} tokens; use --capacity {built} or less, or build them with "
-            f"--max-seq-len {most}"
+            f"--max-seq-len {largest}"
         )
     return Capabilities(
         f"{engines.library} {engines.version}",
         manifest.model.vocab_size,
-        (*(columns for columns in engines.capacities if columns < most), most),
+        (*(columns for columns in engines.capacities if columns < largest), largest),
         (*engines.prefill_widths, 1),
-        batch_sizes(max_batch_size),
+        doublings(max_batch_size),
         engines.lookahead,
         manifest.tree_sizes({engine.graph for engine in engines.engines}),
         rounds_activations=manifest.model.weights == "w8a8",
         least_width=least_width(engines),
-        listed=listed_positions(built),
+        engine_positions=listed_positions(built),
         keeps_graphs=True,
     )
 
@@ -235,15 +237,16 @@ def least_width(engines: EngineSet) -> int:
     return min(sizes["width"][0] for sizes in profiles if COLUMNS in sizes)
 
 
-def _key(kind: PassKind) -> tuple[Any, ...]:
+def _pass_key(kind: PassKind) -> tuple[Any, ...]:
+    """Identifies a pass or its tails. `_program` also makes the program's name of it."""
     logprobs = ["with processed logprobs" if kind.logprobs_key[-1] else "with logprobs"] if kind.logprobs else []
     processors = [f"with processors of {kind.touched} tokens"] if kind.touched else []
     return kind.plan.name, kind.batch, kind.sampler, *logprobs, *processors
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared: Shared) -> None:
-    """Free graphs, then engines, then the device, because each refers to the next. In a forked process, where CUDA does
-    not work, free nothing."""
+    """Free graphs, then engines, then the device, because each refers to the next. In a forked process CUDA does not
+    work, so free nothing."""
     if shared.cuda.forked:
         return
     with shared.cuda.for_this_thread():

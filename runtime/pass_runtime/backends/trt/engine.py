@@ -1,4 +1,4 @@
-"""A deserialized TensorRT engine: its profiles, its contexts, and calls that are repeated as CUDA graphs."""
+"""A deserialized TensorRT engine: its profiles, its contexts, and calls that are replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ import numpy.typing as npt
 from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.memory import DeviceLost
 from pass_runtime.backends.trt.engine_sets import Shared, log
-from pass_runtime.bundle.manifest import EngineFile
+from pass_runtime.bundle.manifest import EngineFile, Graph
+from pass_runtime.bundle.tensors import COLUMNS, WINDOWS
 from pass_runtime.errors import PassError
+
+Shape = tuple[int | str, ...]
+"""Names are dynamic sizes."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +34,49 @@ class EngineCall:
         return self.profile, *sorted(self.shapes.items()), *sorted(self.addresses.items())
 
 
+def engine_shapes(graph: Graph, capacity: int, least_width: int, *, trunk: bool) -> dict[str, Shape]:
+    """The shapes of the tensors of `graph` in an engine for a cache of `capacity` tokens: windows have at least
+    `least_width` rows, and the trunk has the additional input `columns`."""
+    shapes: dict[str, Shape] = {COLUMNS: (COLUMNS,)} if trunk else {}
+    for tensor in (*graph.inputs, *graph.outputs):
+        rows = least_width if tensor.name in WINDOWS else 0
+        sizes = (capacity if size == "capacity" else size for size in tensor.shape)
+        shapes[tensor.name] = tuple(size if isinstance(size, str) else max(size, rows) for size in sizes)
+    return shapes
+
+
+def _matches(built: Sequence[int] | None, listed: Shape | None) -> bool:
+    """Whether the ranks are equal and no static size differs; the library's size is -1 if it is dynamic."""
+    if built is None or listed is None or len(built) != len(listed):
+        return False
+    return all(isinstance(size, str) or have in (-1, size) for have, size in zip(built, listed, strict=True))
+
+
 class TrtEngine:
     """One engine file. `enqueue` runs it on the stream.
 
-    Every call has an execution context of its own, which is bound once: a CUDA graph is only good while the context
+    Every distinct call has its own execution context, which is bound once: a CUDA graph is only valid while the context
     that it was captured from keeps its profile, shapes and addresses.
     """
 
-    def __init__(self, shared: Shared, path: Path, file: EngineFile) -> None:
+    def __init__(self, shared: Shared, path: Path, file: EngineFile, shapes: Mapping[str, Shape]) -> None:
+        """shapes: of its tensors, from `engine_shapes`. Raises PassError if the engine cannot be loaded, or is not what
+        the manifest describes."""
         self._shared, self._cuda, self._file, self._path = shared, shared.cuda, file, path
-        shared.listen()
-        self._engine = shared.runtime.deserialize_cuda_engine(mapped(path))
+        shared.clear_errors()
+        self._engine = shared.runtime.deserialize_cuda_engine(map_file(path))
         if self._engine is None:
             raise PassError(
-                f"{path} cannot be loaded on this GPU (deserialize_cuda_engine: {shared.reason()}); where the file is "
+                f"{path} cannot be loaded on this GPU (deserialize_cuda_engine: {shared.reason()}); if the file is "
                 "the cause, build it again with pass-export build"
             )
-        self._check()
+        self._check(shapes)
         self._config = None if shared.cache is None else shared.cache.config(self._engine)
         self._scratch = shared.scratch.reserve(int(self._engine.device_memory_size_v2))
         self._contexts: dict[tuple[object, ...], Any] = {}
 
-    def _check(self) -> None:
-        """PassError where the engine's profiles or aliases are not those of the manifest."""
+    def _check(self, shapes: Mapping[str, Shape]) -> None:
+        """Raises PassError if the engine's profiles, aliases or shapes are not those of the manifest."""
         engine, file = self._engine, self._file
         if engine.num_optimization_profiles != len(file.profiles):
             raise PassError(
@@ -60,6 +84,14 @@ class TrtEngine:
                 f"{len(file.profiles)}; build it again with pass-export build"
             )
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        built = {name: tuple(engine.get_tensor_shape(name)) for name in names}
+        for name in {**shapes, **built}:
+            if not _matches(built.get(name), shapes.get(name)):
+                has, listed = built.get(name, "missing"), shapes.get(name, "missing")
+                raise PassError(
+                    f"{self._path} and the manifest differ in the shape of {name}: {has} and {listed}; build it again "
+                    "with pass-export build"
+                )
         output = self._shared.library.TensorIOMode.OUTPUT
         found = {
             name: engine.get_aliased_input_tensor(name) for name in names if engine.get_tensor_mode(name) == output
@@ -77,7 +109,8 @@ class TrtEngine:
         return self._file.aliases
 
     def profile(self, sizes: Mapping[str, int]) -> int:
-        """The first profile that admits `sizes`, by symbolic dimension."""
+        """The index of the first profile that admits `sizes` (symbolic dimension -> size). Raises PassError if none
+        does."""
         for index, profile in enumerate(self._file.profiles):
             if profile.admits(sizes):
                 return index
@@ -85,21 +118,21 @@ class TrtEngine:
         raise PassError(f"{self._path} was not built for {shape}; build it again with pass-export build")
 
     def enqueue(self, call: EngineCall) -> None:
-        """Put one run on the stream."""
+        """Put one run on the stream. Raises PassError if the library refuses it."""
         context = self._context(call)
-        self._shared.listen()
+        self._shared.clear_errors()
         if not context.execute_async_v3(self._cuda.stream):
             raise PassError(f"{self._path} failed to run (execute_async_v3: {self._shared.reason()})")
 
     def capturable(self, call: EngineCall) -> bool:
-        """Whether a CUDA graph can hold the call, as far as the library says: TensorRT does not, TensorRT-RTX does."""
+        """Whether a CUDA graph can contain the call. TensorRT-RTX answers this; for TensorRT it is True."""
         capturable = getattr(self._context(call), "is_stream_capturable", None)
         return capturable is None or bool(capturable(self._cuda.stream))
 
     def _context(self, call: EngineCall) -> Any:
-        """The context that is bound to `call`, and never to anything else."""
+        """The context that is bound to `call` only."""
         if call.key not in self._contexts:
-            self._shared.listen()
+            self._shared.clear_errors()
             context = self._new_context()
             self._bind(context, call)
             self._contexts[call.key] = context
@@ -107,8 +140,8 @@ class TrtEngine:
 
     def _new_context(self) -> Any:
         library = self._shared.library
-        made_with = self._config or library.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = self._engine.create_execution_context(made_with)
+        config = self._config or library.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = self._engine.create_execution_context(config)
         if context is None:
             raise self._refusal("gets no execution context", "create_execution_context")
         context.set_device_memory(*self._scratch)
@@ -134,8 +167,8 @@ class TrtEngine:
         self._config = self._engine = None
 
 
-def mapped(path: Path) -> mmap.mmap:
-    """The bytes of an engine, of which the system reads and keeps no more than it needs."""
+def map_file(path: Path) -> mmap.mmap:
+    """Map a file into memory, so that the system reads only what is used. Raises PassError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -144,8 +177,8 @@ def mapped(path: Path) -> mmap.mmap:
 
 
 class Program:
-    """Engine calls one after another, and copies of their results to the host. They run twice, are then captured as a
-    CUDA graph, and replayed from there on. What cannot be captured runs as it did before."""
+    """Engine calls one after another, then copies of their results to the host. After two runs they are captured as a
+    CUDA graph, which further runs replay. If they cannot be captured, they run as before."""
 
     def __init__(
         self,
@@ -156,8 +189,8 @@ class Program:
         *,
         captures: dict[str, str | None],
     ) -> None:
-        """copies: pinned host arrays, each with the device address that it is filled from. captures: takes, by `name`,
-        None when the program has been captured, or the reason why it cannot be."""
+        """copies: pinned host arrays, each with the device address that it is filled from. captures: see
+        `Backend.captures`; the program enters itself as `name`."""
         self._name, self._cuda, self._work, self._copies = name, cuda, work, copies
         self._captures = captures
         self._runs = 0
@@ -176,7 +209,7 @@ class Program:
             self._capture()
 
     def _capture(self) -> None:
-        """Try it, once. The run before it has succeeded, so nothing that goes wrong here is the request's affair."""
+        """Capture the program. The run before has succeeded, so a failed capture is logged and fails no request."""
         try:
             if not all(engine.capturable(call) for engine, call in self._work):
                 raise PassError("is_stream_capturable says no")

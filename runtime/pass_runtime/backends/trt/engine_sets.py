@@ -1,18 +1,16 @@
 """Chooses the engine set of a bundle that fits this machine, from the manifest, before anything is allocated.
 
-All engines of one session share the library, the device, scratch memory, and what the library says. The kernels that
-TensorRT-RTX compiled for a GPU are kept beside the engines for the next process.
+All engines of one backend share the library, the device, scratch memory, and the library's error messages.
 
 TensorRT-RTX compiles kernels for the shapes of a context when it runs first. By default it does so in the background,
-runs a slower kernel meanwhile, and then takes the new one, of which a captured graph knows nothing. Contexts made here
-compile before they run.
+and runs a slower kernel until then, which a captured graph would keep. Contexts made here compile before they run. The
+compiled kernels are kept beside the engines for the next process.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,18 +22,20 @@ from pass_runtime.bundle.manifest import EngineSet, Manifest
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
+log = logging.getLogger("pass_runtime.backends")
+
 
 class RuntimeCache:
-    """One for all engines of a set, which lives as long as their contexts. Where its file cannot be read or written,
-    kernels are compiled again, and nothing else is different."""
+    """TensorRT-RTX's cache of compiled kernels, for all engines of a set. It must live as long as their contexts. If
+    its file cannot be read or written, kernels are only compiled again."""
 
     def __init__(self, library: Any, path: Path) -> None:
         self._library, self._path = library, path
         self._cache: Any = None
-        self._known = b""
+        self._saved = b""
 
     def config(self, engine: Any) -> Any:
-        """What contexts of `engine` are made with."""
+        """The runtime configuration to create contexts of `engine` with."""
         library, config = self._library, engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(library.ExecutionContextAllocationStrategy.USER_MANAGED)
         config.dynamic_shapes_kernel_specialization_strategy = library.DynamicShapesKernelSpecializationStrategy.EAGER
@@ -43,47 +43,46 @@ class RuntimeCache:
             self._cache = config.create_runtime_cache()
             self._load()
         if not config.set_runtime_cache(self._cache):
-            log.warning("kernels are compiled again in every process: the library takes no cache of them")
+            log.warning("the library refuses a cache of kernels, so every process compiles them again")
         return config
 
     def _load(self) -> None:
         try:
-            self._known = self._path.read_bytes()
+            self._saved = self._path.read_bytes()
         except OSError:
             return
-        # One of another GPU, driver or version is refused, and replaced later.
-        if not self._cache.deserialize(self._known):
-            self._known = b""
+        # The library refuses a cache of another GPU, driver or version. It is replaced later.
+        if not self._cache.deserialize(self._saved):
+            self._saved = b""
 
     def save(self) -> None:
-        """Keep the kernels that were compiled since the last time, where there are any."""
+        """Write the file if kernels were compiled since it was read or written."""
         if self._cache is None:
             return
         found = bytes(self._cache.serialize())
-        if found == self._known:
+        if found == self._saved:
             return
         try:
             write_whole(self._path, found)
-            self._known = found
+            self._saved = found
         except PassError as error:
             log.info("compiled kernels are not kept for the next process: %s", error)
 
     def close(self) -> None:
-        """Let go of it, after all contexts."""
+        """Release the cache. All contexts must be gone."""
         self._cache = None
 
 
-log = logging.getLogger("pass_runtime.backends")
-KEPT_ERRORS = 4
-"""How many of the library's last errors a message repeats."""
+MAX_KEPT_ERRORS = 4
+"""An error message repeats at most this many of the library's last errors."""
 
 
 @dataclass
 class Scratch:
     """Device memory for activations. All contexts of all engines share it, because only one of them runs at a time.
 
-    Where an engine needs more than those before it, it gets a new block; contexts and graphs that refer to an older one
-    go on using that.
+    If an engine needs more than those before it, a new block is allocated. Contexts and graphs that refer to an older
+    block go on using it.
     """
 
     cuda: Cuda
@@ -99,14 +98,15 @@ class Scratch:
 
 @dataclass
 class Shared:
-    """library: the TensorRT module. cache: of the kernels that it compiles at run time, None where it compiles none."""
+    """What all engines of a backend share. library: the TensorRT module. cache: of kernels compiled at run time; None
+    if the library compiles none."""
 
     library: Any
     cuda: Cuda
     cache: RuntimeCache | None
     scratch: Scratch = field(init=False)
     runtime: Any = field(init=False)
-    _errors: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
+    _errors: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_ERRORS))
 
     def __post_init__(self) -> None:
         self.scratch = Scratch(self.cuda)
@@ -114,21 +114,20 @@ class Shared:
         self.runtime = self.library.Runtime(self._logger)
 
     def save_kernels(self) -> None:
-        """Keep what was compiled until now for the next process, where the library compiles at run time."""
+        """Save the kernels that were compiled at run time, if there are any."""
         if self.cache is not None:
             self.cache.save()
 
-    def listen(self) -> None:
-        """Forget what the library said until now, so that `reason` tells of what comes."""
+    def clear_errors(self) -> None:
+        """Forget the library's errors so far, so that `reason` tells only of the next call."""
         self._errors.clear()
 
     def reason(self) -> str:
-        """Why the call that just failed did: what the library said of it, and the CUDA error; DeviceLost where the
-        device is lost."""
-        met = self.cuda.why()
-        said = [*dict.fromkeys(self._errors), *([met] if met else [])]
+        """Why the last call failed, from the library and from CUDA. Raises DeviceLost if the device is lost."""
+        cuda_error = self.cuda.why()
+        errors = [*dict.fromkeys(self._errors), *([cuda_error] if cuda_error else [])]
         self._errors.clear()
-        return "; ".join(said)[:600] or "it gave no reason"
+        return "; ".join(errors)[:600] or "it gave no reason"
 
 
 OUTDATED = "were built from other graphs than the bundle has now"
@@ -142,13 +141,13 @@ def choose_engines(
     device: DeviceInfo | None,
     verify: bool = True,
     *,
-    absent: str = "",
+    why_absent: str = "",
 ) -> EngineSet:
-    """The newest set of `library` for this `version` and GPU; PassError says why none fits. verify: check hashes.
-    absent: why there is no `device`, for the message."""
+    """The newest engine set of `library` for this `version` and GPU. Raises PassError if none fits, or an engine is not
+    the file that was built. verify: check hashes. why_absent: the reason if `device` is None."""
     check_built(bundle, manifest, library)
     if device is None:
-        why = f" ({absent})" if absent else ""
+        why = f" ({why_absent})" if why_absent else ""
         raise PassError(f"{library.name} needs an NVIDIA GPU, and none is visible{why}; use --device cpu")
     candidates = [engines for engines in manifest.engines if engines.library == library.name]
     fitting = [engines for engines in candidates if fits(engines, manifest, version, device)]
@@ -162,7 +161,7 @@ def choose_engines(
 
 
 def check_built(bundle: Path, manifest: Manifest, library: Library) -> None:
-    """PassError where no machine can run engines of `library`: the bundle has none, or none of its present graphs."""
+    """Raises PassError if the bundle has no engines of `library`, or none that were built from its present graphs."""
     candidates = [engines for engines in manifest.engines if engines.library == library.name]
     if not candidates:
         raise PassError(f"{bundle} has no {library.name} engines; {_command(bundle, library)}")
@@ -180,13 +179,13 @@ def is_current(engines: EngineSet, manifest: Manifest) -> bool:
 
 
 def why_not(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> str | None:
-    """The reason why `engines` cannot run here, as words for a message; None where they can."""
+    """The reason why `engines` cannot run here, as words for a message; None if they can."""
     if not is_current(engines, manifest):
         return OUTDATED
     if engines.version != version:
         return f"were built by version {engines.version}, and {version} is installed"
     if device.target not in engines.targets:
-        return f"are for {_listed(engines.targets)}, and this GPU ({device.name}) is {device.target}"
+        return f"are for {', '.join(engines.targets)}, and this GPU ({device.name}) is {device.target}"
     return None
 
 
@@ -195,12 +194,9 @@ def fits(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInf
     return why_not(engines, manifest, version, device) is None
 
 
-def _listed(targets: Sequence[str]) -> str:
-    return ", ".join(targets)
-
-
 def verify_engines(bundle: Path, engines: EngineSet, *, hashes: bool, hash_cache: HashCache | None = None) -> None:
-    """Check that every engine of a set exists and is the one that was built; `hash_cache` as for `verify_files`."""
+    """Raises PassError if an engine of a set is missing, or is not the file that was built. hashes: compare them, not
+    only sizes. hash_cache: the hashes of unchanged files from earlier runs."""
     for engine in engines.engines:
         path = engines.path(bundle) / engine.file
         if not path.is_file():

@@ -19,12 +19,12 @@ class Library:
     """module: what to import. minimum: the oldest version with a KV cache update layer. install: the exact command.
 
     builds_ahead: it builds for the compute capabilities of other machines, on a machine without a GPU.
-    targets: the compute capabilities that it builds for, as `sm89`; () is that of the GPU at hand.
-    least_width: the rows of the narrowest window. TensorRT-RTX 1.7 stores linear weights in a layout of their own for
-    one row, so that an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
+    targets: the compute capabilities that it builds for, as `sm89`; () is only that of the local GPU.
+    least_width: the rows of the narrowest window. TensorRT-RTX 1.7 has another layout of linear weights for one row, so
+    an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
     timing_cache: whether it keeps a timing cache; TensorRT-RTX times nothing while it builds.
-    compiles_kernels: by default it compiles kernels while an engine runs, and allocates memory then. A captured graph
-    needs kernels that stay what they are, and memory that is there.
+    compiles_kernels: whether, by default, it compiles kernels and allocates memory while an engine runs. A captured
+    graph would not use the new kernels, and cannot contain the allocation.
     """
 
     name: LibraryName
@@ -65,14 +65,14 @@ LIBRARIES: Mapping[str, Library] = {
 
 
 def find_library(name: str) -> Library:
-    """The library called `name`; PassError where there is none."""
+    """The library called `name`. Raises PassError if there is none."""
     if name not in LIBRARIES:
         raise PassError(f"unknown engine {name!r}: choose one of {', '.join(LIBRARIES)}")
     return LIBRARIES[name]
 
 
 def import_library(chosen: Library) -> Any:
-    """The Python module of `chosen`; PassError with the command that installs it."""
+    """Import the module of `chosen`. Raises PassError with the command that installs it if it is missing or too old."""
     try:
         library = importlib.import_module(chosen.module)
     except ImportError as error:
@@ -87,14 +87,14 @@ def import_library(chosen: Library) -> Any:
     return library
 
 
-class Messages(Protocol):
-    """Where errors are kept: a list, or a deque that forgets."""
+class ErrorList(Protocol):
+    """A list, or a deque with a maximum length."""
 
     def append(self, message: str, /) -> None: ...
 
 
-def make_logger(library: Any, errors: Messages, log: logging.Logger | None = None) -> Any:
-    """A logger of `library` that appends errors to `errors`, and gives errors and warnings to `log`."""
+def make_logger(library: Any, errors: ErrorList, log: logging.Logger | None = None) -> Any:
+    """Make a logger for `library` that appends errors to `errors`, and logs errors and warnings to `log`."""
     severity_of = library.ILogger
     levels = {
         severity_of.INTERNAL_ERROR: logging.ERROR,

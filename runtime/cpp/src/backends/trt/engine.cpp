@@ -32,7 +32,7 @@ TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::fi
     plan_ = api.deserialize({bytes.data(), bytes.size()});
     if (plan_ == nullptr) {
         throw Error(path_ + " cannot be loaded on this GPU (deserializeCudaEngine: " + reason() +
-                    "); where the file is the cause, build it again with pass-export build");
+                    "); if the file is the cause, build it again with pass-export build");
     }
     check();
     scratch_ = scratch.reserve(plan_->scratch_size());
